@@ -1,0 +1,63 @@
+"""Gradient compression for data-parallel training with TensorFlow and Keras.
+
+```python
+import keras
+import tf_gradcomp as gc
+
+strategy = gc.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = build_model()
+    model.compile(optimizer=gc.CompressedOptimizer(keras.optimizers.Adam()), loss="mse")
+model.fit(dataset, epochs=10, callbacks=[gc.callbacks.CompressionMonitor()])
+```
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_gradcomp import callbacks, compressors, ops
+    from tf_gradcomp.checkpoints import worker_path
+    from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
+    from tf_gradcomp.distribute.strategy import MultiWorkerMirroredStrategy
+    from tf_gradcomp.optimizer import CompressedOptimizer
+    from tf_gradcomp.policy import Policy
+
+__version__ = metadata.version("tf-gradcomp")
+
+# Loaded on first use, so that the `gradcomp` command starts without loading TensorFlow.
+_HOME = {
+    "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
+    "CompressedOptimizer": "tf_gradcomp.optimizer",
+    "MultiWorkerMirroredStrategy": "tf_gradcomp.distribute.strategy",
+    "Policy": "tf_gradcomp.policy",
+    "worker_path": "tf_gradcomp.checkpoints",
+}
+_MODULES = ("callbacks", "compressors", "ops")
+
+__all__ = [
+    "CompressedAllReduce",
+    "CompressedOptimizer",
+    "MultiWorkerMirroredStrategy",
+    "Policy",
+    "__version__",
+    "callbacks",
+    "compressors",
+    "ops",
+    "worker_path",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

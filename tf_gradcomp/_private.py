@@ -1,0 +1,162 @@
+"""The one module that touches private API of TensorFlow and Keras.
+
+Each function says why the public API does not do. `tests/test_private_api.py` has one test for each
+name used here, and fails by that name when a release changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.callbacks.callback_list import CallbackList
+from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
+from tensorflow.python.ops import control_flow_util as _control_flow_util
+
+# `CollectiveAllReduceExtended` asserts that its cross-device ops are of this class.
+CollectiveAllReduce = _cross_device_ops.CollectiveAllReduce
+
+
+def set_cross_device_ops(
+    strategy: tf.distribute.Strategy, make: Callable[..., CollectiveAllReduce]
+) -> CollectiveAllReduce:
+    """Replaces a strategy's cross-device ops by `make(<the same arguments>)`, and returns them.
+
+    Unlike `MirroredStrategy`, `MultiWorkerMirroredStrategy` takes no `cross_device_ops`.
+    """
+    extended = strategy.extended
+    ops = make(
+        devices=extended.worker_devices,
+        group_size=strategy.num_replicas_in_sync,
+        options=extended._communication_options,
+        collective_keys=extended._collective_keys,
+    )
+    extended._cross_device_ops = ops
+    return ops
+
+
+def is_collective(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the strategy's replicas talk by TensorFlow's collectives."""
+    ops = getattr(strategy.extended, "_cross_device_ops", None)
+    return isinstance(ops, CollectiveAllReduce)
+
+
+def launcher(strategy: tf.distribute.Strategy, local_replica: int) -> Any:
+    """What launches collectives of one local replica.
+
+    The public `ReplicaContext.all_gather` transposes, splits and concatenates what it gathers.
+    """
+    return strategy.extended._cross_device_ops._launchers[local_replica]
+
+
+def launch_all_gather(launcher_: Any, value: tf.Tensor) -> tf.Tensor:
+    """All-gathers along axis 0 by one collective; `value` has one shape on all replicas."""
+    return launcher_._all_gather(value, None)
+
+
+def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
+    """All-gathers a host tensor of one shape over the workers, eagerly.
+
+    The public `Strategy.gather` traces a new function at each call, too slow for once a variable.
+    """
+    ops = strategy.extended._host_cross_device_ops
+    return ops._launchers[0]._all_gather(value, None)
+
+
+def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the strategy spans several workers; public API only tells the number of replicas."""
+    return strategy.extended._in_multi_worker_mode()
+
+
+def in_xla() -> bool:
+    """Whether the code being traced is to be compiled by XLA, which has no kernel for our ops."""
+    graph = tf.compat.v1.get_default_graph()
+    return _control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def disable_reduction(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer take its gradients as already reduced; Keras 3 has no public switch."""
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+
+@contextlib.contextmanager
+def accumulation_disabled(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Within it, the optimizer applies what it is given at once.
+
+    Keras cannot accumulate under a strategy (it calls `merge_call` within a `tf.cond`), and would
+    do so behind the exchange, which must not run on every step.
+    """
+    steps = optimizer.gradient_accumulation_steps
+    optimizer.gradient_accumulation_steps = None
+    try:
+        yield
+    finally:
+        optimizer.gradient_accumulation_steps = steps
+
+
+def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """The variable behind `optimizer.iterations`, which counts accumulating steps as well."""
+    return optimizer._iterations
+
+
+def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., None]) -> None:
+    """Has `apply(loss_scaler, grads, variables)` called where `handles(loss_scaler.inner_optimizer)`.
+
+    Keras puts a `LossScaleOptimizer` around any optimizer under `mixed_float16`. It decides by the
+    gradients of its own worker alone whether to skip a step; where workers differ, all hang.
+    """
+    original = keras.optimizers.LossScaleOptimizer.apply
+
+    @functools.wraps(original)
+    def hooked(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        if handles(self.inner_optimizer):
+            apply(self, grads, trainable_variables)
+        else:
+            original(self, grads, trainable_variables)
+
+    keras.optimizers.LossScaleOptimizer.apply = hooked
+
+
+def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
+    """Has `reduce(optimizer, grads_and_vars, original)` called where Keras reduces its gradients.
+
+    It is the only place that knows a tensor to be the gradient of a variable: what reaches the
+    cross-device ops is a list of tensors, with nothing to tell it from batch statistics.
+    """
+    original = TFOptimizer._all_reduce_sum_gradients
+
+    @functools.wraps(original)
+    def hooked(self: Any, grads_and_vars: Any) -> Any:
+        return reduce(self, grads_and_vars, functools.partial(original, self))
+
+    TFOptimizer._all_reduce_sum_gradients = hooked
+
+
+def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variables an optimizer was built for; there is no public list of them."""
+    return optimizer._trainable_variables
+
+
+def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
+    """Called by a callback in `set_model`: all callbacks of this `fit`, in order, if known.
+
+    Keras gives a callback no way to the list it is in.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, CallbackList):
+            return caller.callbacks
+        frame = frame.f_back
+    return None
+
+
+def initial_epoch(model: keras.Model) -> int:
+    """The epoch at which `BackupAndRestore` has `fit` go on; it has no public name."""
+    return model._initial_epoch or 0

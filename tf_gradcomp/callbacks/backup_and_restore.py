@@ -1,0 +1,49 @@
+"""Keras' `BackupAndRestore` for jobs of several workers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp import _private
+from tf_gradcomp.checkpoints import worker_path
+from tf_gradcomp.distribute import handshake
+
+
+class BackupAndRestore(keras.callbacks.BackupAndRestore):
+    """Backs up and restores the training of all workers, also with another number of them.
+
+    Every worker saves, for saving is a collective, to the folder that `gc.worker_path` gives it;
+    all restore what the chief saved. So a job goes on with more workers or fewer, as long as each
+    sees the chief's folder, on a shared disk or copied.
+
+    Args:
+        backup_dir: The chief's folder, the same for all workers.
+        strategy: As for `gc.worker_path`.
+        **kwargs: As for Keras' `BackupAndRestore`.
+
+    Raises:
+        WorkersDisagreeError: At the start of training, if workers found different backups, which
+            would leave them waiting for each other.
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        strategy: tf.distribute.Strategy | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(worker_path(backup_dir, strategy), **kwargs)
+        self._restorer = keras.callbacks.BackupAndRestore(os.fspath(backup_dir), **kwargs)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores what the chief saved."""
+        self._restorer.set_model(self.model)
+        self._restorer.on_train_begin(logs)
+        found = f"epochs already trained, by the backup in {self._restorer.backup_dir!r}"
+        handshake.agree(
+            self.model.distribute_strategy, {found: _private.initial_epoch(self.model)}
+        )

@@ -1,0 +1,140 @@
+"""Shows in Keras' logs what compression does."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+import rich.console
+import rich.table
+
+from tf_gradcomp import _private
+from tf_gradcomp.distribute.communicator import dense_ring_bytes
+from tf_gradcomp.distribute.exchange import GradientExchange, Traffic
+from tf_gradcomp.optimizer import CompressedOptimizer
+
+
+class CompressionMonitor(keras.callbacks.Callback):
+    """Adds to Keras' logs what this replica exchanges, and prints a table by variable at the end.
+
+    The logs, and so the progress bar, `History` and `TensorBoard`, get, as means over the exchanges
+    of the epoch so far:
+
+    - `payload_bytes`: what this replica puts on the wire for one step, header and all;
+    - `sent_bytes`: what its network interface sends, what it passes on for others included;
+    - `dense_bytes`: its gradients as float32;
+    - `compression_ratio`: `dense_bytes / payload_bytes`, the papers' ratio, honestly counted;
+    - `wire_ratio`: what a dense ring all-reduce would have it send, over `sent_bytes`;
+    - `skipped_steps`: steps skipped since the start because a gradient was not finite;
+    - `residual_norm`: the Euclidean norm of the residuals, at the end of each epoch.
+
+    Callbacks see the logs in the order of their list: put this one first. With one replica nothing
+    is exchanged, and only `skipped_steps` and `residual_norm` are logged.
+
+    Args:
+        table: Whether to print the table at the end of training (the first worker does).
+    """
+
+    def __init__(self, table: bool = True) -> None:
+        super().__init__()
+        self._table = table
+        self._exchange: GradientExchange | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; warns if a callback before this one will not see its logs."""
+        super().set_model(model)
+        callbacks = _private.callbacks_of_fit() or [self]
+        readers = (keras.callbacks.TensorBoard, keras.callbacks.History, keras.callbacks.ProgbarLogger)
+        for callback in callbacks[: callbacks.index(self)]:
+            if isinstance(callback, (*readers, keras.callbacks.CSVLogger)):
+                warnings.warn(
+                    f"CompressionMonitor comes after {type(callback).__name__} in the list of "
+                    "callbacks, which will not see what it logs; put CompressionMonitor first.",
+                    stacklevel=2,
+                )
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Finds the exchange to watch."""
+        self._exchange = find_exchange(self.model)
+        self._before_training = self._before_epoch = self._traffic()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Starts new means."""
+        self._before_epoch = self._traffic()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds to the batch's logs."""
+        if logs is not None and self._ready():
+            logs.update(self._measures())
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds to the epoch's logs."""
+        if logs is not None and self._ready():
+            logs.update(self._measures())
+            logs["residual_norm"] = self._exchange.residual_norm()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Prints the table."""
+        if self._table and self._ready() and _is_first(self.model):
+            traffic = self._traffic().since(self._before_training)
+            if traffic.exchanges:
+                rich.console.Console().print(_by_variable(self._exchange, traffic))
+
+    def _ready(self) -> bool:
+        return self._exchange is not None and self._exchange.built
+
+    def _traffic(self) -> Traffic:
+        return self._exchange.traffic() if self._ready() else Traffic(0, 0, 0, 0, {})
+
+    def _measures(self) -> dict[str, float]:
+        measures = {"skipped_steps": int(self._exchange.skipped_steps.numpy())}
+        traffic = self._traffic().since(self._before_epoch)
+        if not traffic.exchanges:
+            return measures
+        replicas = self.model.distribute_strategy.num_replicas_in_sync
+        return {
+            "payload_bytes": traffic.payload_bytes / traffic.exchanges,
+            "sent_bytes": traffic.sent_bytes / traffic.exchanges,
+            "dense_bytes": traffic.dense_bytes / traffic.exchanges,
+            "compression_ratio": traffic.dense_bytes / traffic.payload_bytes,
+            "wire_ratio": dense_ring_bytes(replicas, traffic.dense_bytes) / traffic.sent_bytes,
+            **measures,
+        }
+
+
+def find_exchange(model: keras.Model) -> GradientExchange | None:
+    """The exchange that a model's training goes through, or None if it is not compressed."""
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if isinstance(optimizer, CompressedOptimizer):
+        return optimizer.exchange
+    return getattr(model.distribute_strategy, "exchange", None)
+
+
+def _is_first(model: keras.Model) -> bool:
+    resolver = model.distribute_strategy.cluster_resolver
+    return resolver is None or not resolver.task_id
+
+
+def _by_variable(exchange: GradientExchange, traffic: Traffic) -> rich.table.Table:
+    table = rich.table.Table(title=f"Sent per step by this replica, over {traffic.exchanges} steps")
+    table.add_column("variable")
+    table.add_column("layer kind")
+    for name in ("elements", "dense bytes", "payload bytes", "ratio"):
+        table.add_column(name, justify="right")
+    header = traffic.payload_bytes - sum(traffic.tensor_bytes.values())
+    for spec in exchange.specs:
+        dense, sent = 4 * spec.elements, traffic.tensor_bytes[spec.path] / traffic.exchanges
+        table.add_row(spec.path, spec.kind, *_cells(spec.elements, dense, sent))
+    table.add_row("header", "", "", "", f"{header / traffic.exchanges:,.0f}", "", end_section=True)
+    elements = sum(spec.elements for spec in exchange.specs)
+    dense, sent = traffic.dense_bytes / traffic.exchanges, traffic.payload_bytes / traffic.exchanges
+    table.add_row("all", "", *_cells(elements, dense, sent))
+    return table
+
+
+def _cells(elements: int, dense_bytes: float, payload_bytes: float) -> tuple[str, str, str, str]:
+    ratio = f"{dense_bytes / payload_bytes:,.1f}" if payload_bytes else "-"
+    return f"{elements:,}", f"{dense_bytes:,.0f}", f"{payload_bytes:,.0f}", ratio

@@ -1,0 +1,1 @@
+"""How payloads travel: communicators, the exchange, the cross-device ops and the strategy."""

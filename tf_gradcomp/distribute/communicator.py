@@ -1,0 +1,115 @@
+"""What a replica can ask of the others, and how TensorFlow's strategies answer."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeVar
+
+import tensorflow as tf
+
+from tf_gradcomp import _private
+
+Result = TypeVar("Result")
+
+
+class AllGather(NamedTuple):
+    """A compressor's wish: to send `payload` to all replicas and to have theirs.
+
+    The answer is int32 [sum of lengths]: all payloads, in the order of the replicas' ids.
+    """
+
+    payload: tf.Tensor  # int32 [words]; the number of words may differ between replicas
+
+
+class Communicator(abc.ABC):
+    """Carries what one replica sends in one step, and counts it.
+
+    Attributes:
+        size: The number of replicas of the job.
+        payload_bytes: int64 scalar, what the replica gave to be sent.
+        sent_bytes: int64 scalar, what a ring made it send: gathering passes on for others.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.payload_bytes = tf.constant(0, tf.int64)
+        self.sent_bytes = tf.constant(0, tf.int64)
+
+    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
+        """Gathers int32 vectors of any lengths: first the lengths, then the vectors, padded."""
+        gathered, lengths = self._all_gather(payload)
+        self.payload_bytes += 4 * tf.size(payload, tf.int64)
+        longest = tf.reduce_max(tf.cast(lengths, tf.int64))
+        # A ring passes on all vectors but one; and so with the lengths, one word each.
+        self.sent_bytes += (self.size - 1) * 4 * (longest + 1)
+        return gathered
+
+    @abc.abstractmethod
+    def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """All vectors, one behind the other, and their lengths."""
+
+
+def dense_ring_bytes(size: int, payload_bytes: float) -> float:
+    """Bytes that a ring all-reduce of `payload_bytes` makes each of `size` replicas send."""
+    return 2 * (size - 1) / size * payload_bytes
+
+
+class CollectiveCommunicator(Communicator):
+    """TensorFlow's collectives, launched straight from one replica, in a graph or eagerly."""
+
+    def __init__(self, launcher: Any, size: int) -> None:
+        super().__init__(size)
+        self._launcher = launcher
+
+    def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        words = tf.size(payload)
+        lengths = _private.launch_all_gather(self._launcher, words[tf.newaxis])
+        longest = tf.reduce_max(lengths)
+        padded = tf.pad(payload, [[0, longest - words]])
+        rows = _private.launch_all_gather(self._launcher, padded[tf.newaxis])
+        return tf.boolean_mask(rows, tf.sequence_mask(lengths, longest)), lengths
+
+
+class ReplicaContextCommunicator(Communicator):
+    """The public `tf.distribute.ReplicaContext`: any strategy, at the cost of more collectives.
+
+    Eager execution runs the replicas of a process one after another, so there each must hand over
+    to the next, which only this one does.
+    """
+
+    def __init__(self, context: tf.distribute.ReplicaContext) -> None:
+        super().__init__(context.num_replicas_in_sync)
+        self._context = context
+
+    def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        lengths = self._context.all_gather(tf.size(payload)[tf.newaxis], axis=0)
+        return self._context.all_gather(payload, axis=0), lengths
+
+
+def replica_communicator() -> Communicator:
+    """The communicator of the current replica."""
+    context = tf.distribute.get_replica_context()
+    strategy = context.strategy
+    alone = len(strategy.extended.worker_devices) == 1
+    if _private.is_collective(strategy) and (alone or not tf.executing_eagerly()):
+        launcher = _private.launcher(strategy, local_replica_id())
+        return CollectiveCommunicator(launcher, context.num_replicas_in_sync)
+    return ReplicaContextCommunicator(context)
+
+
+def local_replica_id() -> int:
+    """The current replica's number among those of its process."""
+    context = tf.distribute.get_replica_context()
+    return context.replica_id_in_sync_group % len(context.strategy.extended.worker_devices)
+
+
+def converse(conversation: Generator[AllGather, tf.Tensor, Result], communicator: Communicator) -> Result:
+    """Runs one replica's side of an exchange, answering each of its wishes."""
+    answer: Any = None
+    while True:
+        try:
+            wish = conversation.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = communicator.all_gather(wish.payload)

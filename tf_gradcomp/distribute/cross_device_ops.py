@@ -1,0 +1,112 @@
+"""The strategy's own reduction of gradients, compressed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp import _private
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.distribute.communicator import CollectiveCommunicator
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.policy import Policy
+
+
+class CompressedAllReduce(_private.CollectiveAllReduce):
+    """A `CrossDeviceOps` that exchanges gradients compressed, and all else as TensorFlow does.
+
+    Metrics, the statistics of synchronized `BatchNormalization` and users' own values come through
+    the same `all_reduce` as gradients. So what is a gradient is said, not guessed: Keras'
+    optimizers say it, and a training loop of your own calls `strategy.reduce_gradients`.
+
+    `gc.MultiWorkerMirroredStrategy(compressor=...)` makes one. Its `exchange` is a `tf.Module` that
+    holds the residuals, to be saved by `tf.train.Checkpoint(exchange=strategy.exchange)`.
+
+    On a step that is skipped because a replica's gradient was not finite, the reduced gradients are
+    zeros. `CompressedOptimizer` leaves the optimizer's state as it was, too.
+
+    Args:
+        compressor: The compression method.
+        policy: Which variables get which settings.
+        **kwargs: As for TensorFlow's `CollectiveAllReduce`.
+    """
+
+    def __init__(self, compressor: Compressor, policy: Policy | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.exchange = GradientExchange(compressor, policy)
+        self._variables: Sequence[keras.Variable] | None = None
+
+    @contextlib.contextmanager
+    def gradients_of(self, variables: Sequence[keras.Variable | tf.Variable]) -> Iterator[None]:
+        """Within it, what is all-reduced are the gradients of `variables`, one for each.
+
+        Replicas of one process run in turn, and each enters for the same variables.
+        """
+        self._variables = variables
+        try:
+            yield
+        finally:
+            self._variables = None
+
+    def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
+        if self._variables is None:
+            return super()._all_reduce(reduce_op, value, replica_id, options)
+
+        def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+            return super(CompressedAllReduce, self)._all_reduce(
+                tf.distribute.ReduceOp.SUM, [slices], replica_id, options
+            )[0]
+
+        reduced, finite = self.exchange.reduce(
+            value,
+            self._variables,
+            CollectiveCommunicator(self._launchers[replica_id], self._group_size),
+            replica_id,
+            all_reduce_slices,
+        )
+        return [_zeros_unless(finite, gradient) for gradient in reduced]
+
+
+def reduce_gradients(
+    ops: CompressedAllReduce,
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+    variables: Sequence[keras.Variable | tf.Variable],
+) -> list[tf.Tensor | tf.IndexedSlices | None]:
+    """Sums gradients over the replicas, compressed; called in a replica context, on all replicas.
+
+    Args:
+        ops: The strategy's cross-device ops.
+        gradients: One for each of `variables`; None where there is none, on all replicas alike.
+        variables: All variables that this training loop trains.
+
+    Returns:
+        The reduced gradients; None where there was none.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise ValueError("reduce_gradients must be called in a replica context, in strategy.run.")
+    ops.exchange.build(variables)
+    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    values = [gradients[i] for i in present]
+    reduced: list[Any] = list(gradients)
+    if context.num_replicas_in_sync == 1:
+        totals = ops.exchange.flush(values, [variables[i] for i in present])
+    else:
+        with ops.gradients_of([variables[i] for i in present]):
+            totals = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+    for i, total in zip(present, totals, strict=True):
+        reduced[i] = total
+    return reduced
+
+
+def _zeros_unless(
+    finite: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices
+) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _zeros_unless(finite, gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.cond(finite, lambda: gradient, lambda: tf.zeros_like(gradient))

@@ -1,0 +1,402 @@
+"""The exchange: the gradients of a step in, the reduced gradients out; and the state it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.distribute import handshake
+from tf_gradcomp.distribute.communicator import Communicator, converse
+from tf_gradcomp.policy import GradientSpec, Policy
+
+_LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What one replica has exchanged so far; bytes are totals over `exchanges` steps."""
+
+    exchanges: int
+    payload_bytes: int
+    sent_bytes: int
+    dense_bytes: int
+    tensor_bytes: dict[str, int]  # of the payload, by variable path
+
+    def since(self, earlier: Traffic) -> Traffic:
+        """What was exchanged after `earlier`."""
+        return Traffic(
+            self.exchanges - earlier.exchanges,
+            self.payload_bytes - earlier.payload_bytes,
+            self.sent_bytes - earlier.sent_bytes,
+            self.dense_bytes - earlier.dense_bytes,
+            {path: n - earlier.tensor_bytes.get(path, 0) for path, n in self.tensor_bytes.items()},
+        )
+
+
+class GradientExchange(tf.Module):
+    """A compressor at work on the gradients of given variables, with its residuals.
+
+    Both doors use it: `CompressedOptimizer` has one of its own, and `CompressedAllReduce` has the
+    strategy's. Its variables are ordinary ones: each replica has its own residual, a checkpoint
+    holds their sum, and each of N replicas gets 1/N of it back.
+    """
+
+    def __init__(self, compressor: Compressor, policy: Policy | None = None) -> None:
+        super().__init__(name="gradient_exchange")
+        self.compressor = compressor
+        self.policy = policy or Policy()
+        self.specs: list[GradientSpec] = []
+        self.residuals: list[keras.Variable] = []
+
+    @property
+    def built(self) -> bool:
+        """Whether the state exists."""
+        return bool(self.specs)
+
+    def build(self, variables: Sequence[keras.Variable | tf.Variable]) -> None:
+        """Creates the state for the gradients of `variables`; a second call does nothing.
+
+        Args:
+            variables: All variables whose gradients will be exchanged.
+
+        Raises:
+            ValueError: If a variable's dtype, or the strategy, is not supported.
+            WorkersDisagreeError: If the workers have other variables or settings.
+        """
+        if self.built:
+            return
+        strategy = tf.distribute.get_strategy()
+        check_strategy(strategy)
+        paths = _unique_paths(variables)
+        specs = [self._spec(path, v) for path, v in zip(paths, variables, strict=True)]
+        with tf.init_scope():
+            handshake.agree(strategy, self._facts(specs))
+            self.residuals = [_residual(spec) for spec in specs]
+            self.step = _state_variable(0, "int64", "exchange_step")
+            self.skipped_steps = _state_variable(0, "int64", "skipped_steps")
+            self.unsent = _state_variable(False, "bool", "unsent")
+            self._traffic = _Traffic(len(specs))
+        self._strategy = strategy
+        self._numbers = _Numbers(variables)
+        self.specs = specs
+        _announce(strategy, self.compressor)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """What a checkpoint holds: counters, then the residuals in the order of `specs`."""
+        if not self.built:
+            return []
+        return [self.step, self.skipped_steps, self.unsent, *self.residuals]
+
+    def reduce(
+        self,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+        variables: Sequence[keras.Variable | tf.Variable],
+        communicator: Communicator,
+        local_replica: int,
+        all_reduce_slices: Callable[[tf.IndexedSlices], tf.IndexedSlices],
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
+        """One replica's side of a step; every replica calls it for the same variables.
+
+        Args:
+            gradients: One for each of `variables`, in their shapes and dtypes.
+            variables: Some or all of those it was built for.
+            communicator: A fresh one, which reaches the other replicas.
+            local_replica: Which of this process's replicas this is.
+            all_reduce_slices: Sums over the replicas, uncompressed, what the policy leaves sparse.
+
+        Returns:
+            The gradients summed over the replicas, in the dtypes they came in, and a bool scalar
+            that is equal on all replicas: where it is false, the step must be skipped.
+        """
+        numbers = [self._number(variable) for variable in variables]
+        reduced: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
+        finite = tf.constant(True)
+        dense_places = []
+        for place, (number, gradient) in enumerate(zip(numbers, gradients, strict=True)):
+            if self._stays_sparse(number, gradient):
+                reduced[place] = all_reduce_slices(gradient)
+                finite &= tf.reduce_all(tf.math.is_finite(reduced[place].values))
+            else:
+                dense_places.append(place)
+        if dense_places:
+            dense = [_dense(gradients[place]) for place in dense_places]
+            exchanged = self._exchange(
+                [numbers[place] for place in dense_places], dense, finite, communicator, local_replica
+            )
+            finite = exchanged.finite
+            for place, gradient, total in zip(dense_places, dense, exchanged.reduced, strict=True):
+                reduced[place] = tf.cast(total, gradient.dtype)
+        self._count_step(finite)
+        return reduced, finite
+
+    def flush(
+        self,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+        variables: Sequence[keras.Variable | tf.Variable],
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """For a job of one replica: the gradients, plus what a larger job left unsent."""
+        residuals = [self.residuals[self._number(variable)] for variable in variables]
+
+        def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
+            sums = [
+                _plus_residual(gradient, residual.value)
+                for gradient, residual in zip(gradients, residuals, strict=True)
+            ]
+            with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
+                for residual in residuals:
+                    residual.assign(tf.zeros(residual.shape))
+                self.unsent.assign(False)
+            return sums
+
+        return tf.cond(self.unsent.value, plus_residuals, lambda: list(gradients))
+
+    def traffic(self) -> Traffic:
+        """What this process's first replica has exchanged since the program started."""
+        exchanges, payload, sent, dense, *tensors = self._local(self._traffic.totals, 0).numpy()
+        paths = [spec.path for spec in self.specs]
+        return Traffic(
+            int(exchanges),
+            int(payload),
+            int(sent),
+            int(dense),
+            {path: int(n) for path, n in zip(paths, tensors, strict=True)},
+        )
+
+    def residual_norm(self) -> float:
+        """The Euclidean norm of the residuals of this process's first replica."""
+        return float(tf.linalg.global_norm([self._local(r, 0).read_value() for r in self.residuals]))
+
+    def _exchange(
+        self,
+        numbers: Sequence[int],
+        gradients: Sequence[tf.Tensor],
+        finite: tf.Tensor,
+        communicator: Communicator,
+        local_replica: int,
+    ) -> Exchanged:
+        specs = [self.specs[number] for number in numbers]
+        residuals = [self._local(self.residuals[number], local_replica) for number in numbers]
+        with _HostResiduals(residuals) as handles:
+            step = self._local(self.step, local_replica).read_value()
+            inputs = ExchangeInputs(specs, gradients, handles, step, finite, communicator.size)
+            exchanged = converse(self.compressor.exchange(inputs), communicator)
+        self._traffic.add(
+            self._local(self._traffic.totals, local_replica),
+            communicator,
+            sum(4 * spec.elements for spec in specs),
+            numbers,
+            exchanged.tensor_bytes,
+        )
+        return exchanged
+
+    def _count_step(self, finite: tf.Tensor) -> None:
+        self.step.assign_add(1)
+        self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
+        self.unsent.assign(True)
+
+    def _local(self, variable: keras.Variable | tf.Variable, local_replica: int) -> tf.Variable:
+        return self._strategy.experimental_local_results(_native(variable))[local_replica]
+
+    def _spec(self, path: str, variable: keras.Variable | tf.Variable) -> GradientSpec:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if dtype not in _DTYPES:
+            raise ValueError(
+                f"Variable {path!r} is {dtype}, whose gradients are not compressed; expected one "
+                f"of {', '.join(_DTYPES)}. Change its dtype, or train without compression."
+            )
+        shape = tuple(int(size) for size in variable.shape)
+        return GradientSpec(path, shape, dtype, self.policy.kind(path, shape))
+
+    def _facts(self, specs: Sequence[GradientSpec]) -> dict[str, Any]:
+        return {
+            **handshake.package_versions(),
+            "compressor": repr(self.compressor),
+            "max_dense_elements": self.policy.max_dense_elements,
+            "number of variables": len(specs),
+            **{f"variable {i}": str(spec) for i, spec in enumerate(specs)},
+        }
+
+    def _number(self, variable: keras.Variable | tf.Variable) -> int:
+        number = self._numbers.get(variable)
+        if number is None:
+            raise ValueError(
+                f"Variable {_path(variable)!r} is not among those whose gradients are exchanged: "
+                f"{', '.join(spec.path for spec in self.specs)}. Build the optimizer with all "
+                "variables that it will be given, or use another one for this variable."
+            )
+        return number
+
+    def _stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
+        large = self.specs[number].elements > self.policy.max_dense_elements
+        return large and isinstance(gradient, tf.IndexedSlices)
+
+
+def check_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Refuses strategies whose replicas do not reduce gradients among themselves.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    refused = (tf.distribute.ParameterServerStrategy, tf.distribute.TPUStrategy)
+    if isinstance(strategy, (*refused, tf.distribute.experimental.ParameterServerStrategy)):
+        raise ValueError(
+            f"Gradient compression does not work under {type(strategy).__name__}, whose replicas "
+            "do not exchange gradients with each other over a network; use "
+            "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
+        )
+
+
+def _announce(strategy: tf.distribute.Strategy, compressor: Compressor) -> None:
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        _LOG.info("One replica: gradients are not exchanged, the optimizer runs as it is.")
+        return
+    _LOG.info("%d replicas exchange gradients compressed by %r.", replicas, compressor)
+    if any("GPU" in device for device in strategy.extended.worker_devices):
+        _LOG.info("Gradients are copied from the GPU to the host for compression.")
+
+
+class _Traffic:
+    """Totals of each local replica: a plain object, so that no checkpoint holds them."""
+
+    def __init__(self, tensors: int) -> None:
+        # exchanges, payload bytes, sent bytes, dense bytes, then the bytes of each tensor
+        self.totals = tf.Variable(
+            np.zeros(4 + tensors, np.int64),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    @staticmethod
+    def add(
+        totals: tf.Variable,
+        communicator: Communicator,
+        dense_bytes: int,
+        indices: Sequence[int],
+        tensor_bytes: tf.Tensor,
+    ) -> None:
+        places = tf.constant([[index] for index in indices])
+        spread = tf.scatter_nd(places, tensor_bytes, [totals.shape[0] - 4])
+        head = tf.stack(
+            [
+                tf.constant(1, tf.int64),
+                communicator.payload_bytes,
+                communicator.sent_bytes,
+                tf.constant(dense_bytes, tf.int64),
+            ]
+        )
+        totals.assign_add(tf.concat([head, spread], 0))
+
+
+class _Numbers:
+    """Which place a variable has, by identity: a plain object, which `tf.Module` does not track."""
+
+    def __init__(self, variables: Sequence[keras.Variable | tf.Variable]) -> None:
+        self._variables = [_native(variable) for variable in variables]  # keeps the ids taken
+        self._numbers = {id(variable): i for i, variable in enumerate(self._variables)}
+
+    def get(self, variable: keras.Variable | tf.Variable) -> int | None:
+        return self._numbers.get(id(_native(variable)))
+
+
+class _HostResiduals:
+    """Residuals where the ops can update them: on the host.
+
+    A residual on an accelerator is copied to the host for the exchange, and back.
+    """
+
+    def __init__(self, residuals: Sequence[tf.Variable]) -> None:
+        self._residuals = residuals
+        self._copied = [not _on_host(variable) for variable in residuals]
+
+    def __enter__(self) -> list[tf.Tensor]:
+        self._handles = [
+            _host_copy(variable) if copied else variable.handle
+            for variable, copied in zip(self._residuals, self._copied, strict=True)
+        ]
+        return self._handles
+
+    def __exit__(self, *_: Any) -> None:
+        for variable, handle, copied in zip(
+            self._residuals, self._handles, self._copied, strict=True
+        ):
+            if copied:
+                variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+
+
+def _on_host(variable: tf.Variable) -> bool:
+    return tf.DeviceSpec.from_string(variable.device).device_type in (None, "CPU")
+
+
+def _host_copy(variable: tf.Variable) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=tf.float32, shape=variable.shape, shared_name=f"gradcomp_host_{id(variable)}"
+        )
+        tf.raw_ops.AssignVariableOp(resource=handle, value=variable.read_value())
+    return handle
+
+
+def _native(variable: keras.Variable | tf.Variable) -> tf.Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _path(variable: keras.Variable | tf.Variable) -> str:
+    return variable.path if isinstance(variable, keras.Variable) else variable.name.split(":")[0]
+
+
+def _unique_paths(variables: Sequence[keras.Variable | tf.Variable]) -> list[str]:
+    paths: list[str] = []
+    for variable in variables:
+        path, number = _path(variable), 1
+        while path in paths:
+            path, number = f"{_path(variable)}_{number}", number + 1
+        paths.append(path)
+    return paths
+
+
+def _state_variable(initial: Any, dtype: str, name: str) -> keras.Variable:
+    return keras.Variable(
+        initial, dtype=dtype, trainable=False, aggregation="only_first_replica", name=name
+    )
+
+
+def _residual(spec: GradientSpec) -> keras.Variable:
+    return keras.Variable(
+        keras.initializers.Zeros(),
+        shape=spec.shape,
+        dtype="float32",
+        trainable=False,
+        synchronization="on_read",
+        aggregation="sum",
+        name=f"{spec.path.replace('/', '_')}_residual",
+    )
+
+
+def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = gradient.dense_shape[0]
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+
+
+def _plus_residual(
+    gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor
+) -> tf.Tensor | tf.IndexedSlices:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient + tf.cast(residual, gradient.dtype)
+    rows = tf.range(tf.shape(residual)[0])
+    return tf.IndexedSlices(
+        tf.concat([gradient.values, tf.cast(residual, gradient.values.dtype)], 0),
+        tf.concat([gradient.indices, tf.cast(rows, gradient.indices.dtype)], 0),
+        gradient.dense_shape,
+    )

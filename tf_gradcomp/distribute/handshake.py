@@ -1,0 +1,86 @@
+"""Workers that were started with different programs find out before they wait for each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import _private
+
+
+class WorkersDisagreeError(RuntimeError):
+    """The workers of a job were started with different programs, settings or versions."""
+
+
+def package_versions() -> dict[str, str]:
+    """The versions that all workers must share."""
+    return {
+        "tf_gradcomp": metadata.version("tf-gradcomp"),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "byte order and machine": platform.machine(),
+    }
+
+
+def agree(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> None:
+    """Compares `facts` over all workers of `strategy`, and returns where all are equal.
+
+    One small collective where they agree, which all workers must call in the same order.
+
+    Args:
+        strategy: The strategy; nothing is done unless it spans several workers.
+        facts: JSON-serializable values by name.
+
+    Raises:
+        WorkersDisagreeError: On every worker, naming which differ and in what.
+    """
+    if not (_private.is_collective(strategy) and _private.in_multi_worker_mode(strategy)):
+        return
+    text = json.dumps(facts, sort_keys=True)
+    disagreement = _compare(text, lambda value: _private.host_all_gather(strategy, value))
+    if disagreement:
+        raise WorkersDisagreeError(disagreement)
+
+
+def _compare(text: str, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> str | None:
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+    with tf.device("CPU:0"):
+        digests = all_gather(tf.constant([digest], tf.int64)).numpy()
+        if np.all(digests == digests[0]):
+            return None
+        return _describe([json.loads(other) for other in _gather_text(text, all_gather)])
+
+
+def _gather_text(text: str, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[str]:
+    data = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    lengths = all_gather(tf.constant([data.size], tf.int32)).numpy()
+    padded = np.zeros([1, lengths.max()], np.int32)
+    padded[0, : data.size] = data
+    rows = all_gather(tf.constant(padded)).numpy().astype(np.uint8)
+    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def _describe(facts: Sequence[dict[str, Any]]) -> str:
+    names = sorted({name for worker in facts for name in worker})
+    differences = [
+        f"{name}: " + ", ".join(f"worker {i} has {_at(worker, name)}" for i, worker in enumerate(facts))
+        for name in names
+        if any(_at(worker, name) != _at(facts[0], name) for worker in facts)
+    ]
+    return (
+        "The workers of this job were started with different programs, settings or versions. "
+        + "; ".join(differences)
+        + ". Start all workers with the same program and the same arguments."
+    )
+
+
+def _at(facts: Mapping[str, Any], name: str) -> str:
+    return repr(facts[name]) if name in facts else "nothing"

@@ -1,0 +1,185 @@
+"""`MultiWorkerMirroredStrategy` under which Keras 3 works, with or without compression."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp import _private, compressors
+from tf_gradcomp.distribute import handshake
+from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.policy import Policy
+from tf_gradcomp.tf_config import read_tf_config
+
+
+class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """TensorFlow's strategy, for Keras 3, and with gradients compressed if asked to.
+
+    As it ships, Keras 3 does not run under TensorFlow's (keras-team/keras#20585). Workers that were
+    started with different versions, settings or models end with an error that says what differs.
+
+    With `CompressedOptimizer`, give no compressor here. With one, optimizers and training loops are
+    compressed as they are; see `CompressedAllReduce`.
+
+    Args:
+        cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
+        communication_options: As for TensorFlow's strategy.
+        compressor: A name, a config or a compressor: see `gc.compressors.get`.
+        policy: Which variables get which settings, for `compressor`.
+
+    Raises:
+        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` comes without compressor.
+        WorkersDisagreeError: If workers have other versions or settings.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        compressor: str | Mapping[str, Any] | compressors.Compressor | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        if cluster_resolver is None:
+            read_tf_config()
+        if compressor is not None:
+            compressor = compressors.get(compressor)
+        elif policy is not None:
+            raise ValueError(
+                "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
+                "compressor=gc.compressors.AdaComp()."
+            )
+        super().__init__(cluster_resolver, communication_options)
+        self._compressed: CompressedAllReduce | None = None
+        if compressor is not None:
+            make = functools.partial(CompressedAllReduce, compressor, policy)
+            self._compressed = _private.set_cross_device_ops(self, make)
+        self._checking_variables = False
+        handshake.agree(
+            self, {**handshake.package_versions(), "compressor of the strategy": repr(compressor)}
+        )
+
+    @property
+    def exchange(self) -> GradientExchange | None:
+        """The strategy's own exchange with its residuals; None where it has no compressor."""
+        return self._compressed.exchange if self._compressed else None
+
+    def reduce_gradients(
+        self,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        variables: Sequence[keras.Variable | tf.Variable],
+    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
+        """Sums gradients over the replicas, compressed by the strategy's compressor.
+
+        For training loops that update variables by themselves, inside `strategy.run`; Keras'
+        optimizers need no such call.
+
+        Args:
+            gradients: One for each of `variables`, in their shapes; None where there is none.
+            variables: All variables that are trained, the same at each call.
+
+        Returns:
+            The sums, as each replica is given them; zeros where the step is to be skipped.
+
+        Raises:
+            ValueError: If the strategy has no compressor, or outside of a replica context.
+        """
+        if self._compressed is None:
+            raise ValueError(
+                "reduce_gradients needs a compressor on the strategy: "
+                "gc.MultiWorkerMirroredStrategy(compressor=gc.compressors.AdaComp())."
+            )
+        return reduce_gradients(self._compressed, gradients, variables)
+
+    def scope(self) -> Any:
+        """As TensorFlow's; while it is entered, workers check that they create equal variables."""
+        return _CheckedScope(super().scope(), self)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """As TensorFlow's, and for what Keras 3 asks of it in addition.
+
+        Scalars have no axis to reduce. A nested structure is reduced leaf by leaf; but where it is
+        a batch of data, of which Keras takes the mean to learn its shapes, each worker keeps its
+        own, for integers and strings have no mean and workers' batches may differ in size.
+        """
+        if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
+            return tf.nest.map_structure(lambda leaf: self._reduce_leaf(reduce_op, leaf, axis), value)
+        if axis is not None and _rank(self, value) == 0:
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+    def _reduce_leaf(self, reduce_op: Any, leaf: Any, axis: int | None) -> Any:
+        of_batch = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN" and axis is None
+        if of_batch and _rank(self, leaf) != 0:
+            return self.experimental_local_results(leaf)[0]
+        return self.reduce(reduce_op, leaf, axis)
+
+    @contextlib.contextmanager
+    def check_variables(self) -> Iterator[None]:
+        """Within it, all workers must create the same variables in the same order."""
+        if self._checking_variables:
+            yield
+            return
+        self._checking_variables = True
+        try:
+            with tf.variable_creator_scope(self._create_checked):
+                yield
+        finally:
+            self._checking_variables = False
+
+    def _create_checked(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        initial_value = kwargs.get("initial_value")
+        if isinstance(initial_value, tf.__internal__.tracking.CheckpointInitialValueCallable):
+            return next_creator(**kwargs)
+
+        def checked() -> tf.Tensor:
+            value = initial_value() if callable(initial_value) else initial_value
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            facts = {"name": kwargs.get("name"), "shape": str(value.shape), "dtype": value.dtype.name}
+            handshake.agree(self, {"the variable being created": facts})
+            return value
+
+        return next_creator(**{**kwargs, "initial_value": checked})
+
+
+class _CheckedScope:
+    """A strategy scope in which the creation of variables is checked."""
+
+    def __init__(self, scope: Any, strategy: MultiWorkerMirroredStrategy) -> None:
+        self._scope = scope
+        self._strategy = strategy
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> tf.distribute.Strategy:
+        with contextlib.ExitStack() as stack:
+            strategy = stack.enter_context(self._scope)
+            stack.enter_context(self._strategy.check_variables())
+            self._stack = stack.pop_all()
+        return strategy
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._stack.__exit__(*error)
+
+
+def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:
+    local = strategy.experimental_local_results(value)[0]
+    return local.shape.rank if hasattr(local, "shape") else tf.convert_to_tensor(local).shape.rank
+
+
+def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
+    """Keras' optimizers reduce their gradients by this, in place of their own reduction."""
+    ops = getattr(tf.distribute.get_strategy(), "_compressed", None)
+    grads_and_vars = list(grads_and_vars)
+    if ops is None or not grads_and_vars or tf.distribute.get_replica_context() is None:
+        return original(grads_and_vars)
+    ops.exchange.build(_private.optimizer_variables(optimizer))
+    gradients, variables = zip(*grads_and_vars, strict=True)
+    return list(zip(reduce_gradients(ops, gradients, variables), variables, strict=True))
+
+
+_private.on_reduce_gradients(_reduce_in_optimizer)

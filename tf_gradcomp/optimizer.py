@@ -1,0 +1,410 @@
+"""`CompressedOptimizer`: exchanges gradients compressed, then lets a Keras optimizer apply them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import _private, compressors
+from tf_gradcomp.distribute.communicator import local_replica_id, replica_communicator
+from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
+from tf_gradcomp.policy import Policy
+
+Gradient = tf.Tensor | tf.IndexedSlices
+
+
+@keras.saving.register_keras_serializable(package="tf_gradcomp")
+class CompressedOptimizer(keras.optimizers.Optimizer):
+    """Wraps a Keras optimizer; the replicas of a job exchange its gradients compressed.
+
+    Works under `gc.MultiWorkerMirroredStrategy` in `fit` and in training loops, and under
+    TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops. With
+    one replica it is the inner optimizer, bit for bit.
+
+    - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
+      clipping, which acts on the reduced gradient, as it would on one worker.
+    - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates on its own;
+      they exchange on the steps that update.
+    - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not
+      called, the bad gradient is discarded, and the finite ones are kept for the next step.
+    - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
+      the loss scale follows what all replicas saw, and residuals are in unscaled units.
+    - Its residuals are saved with the model, as their sum over the replicas. Reading them is a
+      collective: all workers must save (see `gc.worker_path`).
+
+    Args:
+        inner_optimizer: A Keras 3 optimizer, its config (`keras.optimizers.serialize`) or its name.
+        compressor: A compressor, its name or its config: see `gc.compressors.get`.
+        policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
+        name: The optimizer's name.
+
+    Raises:
+        TypeError: If `inner_optimizer` is no Keras optimizer.
+        ValueError: If it is wrapped twice, an argument is unknown, or the current strategy has a
+            compressor of its own or is one that exchanges no gradients.
+
+    Example:
+        ```python
+        with gc.MultiWorkerMirroredStrategy().scope():
+            model = build_model()
+            model.compile(optimizer=gc.CompressedOptimizer(keras.optimizers.Adam()), loss="mse")
+        ```
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer | Mapping[str, Any] | str,
+        compressor: compressors.Compressor | Mapping[str, Any] | str = "adacomp",
+        policy: Policy | None = None,
+        name: str = "compressed_optimizer",
+    ) -> None:
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = _checked_inner(inner_optimizer)
+        self.exchange = GradientExchange(compressors.get(compressor), policy)
+        self._accumulators: list[keras.Variable] = []
+        _check_current_strategy()
+
+    @property
+    def compressor(self) -> compressors.Compressor:
+        """The compression method."""
+        return self.exchange.compressor
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
+
+        Raises:
+            ValueError: If a variable cannot be compressed.
+            WorkersDisagreeError: If the workers have other variables or settings.
+        """
+        if self.built:
+            return
+        _check_current_strategy()
+        variables = list(variables)
+        super().build(variables)
+        self.exchange.build(variables)
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            self.inner_optimizer.build(variables)
+            return
+        with _private.accumulation_disabled(self._core):
+            self.inner_optimizer.build(variables)
+        _private.disable_reduction(self._core)
+        if self._core.gradient_accumulation_steps:
+            self._accumulators = [_accumulator(variable) for variable in variables]
+
+    def apply(
+        self,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        """Exchanges the gradients of this replica and applies their sum over the replicas.
+
+        Args:
+            grads: One for each variable; None where there is none, on all replicas alike.
+            trainable_variables: By default, those it was built with.
+
+        Raises:
+            ValueError: If it is not called in a replica context, or is to be compiled by XLA.
+        """
+        scaler = self.inner_optimizer if self._core is not self.inner_optimizer else None
+        self._apply(scaler, grads, trainable_variables)
+
+    def apply_scaled(
+        self,
+        scaler: keras.optimizers.LossScaleOptimizer,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        """As `apply`, for the loss scaler around this optimizer, which it updates as well."""
+        if not scaler.built:
+            scaler.build(list(trainable_variables))
+        self._apply(scaler, grads, trainable_variables)
+
+    def _apply(
+        self,
+        scaler: keras.optimizers.LossScaleOptimizer | None,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        context = _checked_replica_context()
+        if not self.built:
+            self.build(trainable_variables)
+        variables = list(trainable_variables or self._trainable_variables)
+        grads, variables = self._filter_empty_gradients(list(grads), variables)
+        if context.num_replicas_in_sync == 1:
+            self.inner_optimizer.apply(self.exchange.flush(grads, variables), variables)
+            return
+        if scaler is not None:
+            grads = [_divided(gradient, scaler.dynamic_scale) for gradient in grads]
+        context.merge_call(self._apply_across_replicas, args=(scaler, list(grads), list(variables)))
+
+    # What follows up to `_exchange` runs across replicas: only there may a branch contain updates.
+
+    def _apply_across_replicas(
+        self,
+        strategy: tf.distribute.Strategy,
+        scaler: keras.optimizers.LossScaleOptimizer | None,
+        grads: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> None:
+        steps = self._core.gradient_accumulation_steps
+        if not steps:
+            self._exchange_and_apply(strategy, scaler, grads, variables)
+            return
+        each_replica = strategy.extended.call_for_each_replica
+        counter = _private.step_counter(self._core)
+
+        def update() -> None:
+            totals = each_replica(self._take_accumulated, args=(grads, variables))
+            self._exchange_and_apply(strategy, scaler, totals, variables)
+
+        def accumulate() -> None:
+            each_replica(self._accumulate, args=(grads, variables))
+            counter.assign_add(1)
+
+        tf.cond(tf.equal((counter.value + 1) % steps, 0), update, accumulate)
+
+    def _exchange_and_apply(
+        self,
+        strategy: tf.distribute.Strategy,
+        scaler: keras.optimizers.LossScaleOptimizer | None,
+        grads: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> None:
+        each_replica = strategy.extended.call_for_each_replica
+        reduced, finite = each_replica(self._exchange, args=(grads, variables))
+        finite = strategy.experimental_local_results(finite)[0]
+
+        def update() -> None:
+            each_replica(self._apply_reduced, args=(reduced, variables))
+
+        def skip() -> None:
+            if self._core.gradient_accumulation_steps:
+                _private.step_counter(self._core).assign_add(1)
+
+        tf.cond(finite, update, skip)
+        if scaler is not None:
+            _update_loss_scale(scaler, finite)
+
+    def _exchange(
+        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
+    ) -> tuple[list[Gradient], tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+
+        def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, slices)
+
+        return self.exchange.reduce(
+            grads, variables, replica_communicator(), local_replica_id(), all_reduce_slices
+        )
+
+    def _apply_reduced(
+        self, reduced: Sequence[Gradient], variables: Sequence[keras.Variable]
+    ) -> None:
+        with _private.accumulation_disabled(self._core):
+            self._core.apply(reduced, variables)
+
+    def _accumulate(
+        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
+    ) -> None:
+        for gradient, variable in zip(grads, variables, strict=True):
+            self._accumulator_of(variable).assign_add(tf.convert_to_tensor(gradient))
+
+    def _take_accumulated(
+        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
+    ) -> list[tf.Tensor]:
+        self._accumulate(grads, variables)
+        steps = self._core.gradient_accumulation_steps
+        accumulators = [self._accumulator_of(variable) for variable in variables]
+        means = [accumulator.value / steps for accumulator in accumulators]
+        with tf.control_dependencies(means):
+            for accumulator in accumulators:
+                accumulator.assign(tf.zeros_like(accumulator.value))
+        return means
+
+    def _accumulator_of(self, variable: keras.Variable) -> keras.Variable:
+        return self._accumulators[self._get_variable_index(variable)]
+
+    @property
+    def _core(self) -> keras.optimizers.Optimizer:
+        """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
+        if isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer):
+            return self.inner_optimizer.inner_optimizer
+        return self.inner_optimizer
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The inner optimizer's variables, then those of the exchange."""
+        return [*self.inner_optimizer.variables, *self._own_variables()]
+
+    def _own_variables(self) -> list[keras.Variable]:
+        return [*self.exchange.variables, *self._accumulators]
+
+    def _own_state(self) -> dict[str, keras.Variable]:
+        exchange = self.exchange
+        if not exchange.built:
+            return {}
+        return {
+            "step": exchange.step,
+            "skipped_steps": exchange.skipped_steps,
+            "unsent": exchange.unsent,
+            **{f"residual_{i}": variable for i, variable in enumerate(exchange.residuals)},
+            **{f"accumulator_{i}": variable for i, variable in enumerate(self._accumulators)},
+        }
+
+    @property
+    def iterations(self) -> Any:
+        """The inner optimizer's."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        """The inner optimizer's."""
+        return self.inner_optimizer.loss_scale_factor if hasattr(self, "inner_optimizer") else None
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor: float | None) -> None:
+        if hasattr(self, "inner_optimizer"):  # the base class sets its own before there is one
+            self.inner_optimizer.loss_scale_factor = factor
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """The inner optimizer's."""
+        return self.inner_optimizer.scale_loss(loss)
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """The inner optimizer's."""
+        self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
+
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
+        """The inner optimizer's."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the exchange's state; Keras saves the inner optimizer next to it."""
+        for name, variable in self._own_state().items():
+            store[name] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
+
+        What the checkpoint does not have, such as residuals, starts at zero.
+        """
+        names = set(store.keys())
+        if "0" in names:
+            self.inner_optimizer.load_own_variables(store)
+        for name, variable in self._own_state().items():
+            variable.assign(store[name] if name in names else np.zeros(variable.shape))
+
+    def get_config(self) -> dict[str, Any]:
+        """The config, for `from_config` and Keras' saving."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "compressor": compressors.serialize(self.compressor),
+            "policy": self.exchange.policy.get_config(),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> CompressedOptimizer:
+        """The optimizer that `get_config` described."""
+        inner = keras.saving.deserialize_keras_object(
+            config["inner_optimizer"], custom_objects=custom_objects
+        )
+        policy = Policy(**config["policy"])
+        return cls(inner, config["compressor"], policy=policy, name=config["name"])
+
+
+def _checked_inner(
+    inner: keras.optimizers.Optimizer | Mapping[str, Any] | str,
+) -> keras.optimizers.Optimizer:
+    if not isinstance(inner, (keras.optimizers.Optimizer, Mapping, str)):
+        raise TypeError(
+            "CompressedOptimizer: expected a Keras 3 optimizer such as keras.optimizers.Adam(), its "
+            f"config or its name; received {inner!r}."
+        )
+    optimizer = keras.optimizers.get(dict(inner) if isinstance(inner, Mapping) else inner)
+    inside = optimizer
+    if isinstance(inside, keras.optimizers.LossScaleOptimizer):
+        inside = inside.inner_optimizer
+    if isinstance(inside, CompressedOptimizer):
+        raise ValueError(
+            "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
+        )
+    return optimizer
+
+
+def _check_current_strategy() -> None:
+    strategy = tf.distribute.get_strategy()
+    check_strategy(strategy)
+    if getattr(strategy, "exchange", None) is not None:
+        raise ValueError(
+            "A compressor is set on both the strategy and the optimizer, and gradients would be "
+            "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
+            "the optimizer without CompressedOptimizer."
+        )
+
+
+def _checked_replica_context() -> tf.distribute.ReplicaContext:
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise ValueError("apply() must be called in a replica context, inside strategy.run.")
+    if context.num_replicas_in_sync > 1 and _private.in_xla():
+        raise ValueError(
+            "Compressed gradients cannot be exchanged in code that XLA compiles; use "
+            "jit_compile=False in model.compile or tf.function."
+        )
+    return context
+
+
+def _accumulator(variable: keras.Variable) -> keras.Variable:
+    return keras.Variable(
+        keras.initializers.Zeros(),
+        shape=variable.shape,
+        dtype=variable.dtype,
+        trainable=False,
+        synchronization="on_read",
+        aggregation="sum",
+        name=f"{variable.path.replace('/', '_')}_accumulator",
+    )
+
+
+def _divided(gradient: Gradient, scale: keras.Variable) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _divided(gradient.values, scale)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(scale.value, gradient.dtype)
+
+
+def _update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> None:
+    """Keras' rule, decided by what all replicas saw: halve, count, or double after so many steps."""
+    scale, counter = scaler.dynamic_scale, scaler.step_counter
+    grows = tf.equal(counter.value, scaler.dynamic_growth_steps - 1)
+    factor = tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5)
+    scale.assign(scale.value * factor)
+    counts = tf.logical_and(finite, tf.logical_not(grows))
+    counter.assign(tf.where(counts, counter.value + 1, 0))
+
+
+def _is_compressed(optimizer: Any) -> bool:
+    compressed = isinstance(optimizer, CompressedOptimizer)
+    return compressed and tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+_private.on_loss_scaled_apply(
+    _is_compressed,
+    lambda scaler, grads, variables: scaler.inner_optimizer.apply_scaled(scaler, grads, variables),
+)

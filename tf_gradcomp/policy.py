@@ -1,0 +1,162 @@
+"""What kind of layer each variable belongs to: compressors choose their settings by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+
+CONVOLUTION = "convolution"
+DENSE = "dense"
+RECURRENT = "recurrent"
+EMBEDDING = "embedding"
+VECTOR = "vector"
+LAYER_KINDS = (CONVOLUTION, DENSE, RECURRENT, EMBEDDING, VECTOR)
+
+_ATTENTION = re.compile(r"attention|einsum|query|key|value", re.IGNORECASE)
+_RECURRENT = re.compile(r"lstm|gru|rnn", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientSpec:
+    """What a compressor is told about one gradient.
+
+    Attributes:
+        path: The variable's path, such as `"sequential/conv2d/kernel"`; unique in one exchange.
+        shape: Its shape, fully known.
+        dtype: The gradient's dtype: `"float32"`, `"float16"` or `"bfloat16"`.
+        kind: The layer kind, one of `LAYER_KINDS`.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of the gradient."""
+        return math.prod(self.shape)
+
+
+class Policy:
+    """Tells the layer kind of each variable.
+
+    Without a model, the kind comes from the variable's path and shape, by the first rule that fits:
+
+    1. rank 0 or 1: `vector` (biases, the scale and offset of normalization);
+    2. the last name is `embeddings`: `embedding`;
+    3. the last name is `recurrent_kernel`, or a layer's name has `lstm`, `gru` or `rnn`: `recurrent`;
+    4. rank 3 and above, unless the layer's name has `attention`, `einsum`, `query`, `key` or
+       `value` (projections of attention layers): `convolution`;
+    5. all else: `dense`.
+
+    Args:
+        kinds: Variable path to layer kind, ahead of the rules.
+        max_dense_elements: `tf.IndexedSlices`, the gradient of Keras' `Embedding`, are merged and
+            made dense, to be compressed like any other gradient, up to this number of elements in
+            the table. Above it they travel uncompressed and sparse.
+
+    Raises:
+        ValueError: If a kind is not one of `LAYER_KINDS`.
+    """
+
+    def __init__(
+        self, kinds: Mapping[str, str] | None = None, *, max_dense_elements: int = 2**26
+    ) -> None:
+        self.kinds = dict(kinds or {})
+        self.max_dense_elements = max_dense_elements
+        for path, kind in self.kinds.items():
+            if kind not in LAYER_KINDS:
+                raise ValueError(
+                    f"Policy: unknown layer kind {kind!r} for {path!r}; "
+                    f"expected one of {', '.join(LAYER_KINDS)}."
+                )
+
+    @classmethod
+    def from_model(cls, model: keras.Model, *, max_dense_elements: int = 2**26) -> Policy:
+        """Reads the layer kinds off a built Keras model, layer by layer.
+
+        Args:
+            model: A built Keras model.
+            max_dense_elements: As for `Policy`.
+
+        Raises:
+            ValueError: If the model has no variables yet.
+        """
+        if not model.trainable_variables:
+            raise ValueError(
+                f"Policy.from_model: {model.name!r} has no trainable variables; build the model "
+                "first, with an Input layer, model.build(input_shape), or a call on a batch."
+            )
+        kinds: dict[str, str] = {}
+        for layer in _leaf_first(model):
+            for variable in layer.trainable_variables:
+                kinds.setdefault(variable.path, _kind_in_layer(layer, variable))
+        return cls(kinds, max_dense_elements=max_dense_elements)
+
+    def kind(self, path: str, shape: Iterable[int]) -> str:
+        """The layer kind of the variable at `path` with `shape`."""
+        return self.kinds.get(path) or _kind_by_rule(path, tuple(shape))
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, JSON-serializable, as the constructor takes them."""
+        return {"kinds": dict(self.kinds), "max_dense_elements": self.max_dense_elements}
+
+
+def _leaf_first(model: keras.Model) -> list[keras.layers.Layer]:
+    return sorted(model._flatten_layers(), key=lambda layer: len(layer.trainable_variables))
+
+
+def _kind_in_layer(layer: keras.layers.Layer, variable: keras.Variable) -> str:
+    if len(variable.shape) < 2:
+        return VECTOR
+    if isinstance(layer, keras.layers.Embedding):
+        return EMBEDDING
+    if isinstance(layer, _RECURRENT_CELLS):
+        return RECURRENT
+    if isinstance(layer, _CONVOLUTIONS):
+        return CONVOLUTION
+    if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
+        return DENSE
+    return _kind_by_rule(variable.path, tuple(variable.shape))
+
+
+def _kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
+    *layers, name = path.split("/")
+    if len(shape) < 2:
+        return VECTOR
+    if name == "embeddings":
+        return EMBEDDING
+    if name == "recurrent_kernel" or any(_RECURRENT.search(layer) for layer in layers):
+        return RECURRENT
+    if len(shape) >= 3 and not any(_ATTENTION.search(layer) for layer in layers):
+        return CONVOLUTION
+    return DENSE
+
+
+_RECURRENT_CELLS = (
+    keras.layers.LSTMCell,
+    keras.layers.GRUCell,
+    keras.layers.SimpleRNNCell,
+    keras.layers.RNN,
+)
+_CONVOLUTIONS = (
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+    keras.layers.ConvLSTM1D,
+    keras.layers.ConvLSTM2D,
+    keras.layers.ConvLSTM3D,
+)
