@@ -1,0 +1,345 @@
+"""The processes of a job on this machine: started together, watched, and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import IO
+
+from tf_gradcomp.launch.lines import LineReader
+from tf_gradcomp.launch.ports import ReservedPorts
+from tf_gradcomp.launch.result import JobResult, WorkerEnd
+from tf_gradcomp.tf_config import make_tf_config
+
+# How long one look at the workers waits for output: how late the end of a worker may be noticed.
+_TURN = 0.02
+_CHUNK = 1 << 16
+_PIPE_CHUNKS = 16  # No pipe holds more than this many chunks of what was written before.
+_TAIL_LINES = 200
+_DEFAULT_GRACE = 5.0
+# What a worker's own children may take to finish writing after the worker itself has ended.
+_LAST_OUTPUT = 1.0
+
+# Run in front of each worker: asks Linux to kill it when the launcher dies, however that dies, and
+# becomes the worker's program. (As `preexec_fn` it would run between fork and exec, which is not
+# safe in a process that has threads, as any that has loaded TensorFlow.) It also makes the worker
+# hear SIGINT where the launcher itself was started deaf to it, in the background of a shell.
+_GUARD = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+LineHook = Callable[[int, str, str], None]
+"""Takes the worker's index, `"stdout"` or `"stderr"`, and the line."""
+
+
+class _Worker:
+    """One process, in a session and process group of its own."""
+
+    def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.index = index
+        self.end: WorkerEnd | None = None
+        self.signalled = False
+        self.stderr_tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            start_new_session=True,
+        )
+        self.pipes: dict[str, IO[bytes]] = {}
+        for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            assert pipe is not None
+            self.pipes[name] = pipe
+
+    def returncode(self) -> int | None:
+        """Looks whether the process has ended, and leaves it unreaped.
+
+        While it is unreaped its id is nobody else's, so that the group can be killed safely.
+        """
+        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
+            return None
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+    def send(self, signum: int) -> None:
+        """Sends a signal to the process and to all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signum)
+
+    def reap(self) -> None:
+        """Ends what is left of the group and gives the process back to the system."""
+        if self._process.returncode is None:
+            self.send(signal.SIGKILL)
+            self._process.wait()
+        for pipe in self.pipes.values():
+            pipe.close()
+
+
+class LocalJob:
+    """A job of several worker processes on this machine.
+
+    The workers run the same command; each has its own TF_CONFIG. When one fails, the others get
+    `grace` seconds to fail by themselves, with an error of their own, and are then killed: a
+    process that waits in a TensorFlow collective ends neither on SIGINT nor on SIGTERM.
+
+    Nothing runs in the background: the job goes on in `step`, which `run` calls until all is
+    over. Use it as a context manager, so that no process outlives the block, and in a thread that
+    lives as long as the job: Linux kills the workers when the thread that started them ends.
+
+    Args:
+        command: The program and its arguments.
+        workers: How many workers to start.
+        env: The environment of the workers, by default that of this process.
+        worker_env: More environment for each worker by itself.
+        on_line: Called with each line of output.
+        on_progress: Called as `on_line` with the state of a line that is being redrawn.
+        grace: Seconds between the first failure (or the first `stop`) and SIGKILL for the others;
+            `None` leaves the others of a failed worker alone.
+        timeout: Seconds after which the whole job is stopped.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+
+    Example:
+        >>> with LocalJob([sys.executable, "train.py"], workers=2) as job:
+        ...     result = job.run()
+        >>> result.exit_code
+        0
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        workers: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        worker_env: Sequence[Mapping[str, str]] | None = None,
+        on_line: LineHook | None = None,
+        on_progress: LineHook | None = None,
+        grace: float | None = _DEFAULT_GRACE,
+        timeout: float | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"A job needs at least one worker. Received: workers={workers}")
+        if worker_env is not None and len(worker_env) != workers:
+            raise ValueError(
+                f"worker_env must have one entry for each of the {workers} workers. "
+                f"Received: {len(worker_env)} entries"
+            )
+        self._on_line = on_line
+        self._on_progress = on_progress
+        self._grace = grace
+        self._timeout = timeout
+        self._ends: list[WorkerEnd] = []
+        self._workers: list[_Worker] = []
+        self._stop_signals: list[int] = []
+        self._stops_obeyed = 0
+        self._timed_out = False
+        self._kill_at: float | None = None
+        self._selector = selectors.DefaultSelector()
+        self._ports = ReservedPorts(workers)
+        self._started = time.monotonic()
+        try:
+            self._start(command, os.environ if env is None else env, worker_env or [{}] * workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        worker_env: Sequence[Mapping[str, str]],
+    ) -> None:
+        for index, own_env in enumerate(worker_env):
+            tf_config = make_tf_config(self._ports.addresses, index)
+            # Unbuffered: the last words of a killed worker must not be lost in its buffer.
+            full_env = {"PYTHONUNBUFFERED": "1", **env, "TF_CONFIG": tf_config, **own_env}
+            worker = _Worker(index, command, full_env)
+            self._workers.append(worker)
+            for stream, pipe in worker.pipes.items():
+                os.set_blocking(pipe.fileno(), False)
+                source = (worker, stream, LineReader())
+                self._selector.register(pipe, selectors.EVENT_READ, source)
+
+    def __enter__(self) -> LocalJob:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the job was started."""
+        return time.monotonic() - self._started
+
+    @property
+    def ends(self) -> tuple[WorkerEnd, ...]:
+        """How those workers ended that have ended, in the order in which they did."""
+        return tuple(self._ends)
+
+    def run(self) -> JobResult:
+        """Runs the job to its end and says how it ended."""
+        while self.step():
+            pass
+        self._read_last_output()
+        self.close()
+        return self.result()
+
+    def result(self) -> JobResult:
+        """Says how the job has ended."""
+        return JobResult(
+            ends=self.ends,
+            timed_out=self._timeout if self._timed_out else None,
+            stop_signal=self._stop_signals[0] if self._stop_signals else None,
+        )
+
+    def step(self) -> bool:
+        """Looks once at the workers: reads output, notes who ended, ends whose time is over.
+
+        Returns:
+            Whether any worker is still running.
+        """
+        self._read_output(_TURN)
+        self._note_ends()
+        self._obey_stops()
+        self._obey_clock()
+        return bool(self._running())
+
+    def send(self, index: int, signum: int) -> None:
+        """Sends a signal to one worker's process group, as somebody else might do."""
+        worker = self._workers[index]
+        if worker.end is None:
+            worker.send(signum)
+
+    def stop(self, signum: int = signal.SIGINT) -> None:
+        """Asks the workers to end; asked again, kills them. May be called by a signal handler.
+
+        Args:
+            signum: The signal that made the user's wish known; goes into the job's exit code.
+        """
+        self._stop_signals.append(signum)
+
+    def close(self) -> None:
+        """Kills what still runs, reaps all workers, and gives their ports up."""
+        for worker in self._workers:
+            worker.reap()
+        self._selector.close()
+        self._ports.release()
+
+    def _running(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.end is None]
+
+    def _signal_running(self, signum: int) -> None:
+        for worker in self._running():
+            worker.signalled = True
+            worker.send(signum)
+
+    def _kill_after_grace(self) -> None:
+        if self._kill_at is None:
+            grace = _DEFAULT_GRACE if self._grace is None else self._grace
+            self._kill_at = time.monotonic() + grace
+
+    def _note_ends(self) -> None:
+        for worker in self._running():
+            returncode = worker.returncode()
+            if returncode is None:
+                continue
+            self._drain(worker)
+            worker.end = WorkerEnd(
+                worker.index,
+                returncode,
+                self.seconds,
+                worker.signalled,
+                tuple(worker.stderr_tail),
+            )
+            self._ends.append(worker.end)
+            if returncode != 0 and self._grace is not None:
+                self._kill_after_grace()
+
+    def _obey_stops(self) -> None:
+        if len(self._stop_signals) == self._stops_obeyed:
+            return
+        first = self._stops_obeyed == 0
+        self._stops_obeyed = len(self._stop_signals)
+        # SIGINT whatever the user sent: Python programs clean up on it, on SIGTERM they do not.
+        self._signal_running(signal.SIGINT if first else signal.SIGKILL)
+        self._kill_after_grace()
+
+    def _obey_clock(self) -> None:
+        if self._timeout is not None and not self._timed_out and self.seconds > self._timeout:
+            self._timed_out = bool(self._running())
+            # A Python program that hangs shows by its KeyboardInterrupt where.
+            self._signal_running(signal.SIGINT)
+            self._kill_after_grace()
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
+            self._signal_running(signal.SIGKILL)
+
+    def _read_output(self, wait: float) -> None:
+        if not self._selector.get_map():
+            time.sleep(wait)
+            return
+        for key, _ in self._selector.select(wait):
+            self._read(key)
+
+    def _read_last_output(self) -> None:
+        until = time.monotonic() + _LAST_OUTPUT
+        while self._selector.get_map() and time.monotonic() < until:
+            self._read_output(_TURN)
+        for key in list(self._selector.get_map().values()):
+            self._end_of_output(key)
+
+    def _drain(self, worker: _Worker) -> None:
+        """Reads what an ended worker has left in its pipes, so that its last words are known."""
+        keys = [key for key in self._selector.get_map().values() if key.data[0] is worker]
+        for key in keys:
+            for _ in range(_PIPE_CHUNKS):
+                if not self._read(key):
+                    break
+
+    def _read(self, key: selectors.SelectorKey) -> bool:
+        """Reads a chunk from a pipe; returns whether there was one."""
+        worker, stream, reader = key.data
+        try:
+            chunk = os.read(key.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._end_of_output(key)
+            return False
+        for line in reader.feed(chunk):
+            self._pass_on(worker, stream, line)
+        if self._on_progress is not None and reader.progress:
+            self._on_progress(worker.index, stream, reader.progress)
+        return True
+
+    def _end_of_output(self, key: selectors.SelectorKey) -> None:
+        worker, stream, reader = key.data
+        self._selector.unregister(key.fileobj)
+        for line in reader.close():
+            self._pass_on(worker, stream, line)
+
+    def _pass_on(self, worker: _Worker, stream: str, line: str) -> None:
+        if stream == "stderr":
+            worker.stderr_tail.append(line)
+        if self._on_line is not None:
+            self._on_line(worker.index, stream, line)

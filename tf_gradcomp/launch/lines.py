@@ -1,0 +1,83 @@
+"""Turns the bytes of a worker's pipe into lines that can stand beside other workers' lines."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+# A program that never ends its line must not make us keep everything it ever wrote.
+_LONGEST_LINE = 1 << 16
+_BACKSPACES = re.compile("\b+")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class LineReader:
+    """Collects lines from chunks of output, as a terminal would show them.
+
+    A progress bar redraws its line by carriage returns or backspaces. Of such a line the last
+    state is what counts: it is what `feed` returns once the line ends, and `progress` until then.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._open = ""
+
+    @property
+    def progress(self) -> str:
+        """What a line that is being redrawn shows now; empty if no line is."""
+        if "\r" in self._open or "\b" in self._open:
+            return visible(self._open)
+        return ""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Takes the next chunk of output and returns the lines that it completes."""
+        *complete, self._open = (self._open + self._decoder.decode(chunk)).split("\n")
+        self._forget_old_states()
+        if len(self._open) > _LONGEST_LINE:
+            complete.append(self._open)
+            self._open = ""
+        return [visible(line) for line in complete]
+
+    def close(self) -> list[str]:
+        """Returns the line that the end of the output has cut off, if there is one."""
+        line = visible(self._open + self._decoder.decode(b"", final=True))
+        self._open = ""
+        return [line] if line else []
+
+    def _forget_old_states(self) -> None:
+        # The newest state may be cut off by the end of the chunk, so the one before it is kept.
+        drawn, redrawn, newest = self._open.rpartition("\r")
+        if redrawn:
+            self._open = f"{visible(drawn)}\r{newest}"
+
+
+def visible(line: str) -> str:
+    """Returns what a terminal shows of a line that redraws itself.
+
+    Args:
+        line: A line without its newline, which may hold carriage returns and backspaces.
+    """
+    for state in reversed(line.split("\r")):
+        shown = _overwrite(state)
+        if without_escapes(shown).strip():
+            return shown
+    return ""
+
+
+def without_escapes(text: str) -> str:
+    """Returns the text without its terminal escape codes (colours, bold)."""
+    return _ESCAPES.sub("", text)
+
+
+def _overwrite(state: str) -> str:
+    """Applies backspaces: they move back over the text and what follows is written over it."""
+    if "\b" not in state:
+        return state
+    shown = ""
+    position = 0
+    for text, moves in zip(
+        _BACKSPACES.split(state), [*_BACKSPACES.findall(state), ""], strict=True
+    ):
+        shown = shown[:position] + text + shown[position + len(text) :]
+        position = max(0, position + len(text) - len(moves))
+    return shown

@@ -1,0 +1,55 @@
+"""Free ports of this machine, kept free until the workers take them."""
+
+from __future__ import annotations
+
+import socket
+
+_HOST = "localhost"
+
+
+class ReservedPorts:
+    """Ports that nobody else is given while the workers start.
+
+    A worker binds its port seconds after it was chosen, when TensorFlow is loaded. Until then
+    the system could give the port to any outgoing connection. So each port stays bound here by a
+    socket that does not listen: Linux lets a server with SO_REUSEADDR, as every gRPC server is,
+    listen on such a port, and gives it to nobody who asks for any free one. Where the system does
+    not allow that, the port is released at once and that short race is left.
+
+    Args:
+        count: How many ports to reserve.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sockets = [_bind(0) for _ in range(count)]
+        ports = [bound.getsockname()[1] for bound in self._sockets]
+        self.addresses = tuple(f"{_HOST}:{port}" for port in ports)
+        if not all(_can_listen(port) for port in ports):
+            self.release()
+
+    def release(self) -> None:
+        """Gives the ports up."""
+        for bound in self._sockets:
+            bound.close()
+        self._sockets = []
+
+
+def _bind(port: int) -> socket.socket:
+    bound = socket.socket()
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # On all interfaces, as TensorFlow's server does, whatever host its address names.
+        bound.bind(("", port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _can_listen(port: int) -> bool:
+    try:
+        with _bind(port) as server:
+            server.listen()
+    except OSError:
+        return False
+    return True

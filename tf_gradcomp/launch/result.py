@@ -1,0 +1,146 @@
+"""How a job and its workers ended, in words."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+_TRACEBACK = "Traceback (most recent call last):"
+_LONGEST = 400
+# TensorFlow's log, which is no error, and what it or Python writes before it aborts.
+_LOG = re.compile(r"^([IWE]\d{4} |\d{4}-\d\d-\d\d \S+ [IWE] |WARNING: All log messages before)")
+_FATAL = re.compile(r"^(F\d{4} |\d{4}-\d\d-\d\d \S+ F |Fatal Python error: )")
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How one worker ended.
+
+    Attributes:
+        index: Which worker.
+        returncode: Its exit code, or minus the number of the signal that ended it.
+        seconds: When it ended, counted from the start of the job.
+        ended_by_launcher: Whether the launcher had sent it a signal before.
+        stderr_tail: The last lines it wrote to stderr.
+    """
+
+    index: int
+    returncode: int
+    seconds: float
+    ended_by_launcher: bool = False
+    stderr_tail: tuple[str, ...] = ()
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether it failed, and not because the launcher ended it."""
+        return self.returncode != 0 and not self.ended_by_launcher
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code as a shell counts it: 128 and the signal's number for a signal."""
+        return 128 - self.returncode if self.returncode < 0 else self.returncode
+
+    @property
+    def how(self) -> str:
+        """`exit code 3` or `killed by SIGSEGV`."""
+        if self.returncode >= 0:
+            return f"exit code {self.returncode}"
+        return f"killed by {_signal_name(-self.returncode)}"
+
+    @property
+    def error(self) -> str:
+        """The line of its stderr that says best why it failed; empty if there is none."""
+        if self.returncode == -signal.SIGKILL:
+            return ""  # Nobody can say anything after that.
+        return _error_line(self.stderr_tail)
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        ends: How the workers ended, in the order in which they did.
+        timed_out: The time limit of the job in seconds, if it was reached.
+        stop_signal: The signal by which the user ended the job, if one did.
+    """
+
+    ends: tuple[WorkerEnd, ...]
+    timed_out: float | None = None
+    stop_signal: int | None = None
+
+    @property
+    def first_failure(self) -> WorkerEnd | None:
+        """The worker that failed first, if one failed by itself."""
+        return next((end for end in self.ends if end.failed_by_itself), None)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the whole job.
+
+        That of the worker that failed first; 128 and the signal's number where the user ended the
+        job; 124, as of `timeout`, where the time was over; 0 where all workers ended well.
+        """
+        if self.first_failure is not None:
+            return self.first_failure.exit_code
+        if self.stop_signal is not None:
+            return 128 + self.stop_signal
+        return 124 if self.timed_out is not None else 0
+
+    def summary(self) -> list[str]:
+        """Says in a few lines which worker died first and why, and what became of the others."""
+        first = self.first_failure
+        if first is not None:
+            others = [end for end in self.ends if end is not first]
+            return [_first_failure_line(first), *map(_other_line, others)]
+        if self.stop_signal is not None:
+            return [f"stopped by {_signal_name(self.stop_signal)}."]
+        if self.timed_out is not None:
+            names = ", ".join(str(end.index) for end in self.ends if end.ended_by_launcher)
+            return [f"the time limit of {self.timed_out:g} s was reached; ended workers: {names}."]
+        return []
+
+
+def _first_failure_line(end: WorkerEnd) -> str:
+    line = f"worker {end.index} died first, after {end.seconds:.1f} s: {end.how}"
+    if end.returncode == -signal.SIGKILL:
+        line += " (not by gradcomp; the system does so when memory runs out)"
+    return f"{line}: {end.error}" if end.error else f"{line}."
+
+
+def _other_line(end: WorkerEnd) -> str:
+    name = f"worker {end.index}"
+    if end.ended_by_launcher:
+        return f"{name} was still running and has been ended."
+    if end.returncode == 0:
+        return f"{name} ended well, after {end.seconds:.1f} s."
+    reason = f": {end.error}" if end.error else "."
+    return f"{name} followed, after {end.seconds:.1f} s: {end.how}{reason}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _error_line(lines: tuple[str, ...]) -> str:
+    """Finds the line that says best what went wrong: of a traceback, of an abort, or the last."""
+    if _TRACEBACK in lines:
+        error = _exception(lines[len(lines) - lines[::-1].index(_TRACEBACK) :])
+        if error:
+            return error
+    fatal = [line for line in lines if _FATAL.match(line)]
+    said = [line for line in lines if line.strip() and not _LOG.match(line)]
+    return (fatal or said or [""])[-1].strip()[:_LONGEST]
+
+
+def _exception(after_traceback: tuple[str, ...]) -> str:
+    # The frames are indented; the exception and the rest of its message are not.
+    error, *more = [line for line in after_traceback if line and not line[0].isspace()] or [""]
+    if error.endswith(":"):
+        # TensorFlow's "Graph execution error:" says below the node what happened there.
+        error += next((f" {line}" for line in more if not line.startswith("Detected at ")), "")
+    return error[:_LONGEST]
