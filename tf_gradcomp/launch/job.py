@@ -294,8 +294,11 @@ class LocalJob:
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._signal_running(signal.SIGKILL)
 
+    def _open_pipes(self) -> list[selectors.SelectorKey]:
+        return list((self._selector.get_map() or {}).values())
+
     def _read_output(self, wait: float) -> None:
-        if not self._selector.get_map():
+        if not self._open_pipes():
             time.sleep(wait)
             return
         for key, _ in self._selector.select(wait):
@@ -303,15 +306,14 @@ class LocalJob:
 
     def _read_last_output(self) -> None:
         until = time.monotonic() + _LAST_OUTPUT
-        while self._selector.get_map() and time.monotonic() < until:
+        while self._open_pipes() and time.monotonic() < until:
             self._read_output(_TURN)
-        for key in list(self._selector.get_map().values()):
+        for key in self._open_pipes():
             self._end_of_output(key)
 
     def _drain(self, worker: _Worker) -> None:
         """Reads what an ended worker has left in its pipes, so that its last words are known."""
-        keys = [key for key in self._selector.get_map().values() if key.data[0] is worker]
-        for key in keys:
+        for key in [key for key in self._open_pipes() if key.data[0] is worker]:
             for _ in range(_PIPE_CHUNKS):
                 if not self._read(key):
                     break

@@ -128,19 +128,23 @@ def _signal_name(number: int) -> str:
 
 def _error_line(lines: tuple[str, ...]) -> str:
     """Finds the line that says best what went wrong: of a traceback, of an abort, or the last."""
-    if _TRACEBACK in lines:
-        error = _exception(lines[len(lines) - lines[::-1].index(_TRACEBACK) :])
-        if error:
-            return error
-    fatal = [line for line in lines if _FATAL.match(line)]
     said = [line for line in lines if line.strip() and not _LOG.match(line)]
+    if _TRACEBACK in said:
+        error = _exception(said[len(said) - said[::-1].index(_TRACEBACK) :])
+        if error:
+            return error[:_LONGEST]
+    fatal = [line for line in said if _FATAL.match(line)]
     return (fatal or said or [""])[-1].strip()[:_LONGEST]
 
 
-def _exception(after_traceback: tuple[str, ...]) -> str:
-    # The frames are indented; the exception and the rest of its message are not.
-    error, *more = [line for line in after_traceback if line and not line[0].isspace()] or [""]
-    if error.endswith(":"):
-        # TensorFlow's "Graph execution error:" says below the node what happened there.
-        error += next((f" {line}" for line in more if not line.startswith("Detected at ")), "")
-    return error[:_LONGEST]
+def _exception(after_traceback: list[str]) -> str:
+    # The frames are indented; the exception is not, and what follows may be its message.
+    flush_left = [line for line in after_traceback if not line[0].isspace()]
+    error = flush_left[0] if flush_left else ""
+    if error.endswith(" Graph execution error:"):
+        # TensorFlow names the node first and says below it what happened there.
+        said = [line for line in flush_left[1:] if not line.startswith("Detected at ")]
+        return " ".join([error, *said[:1]])
+    if error.endswith(" in user code:"):
+        return f"{error} {after_traceback[-1].strip()}"  # AutoGraph's own, indented traceback.
+    return error

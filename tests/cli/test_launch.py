@@ -1,0 +1,348 @@
+"""The launcher on real processes; what they run is plain Python, to be fast."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tf_gradcomp.launch import JobResult, LocalJob, WorkerEnd
+from tf_gradcomp.launch.ports import ReservedPorts
+
+PREAMBLE = """
+import json, os, signal, subprocess, sys, time
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+"""
+
+
+class Watched:
+    """A job whose lines are kept, and which can wait for one of them."""
+
+    def __init__(self, source, workers=2, **settings):
+        self.lines = []
+        self.job = LocalJob(
+            [sys.executable, "-c", PREAMBLE + source],
+            workers,
+            on_line=lambda index, stream, line: self.lines.append((index, stream, line)),
+            **settings,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        self.job.close()
+
+    def of(self, index):
+        return [line for worker, _, line in self.lines if worker == index]
+
+    def wait_for(self, *lines):
+        until = time.monotonic() + 30
+        while not all(line in self.of(index) for index, line in lines):
+            assert self.job.step(), self.lines
+            assert time.monotonic() < until, self.lines
+
+
+def run(source, workers=2, **settings):
+    with Watched(source, workers, **settings) as watched:
+        result = watched.job.run()
+    return result, watched
+
+
+def is_alive(pid):
+    """Whether the process still runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_dead(pid):
+    until = time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < until, f"process {pid} still runs"
+        time.sleep(0.02)
+
+
+def test_a_good_job():
+    result, watched = run("print('hello', index); print('oh', index, file=sys.stderr)", workers=3)
+    assert result.exit_code == 0
+    assert result.summary() == []
+    assert sorted(end.index for end in result.ends) == [0, 1, 2]
+    expected = [(i, s, f"{w} {i}") for i in range(3) for s, w in STREAMS]
+    assert sorted(watched.lines) == sorted(expected)
+
+
+STREAMS = (("stdout", "hello"), ("stderr", "oh"))
+
+
+def test_each_worker_has_its_tf_config_and_environment():
+    result, watched = run(
+        "print(os.environ['TF_CONFIG']); print(os.environ['COLOUR'], os.environ.get('HOME'))",
+        env={"COLOUR": "red"},
+        worker_env=[{}, {"COLOUR": "blue"}],
+    )
+    assert result.exit_code == 0
+    first, second = (eval(watched.of(index)[0]) for index in (0, 1))
+    assert first["cluster"] == second["cluster"]
+    assert len(set(first["cluster"]["worker"])) == 2
+    assert (first["task"]["index"], second["task"]["index"]) == (0, 1)
+    assert [watched.of(index)[1] for index in (0, 1)] == ["red None", "blue None"]
+
+
+def test_the_last_words_of_a_killed_worker_are_kept():
+    result, watched = run("sys.stdout.write('unfinished'); os.kill(os.getpid(), 9)", workers=1)
+    assert watched.of(0) == ["unfinished"]
+    assert result.exit_code == 128 + 9
+
+
+def test_one_fails_and_the_others_are_ended():
+    source = """
+if index == 1:
+    raise ValueError("no such luck")
+time.sleep(60)
+"""
+    result, watched = run(source, workers=3, grace=0.2)
+    assert watched.job.seconds < 20
+    assert result.exit_code == 1
+    first, *others = result.summary()
+    assert first.startswith("worker 1 died first, after")
+    assert first.endswith("exit code 1: ValueError: no such luck")
+    assert sorted(others) == [
+        "worker 0 was still running and has been ended.",
+        "worker 2 was still running and has been ended.",
+    ]
+
+
+def test_the_others_may_say_in_the_grace_what_they_saw():
+    source = """
+if index == 0:
+    sys.exit(7)
+time.sleep(0.5)
+raise RuntimeError("lost worker 0")
+"""
+    result, _ = run(source, grace=30)
+    assert result.exit_code == 7
+    assert "worker 0 died first" in result.summary()[0]
+    assert result.summary()[1].startswith("worker 1 followed")
+    assert result.summary()[1].endswith("RuntimeError: lost worker 0")
+
+
+def test_without_grace_the_others_go_on():
+    source = "time.sleep(0.5 * index); print('end'); sys.exit(1 - index)"
+    result, watched = run(source, grace=None)
+    assert watched.of(1) == ["end"]
+    assert [end.returncode for end in result.ends] == [1, 0]
+
+
+def test_a_worker_that_ends_well_ends_nobody():
+    result, watched = run("time.sleep(0.6 * index); print('end')", grace=0)
+    assert result.exit_code == 0
+    assert watched.of(1) == ["end"]
+
+
+def test_a_killed_worker_is_named_with_its_signal():
+    with Watched("print('up'); time.sleep(60)", grace=0) as watched:
+        watched.wait_for((0, "up"), (1, "up"))
+        watched.job.send(1, signal.SIGKILL)
+        result = watched.job.run()
+    assert result.exit_code == 128 + signal.SIGKILL
+    assert "worker 1 died first" in result.summary()[0]
+    assert "killed by SIGKILL (not by gradcomp" in result.summary()[0]
+
+
+DEAF = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up")
+while True:
+    time.sleep(60)
+"""
+
+
+def test_stop_interrupts_the_workers():
+    source = """
+try:
+    print("up"); time.sleep(60)
+except KeyboardInterrupt:
+    print("saved")
+"""
+    with Watched(source, grace=30) as watched:
+        watched.wait_for((0, "up"), (1, "up"))
+        watched.job.stop()
+        result = watched.job.run()
+        assert watched.job.seconds < 20
+    assert [watched.of(index)[-1] for index in (0, 1)] == ["saved", "saved"]
+    assert result.exit_code == 130
+    assert result.summary() == ["stopped by SIGINT."]
+
+
+def test_a_deaf_worker_is_killed_after_the_grace():
+    with Watched(DEAF, grace=0.5) as watched:
+        watched.wait_for((0, "up"), (1, "up"))
+        watched.job.stop(signal.SIGTERM)
+        result = watched.job.run()
+    assert [end.returncode for end in result.ends] == [-9, -9]
+    assert result.exit_code == 128 + signal.SIGTERM
+
+
+def test_a_second_stop_kills_at_once():
+    with Watched(DEAF, grace=60) as watched:
+        watched.wait_for((0, "up"), (1, "up"))
+        watched.job.stop()
+        watched.job.step()
+        watched.job.stop()
+        result = watched.job.run()
+        assert watched.job.seconds < 30
+    assert [end.returncode for end in result.ends] == [-9, -9]
+
+
+def test_the_time_limit_ends_deaf_and_hearing_workers():
+    source = f"""
+if index == 0:
+    time.sleep(60)
+{DEAF}
+"""
+    result, watched = run(source, timeout=1, grace=0.3)
+    assert 1 < watched.job.seconds < 20
+    assert result.exit_code == 124
+    assert result.summary() == ["the time limit of 1 s was reached; ended workers: 0, 1."]
+    assert "KeyboardInterrupt" in watched.of(0)[-1]  # It shows where it hung.
+
+
+def test_what_a_worker_has_started_ends_with_the_job():
+    source = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid)
+"""
+    result, watched = run(source, workers=1)
+    assert result.exit_code == 0
+    wait_until_dead(int(watched.of(0)[0]))
+
+
+def test_leaving_the_block_ends_all():
+    with Watched("print(os.getpid()); time.sleep(60)") as watched:
+        while not (watched.of(0) and watched.of(1)):
+            assert watched.job.step(), watched.lines
+    for index in (0, 1):
+        assert not is_alive(int(watched.of(index)[0]))
+
+
+def test_no_zombie_and_no_thread_and_no_file_is_left():
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    _, watched = run("print(os.getpid())")
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+    for index in (0, 1):
+        with pytest.raises(ChildProcessError):
+            os.waitpid(int(watched.of(index)[0]), os.WNOHANG)
+
+
+def test_workers_do_not_outlive_a_killed_launcher():
+    source = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from tf_gradcomp.launch import LocalJob
+program = "import os, time; print(os.getpid()); time.sleep(60)"
+with LocalJob([sys.executable, "-c", program], 2, on_line=lambda *line: print(line[2])) as job:
+    job.run()
+"""
+    with Watched(source, workers=1) as launcher:
+        while len(launcher.of(0)) < 2:
+            assert launcher.job.step(), launcher.lines
+        pids = [int(line) for line in launcher.of(0)]
+        # The workers are in groups of their own, which this signal does not reach.
+        assert all(is_alive(pid) for pid in pids)
+        launcher.job.send(0, signal.SIGKILL)
+        for pid in pids:
+            wait_until_dead(pid)
+
+
+def test_a_reserved_port_is_given_to_nobody_but_a_server_that_asks_for_it():
+    ports = ReservedPorts(50)
+    try:
+        numbers = [int(address.rpartition(":")[2]) for address in ports.addresses]
+        assert len(set(numbers)) == 50
+        with socket.create_server(("", numbers[0])) as server:  # Sets SO_REUSEADDR, like gRPC.
+            client = socket.create_connection(("localhost", numbers[0]), timeout=5)
+            server.accept()[0].close()
+            client.close()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", numbers[1]))
+    finally:
+        ports.release()
+    with socket.socket() as other:
+        other.bind(("", numbers[1]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"workers": 0}, "at least one worker"), ({"worker_env": [{}]}, "each of the 2 workers")],
+)
+def test_wrong_arguments(settings, says):
+    with pytest.raises(ValueError, match=says):
+        LocalJob(["true"], **{"workers": 2, **settings})
+
+
+def end(returncode, *stderr, **kwargs):
+    return WorkerEnd(0, returncode, 1.0, stderr_tail=stderr, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ((), ""),
+        (("one", "two", ""), "two"),
+        (("I0000 00:00:1 1 a.cc:1] fine", "W0000 00:00:1 1 a.cc:1] hm"), ""),
+        (("F0000 00:00:1 1 a.cc:1] Check failed", "*** stack ***", "@ 0x1"), "Check failed"),
+        (("Fatal Python error: Segmentation fault", "", "Thread 1"), "Segmentation fault"),
+        (
+            ("Traceback (most recent call last):", "  File x", "KeyError: 1", "", "W0000 bye"),
+            "KeyError: 1",
+        ),
+        (
+            (
+                *("Traceback (most recent call last):", "  File x", "KeyError: 1", ""),
+                *("During handling of the above exception, ...", ""),
+                *("Traceback (most recent call last):", "  File y", "OSError: 2", "more"),
+            ),
+            "OSError: 2",
+        ),
+        (
+            (
+                *(
+                    "Traceback (most recent call last):",
+                    "UnavailableError: Graph execution error:",
+                    "",
+                ),
+                *("Detected at node A defined at:", "  File x", "", "Worker 1 is lost", "bye"),
+            ),
+            "UnavailableError: Graph execution error: Worker 1 is lost",
+        ),
+        (
+            (
+                *("Traceback (most recent call last):", "  File x", "ValueError: in user code:"),
+                *("", "    File y", "    ValueError: odd shape", "    ", "W0000 bye"),
+            ),
+            "ValueError: in user code: ValueError: odd shape",
+        ),
+    ],
+)
+def test_the_error_is_found_in_the_last_lines(lines, error):
+    assert end(1, *lines).error.endswith(error)
+    assert bool(end(1, *lines).error) == bool(error)
+
+
+def test_exit_codes_and_their_order():
+    assert JobResult((end(0), end(3), end(-11))).exit_code == 3
+    assert JobResult((end(-11),)).exit_code == 139
+    assert end(-11).how == "killed by SIGSEGV"
+    assert end(-40).how == "killed by signal 40"
+    ended = end(-9, ended_by_launcher=True)
+    assert JobResult((ended,), stop_signal=15).exit_code == 143
+    assert JobResult((ended,), timed_out=3.0).exit_code == 124
+    assert JobResult((end(3), ended), stop_signal=2).exit_code == 3

@@ -1,0 +1,288 @@
+"""`gradcomp run` as a user starts it."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import tf_gradcomp
+
+# A shell that runs the tests in the background has its children ignore Ctrl-C; undo that.
+ENTRY = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tf_gradcomp.cli.main import main
+sys.exit(main(prog_name="gradcomp"))
+"""
+COMMAND = [sys.executable, "-c", ENTRY]
+ENV = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | {
+    "PYTHONPATH": str(Path(tf_gradcomp.__file__).parents[1])
+}
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Writes a worker program; it knows its `index`."""
+
+    def write(source):
+        path = tmp_path / "program.py"
+        path.write_text(
+            "import json, os, sys, time\n"
+            "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+            + textwrap.dedent(source)
+        )
+        return str(path)
+
+    return write
+
+
+def gradcomp(*args, env=None, cwd=None, timeout=60):
+    return subprocess.run(
+        [*COMMAND, *args],
+        capture_output=True,
+        text=True,
+        env={**ENV, **(env or {})},
+        cwd=cwd,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def test_output_is_prefixed_and_kept_apart(program):
+    path = program("print('one', index); print('two', index, file=sys.stderr)")
+    done = gradcomp("run", "-n", "2", path)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] one 0", "[worker 1] one 1"]
+    assert sorted(done.stderr.splitlines()) == ["[worker 0] two 0", "[worker 1] two 1"]
+
+
+def test_prefixes_line_up(program):
+    done = gradcomp("run", "-n", "11", program("print('x')"))
+    assert {len(line) for line in done.stdout.splitlines()} == {len("[worker  0] x")}
+
+
+def test_a_file_gets_the_last_state_of_a_bar_without_colours(program):
+    path = program("""
+        for step in range(20):
+            print(f"\\r\\x1b[32m{step + 1}/20\\x1b[0m", end="", flush=True)
+        print("\\nend")
+    """)
+    done = gradcomp("run", "-n", "1", path)
+    assert done.stdout.splitlines() == ["[worker 0] 20/20", "[worker 0] end"]
+
+
+def test_output_of_the_chief_alone(program):
+    path = program("""
+        print("out", index)
+        print("cause", index, file=sys.stderr)
+        sys.exit(index)
+    """)
+    done = gradcomp("run", "-n", "2", "--output", "chief", path)
+    assert done.stdout == "[worker 0] out 0\n"
+    # Of the one that failed the last lines are shown all the same.
+    assert "[worker 1] cause 1\n" in done.stderr
+    assert "out 1" not in done.stdout + done.stderr
+
+
+def test_all_after_the_program_is_the_programs_own(program):
+    path = program("print(sys.argv[1:])")
+    args = ["-n", "9", "--timeout=x", "--help", "--", "-m", "*", "a b"]
+    done = gradcomp("run", "-n", "1", path, *args)
+    assert done.stdout == f"[worker 0] {args}\n"
+
+
+def test_a_module(tmp_path):
+    (tmp_path / "trainer.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    done = gradcomp("run", "-n", "1", "-m", "trainer", "-x", cwd=tmp_path)
+    assert done.stdout == "[worker 0] __main__ ['-x']\n"
+
+
+def test_the_first_failure_is_named_and_is_the_exit_code(program):
+    path = program("""
+        if index == 1:
+            sys.exit(5)
+        time.sleep(60)
+    """)
+    done = gradcomp("run", "-n", "2", "--grace", "0.2", path)
+    assert done.returncode == 5
+    assert re.search(r"^gradcomp: worker 1 died first, after .* exit code 5\.$", done.stderr, re.M)
+    assert "gradcomp: worker 0 was still running and has been ended.\n" in done.stderr
+
+
+def test_a_traceback_is_summed_up(program):
+    done = gradcomp("run", "-n", "1", program("raise OSError('disk full')"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("exit code 1: OSError: disk full")
+
+
+def test_timeout(program):
+    done = gradcomp("run", "-n", "2", "--timeout", "1", program("time.sleep(60)"))
+    assert done.returncode == 124
+    assert "gradcomp: the time limit of 1 s was reached; ended workers: " in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_reaches_the_workers(program, signum):
+    path = program("""
+        print("up", flush=True)
+        try:
+            time.sleep(60)
+        finally:
+            print("saved")
+    """)
+    with subprocess.Popen(
+        [*COMMAND, "run", "-n", "2", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENV,
+    ) as process:
+        assert {process.stdout.readline() for _ in range(2)} == {
+            "[worker 0] up\n",
+            "[worker 1] up\n",
+        }
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=30)
+    assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
+    assert f"gradcomp: stopped by {signal.Signals(signum).name}." in err
+    assert process.returncode == 128 + signum
+
+
+def test_a_reader_that_goes_away_ends_the_job(program):
+    path = program("""
+        while True:
+            print(os.getpid(), flush=True)
+            time.sleep(0.05)
+    """)
+    with subprocess.Popen(
+        [*COMMAND, "run", "-n", "1", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=ENV,
+    ) as process:
+        pid = int(process.stdout.readline().split()[-1])
+        process.stdout.close()
+        assert process.wait(timeout=30) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_on_a_terminal_bars_are_drawn_in_place(program):
+    path = program("""
+        for step in range(3):
+            print(f"\\r{step + 1}/3", end="", flush=True)
+            time.sleep(0.3)
+        print("\\nend")
+    """)
+    shown = on_terminal("run", "-n", "2", path)
+    assert "1/3" in shown  # Seen while it is drawn, not only when it is complete.
+    assert re.search(r"\x1b\[\d+m\[worker 1\]", shown)
+    *_, after_bars = shown.rpartition("\x1b[2K")
+    assert "1/3" not in after_bars
+    assert "\x1b[?25h" in after_bars  # The cursor is back.
+
+
+def on_terminal(*args):
+    """Runs gradcomp on a terminal of its own and returns all that it wrote there."""
+    primary, secondary = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *args],
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        env={**ENV, "TERM": "xterm-256color", "COLUMNS": "80"},
+    ) as process:
+        os.close(secondary)
+        chunks = []
+        while True:
+            try:
+                chunk = os.read(primary, 4096)
+            except OSError:  # Linux' way to say that the other side is closed.
+                break
+            chunks.append(chunk)
+        assert process.wait(timeout=30) == 0
+    os.close(primary)
+    return b"".join(chunks).decode()
+
+
+def test_threads_are_left_alone_unless_asked_for(program):
+    path = program("print(os.environ.get('TF_NUM_INTRAOP_THREADS'))")
+    assert gradcomp("run", "-n", "1", path).stdout == "[worker 0] None\n"
+    assert gradcomp("run", "-n", "1", "--threads-per-worker", "3", path).stdout == "[worker 0] 3\n"
+    auto = gradcomp("run", "-n", "1", "--threads-per-worker", "auto", path).stdout
+    assert auto == f"[worker 0] {len(os.sched_getaffinity(0))}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["-n", "2"], "Missing argument 'PROGRAM'"),
+        (["train.py"], "Missing option '-n'"),
+        (["-n", "0", __file__], "0 is not in the range x>=1"),
+        (["-n", "two", __file__], "'two' is not a valid integer"),
+        (["-n", "2", "no/such.py"], "There is no program 'no/such.py' here."),
+        (["-n", "2", "--timeout", "0", __file__], "0.0 is not in the range x>0"),
+        (["-n", "2", "--grace", "-1", __file__], "-1.0 is not in the range x>=0"),
+        (["-n", "2", "--threads-per-worker", "0", __file__], "'0' is neither a number"),
+        (["--nothing", "-n", "2", __file__], "No such option"),
+    ],
+)
+def test_wrong_use_is_one_sentence(args, says):
+    done = gradcomp("run", *args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("Error: ")
+    assert says in message
+
+
+def test_a_worker_cannot_start_workers(program):
+    done = gradcomp("run", "-n", "1", program(""), env={"TF_CONFIG": "{}"})
+    assert done.returncode == 2
+    assert "Error: TF_CONFIG is set already" in done.stderr
+
+
+def test_starts_without_loading_tensorflow():
+    code = """
+        import sys
+        import tf_gradcomp.cli.main
+        assert not {"tensorflow", "keras", "numpy"} & set(sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=ENV, check=True)
+
+
+def test_two_tensorflow_workers_sum(program):
+    path = program("""
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tf.constant(index + 1.0))
+
+        print("sum", float(tf.function(lambda: strategy.run(replica))()))
+    """)
+    done = gradcomp("run", "-n", "2", "--timeout", "100", path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] sum 3.0", "[worker 1] sum 3.0"]
+
+
+def test_tf_config_written_is_what_tensorflow_reads(program):
+    path = program("print(json.dumps(json.loads(os.environ['TF_CONFIG'])))")
+    done = gradcomp("run", "-n", "2", path)
+    configs = [json.loads(line.partition("] ")[2]) for line in sorted(done.stdout.splitlines())]
+    assert configs[0]["cluster"] == configs[1]["cluster"]
+    assert all(a.startswith("localhost:") for a in configs[0]["cluster"]["worker"])
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": 0},
+        {"type": "worker", "index": 1},
+    ]
