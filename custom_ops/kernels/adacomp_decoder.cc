@@ -1,0 +1,226 @@
+#include "adacomp_decoder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "adacomp_codes.h"
+#include "floats.h"
+
+namespace gradcomp {
+namespace {
+
+constexpr int64_t kCyclesPerBlock = Binning::kBlockSize;
+
+Status OfTensor(int64_t tensor, const Status& status) {
+  if (status.ok()) return status;
+  return {Concat("tensor ", tensor, ": ", status.message)};
+}
+
+// Runs all checks, in parallel, and returns the first error in their order.
+template <typename Check>
+Status CheckAll(const ParallelFor& parallel_for, int64_t count, int64_t cost, const Check& check) {
+  std::vector<Status> statuses(count);
+  parallel_for(count, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) statuses[i] = check(i);
+  });
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+bool AllFinite(const uint8_t* values, int64_t size) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + 4 * i, sizeof bits);
+    largest = std::max(largest, bits & ~kSignBit);
+  }
+  return IsFiniteMagnitude(largest);
+}
+
+Status CheckEntry(const TableEntry& entry, int64_t words_left, const Binning& bins) {
+  if (entry.code_words > words_left) {
+    return {Concat(entry.code_words, " words of codes; expected at most ", words_left,
+                   ", which is what is left")};
+  }
+  const int64_t code_words = entry.code_words;
+  if (bins.sent_whole && code_words != bins.size) {
+    return {Concat(code_words, " words; expected ", bins.size, ", one per element")};
+  }
+  if (bins.sent_whole ? ToBits(entry.scale) != 0 : ToBits(entry.scale) >= kInfinityBits) {
+    return {Concat("scale ", entry.scale, "; expected ",
+                   bins.sent_whole ? "0 for a tensor sent whole" : "a finite one, not negative")};
+  }
+  return {};
+}
+
+}  // namespace
+
+struct AdaCompDecoder::Codes {
+  float scale = 0;
+  const uint8_t* data = nullptr;  // null: nothing was sent
+  int64_t words = 0;
+  std::vector<int64_t> block_starts;  // bytes
+};
+
+AdaCompDecoder::AdaCompDecoder(const std::vector<DecoderTensor>& tensors, int64_t fingerprint,
+                               ParallelFor parallel_for)
+    : fingerprint_(fingerprint), parallel_for_(std::move(parallel_for)), first_block_(1, 0) {
+  for (const DecoderTensor& tensor : tensors) {
+    tensors_.emplace_back(tensor.size, tensor.bin_size);
+    first_block_.push_back(first_block_.back() + tensors_.back().num_blocks);
+  }
+}
+
+AdaCompDecoder::~AdaCompDecoder() = default;
+
+const AdaCompDecoder::Codes& AdaCompDecoder::CodesOf(int64_t payload, int64_t tensor) const {
+  return codes_[payload * tensors_.size() + tensor];
+}
+
+Status AdaCompDecoder::Read(const int32_t* words, int64_t size, int64_t num_payloads,
+                            std::optional<int64_t> step) {
+  Status status = SplitPayloads(words, size, num_payloads, &payloads_);
+  if (!status.ok()) return status;
+  const int64_t num_tensors = tensors_.size();
+  const ExpectedHeader expected = {Method::kAdaComp, fingerprint_, step, num_tensors};
+  codes_.assign(num_payloads * num_tensors, Codes());
+  status = CheckAll(parallel_for_, num_payloads, kCyclesPerBlock, [&](int64_t payload) {
+    const Status header = CheckHeader(payloads_[payload], expected);
+    return OfReplica(payload, header.ok() ? ReadTable(payload) : header);
+  });
+  if (!status.ok()) return status;
+  status = CheckAll(parallel_for_, codes_.size(), kCyclesPerBlock, [&](int64_t i) {
+    const int64_t payload = i / num_tensors;
+    const int64_t tensor = i % num_tensors;
+    return OfReplica(payload, OfTensor(tensor, CheckCodes(payload, tensor)));
+  });
+  if (!status.ok()) return status;
+  finite_ = ScalesAreFinite() &&
+            std::none_of(payloads_.begin(), payloads_.end(),
+                         [](const PayloadView& payload) { return payload.header.non_finite(); });
+  return {};
+}
+
+Status AdaCompDecoder::ReadTable(int64_t payload) {
+  const PayloadView& view = payloads_[payload];
+  if (view.header.non_finite()) return {};
+  const int64_t num_tensors = tensors_.size();
+  int64_t words_left = view.body_words() - num_tensors * kTableEntryWords;
+  if (words_left < 0) {
+    return {Concat(view.body_words(), " words behind the header; expected at least ",
+                   num_tensors * kTableEntryWords, ", the table of ", num_tensors, " tensors")};
+  }
+  const int32_t* next = view.body() + num_tensors * kTableEntryWords;
+  for (int64_t i = 0; i < num_tensors; ++i) {
+    TableEntry entry;
+    std::memcpy(&entry, view.body() + i * kTableEntryWords, sizeof entry);
+    const Status status = CheckEntry(entry, words_left, tensors_[i]);
+    if (!status.ok()) return OfTensor(i, status);
+    Codes& codes = codes_[payload * num_tensors + i];
+    codes.scale = entry.scale;
+    codes.data = reinterpret_cast<const uint8_t*>(next);
+    codes.words = entry.code_words;
+    next += entry.code_words;
+    words_left -= entry.code_words;
+  }
+  if (words_left > 0) return {Concat(words_left, " words behind the last tensor; expected none")};
+  return {};
+}
+
+Status AdaCompDecoder::CheckCodes(int64_t payload, int64_t tensor) {
+  const Binning& bins = tensors_[tensor];
+  Codes& codes = codes_[payload * tensors_.size() + tensor];
+  if (codes.data == nullptr) return {};
+  if (bins.sent_whole) {
+    if (AllFinite(codes.data, bins.size)) return {};
+    return {"a value is not finite; expected the non-finite flag with it"};
+  }
+  codes.block_starts.resize(bins.num_blocks);
+  const auto index_codes = CodeBytes(bins.bin_size) == 1 ? IndexCodes<Code8> : IndexCodes<Code16>;
+  return index_codes(codes.data, codes.words, bins.size, bins.bin_size, bins.bins_per_block,
+                     codes.block_starts.data());
+}
+
+bool AdaCompDecoder::ScalesAreFinite() const {
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    float sum = 0;
+    for (size_t payload = 0; payload < payloads_.size(); ++payload) {
+      sum += CodesOf(payload, tensor).scale;
+    }
+    if (!std::isfinite(sum)) return false;
+  }
+  return true;
+}
+
+bool AdaCompDecoder::Reduce(const std::vector<float*>& outputs) {
+  if (finite_) {
+    std::atomic<bool> finite{true};
+    ForEachBlock([&](int64_t tensor, int64_t block) {
+      if (!ReduceBlock(tensor, block, outputs[tensor])) finite = false;
+    });
+    finite_ = finite;
+  }
+  if (!finite_) {
+    ForEachBlock([&](int64_t tensor, int64_t block) {
+      const Binning& bins = tensors_[tensor];
+      std::memset(outputs[tensor] + bins.FirstElement(block), 0, 4 * bins.BlockSize(block));
+    });
+  }
+  return finite_;
+}
+
+bool AdaCompDecoder::ReduceBlock(int64_t tensor, int64_t block, float* output) const {
+  const Binning& bins = tensors_[tensor];
+  float* values = output + bins.FirstElement(block);
+  const int64_t size = bins.BlockSize(block);
+  std::memset(values, 0, 4 * size);
+  for (size_t payload = 0; payload < payloads_.size(); ++payload) {
+    AddBlock(CodesOf(payload, tensor), bins, block, output);
+  }
+  return !bins.sent_whole || AllFinite(reinterpret_cast<const uint8_t*>(values), size);
+}
+
+void AdaCompDecoder::AddTo(const std::vector<float*>& values) {
+  ForEachBlock([&](int64_t tensor, int64_t block) {
+    for (size_t payload = 0; payload < payloads_.size(); ++payload) {
+      AddBlock(CodesOf(payload, tensor), tensors_[tensor], block, values[tensor]);
+    }
+  });
+}
+
+void AdaCompDecoder::AddBlock(const Codes& codes, const Binning& bins, int64_t block,
+                              float* values) const {
+  if (codes.data == nullptr) return;
+  const int64_t first = bins.FirstElement(block);
+  if (!bins.sent_whole) {
+    AddCodes(codes.data + codes.block_starts[block], bins.BlockBins(block), bins.bin_size,
+             codes.scale, values + first);
+    return;
+  }
+  for (int64_t i = first; i < first + bins.BlockSize(block); ++i) {
+    float value;
+    std::memcpy(&value, codes.data + 4 * i, sizeof value);
+    values[i] += value;
+  }
+}
+
+void AdaCompDecoder::ForEachBlock(
+    const std::function<void(int64_t tensor, int64_t block)>& work) const {
+  parallel_for_(first_block_.back(), kCyclesPerBlock, [&](int64_t begin, int64_t end) {
+    const IeeeArithmetic ieee;
+    const auto after = std::upper_bound(first_block_.begin(), first_block_.end(), begin);
+    int64_t tensor = after - first_block_.begin() - 1;
+    for (int64_t i = begin; i < end; ++i) {
+      while (i >= first_block_[tensor + 1]) ++tensor;
+      work(tensor, i - first_block_[tensor]);
+    }
+  });
+}
+
+}  // namespace gradcomp

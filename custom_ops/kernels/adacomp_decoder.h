@@ -1,0 +1,67 @@
+// AdaComp's decoder. Payloads are untrusted: everything in them is checked before it is used.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_DECODER_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_DECODER_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "adacomp_layout.h"
+#include "common.h"
+#include "payload.h"
+
+namespace gradcomp {
+
+struct DecoderTensor {
+  int64_t size;  // elements
+  int64_t bin_size;
+};
+
+class AdaCompDecoder {
+ public:
+  AdaCompDecoder(const std::vector<DecoderTensor>& tensors, int64_t fingerprint,
+                 ParallelFor parallel_for);
+  ~AdaCompDecoder();
+
+  // Checks all of `num_payloads` payloads that lie one after another in `words`, which must outlive
+  // the decoder. Nothing else may be called unless this succeeds.
+  Status Read(const int32_t* words, int64_t size, int64_t num_payloads,
+              std::optional<int64_t> step);
+
+  const std::vector<PayloadView>& payloads() const { return payloads_; }
+
+  // Whether all replicas were finite, and the sum of what they sent in a place is, too.
+  bool finite() const { return finite_; }
+
+  // outputs[i] = sum over the payloads of what they say of tensor i, in the order of the payloads;
+  // zeros if not finite. Returns finite(), which sums of tensors sent whole may still change.
+  bool Reduce(const std::vector<float*>& outputs);
+
+  // values[i] += what the payloads say of tensor i; nothing for a payload with the non-finite flag.
+  void AddTo(const std::vector<float*>& values);
+
+  // The part of Reduce for one block of one tensor. Returns whether the sums are finite.
+  bool ReduceBlock(int64_t tensor, int64_t block, float* output) const;
+
+ private:
+  struct Codes;
+
+  const Codes& CodesOf(int64_t payload, int64_t tensor) const;
+  Status ReadTable(int64_t payload);
+  Status CheckCodes(int64_t payload, int64_t tensor);
+  void AddBlock(const Codes& codes, const Binning& bins, int64_t block, float* values) const;
+  bool ScalesAreFinite() const;
+  void ForEachBlock(const std::function<void(int64_t tensor, int64_t block)>& work) const;
+
+  const int64_t fingerprint_;
+  const ParallelFor parallel_for_;
+  std::vector<Binning> tensors_;
+  std::vector<int64_t> first_block_;  // of each tensor, and the number of all blocks
+  std::vector<PayloadView> payloads_;
+  std::vector<Codes> codes_;  // by payload, then tensor
+  bool finite_ = false;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_DECODER_H_

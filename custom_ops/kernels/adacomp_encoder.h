@@ -1,0 +1,73 @@
+// AdaComp's encoder: residuals and gradients of one step in, one payload out.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_ENCODER_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_ENCODER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common.h"
+#include "floats.h"
+#include "scan_bins.h"
+
+namespace gradcomp {
+
+struct EncoderTensor {
+  float* residual;  // updated in place
+  const void* gradient;
+  GradientType type;
+  int64_t size;      // elements
+  int64_t bin_size;  // 0: sent whole
+};
+
+class AdaCompEncoder {
+ public:
+  AdaCompEncoder(const std::vector<EncoderTensor>& tensors, float scale_factor,
+                 ParallelFor parallel_for, Simd simd = BestSimd());
+  ~AdaCompEncoder();
+
+  // Accumulates, selects and quantizes. Returns whether all values were finite. If so, the
+  // residuals are what stays when the payload is sent (tensors sent whole are cleared only by
+  // WriteBody). If not, they are as before, to the rounding of float32, and the body is empty.
+  bool Run();
+
+  // Takes back what Run did, for a caller that can't write the payload.
+  void Rollback();
+
+  int64_t body_words() const { return body_words_; }  // of the payload, without the fixed header
+
+  // What each tensor takes in the payload: table entry and codes. 0 if not all was finite.
+  std::vector<int64_t> TensorBytes() const;
+
+  // Writes table and codes, and clears the residuals of tensors sent whole.
+  void WriteBody(int32_t* body);
+
+ private:
+  struct Tensor;
+  struct Block;
+
+  void AddTensor(const EncoderTensor& tensor);
+  int64_t GroupEnd(int64_t first_tensor) const;
+  bool RunGroup(int64_t first_tensor, int64_t last_tensor);
+  void Scan(Block* block) const;
+  bool ComputeScale(Tensor* tensor) const;
+  void AddSent(const Block& block, float scale) const;
+  void SubtractGradient(const Block& block) const;
+  void Layout();
+  void WriteBlock(const Block& block, int32_t* body) const;
+
+  const float boost_;
+  const ParallelFor parallel_for_;
+  const Simd simd_;
+  std::vector<Tensor> tensors_;
+  std::vector<Block> blocks_;
+  std::unique_ptr<float[]> bin_max_;
+  int64_t num_bins_ = 0;
+  int64_t scanned_ = 0;    // blocks
+  int64_t quantized_ = 0;  // blocks
+  int64_t body_words_ = 0;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_ENCODER_H_

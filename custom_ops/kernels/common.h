@@ -1,0 +1,33 @@
+// What all kernels share. Nothing in this folder includes a TensorFlow header.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_COMMON_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_COMMON_H_
+
+#include <cstdint>
+#include <functional>
+#include <sstream>
+#include <string>
+
+namespace gradcomp {
+
+// Calls work(begin, end) on disjoint ranges that cover [0, count), possibly on several threads, and
+// returns when all are done. `cost` is the work of one unit in processor cycles, roughly.
+using Work = std::function<void(int64_t begin, int64_t end)>;
+using ParallelFor = std::function<void(int64_t count, int64_t cost, const Work& work)>;
+
+struct Status {
+  std::string message;  // empty: no error
+  bool ok() const { return message.empty(); }
+};
+
+template <typename... Parts>
+std::string Concat(const Parts&... parts) {
+  std::ostringstream stream;
+  (stream << ... << parts);
+  return stream.str();
+}
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_COMMON_H_

@@ -1,0 +1,86 @@
+// Gradient element types, and the float32 arithmetic that every variant of the kernels agrees on.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_FLOATS_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_FLOATS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace gradcomp {
+
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+enum class GradientType { kFloat, kHalf, kBFloat16 };
+
+inline constexpr uint32_t kSignBit = 0x80000000u;
+inline constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+inline uint32_t ToBits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float FromBits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Magnitudes are compared as bits: the order is that of the floats, infinity and NaN come out as
+// the largest, and so one integer maximum both finds a bin's maximum and tells whether it is finite.
+inline uint32_t MagnitudeBits(float value) { return ToBits(value) & ~kSignBit; }
+inline bool IsFiniteMagnitude(uint32_t bits) { return bits < kInfinityBits; }
+
+inline float ToFloat(float value) { return value; }
+inline float ToFloat(BFloat16 value) { return FromBits(uint32_t{value.bits} << 16); }
+inline float ToFloat(Half value) {
+  const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
+  const uint32_t magnitude = value.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return FromBits(sign | kInfinityBits | (magnitude & 0x3ffu) << 13);
+  if (magnitude >= 0x400u) return FromBits(sign | ((magnitude << 13) + (112u << 23)));
+  const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
+  return FromBits(sign | ToBits(subnormal));
+}
+
+// TensorFlow flushes denormals to zero on some of its threads and not on others. Results must not
+// depend on the thread, so kernels compute as IEEE 754 says while one of these is alive.
+class IeeeArithmetic {
+ public:
+#if defined(__x86_64__)
+  IeeeArithmetic() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ & ~kFlushBits); }
+  ~IeeeArithmetic() { _mm_setcsr(saved_); }
+
+ private:
+  static constexpr unsigned kFlushBits = 0x8040;  // flush to zero, denormals are zero
+  const unsigned saved_;
+#elif defined(__aarch64__)
+  IeeeArithmetic() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(saved_ & ~kFlushBits) : "memory");
+  }
+  ~IeeeArithmetic() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
+
+ private:
+  static constexpr uint64_t kFlushBits = uint64_t{1} << 24;
+  uint64_t saved_;
+#else
+  IeeeArithmetic() {}
+  ~IeeeArithmetic() {}
+
+ private:
+#endif
+  IeeeArithmetic(const IeeeArithmetic&) = delete;
+  IeeeArithmetic& operator=(const IeeeArithmetic&) = delete;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_FLOATS_H_

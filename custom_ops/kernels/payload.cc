@@ -1,0 +1,143 @@
+#include "payload.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+namespace gradcomp {
+namespace {
+
+constexpr int kLanes = 4;  // independent, so that their multiplications overlap
+
+uint64_t Mix(uint64_t hash, uint64_t word) {
+  const uint64_t mixed = hash ^ word;
+  return (mixed << 31 | mixed >> 33) * 0x9e3779b97f4a7c15u;
+}
+
+// Over the header up to the checksum, then the body. Every step is a bijection of the hash for a
+// given word and of the word for a given hash: a change of one word always changes the result.
+class Checksum {
+ public:
+  void Add(const void* data, int64_t bytes) {
+    const char* from = static_cast<const char*>(data);
+    for (; bytes >= 8 * kLanes && next_ == 0; bytes -= 8 * kLanes, from += 8 * kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) MixIn(lane, from + 8 * lane, 8);
+    }
+    for (; bytes > 0; bytes -= 8, from += 8) {
+      MixIn(next_, from, std::min<int64_t>(bytes, 8));
+      next_ = (next_ + 1) % kLanes;
+    }
+  }
+
+  uint64_t Result() const {
+    uint64_t hash = 0;
+    for (uint64_t lane : lanes_) hash = Mix(hash, lane);
+    return hash;
+  }
+
+ private:
+  void MixIn(int lane, const char* from, int64_t bytes) {
+    uint64_t word = 0;
+    std::memcpy(&word, from, bytes);
+    lanes_[lane] = Mix(lanes_[lane], word);
+  }
+
+  uint64_t lanes_[kLanes] = {1, 2, 3, 4};
+  int next_ = 0;
+};
+
+uint64_t ChecksumOf(const PayloadHeader& header, const int32_t* body) {
+  Checksum checksum;
+  checksum.Add(body, (header.length - kHeaderWords) * int64_t{sizeof(int32_t)});
+  checksum.Add(&header, offsetof(PayloadHeader, checksum));
+  return checksum.Result();
+}
+
+Status CheckFraming(const PayloadHeader& header, int64_t available) {
+  if (header.magic != kPayloadMagic) {
+    return {Concat("it starts with ", header.magic, "; expected ", kPayloadMagic,
+                   " (\"TFGC\"), the start of a payload")};
+  }
+  if (header.version != kPayloadVersion) {
+    return {Concat("format version ", header.version, "; expected ", kPayloadVersion,
+                   "; install the same version of tf_gradcomp on all workers")};
+  }
+  if (header.length < kHeaderWords || header.length > available) {
+    return {Concat("length of ", header.length, " words; expected ", kHeaderWords, " to ",
+                   available, " words, which is what was received")};
+  }
+  return {};
+}
+
+}  // namespace
+
+void WriteHeader(PayloadHeader header, int32_t* payload) {
+  header.checksum = ChecksumOf(header, payload + kHeaderWords);
+  std::memcpy(payload, &header, sizeof header);
+}
+
+Status SplitPayloads(const int32_t* words, int64_t size, int64_t num_payloads,
+                     std::vector<PayloadView>* payloads) {
+  payloads->clear();
+  for (int64_t replica = 0; replica < num_payloads; ++replica) {
+    if (size < kHeaderWords) {
+      return OfReplica(replica, {Concat("only ", size, " words are left; expected a header of ",
+                                        kHeaderWords, " words")});
+    }
+    PayloadView payload;
+    payload.words = words;
+    std::memcpy(static_cast<void*>(&payload.header), words, sizeof payload.header);
+    const Status status = CheckFraming(payload.header, size);
+    if (!status.ok()) return OfReplica(replica, status);
+    payloads->push_back(payload);
+    words += payload.header.length;
+    size -= payload.header.length;
+  }
+  if (size != 0) {
+    return {Concat(size, " words follow the payload of replica ", num_payloads - 1,
+                   "; expected none: concatenate exactly ", num_payloads,
+                   " payloads, without padding")};
+  }
+  return {};
+}
+
+Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected) {
+  const PayloadHeader& header = payload.header;
+  if (header.checksum != ChecksumOf(header, payload.body())) {
+    return {"the checksum does not fit the content; expected a payload as it was encoded: it was "
+            "changed on the way"};
+  }
+  if (header.method != static_cast<uint16_t>(expected.method)) {
+    return {Concat("compression method ", header.method, "; expected ",
+                   static_cast<uint16_t>(expected.method),
+                   "; give all workers the same compressor")};
+  }
+  if (header.fingerprint != expected.fingerprint) {
+    return {Concat("fingerprint ", header.fingerprint, "; expected ", expected.fingerprint,
+                   ": replicas were built with different variables, compressor settings or "
+                   "versions of tf_gradcomp; start all workers with the same program")};
+  }
+  if (header.num_tensors != expected.num_tensors) {
+    return {Concat(header.num_tensors, " tensors; expected ", expected.num_tensors,
+                   "; start all workers with the same program")};
+  }
+  if (expected.step && header.step != *expected.step) {
+    return {Concat("step ", header.step, "; expected ", *expected.step,
+                   ": all replicas must be at the same step")};
+  }
+  if (header.flags & ~kNonFiniteFlag) {
+    return {Concat("flags ", header.flags, "; expected 0 or ", kNonFiniteFlag)};
+  }
+  if (header.non_finite() && header.length != kHeaderWords) {
+    return {Concat("length of ", header.length, " words with the non-finite flag; expected ",
+                   kHeaderWords, ": the header alone")};
+  }
+  return {};
+}
+
+Status OfReplica(int64_t replica, const Status& status) {
+  if (status.ok()) return status;
+  return {Concat("payload of replica ", replica, ": ", status.message)};
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,71 @@
+// The header in front of every payload, whatever the method. Layout: docs/payload_format.md.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_PAYLOAD_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_PAYLOAD_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common.h"
+
+namespace gradcomp {
+
+inline constexpr uint32_t kPayloadMagic = 0x43474654;  // "TFGC"
+inline constexpr uint16_t kPayloadVersion = 1;
+inline constexpr uint32_t kNonFiniteFlag = 1;
+
+enum class Method : uint16_t { kAdaComp = 1 };
+
+struct PayloadHeader {
+  uint32_t magic = kPayloadMagic;
+  uint16_t version = kPayloadVersion;
+  uint16_t method = 0;
+  int64_t fingerprint = 0;
+  int64_t step = 0;
+  uint32_t flags = 0;
+  uint32_t num_tensors = 0;
+  int64_t length = 0;  // of the whole payload, in words of 32 bits
+  uint64_t checksum = 0;
+
+  bool non_finite() const { return flags & kNonFiniteFlag; }
+};
+static_assert(sizeof(PayloadHeader) == 48, "the header is copied to the wire as it lies in memory");
+#if defined(__BYTE_ORDER__)
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "payloads are little endian");
+#endif
+
+inline constexpr int64_t kHeaderWords = sizeof(PayloadHeader) / sizeof(int32_t);
+
+// One payload where it lies. `body` is what follows the header.
+struct PayloadView {
+  PayloadHeader header;
+  const int32_t* words = nullptr;
+
+  const int32_t* body() const { return words + kHeaderWords; }
+  int64_t body_words() const { return header.length - kHeaderWords; }
+};
+
+// What a receiver knows beforehand about a payload.
+struct ExpectedHeader {
+  Method method;
+  int64_t fingerprint;
+  std::optional<int64_t> step;  // absent: any
+  int64_t num_tensors;
+};
+
+// Fills in the checksum over the header and the body behind it, and writes the header.
+void WriteHeader(PayloadHeader header, int32_t* payload);
+
+// Finds `num_payloads` payloads that lie one after another in `words`. Trusts nothing but `size`.
+Status SplitPayloads(const int32_t* words, int64_t size, int64_t num_payloads,
+                     std::vector<PayloadView>* payloads);
+
+// Checks checksum, method, fingerprint, step, number of tensors and flags.
+Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected);
+
+// Says which payload an error is about.
+Status OfReplica(int64_t replica, const Status& status);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_PAYLOAD_H_

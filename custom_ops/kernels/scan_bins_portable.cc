@@ -1,0 +1,30 @@
+#include <algorithm>
+
+#include "adacomp_codes.h"
+#include "scan_bins_scalar.h"
+#include "scan_bins_variants.h"
+
+namespace gradcomp {
+namespace {
+
+template <typename Gradient>
+uint32_t BinMaximum(const float* residual, const Gradient* gradient, int64_t size) {
+  return ScalarMaximum(residual, gradient, 0, size, 0);
+}
+
+template <typename Gradient, typename Code>
+Code* SelectBin(float* residual, const Gradient* gradient, int64_t size, float boost,
+                uint32_t maximum, Code* codes) {
+  return ScalarSelect(residual, gradient, 0, size, boost, maximum, codes);
+}
+
+#define GRADCOMP_TARGET
+#include "scan_bins-inl.h"
+
+}  // namespace
+
+ScanBins FindScanBinsPortable(GradientType type, int64_t bin_size) {
+  return FindImpl(type, bin_size);
+}
+
+}  // namespace gradcomp

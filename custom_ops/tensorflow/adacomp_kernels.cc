@@ -1,0 +1,187 @@
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../kernels/adacomp_decoder.h"
+#include "../kernels/adacomp_encoder.h"
+#include "../kernels/payload.h"
+#include "op_support.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace gradcomp {
+namespace {
+
+using ::tensorflow::DEVICE_CPU;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpOutputList;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+class AdaCompEncodeOp : public OpKernel {
+ public:
+  explicit AdaCompEncodeOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes_));
+    OP_REQUIRES_OK(context, context->GetAttr("scale_factor", &scale_factor_));
+    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
+    OP_REQUIRES(context, context->num_inputs() == 2 * num_tensors() + 1,
+                InvalidArgument(context->num_inputs() - num_tensors() - 1, " gradients for ",
+                                num_tensors(),
+                                " residuals; expected one gradient for each residual"));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    int64_t step;
+    OP_REQUIRES_OK(context, GetStep(context, 2 * num_tensors(), &step));
+    LockedResiduals residuals;
+    OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors()));
+    OP_REQUIRES_OK(context, CheckShapes(context, residuals));
+    OP_REQUIRES_OK(context, residuals.Unshare(context));
+
+    AdaCompEncoder encoder(Tensors(context, residuals), scale_factor_, ThreadPool(context));
+    PayloadHeader header;
+    header.method = static_cast<uint16_t>(Method::kAdaComp);
+    header.fingerprint = fingerprint_;
+    header.step = step;
+    header.num_tensors = num_tensors();
+    header.flags = encoder.Run() ? 0 : kNonFiniteFlag;
+    header.length = kHeaderWords + encoder.body_words();
+    const absl::Status status = Write(context, header, &encoder);
+    if (!status.ok()) encoder.Rollback();
+    OP_REQUIRES_OK(context, status);
+  }
+
+ private:
+  int num_tensors() const { return bin_sizes_.size(); }
+
+  absl::Status CheckShapes(OpKernelContext* context, const LockedResiduals& residuals) const {
+    for (int i = 0; i < num_tensors(); ++i) {
+      const TensorShape& shape = context->input(num_tensors() + i).shape();
+      if (shape == residuals.shape(i)) continue;
+      return InvalidArgument("gradient ", i, " has shape ", shape.DebugString(), "; expected ",
+                             residuals.shape(i).DebugString(), ", that of its residual");
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<EncoderTensor> Tensors(OpKernelContext* context,
+                                     const LockedResiduals& residuals) const {
+    std::vector<EncoderTensor> tensors;
+    for (int i = 0; i < num_tensors(); ++i) {
+      const Tensor& gradient = context->input(num_tensors() + i);
+      tensors.push_back({residuals.data(i), gradient.data(), ToGradientType(gradient.dtype()),
+                         gradient.NumElements(), bin_sizes_[i]});
+    }
+    return tensors;
+  }
+
+  absl::Status Write(OpKernelContext* context, const PayloadHeader& header,
+                     AdaCompEncoder* encoder) const {
+    Tensor* payload;
+    Tensor* tensor_bytes;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({header.length}), &payload));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({num_tensors()}), &tensor_bytes));
+    int32_t* words = payload->flat<int32_t>().data();
+    if (!header.non_finite()) encoder->WriteBody(words + kHeaderWords);
+    WriteHeader(header, words);
+    const std::vector<int64_t> bytes = encoder->TensorBytes();
+    std::copy(bytes.begin(), bytes.end(), tensor_bytes->flat<int64_t>().data());
+    return absl::OkStatus();
+  }
+
+  std::vector<int64_t> bin_sizes_;
+  float scale_factor_;
+  int64_t fingerprint_;
+};
+
+class AdaCompDecodeOp : public OpKernel {
+ public:
+  explicit AdaCompDecodeOp(OpKernelConstruction* context) : OpKernel(context) {
+    std::vector<int64_t> bin_sizes;
+    OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes));
+    OP_REQUIRES_OK(context, context->GetAttr("num_replicas", &num_replicas_));
+    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
+    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+    OP_REQUIRES(context, shapes_.size() == bin_sizes.size(),
+                InvalidArgument("shapes has ", shapes_.size(), " entries; expected ",
+                                bin_sizes.size(), ": give one shape for each tensor"));
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const int64_t size = shapes_[i].num_elements();
+      OP_REQUIRES_OK(context, ToTensorFlow(CheckTensorSize(i, size)));
+      tensors_.push_back({size, bin_sizes[i]});
+    }
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& payloads = context->input(0);
+    int64_t step;
+    OP_REQUIRES_OK(context, GetStep(context, 1, &step));
+    AdaCompDecoder decoder(tensors_, fingerprint_, ThreadPool(context));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(decoder.Read(payloads.flat<int32_t>().data(),
+                                             payloads.NumElements(), num_replicas_, step)));
+    OpOutputList reduced;
+    OP_REQUIRES_OK(context, context->output_list("reduced", &reduced));
+    std::vector<float*> outputs;
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      Tensor* output;
+      OP_REQUIRES_OK(context, reduced.allocate(i, shapes_[i], &output));
+      outputs.push_back(output->flat<float>().data());
+    }
+    const int num_tensors = static_cast<int>(tensors_.size());
+    Tensor* finite;
+    OP_REQUIRES_OK(context, context->allocate_output(num_tensors, TensorShape({}), &finite));
+    Tensor* lengths;
+    OP_REQUIRES_OK(context, context->allocate_output(num_tensors + 1,
+                                                     TensorShape({num_replicas_}), &lengths));
+    finite->scalar<bool>()() = decoder.Reduce(outputs);
+    for (int64_t i = 0; i < num_replicas_; ++i) {
+      lengths->flat<int64_t>()(i) = decoder.payloads()[i].header.length;
+    }
+  }
+
+ private:
+  int64_t num_replicas_;
+  int64_t fingerprint_;
+  std::vector<TensorShape> shapes_;
+  std::vector<DecoderTensor> tensors_;
+};
+
+class AdaCompPutBackOp : public OpKernel {
+ public:
+  explicit AdaCompPutBackOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes_));
+    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const int num_tensors = bin_sizes_.size();
+    const Tensor& payload = context->input(num_tensors);
+    LockedResiduals residuals;
+    OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors));
+    std::vector<DecoderTensor> tensors;
+    for (int i = 0; i < num_tensors; ++i) {
+      tensors.push_back({residuals.shape(i).num_elements(), bin_sizes_[i]});
+    }
+    AdaCompDecoder decoder(tensors, fingerprint_, ThreadPool(context));
+    OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(),
+                                                      payload.NumElements(), 1, std::nullopt)));
+    if (!decoder.finite()) return;
+    OP_REQUIRES_OK(context, residuals.Unshare(context));
+    std::vector<float*> values;
+    for (int i = 0; i < num_tensors; ++i) values.push_back(residuals.data(i));
+    decoder.AddTo(values);
+  }
+
+ private:
+  std::vector<int64_t> bin_sizes_;
+  int64_t fingerprint_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("AdaCompEncode").Device(DEVICE_CPU), AdaCompEncodeOp);
+REGISTER_KERNEL_BUILDER(Name("AdaCompDecode").Device(DEVICE_CPU), AdaCompDecodeOp);
+REGISTER_KERNEL_BUILDER(Name("AdaCompPutBack").Device(DEVICE_CPU), AdaCompPutBackOp);
+
+}  // namespace
+}  // namespace gradcomp

@@ -1,0 +1,192 @@
+// The ops and their shapes. What they compute: tf_gradcomp/ops/adacomp.py.
+#include <cstdint>
+#include <vector>
+
+#include "../kernels/adacomp_layout.h"
+#include "status.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gradcomp {
+namespace {
+
+using ::tensorflow::DataType;
+using ::tensorflow::TensorShape;
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+absl::Status CheckBinSizesAttr(InferenceContext* c) {
+  int64_t num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  std::vector<int64_t> bin_sizes;
+  TF_RETURN_IF_ERROR(c->GetAttr("bin_sizes", &bin_sizes));
+  return ToTensorFlow(CheckBinSizes(bin_sizes, num_tensors));
+}
+
+// Merges what is known of the shape of the variable behind `input` into *shape.
+absl::Status MergeVariableShape(InferenceContext* c, int input, ShapeHandle* shape) {
+  const auto* handle = c->input_handle_shapes_and_types(input);
+  if (handle == nullptr || handle->empty()) return absl::OkStatus();
+  const DataType dtype = handle->front().dtype;
+  if (dtype != tensorflow::DT_FLOAT && dtype != tensorflow::DT_INVALID) {
+    return InvalidArgument("residual ", input, " is a variable of ", DataTypeString(dtype),
+                           "; expected float32, whatever the type of the gradient");
+  }
+  return c->Merge(handle->front().shape, *shape, shape);
+}
+
+absl::Status AccumulateShape(InferenceContext* c) {
+  ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->input(1), &shape));
+  c->set_output(0, shape);
+  c->set_output(1, shape);
+  return absl::OkStatus();
+}
+
+absl::Status SelectShape(InferenceContext* c) {
+  ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->input(1), &shape));
+  int64_t bin_size;
+  TF_RETURN_IF_ERROR(c->GetAttr("bin_size", &bin_size));
+  const DimensionHandle size = c->NumElements(shape);
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  c->set_output(1, c->Vector(c->ValueKnown(size)
+                                 ? c->MakeDim(CeilDiv(c->Value(size), bin_size))
+                                 : c->UnknownDim()));
+  return absl::OkStatus();
+}
+
+absl::Status QuantizeShape(InferenceContext* c) {
+  ShapeHandle positions;
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &positions));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));
+  c->set_output(0, positions);
+  c->set_output(1, c->Scalar());
+  c->set_output(2, c->input(0));
+  return absl::OkStatus();
+}
+
+absl::Status EncodeShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
+  int64_t num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  std::vector<DataType> types;
+  TF_RETURN_IF_ERROR(c->GetAttr("Tgradients", &types));
+  if (static_cast<int64_t>(types.size()) != num_tensors) {
+    return InvalidArgument(types.size(), " gradients for ", num_tensors,
+                           " residuals; expected one gradient for each residual");
+  }
+  for (int64_t i = 0; i < num_tensors; ++i) {
+    ShapeHandle shape = c->input(num_tensors + i);
+    TF_RETURN_IF_ERROR(MergeVariableShape(c, i, &shape));
+  }
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors), 0, &unused));
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  c->set_output(1, c->Vector(num_tensors));
+  return absl::OkStatus();
+}
+
+absl::Status DecodeShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
+  std::vector<TensorShape> shapes;
+  TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+  int num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  if (static_cast<int>(shapes.size()) != num_tensors) {
+    return InvalidArgument("shapes has ", shapes.size(), " entries; expected ", num_tensors,
+                           ": give one shape for each tensor");
+  }
+  for (int i = 0; i < num_tensors; ++i) {
+    ShapeHandle shape;
+    TF_RETURN_IF_ERROR(c->MakeShapeFromTensorShape(shapes[i], &shape));
+    c->set_output(i, shape);
+  }
+  int64_t num_replicas;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_replicas", &num_replicas));
+  c->set_output(num_tensors, c->Scalar());
+  c->set_output(num_tensors + 1, c->Vector(num_replicas));
+  return absl::OkStatus();
+}
+
+absl::Status PutBackShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
+  const int num_tensors = c->num_inputs() - 1;
+  for (int i = 0; i < num_tensors; ++i) {
+    ShapeHandle shape = c->UnknownShape();
+    TF_RETURN_IF_ERROR(MergeVariableShape(c, i, &shape));
+  }
+  ShapeHandle unused;
+  return c->WithRank(c->input(num_tensors), 1, &unused);
+}
+
+REGISTER_OP("ResidualAccumulate")
+    .Input("residual: float")
+    .Input("gradient: T")
+    .Output("accumulated: float")
+    .Output("boosted: float")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("scale_factor: float = 2.0")
+    .SetShapeFn(AccumulateShape);
+
+REGISTER_OP("LocalBinSelect")
+    .Input("accumulated: float")
+    .Input("boosted: float")
+    .Output("positions: int64")
+    .Output("bin_max: float")
+    .Attr("bin_size: int >= 1")
+    .SetShapeFn(SelectShape);
+
+REGISTER_OP("TernaryQuantize")
+    .Input("accumulated: float")
+    .Input("positions: int64")
+    .Input("bin_max: float")
+    .Output("signs: int8")
+    .Output("scale: float")
+    .Output("residual: float")
+    .SetShapeFn(QuantizeShape);
+
+REGISTER_OP("AdaCompEncode")
+    .Input("residuals: N * resource")
+    .Input("gradients: Tgradients")
+    .Input("step: int64")
+    .Output("payload: int32")
+    .Output("tensor_bytes: int64")
+    .Attr("N: int >= 1")
+    .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
+    .Attr("bin_sizes: list(int)")
+    .Attr("scale_factor: float = 2.0")
+    .Attr("fingerprint: int")
+    .SetIsStateful()
+    .SetShapeFn(EncodeShape);
+
+REGISTER_OP("AdaCompDecode")
+    .Input("payloads: int32")
+    .Input("step: int64")
+    .Output("reduced: N * float")
+    .Output("finite: bool")
+    .Output("lengths: int64")
+    .Attr("N: int >= 1")
+    .Attr("num_replicas: int >= 1")
+    .Attr("shapes: list(shape)")
+    .Attr("bin_sizes: list(int)")
+    .Attr("fingerprint: int")
+    .SetShapeFn(DecodeShape);
+
+REGISTER_OP("AdaCompPutBack")
+    .Input("residuals: N * resource")
+    .Input("payload: int32")
+    .Attr("N: int >= 1")
+    .Attr("bin_sizes: list(int)")
+    .Attr("fingerprint: int")
+    .SetIsStateful()
+    .SetShapeFn(PutBackShape);
+
+}  // namespace
+}  // namespace gradcomp

@@ -1,0 +1,99 @@
+#include "op_support.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../kernels/adacomp_layout.h"
+#include "tensorflow/core/util/work_sharder.h"
+
+namespace gradcomp {
+
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::Var;
+
+GradientType ToGradientType(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_HALF:
+      return GradientType::kHalf;
+    case tensorflow::DT_BFLOAT16:
+      return GradientType::kBFloat16;
+    default:
+      return GradientType::kFloat;
+  }
+}
+
+ParallelFor ThreadPool(OpKernelContext* context) {
+  const auto* workers = context->device()->tensorflow_cpu_worker_threads();
+  return [workers](int64_t count, int64_t cost, const Work& work) {
+    tensorflow::Shard(workers->num_threads, workers->workers, count, cost, work);
+  };
+}
+
+absl::Status GetBinSizes(OpKernelConstruction* context, std::vector<int64_t>* bin_sizes) {
+  int64_t num_tensors;
+  TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors));
+  TF_RETURN_IF_ERROR(context->GetAttr("bin_sizes", bin_sizes));
+  return ToTensorFlow(CheckBinSizes(*bin_sizes, num_tensors));
+}
+
+absl::Status GetStep(OpKernelContext* context, int input, int64_t* step) {
+  const Tensor& tensor = context->input(input);
+  if (tensor.dims() != 0) {
+    return InvalidArgument("step has shape ", tensor.shape().DebugString(),
+                           "; expected a scalar: give the number of the step");
+  }
+  *step = tensor.scalar<int64_t>()();
+  return absl::OkStatus();
+}
+
+absl::Status LockedResiduals::Lock(OpKernelContext* context, int num_variables) {
+  variables_.resize(num_variables);
+  std::vector<Var*> in_order(num_variables);
+  for (int i = 0; i < num_variables; ++i) {
+    TF_RETURN_IF_ERROR(
+        LookupResource(context, tensorflow::HandleFromInput(context, i), &variables_[i]));
+    in_order[i] = variables_[i].get();
+  }
+  // By address, so that two ops with the same variables don't wait for each other.
+  std::sort(in_order.begin(), in_order.end(), [](Var* a, Var* b) { return a->mu() < b->mu(); });
+  if (std::adjacent_find(in_order.begin(), in_order.end()) != in_order.end()) {
+    return InvalidArgument("a residual is given twice; expected a variable of its own for each "
+                           "tensor");
+  }
+  for (Var* variable : in_order) {
+    locks_.push_back(std::make_unique<tensorflow::mutex_lock>(*variable->mu()));
+  }
+  for (int i = 0; i < num_variables; ++i) {
+    const Tensor& tensor = *variables_[i]->tensor();
+    if (!variables_[i]->is_initialized || !tensor.IsInitialized()) {
+      return absl::FailedPreconditionError(
+          Concat("residual ", i, " is not initialized; assign zeros to it first"));
+    }
+    if (tensor.dtype() != tensorflow::DT_FLOAT) {
+      return InvalidArgument("residual ", i, " is a variable of ", DataTypeString(tensor.dtype()),
+                             "; expected float32, whatever the type of the gradient");
+    }
+    TF_RETURN_IF_ERROR(ToTensorFlow(CheckTensorSize(i, tensor.NumElements())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LockedResiduals::Unshare(OpKernelContext* context) {
+  for (auto& variable : variables_) {
+    Tensor* tensor = variable->tensor();
+    if (tensor->RefCountIsOne()) continue;
+    Tensor copy;
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
+    float* to = copy.flat<float>().data();
+    const float* from = tensor->flat<float>().data();
+    ThreadPool(context)(tensor->NumElements(), 1, [=](int64_t begin, int64_t end) {
+      std::memcpy(to + begin, from + begin, (end - begin) * sizeof(float));
+    });
+    *tensor = copy;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,50 @@
+// What the OpKernels share.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_SUPPORT_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_SUPPORT_H_
+
+#include <memory>
+#include <vector>
+
+#include "../kernels/common.h"
+#include "../kernels/floats.h"
+#include "status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace gradcomp {
+
+GradientType ToGradientType(tensorflow::DataType dtype);
+
+// TensorFlow's intra-op threads.
+ParallelFor ThreadPool(tensorflow::OpKernelContext* context);
+
+// Reads and checks the attributes N and bin_sizes.
+absl::Status GetBinSizes(tensorflow::OpKernelConstruction* context,
+                         std::vector<int64_t>* bin_sizes);
+
+absl::Status GetStep(tensorflow::OpKernelContext* context, int input, int64_t* step);
+
+// Resource variables, locked for as long as this lives, that may be written in place.
+class LockedResiduals {
+ public:
+  // The variables are the inputs [0, num_variables).
+  absl::Status Lock(tensorflow::OpKernelContext* context, int num_variables);
+
+  const tensorflow::TensorShape& shape(int i) const { return variables_[i]->tensor()->shape(); }
+
+  // Before the first write: gives a variable a buffer of its own if a value that was read from it
+  // still shares it, as TensorFlow's own assignments do.
+  absl::Status Unshare(tensorflow::OpKernelContext* context);
+
+  // After Unshare.
+  float* data(int i) const { return variables_[i]->tensor()->flat<float>().data(); }
+
+ private:
+  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
+  std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks_;  // released before the variables
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_SUPPORT_H_

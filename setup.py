@@ -1,0 +1,66 @@
+"""Builds the op library against the TensorFlow that is installed. Metadata: pyproject.toml."""
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+OLDEST, NEWEST = (2, 17), (2, 21)
+SOURCES = sorted(glob("custom_ops/kernels/*.cc") + glob("custom_ops/tensorflow/*.cc"))
+HEADERS = sorted(glob("custom_ops/*/*.h"))
+
+
+def import_tensorflow():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise SystemExit(
+            "tf_gradcomp is built against the TensorFlow that is installed, and none can be "
+            f"imported here ({error}): install tensorflow or tensorflow-cpu first, then run "
+            "pip install --no-build-isolation."
+        ) from error
+    version = tuple(int(part) for part in tf.__version__.split(".")[:2])
+    if not OLDEST <= version <= NEWEST:
+        raise SystemExit(
+            f"tf_gradcomp supports TensorFlow {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; "
+            f"found {tf.__version__}: install a supported one, then build again."
+        )
+    return tf
+
+
+class BuildOps(build_ext):
+    """Compiles the sources side by side, and names the library as tf_gradcomp.ops expects it."""
+
+    def get_ext_filename(self, fullname):
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def build_extension(self, ext):
+        tf = import_tensorflow()
+        flags = ["-O3", "-std=c++17", "-ffp-contract=off", "-g0", "-Wno-sign-compare"]
+        flags += [re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()]
+        macros = [("TF_GRADCOMP_TENSORFLOW_VERSION", f'"{tf.__version__}"')]
+
+        def compile_one(source):
+            return self.compiler.compile(
+                [source], self.build_temp, macros, extra_postargs=flags, depends=ext.depends
+            )[0]
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, ext.sources))
+        self.compiler.link_shared_object(
+            objects,
+            self.get_ext_fullpath(ext.name),
+            extra_postargs=tf.sysconfig.get_link_flags(),
+            build_temp=self.build_temp,
+            target_lang="c++",
+        )
+
+
+setup(
+    ext_modules=[Extension("tf_gradcomp.ops._tf_gradcomp_ops", SOURCES, depends=HEADERS)],
+    cmdclass={"build_ext": BuildOps},
+)

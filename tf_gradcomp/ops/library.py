@@ -1,0 +1,110 @@
+"""Finds, checks and loads the library of native ops."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import platform
+import re
+from pathlib import Path
+from types import ModuleType
+
+import tensorflow as tf
+
+PATH = Path(__file__).with_name("_tf_gradcomp_ops.so")
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+REBUILD_EDITABLE = "pip install --no-build-isolation --no-deps -e ."
+
+_BUILD_INFO = re.compile(rb"tf_gradcomp built for TensorFlow ([^\0]+)\0")
+_CPU_FEATURES = ("avx2", "f16c", "avx512f", "avx512bw", "avx512vl", "asimd")
+
+
+class LibraryError(ImportError):
+    """The native ops can't be used with the TensorFlow that is installed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LibraryInfo:
+    """What is known of the library of native ops."""
+
+    path: Path
+    built_for: str | None  # version of TensorFlow; None without a library
+    simd: str | None  # the variant of the kernels that runs here; None if it can't be loaded
+    cpu_features: tuple[str, ...]  # those that the kernels ask for, and this processor has
+    error: str | None  # why it can't be loaded
+
+
+@functools.cache
+def load() -> ModuleType:
+    """Loads the ops, once.
+
+    Returns:
+        The module that TensorFlow generates for them.
+
+    Raises:
+        LibraryError: If the library is not there, or is for another TensorFlow.
+    """
+    # Before it is opened: what TensorFlow says of a library for another version is a raw symbol.
+    _check_version(built_for(PATH), tf.__version__)
+    try:
+        return tf.load_op_library(str(PATH))
+    except tf.errors.OpError as error:
+        raise LibraryError(
+            f"{PATH.name}, built for TensorFlow {built_for(PATH)}, can't be loaded into "
+            f"TensorFlow {tf.__version__}: {error.message}. {_how_to_rebuild()}"
+        ) from error
+
+
+def library_info() -> LibraryInfo:
+    """Describes the library without failing if it can't be loaded."""
+    simd = error = None
+    try:
+        load()
+        simd = _simd()
+    except LibraryError as caught:
+        error = str(caught)
+    return LibraryInfo(PATH, built_for(PATH), simd, _cpu_features(), error)
+
+
+def built_for(path: Path) -> str | None:
+    """Reads from the file, without opening it as a library, which TensorFlow it was built for."""
+    if not path.exists():
+        return None
+    match = _BUILD_INFO.search(path.read_bytes())
+    return match.group(1).decode() if match else None
+
+
+def _check_version(built: str | None, found: str) -> None:
+    if built is None:
+        raise LibraryError(
+            f"The native ops of tf_gradcomp are not built: there is no usable {PATH}. "
+            f"{_how_to_rebuild()}"
+        )
+    if built.split(".")[:2] != found.split(".")[:2]:
+        raise LibraryError(
+            f"The native ops of tf_gradcomp were built for TensorFlow {built}, and TensorFlow "
+            f"{found} was found: ops work only with the minor version that they were built for. "
+            f"{_how_to_rebuild()}"
+        )
+
+
+def _how_to_rebuild() -> str:
+    return (
+        f"To rebuild, run in the source directory: {REBUILD} "
+        f"(or, for an editable install: {REBUILD_EDITABLE})"
+    )
+
+
+def _simd() -> str:
+    library = ctypes.CDLL(str(PATH))
+    library.tf_gradcomp_simd.restype = ctypes.c_char_p
+    return library.tf_gradcomp_simd().decode()
+
+
+def _cpu_features() -> tuple[str, ...]:
+    try:
+        listed = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return (platform.machine(),)
+    return (platform.machine(), *(name for name in _CPU_FEATURES if name in listed))

@@ -1,0 +1,1 @@
+"""One NumPy oracle per method: the text of the paper as code, for tests and for reading."""
