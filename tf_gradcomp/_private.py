@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,10 +18,16 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
+from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 
 # `CollectiveAllReduceExtended` asserts that its cross-device ops are of this class.
 CollectiveAllReduce = _cross_device_ops.CollectiveAllReduce
+
+_HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
+_host_launchers: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def set_cross_device_ops(
@@ -61,12 +68,23 @@ def launch_all_gather(launcher_: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    """All-gathers a host tensor of one shape over the workers, eagerly.
+    """All-gathers a host tensor of one shape over the workers, eagerly, in a group of its own.
 
-    The public `Strategy.gather` traces a new function at each call, too slow for once a variable.
+    The public `Strategy.gather` traces a new function at each call, too slow for once a variable;
+    and it shares its group with the strategy's collectives, so that workers which disagree on what
+    comes next would wait for each other instead of finding out.
     """
-    ops = strategy.extended._host_cross_device_ops
-    return ops._launchers[0]._all_gather(value, None)
+    if strategy not in _host_launchers:
+        extended = strategy.extended
+        keys = _cross_device_utils.CollectiveKeys(group_key_start=_HOST_GROUP_KEY)
+        _host_launchers[strategy] = _cross_device_utils.CollectiveReplicaLauncher(
+            keys.get_group_key([extended._worker_device]),
+            extended._num_workers,
+            keys,
+            extended._worker_device,
+            extended._communication_options,
+        )
+    return _host_launchers[strategy]._all_gather(value, None)
 
 
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:

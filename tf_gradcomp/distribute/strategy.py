@@ -60,6 +60,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             make = functools.partial(CompressedAllReduce, compressor, policy)
             self._compressed = _private.set_cross_device_ops(self, make)
         self._checking_variables = False
+        self._started = False
         handshake.agree(
             self, {**handshake.package_versions(), "compressor of the strategy": repr(compressor)}
         )
@@ -96,6 +97,12 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             )
         return reduce_gradients(self._compressed, gradients, variables)
 
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As TensorFlow's; the first step checks that no worker is still creating variables."""
+        self._check_before_start("running the first step")
+        self._started = True
+        return super().run(fn, *args, **kwargs)
+
     def scope(self) -> Any:
         """As TensorFlow's; while it is entered, workers check that they create equal variables."""
         return _CheckedScope(super().scope(), self)
@@ -111,7 +118,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return tf.nest.map_structure(lambda leaf: self._reduce_leaf(reduce_op, leaf, axis), value)
         if axis is not None and _rank(self, value) == 0:
             axis = None
+        self._check_before_start("reducing a value")
         return super().reduce(reduce_op, value, axis)
+
+    def _check_before_start(self, doing: str) -> None:
+        if not self._started:
+            with tf.init_scope():
+                handshake.agree(self, {"next action": doing})
 
     def _reduce_leaf(self, reduce_op: Any, leaf: Any, axis: int | None) -> Any:
         of_batch = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN" and axis is None
@@ -140,8 +153,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         def checked() -> tf.Tensor:
             value = initial_value() if callable(initial_value) else initial_value
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            facts = {"name": kwargs.get("name"), "shape": str(value.shape), "dtype": value.dtype.name}
-            handshake.agree(self, {"the variable being created": facts})
+            variable = f"{kwargs.get('name')} {value.shape} {value.dtype.name}"
+            handshake.agree(self, {"next action": f"creating variable {variable}"})
             return value
 
         return next_creator(**{**kwargs, "initial_value": checked})
