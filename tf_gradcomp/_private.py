@@ -54,6 +54,11 @@ def is_collective(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(ops, CollectiveAllReduce)
 
 
+def local_replica_id(context: tf.distribute.ReplicaContext) -> int:
+    """The replica's number among those of its process; `replica_id_in_sync_group` is a tensor."""
+    return context._replica_id
+
+
 def launcher(strategy: tf.distribute.Strategy, local_replica: int) -> Any:
     """What launches collectives of one local replica.
 

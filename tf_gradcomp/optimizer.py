@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import _private, compressors
-from tf_gradcomp.distribute.communicator import local_replica_id, replica_communicator
+from tf_gradcomp.distribute.communicator import replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
 from tf_gradcomp.policy import Policy
 
@@ -197,8 +197,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
             return context.all_reduce(tf.distribute.ReduceOp.SUM, slices)
 
+        local_replica = _private.local_replica_id(context)
         return self.exchange.reduce(
-            grads, variables, replica_communicator(), local_replica_id(), all_reduce_slices
+            grads, variables, replica_communicator(), local_replica, all_reduce_slices
         )
 
     def _apply_reduced(

@@ -93,15 +93,9 @@ def replica_communicator() -> Communicator:
     strategy = context.strategy
     alone = len(strategy.extended.worker_devices) == 1
     if _private.is_collective(strategy) and (alone or not tf.executing_eagerly()):
-        launcher = _private.launcher(strategy, local_replica_id())
+        launcher = _private.launcher(strategy, _private.local_replica_id(context))
         return CollectiveCommunicator(launcher, context.num_replicas_in_sync)
     return ReplicaContextCommunicator(context)
-
-
-def local_replica_id() -> int:
-    """The current replica's number among those of its process."""
-    context = tf.distribute.get_replica_context()
-    return context.replica_id_in_sync_group % len(context.strategy.extended.worker_devices)
 
 
 def converse(conversation: Generator[AllGather, tf.Tensor, Result], communicator: Communicator) -> Result:
