@@ -100,6 +100,12 @@ def test_the_last_words_of_a_killed_worker_are_kept():
     assert result.exit_code == 128 + 9
 
 
+def test_what_is_still_in_the_pipe_when_a_worker_is_seen_to_have_ended(monkeypatch):
+    monkeypatch.setattr(LocalJob, "_read_output", lambda self, wait: time.sleep(wait))
+    result, _ = run("sys.exit('the reason')", workers=1)
+    assert result.first_failure.error == "the reason"
+
+
 def test_one_fails_and_the_others_are_ended():
     source = """
 if index == 1:
@@ -230,6 +236,9 @@ def test_leaving_the_block_ends_all():
             assert watched.job.step(), watched.lines
     for index in (0, 1):
         assert not is_alive(int(watched.of(index)[0]))
+    assert not watched.job.step()  # Over, and says so.
+    assert [(end.index, end.returncode) for end in watched.job.ends] == [(0, -9), (1, -9)]
+    assert watched.job.result().first_failure is None
 
 
 def test_no_zombie_and_no_thread_and_no_file_is_left():

@@ -131,8 +131,8 @@ def test_timeout(program):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_reaches_the_workers(program, signum):
     path = program("""
-        print("up", flush=True)
         try:
+            print("up", flush=True)
             time.sleep(60)
         finally:
             print("saved")

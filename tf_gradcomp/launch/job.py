@@ -80,13 +80,14 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signum)
 
-    def reap(self) -> None:
-        """Ends what is left of the group and gives the process back to the system."""
+    def reap(self) -> int:
+        """Ends what is left of the group, gives the process back, and returns its exit code."""
         if self._process.returncode is None:
             self.send(signal.SIGKILL)
             self._process.wait()
         for pipe in self.pipes.values():
             pipe.close()
+        return self._process.returncode
 
 
 class LocalJob:
@@ -241,8 +242,11 @@ class LocalJob:
 
     def close(self) -> None:
         """Kills what still runs, reaps all workers, and gives their ports up."""
+        self._signal_running(signal.SIGKILL)
         for worker in self._workers:
-            worker.reap()
+            returncode = worker.reap()
+            if worker.end is None:
+                self._note_end(worker, returncode)
         self._selector.close()
         self._ports.release()
 
@@ -265,16 +269,14 @@ class LocalJob:
             if returncode is None:
                 continue
             self._drain(worker)
-            worker.end = WorkerEnd(
-                worker.index,
-                returncode,
-                self.seconds,
-                worker.signalled,
-                tuple(worker.stderr_tail),
-            )
-            self._ends.append(worker.end)
+            self._note_end(worker, returncode)
             if returncode != 0 and self._grace is not None:
                 self._kill_after_grace()
+
+    def _note_end(self, worker: _Worker, returncode: int) -> None:
+        tail = tuple(worker.stderr_tail)
+        worker.end = WorkerEnd(worker.index, returncode, self.seconds, worker.signalled, tail)
+        self._ends.append(worker.end)
 
     def _obey_stops(self) -> None:
         if len(self._stop_signals) == self._stops_obeyed:

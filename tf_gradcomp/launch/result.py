@@ -97,7 +97,9 @@ class JobResult:
         if self.stop_signal is not None:
             return [f"stopped by {_signal_name(self.stop_signal)}."]
         if self.timed_out is not None:
-            names = ", ".join(str(end.index) for end in self.ends if end.ended_by_launcher)
+            names = ", ".join(
+                map(str, sorted(end.index for end in self.ends if end.ended_by_launcher))
+            )
             return [f"the time limit of {self.timed_out:g} s was reached; ended workers: {names}."]
         return []
 

@@ -1,0 +1,126 @@
+"""`gradcomp info`, in a process of its own where TensorFlow is real."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import tf_gradcomp
+from tf_gradcomp.cli import info
+from tf_gradcomp.cli.main import main
+from tf_gradcomp.ops import library
+
+
+@pytest.fixture
+def run_info(monkeypatch):
+    """Runs `gradcomp info` in this process."""
+    # It quiets TensorFlow through the environment; that shall not outlive the test.
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return lambda: CliRunner().invoke(main, ["info"])
+
+
+def rows(output):
+    """The table as a dict."""
+    split = (line.strip().partition("  ") for line in output.splitlines())
+    return {name: value.strip() for name, _, value in split}
+
+
+def test_all_is_well():
+    env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | {
+        "PYTHONPATH": str(Path(tf_gradcomp.__file__).parents[1]),
+        "COLUMNS": "200",
+    }
+    code = "from tf_gradcomp.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "info"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    shown = rows(done.stdout)
+    import tensorflow as tf
+
+    assert shown["tf_gradcomp"] == tf_gradcomp.__version__
+    assert shown["TensorFlow"] == f"{tf.__version__} (supported)"
+    assert shown["built for"].split(".")[:2] == ["TensorFlow 2", tf.__version__.split(".")[1]]
+    assert shown["op library"] == str(library.PATH)
+    assert shown["kernels"] == library.library_info().simd
+    assert shown["TF_CONFIG"] == "not set: one worker"
+    assert {"Keras", "NumPy", "Python", "platform", "CPU features", "GPUs"} <= shown.keys()
+
+
+def fake_library(error, built_for, simd=None):
+    path = Path("/somewhere/[red]ops.so")
+    return lambda: library.LibraryInfo(path, built_for, simd, ("x86_64", "avx2"), error)
+
+
+def test_a_missing_library_does_not_hide_the_rest(run_info, monkeypatch):
+    monkeypatch.setattr(library, "library_info", fake_library("Not built. Run: pip x", None))
+    done = run_info()
+    assert done.exit_code == 1
+    assert "gradcomp: Not built. Run: pip x\n" in done.stderr
+    shown = rows(done.stdout)
+    assert shown["op library"] == "/somewhere/[red]ops.so"
+    assert shown["built for"] == "TensorFlow - (not built)"
+    assert shown["kernels"] == "cannot be loaded"
+    assert shown["TF_CONFIG"] == "not set: one worker"
+
+
+def test_an_unsupported_tensorflow(run_info, monkeypatch):
+    monkeypatch.setattr("tensorflow.__version__", "2.22.0rc1")
+    done = run_info()
+    assert done.exit_code == 1
+    assert rows(done.stdout)["TensorFlow"].startswith("2.22.0rc1 (not supported")
+    assert "TensorFlow 2.22.0rc1 is not supported: install 2.17 to 2.21." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"),
+    [("2.16.2", False), ("2.17.0", True), ("2.21.0", True), ("2.22.0-rc0", False), ("3.0", False)],
+)
+def test_the_supported_versions(version, supported):
+    assert info.is_supported(version) is supported
+
+
+def test_no_tensorflow(run_info, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    done = run_info()
+    assert done.exit_code == 1
+    assert "TensorFlow cannot be imported: install tensorflow or tensorflow-cpu" in done.stderr
+    assert rows(done.stdout)["TF_CONFIG"] == "not set: one worker"
+
+
+def test_gpus_are_listed_with_what_happens_to_gradients(run_info, monkeypatch):
+    class Gpu:
+        name = "/physical_device:GPU:0"
+
+    monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [Gpu])
+    assert rows(run_info().stdout)["GPUs"] == (
+        "/physical_device:GPU:0 (gradients are copied to the host for the exchange)"
+    )
+
+
+def test_tf_config_is_described(run_info, monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+    for task, says in (
+        ({"type": "chief", "index": 0}, "chief 0, the chief of chief: a:1; worker: b:1, c:1"),
+        ({"type": "worker", "index": 1}, "worker 1 of chief: a:1; worker: b:1, c:1"),
+    ):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+        done = run_info()
+        assert done.exit_code == 0
+        assert rows(done.stdout)["TF_CONFIG"] == says
+
+
+def test_a_wrong_tf_config_is_a_problem(run_info, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    done = run_info()
+    assert done.exit_code == 1
+    assert rows(done.stdout)["TF_CONFIG"] == "wrong"
+    assert "gradcomp: TF_CONFIG is not valid JSON" in done.stderr

@@ -1,0 +1,145 @@
+"""`gradcomp info`: what is installed here, and whether it fits together."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tf_gradcomp import __version__
+from tf_gradcomp.tf_config import TFConfig, read_tf_config
+
+OLDEST_TENSORFLOW = (2, 17)
+NEWEST_TENSORFLOW = (2, 21)
+
+
+@dataclass
+class _Report:
+    """What is shown: the rows of the table, and below it what is wrong."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, name: str, value: str) -> None:
+        self.rows.append((name, value))
+
+
+@click.command()
+def info() -> None:
+    """Show versions, the op library, this machine, and whether they fit together.
+
+    Ends with exit code 1 if something is wrong, and says how to put it right.
+    """
+    _quiet_tensorflow()
+    report = _Report()
+    _add_versions(report)
+    _add_tensorflow(report)
+    _add_tf_config(report)
+    _show(report)
+    sys.exit(1 if report.problems else 0)
+
+
+def _quiet_tensorflow() -> None:
+    # Its log would stand around the table. The note on oneDNN ignores the log level.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+
+def _add_versions(report: _Report) -> None:
+    report.add("tf_gradcomp", __version__)
+    for name, package in (("Keras", "keras"), ("NumPy", "numpy")):
+        try:
+            report.add(name, metadata.version(package))
+        except metadata.PackageNotFoundError:
+            report.add(name, "not installed")
+            report.problems.append(f"{name} is not installed: pip install {package}")
+    report.add("Python", f"{platform.python_version()} ({sys.executable})")
+    report.add("platform", platform.platform())
+
+
+def _add_tensorflow(report: _Report) -> None:
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        report.add("TensorFlow", f"cannot be imported: {error}")
+        report.problems.append(
+            "TensorFlow cannot be imported: install tensorflow or tensorflow-cpu "
+            f"{_supported()}, then tf_gradcomp again."
+        )
+        return
+    supported = is_supported(tf.__version__)
+    verdict = "supported" if supported else f"not supported; it must be {_supported()}"
+    report.add("TensorFlow", f"{tf.__version__} ({verdict})")
+    if not supported:
+        report.problems.append(
+            f"TensorFlow {tf.__version__} is not supported: install {_supported()}."
+        )
+    _add_library(report)
+    _add_gpus(report, [gpu.name for gpu in tf.config.list_physical_devices("GPU")])
+
+
+def is_supported(version: str) -> bool:
+    """Whether tf_gradcomp supports this version of TensorFlow."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return OLDEST_TENSORFLOW <= (major, minor) <= NEWEST_TENSORFLOW
+
+
+def _supported() -> str:
+    oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
+    return f"{oldest} to {newest}"
+
+
+def _add_library(report: _Report) -> None:
+    # Imports TensorFlow, which `gradcomp run` and `--help` shall not wait for.
+    from tf_gradcomp.ops.library import library_info
+
+    library = library_info()
+    report.add("op library", str(library.path))
+    report.add("  built for", f"TensorFlow {library.built_for or '- (not built)'}")
+    report.add("  kernels", library.simd or "cannot be loaded")
+    report.add("CPU features", " ".join(library.cpu_features))
+    if library.error is not None:
+        report.problems.append(library.error)
+
+
+def _add_gpus(report: _Report, gpus: list[str]) -> None:
+    if gpus:
+        report.add("GPUs", f"{', '.join(gpus)} (gradients are copied to the host for the exchange)")
+    else:
+        report.add("GPUs", "none")
+
+
+def _add_tf_config(report: _Report) -> None:
+    try:
+        config = read_tf_config()
+    except ValueError as error:
+        report.add("TF_CONFIG", "wrong")
+        report.problems.append(str(error))
+        return
+    report.add("TF_CONFIG", "not set: one worker" if config is None else _describe(config))
+
+
+def _describe(config: TFConfig) -> str:
+    addresses = (f"{name}: {', '.join(hosts)}" for name, hosts in config.cluster.items())
+    chief = ", the chief" if config.is_chief else ""
+    return f"{config.task_type} {config.task_index}{chief} of {'; '.join(addresses)}"
+
+
+def _show(report: _Report) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    # Folded, never cut off: paths are there to be copied.
+    table.add_column(overflow="fold")
+    for name, value in report.rows:
+        # As plain text: a path may look like rich's markup.
+        table.add_row(name, Text(value))
+    Console().print(table)
+    for problem in report.problems:
+        click.secho(f"gradcomp: {problem}", err=True, fg="red")

@@ -1,0 +1,19 @@
+"""The `gradcomp` command: its subcommands are modules of this package."""
+
+from __future__ import annotations
+
+import click
+
+from tf_gradcomp import __version__
+from tf_gradcomp.cli.info import info
+from tf_gradcomp.cli.run import run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gradcomp")
+def main() -> None:
+    """Gradient compression for data-parallel training with TensorFlow and Keras."""
+
+
+main.add_command(run)
+main.add_command(info)

@@ -1,0 +1,87 @@
+"""Shows the output of several workers in one terminal or file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
+_REDRAWS_PER_SECOND = 10
+
+
+class WorkerOutput:
+    """Prints each worker's lines after its name.
+
+    On a terminal the progress bars stay at the bottom, one line for each worker that draws one;
+    elsewhere only the last state of each bar is printed.
+
+    Args:
+        workers: How many workers there are.
+        chief_only: Whether to show worker 0 alone.
+    """
+
+    def __init__(self, workers: int, *, chief_only: bool = False) -> None:
+        width = len(str(workers - 1))
+        self._prefixes = [f"[worker {index:>{width}}] " for index in range(workers)]
+        self._chief_only = chief_only
+        self._bars: dict[tuple[int, str], Text] = {}
+        self._drawn = 0.0
+        # Its own refreshing would need a thread; here whoever prints redraws.
+        self._live = Live(console=Console(), auto_refresh=False, transient=True)
+        self._terminal = self._live.console.is_terminal
+
+    def __enter__(self) -> WorkerOutput:
+        if self._terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def line(self, worker: int, stream: str, text: str) -> None:
+        """Prints a line of a worker's output, to the stream it was written to."""
+        if self._hides(worker):
+            return
+        if not self._terminal or (stream == "stderr" and not sys.stderr.isatty()):
+            click.echo(self._prefixes[worker] + text, err=stream == "stderr")
+            return
+        if self._bars.pop((worker, stream), None) is not None:
+            self._draw()
+        self._live.console.print(self._styled(worker, text), soft_wrap=True)
+
+    def progress(self, worker: int, stream: str, text: str) -> None:
+        """Shows the state of a worker's progress bar."""
+        if self._hides(worker) or not self._terminal:
+            return
+        bar = self._styled(worker, text)
+        bar.no_wrap = True
+        bar.overflow = "ellipsis"
+        self._bars[worker, stream] = bar
+        now = time.monotonic()
+        if now - self._drawn >= 1 / _REDRAWS_PER_SECOND:
+            self._drawn = now
+            self._draw()
+
+    def _draw(self) -> None:
+        bars = [self._bars[source] for source in sorted(self._bars)]
+        self._live.update(Group(*bars), refresh=True)
+
+    def _hides(self, worker: int) -> bool:
+        return self._chief_only and worker != 0
+
+    def _styled(self, worker: int, text: str) -> Text:
+        colour = _COLOURS[worker % len(_COLOURS)]
+        return Text(self._prefixes[worker], style=colour).append(
+            Text.from_ansi(text, style="default")
+        )

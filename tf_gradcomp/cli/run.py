@@ -1,0 +1,186 @@
+"""`gradcomp run`: trains on several local worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from tf_gradcomp.cli.output import WorkerOutput
+from tf_gradcomp.launch import JobResult, LocalJob
+
+_TAIL_LINES = 10
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Threads(click.ParamType):
+    """A number of threads, or `auto`: this machine's cores shared out among the workers."""
+
+    name = "auto|N"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        if value == "auto":
+            return value
+        if value.isdecimal() and int(value) > 0:
+            return int(value)
+        self.fail(f"{value!r} is neither a number of threads nor 'auto'.", param, ctx)
+
+
+@click.command(
+    # What follows the program is the program's own, whatever it looks like.
+    context_settings={"allow_interspersed_args": False},
+    short_help="Start local worker processes of a training program.",
+)
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(min=1),
+    required=True,
+    help="How many worker processes to start.",
+)
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
+@click.option(
+    "--output",
+    type=click.Choice(["all", "chief"]),
+    default="all",
+    show_default=True,
+    help="Whose output to show. Of a worker that fails the last lines are always shown.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the other workers may go on when one has failed, or after Ctrl-C.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End the whole job after this time, with exit code 124.",
+)
+@click.option(
+    "--threads-per-worker",
+    type=_Threads(),
+    help="Threads of each worker's TensorFlow operations, or 'auto' to share the cores out. "
+    "By default TensorFlow decides, and every worker takes all cores.",
+)
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    workers: int,
+    module: bool,
+    output: str,
+    grace: float,
+    timeout: float | None,
+    threads_per_worker: int | str | None,
+    program: str,
+    args: tuple[str, ...],
+) -> None:
+    """Start N local worker processes of the Python program PROGRAM.
+
+    Each worker runs `python PROGRAM ARGS` and finds in TF_CONFIG who the workers are and which of
+    them it is. When one fails, the others are ended, and the exit code is that of the one that
+    failed first.
+
+    Example: gradcomp run -n 4 train.py --epochs 10
+    """
+    _refuse_nested_start()
+    command = [sys.executable, *_program(program, module), *args]
+    env = {**os.environ, **_thread_settings(threads_per_worker, workers)}
+    with (
+        _stop_requests() as requests,
+        WorkerOutput(workers, chief_only=output == "chief") as shown,
+        LocalJob(
+            command,
+            workers,
+            env=env,
+            on_line=shown.line,
+            on_progress=shown.progress,
+            grace=grace,
+            timeout=timeout,
+        ) as job,
+    ):
+        requests.pass_to(job)
+        result = job.run()
+    _report(result, shown_tails=output == "all")
+    sys.exit(result.exit_code)
+
+
+def _refuse_nested_start() -> None:
+    if "TF_CONFIG" in os.environ:
+        raise click.UsageError(
+            "TF_CONFIG is set already, so this process is itself a worker of some job; start the "
+            "program without gradcomp run, or unset TF_CONFIG first (env -u TF_CONFIG gradcomp "
+            "run ...)."
+        )
+
+
+def _program(program: str, module: bool) -> list[str]:
+    if module:
+        return ["-m", program]
+    if not Path(program).exists():
+        raise click.UsageError(f"There is no program {program!r} here.")
+    return [program]
+
+
+def _thread_settings(threads: int | str | None, workers: int) -> dict[str, str]:
+    if threads is None:
+        return {}
+    if threads == "auto":
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    # Not TF_NUM_INTEROP_THREADS: a collective that waits for the others occupies such a thread.
+    return {"TF_NUM_INTRAOP_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+
+
+class _StopRequests:
+    """Signals that asked gradcomp to end, kept until there is a job to pass them to."""
+
+    def __init__(self) -> None:
+        self._job: LocalJob | None = None
+        self._early: list[int] = []
+
+    def __call__(self, signum: int, _frame: FrameType | None) -> None:
+        if self._job is None:
+            self._early.append(signum)
+        else:
+            self._job.stop(signum)
+
+    def pass_to(self, job: LocalJob) -> None:
+        self._job = job
+        for signum in self._early:
+            job.stop(signum)
+
+
+@contextmanager
+def _stop_requests() -> Iterator[_StopRequests]:
+    """Takes Ctrl-C, SIGTERM and the closing of the terminal as requests to stop the job."""
+    requests = _StopRequests()
+    before = {signum: signal.getsignal(signum) for signum in _STOP_SIGNALS}
+    for signum, handler in before.items():
+        # Ignored on purpose: by nohup, or by a shell that runs this in the background.
+        if handler is not signal.SIG_IGN:
+            signal.signal(signum, requests)
+    try:
+        yield requests
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _report(result: JobResult, *, shown_tails: bool) -> None:
+    first = result.first_failure
+    if first is not None and first.index != 0 and not shown_tails:
+        for line in first.stderr_tail[-_TAIL_LINES:]:
+            click.echo(f"[worker {first.index}] {line}", err=True)
+    for line in result.summary():
+        click.secho(f"gradcomp: {line}", err=True, fg="red" if first is not None else None)
