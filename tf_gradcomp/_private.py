@@ -25,6 +25,7 @@ from tensorflow.python.ops import control_flow_util as _control_flow_util
 CollectiveAllReduce = _cross_device_ops.CollectiveAllReduce
 
 _HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
+_FIRST_COUNTED_KEY = 1_000_000_000  # likewise
 _host_launchers: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
     weakref.WeakKeyDictionary()
 )
@@ -32,8 +33,8 @@ _host_launchers: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
 
 def set_cross_device_ops(
     strategy: tf.distribute.Strategy, make: Callable[..., CollectiveAllReduce]
-) -> CollectiveAllReduce:
-    """Replaces a strategy's cross-device ops by `make(<the same arguments>)`, and returns them.
+) -> None:
+    """Replaces a strategy's cross-device ops by `make(<the same arguments>)`.
 
     Unlike `MirroredStrategy`, `MultiWorkerMirroredStrategy` takes no `cross_device_ops`.
     """
@@ -45,13 +46,16 @@ def set_cross_device_ops(
         collective_keys=extended._collective_keys,
     )
     extended._cross_device_ops = ops
-    return ops
+
+
+def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
+    """What a strategy reduces by; None for strategies that have no such thing."""
+    return getattr(strategy.extended, "_cross_device_ops", None)
 
 
 def is_collective(strategy: tf.distribute.Strategy) -> bool:
     """Whether the strategy's replicas talk by TensorFlow's collectives."""
-    ops = getattr(strategy.extended, "_cross_device_ops", None)
-    return isinstance(ops, CollectiveAllReduce)
+    return isinstance(cross_device_ops(strategy), CollectiveAllReduce)
 
 
 def local_replica_id(context: tf.distribute.ReplicaContext) -> int:
@@ -70,6 +74,41 @@ def launcher(strategy: tf.distribute.Strategy, local_replica: int) -> Any:
 def launch_all_gather(launcher_: Any, value: tf.Tensor) -> tf.Tensor:
     """All-gathers along axis 0 by one collective; `value` has one shape on all replicas."""
     return launcher_._all_gather(value, None)
+
+
+def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
+    """Lets the strategy's collectives run in a function that is called within a loop or branch.
+
+    TensorFlow feeds a key to each collective when the outermost function is called. That fails
+    where a function is called from a branch within a loop, as Keras does for `steps_per_execution`,
+    and would give all iterations the same key. There, a counter on each replica gives the keys.
+    """
+    extended = strategy.extended
+    counters: dict[tuple[int, str], tf.Variable] = {}
+    for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
+        for launcher_ in ops._launchers:
+            group = (launcher_._group_key, launcher_._device)
+            if group not in counters:
+                with tf.device("CPU:0"):
+                    counters[group] = tf.Variable(_FIRST_COUNTED_KEY, trainable=False)
+            launcher_._next_instance_key = functools.partial(
+                _next_instance_key, counters[group], launcher_._next_instance_key
+            )
+
+
+def _next_instance_key(counter: tf.Variable, fed_key: Callable[[], Any]) -> Any:
+    if _called_within_control_flow(tf.compat.v1.get_default_graph()):
+        return counter.assign_add(1, read_value=True)
+    return fed_key()
+
+
+def _called_within_control_flow(graph: Any) -> bool:
+    graph = getattr(graph, "outer_graph", None)
+    while graph is not None:
+        if getattr(graph, "is_control_flow_graph", False):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:

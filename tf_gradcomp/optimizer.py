@@ -107,7 +107,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             trainable_variables: By default, those it was built with.
 
         Raises:
-            ValueError: If it is not called in a replica context, or is to be compiled by XLA.
+            ValueError: If it is not called in a replica context, or XLA is to compile it.
         """
         scaler = self.inner_optimizer if self._core is not self.inner_optimizer else None
         self._apply(scaler, grads, trainable_variables)
@@ -351,7 +351,7 @@ def _checked_inner(
 def _check_current_strategy() -> None:
     strategy = tf.distribute.get_strategy()
     check_strategy(strategy)
-    if getattr(strategy, "exchange", None) is not None:
+    if getattr(strategy, "compressor", None) is not None:
         raise ValueError(
             "A compressor is set on both the strategy and the optimizer, and gradients would be "
             "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
@@ -363,11 +363,6 @@ def _checked_replica_context() -> tf.distribute.ReplicaContext:
     context = tf.distribute.get_replica_context()
     if context is None:
         raise ValueError("apply() must be called in a replica context, inside strategy.run.")
-    if context.num_replicas_in_sync > 1 and _private.in_xla():
-        raise ValueError(
-            "Compressed gradients cannot be exchanged in code that XLA compiles; use "
-            "jit_compile=False in model.compile or tf.function."
-        )
     return context
 
 

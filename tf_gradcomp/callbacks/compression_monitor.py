@@ -11,6 +11,7 @@ import rich.table
 
 from tf_gradcomp import _private
 from tf_gradcomp.distribute.communicator import dense_ring_bytes
+from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
 from tf_gradcomp.distribute.exchange import GradientExchange, Traffic
 from tf_gradcomp.optimizer import CompressedOptimizer
 
@@ -56,7 +57,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the exchange to watch."""
-        self._exchange = find_exchange(self.model)
+        self._exchange = None
         self._before_training = self._before_epoch = self._traffic()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -82,6 +83,8 @@ class CompressionMonitor(keras.callbacks.Callback):
                 rich.console.Console().print(_by_variable(self._exchange, traffic))
 
     def _ready(self) -> bool:
+        if self._exchange is None:  # a strategy's own exists from the first step on
+            self._exchange = find_exchange(self.model)
         return self._exchange is not None and self._exchange.built
 
     def _traffic(self) -> Traffic:
@@ -110,7 +113,10 @@ def find_exchange(model: keras.Model) -> GradientExchange | None:
         optimizer = optimizer.inner_optimizer
     if isinstance(optimizer, CompressedOptimizer):
         return optimizer.exchange
-    return getattr(model.distribute_strategy, "exchange", None)
+    ops = _private.cross_device_ops(model.distribute_strategy)
+    if isinstance(ops, CompressedAllReduce):
+        return ops.find_exchange(model.trainable_variables)
+    return None
 
 
 def _is_first(model: keras.Model) -> bool:

@@ -23,8 +23,8 @@ class CompressedAllReduce(_private.CollectiveAllReduce):
     the same `all_reduce` as gradients. So what is a gradient is said, not guessed: Keras'
     optimizers say it, and a training loop of your own calls `strategy.reduce_gradients`.
 
-    `gc.MultiWorkerMirroredStrategy(compressor=...)` makes one. Its `exchange` is a `tf.Module` that
-    holds the residuals, to be saved by `tf.train.Checkpoint(exchange=strategy.exchange)`.
+    `gc.MultiWorkerMirroredStrategy(compressor=...)` makes one. It has a `GradientExchange`, with its
+    residuals, for each set of variables that is trained together; see `strategy.gradient_exchange`.
 
     On a step that is skipped because a replica's gradient was not finite, the reduced gradients are
     zeros. `CompressedOptimizer` leaves the optimizer's state as it was, too.
@@ -37,8 +37,27 @@ class CompressedAllReduce(_private.CollectiveAllReduce):
 
     def __init__(self, compressor: Compressor, policy: Policy | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.exchange = GradientExchange(compressor, policy)
-        self._variables: Sequence[keras.Variable] | None = None
+        self._compressor = compressor
+        self._policy = policy
+        self._exchanges: list[GradientExchange] = []
+        self._variables: Sequence[keras.Variable | tf.Variable] | None = None
+
+    def find_exchange(
+        self, variables: Sequence[keras.Variable | tf.Variable]
+    ) -> GradientExchange | None:
+        """The exchange that was built for `variables`, or for more than these; None if none was."""
+        return next((e for e in self._exchanges if e.knows(variables)), None)
+
+    def gradient_exchange(
+        self, variables: Sequence[keras.Variable | tf.Variable]
+    ) -> GradientExchange:
+        """The exchange for `variables`, built now if there is none."""
+        exchange = self.find_exchange(variables)
+        if exchange is None:
+            exchange = GradientExchange(self._compressor, self._policy)
+            exchange.build(variables)
+            self._exchanges.append(exchange)
+        return exchange
 
     @contextlib.contextmanager
     def gradients_of(self, variables: Sequence[keras.Variable | tf.Variable]) -> Iterator[None]:
@@ -61,7 +80,7 @@ class CompressedAllReduce(_private.CollectiveAllReduce):
                 tf.distribute.ReduceOp.SUM, [slices], replica_id, options
             )[0]
 
-        reduced, finite = self.exchange.reduce(
+        reduced, finite = self.gradient_exchange(self._variables).reduce(
             value,
             self._variables,
             CollectiveCommunicator(self._launchers[replica_id], self._group_size),
@@ -89,12 +108,12 @@ def reduce_gradients(
     context = tf.distribute.get_replica_context()
     if context is None:
         raise ValueError("reduce_gradients must be called in a replica context, in strategy.run.")
-    ops.exchange.build(variables)
+    exchange = ops.gradient_exchange(variables)
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
     values = [gradients[i] for i in present]
     reduced: list[Any] = list(gradients)
     if context.num_replicas_in_sync == 1:
-        totals = ops.exchange.flush(values, [variables[i] for i in present])
+        totals = exchange.flush(values, [variables[i] for i in present])
     else:
         with ops.gradients_of([variables[i] for i in present]):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, values)

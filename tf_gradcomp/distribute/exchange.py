@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp import _private
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.communicator import Communicator, converse
@@ -88,6 +89,10 @@ class GradientExchange(tf.Module):
         self.specs = specs
         _announce(strategy, self.compressor)
 
+    def knows(self, variables: Sequence[keras.Variable | tf.Variable]) -> bool:
+        """Whether it was built for all of `variables`."""
+        return self.built and all(self._numbers.get(v) is not None for v in variables)
+
     @property
     def variables(self) -> list[keras.Variable]:
         """What a checkpoint holds: counters, then the residuals in the order of `specs`."""
@@ -115,7 +120,15 @@ class GradientExchange(tf.Module):
         Returns:
             The gradients summed over the replicas, in the dtypes they came in, and a bool scalar
             that is equal on all replicas: where it is false, the step must be skipped.
+
+        Raises:
+            ValueError: If it was not built for one of `variables`, or XLA is to compile the step.
         """
+        if _private.in_xla():
+            raise ValueError(
+                "Compressed gradients cannot be exchanged in code that XLA compiles; use "
+                "jit_compile=False in model.compile or tf.function."
+            )
         numbers = [self._number(variable) for variable in variables]
         reduced: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
         finite = tf.constant(True)

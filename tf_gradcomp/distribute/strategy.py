@@ -55,20 +55,38 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "compressor=gc.compressors.AdaComp()."
             )
         super().__init__(cluster_resolver, communication_options)
-        self._compressed: CompressedAllReduce | None = None
+        self._compressor = compressor
         if compressor is not None:
             make = functools.partial(CompressedAllReduce, compressor, policy)
-            self._compressed = _private.set_cross_device_ops(self, make)
+            _private.set_cross_device_ops(self, make)
         self._checking_variables = False
+        _private.allow_collectives_in_loops(self)
         self._started = False
         handshake.agree(
             self, {**handshake.package_versions(), "compressor of the strategy": repr(compressor)}
         )
 
     @property
-    def exchange(self) -> GradientExchange | None:
-        """The strategy's own exchange with its residuals; None where it has no compressor."""
-        return self._compressed.exchange if self._compressed else None
+    def compressor(self) -> compressors.Compressor | None:
+        """What the strategy compresses gradients with; None if it does not."""
+        return self._compressor
+
+    def gradient_exchange(
+        self, variables: Sequence[keras.Variable | tf.Variable]
+    ) -> GradientExchange:
+        """The exchange of the gradients of `variables`, with its residuals.
+
+        It is built at the first step, or by this call, and can be saved and restored:
+        `tf.train.Checkpoint(model=model, exchange=strategy.gradient_exchange(variables))`.
+
+        Args:
+            variables: Those that one optimizer or training loop trains.
+
+        Raises:
+            ValueError: If the strategy has no compressor.
+        """
+        with self.scope():
+            return self._compressed_ops().gradient_exchange(variables)
 
     def reduce_gradients(
         self,
@@ -90,12 +108,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Raises:
             ValueError: If the strategy has no compressor, or outside of a replica context.
         """
-        if self._compressed is None:
+        return reduce_gradients(self._compressed_ops(), gradients, variables)
+
+    def _compressed_ops(self) -> CompressedAllReduce:
+        if self.compressor is None:
             raise ValueError(
-                "reduce_gradients needs a compressor on the strategy: "
+                "The strategy has no compressor; give it one: "
                 "gc.MultiWorkerMirroredStrategy(compressor=gc.compressors.AdaComp())."
             )
-        return reduce_gradients(self._compressed, gradients, variables)
+        return _private.cross_device_ops(self)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As TensorFlow's; the first step checks that no worker is still creating variables."""
@@ -185,12 +206,12 @@ def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:
 
 
 def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
-    """Keras' optimizers reduce their gradients by this, in place of their own reduction."""
-    ops = getattr(tf.distribute.get_strategy(), "_compressed", None)
+    """Stands in for the reduction of Keras' optimizers, under a strategy that compresses."""
+    ops = _private.cross_device_ops(tf.distribute.get_strategy())
     grads_and_vars = list(grads_and_vars)
-    if ops is None or not grads_and_vars or tf.distribute.get_replica_context() is None:
+    if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
         return original(grads_and_vars)
-    ops.exchange.build(_private.optimizer_variables(optimizer))
+    ops.gradient_exchange(_private.optimizer_variables(optimizer))
     gradients, variables = zip(*grads_and_vars, strict=True)
     return list(zip(reduce_gradients(ops, gradients, variables), variables, strict=True))
 
