@@ -72,6 +72,12 @@ def test_a_missing_library_does_not_hide_the_rest(run_info, monkeypatch):
     assert shown["TF_CONFIG"] == "not set: one worker"
 
 
+def test_paths_are_never_cut_off(run_info, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    shown = "".join(line[14:].strip() for line in run_info().stdout.splitlines())
+    assert str(library.PATH) in shown
+
+
 def test_an_unsupported_tensorflow(run_info, monkeypatch):
     monkeypatch.setattr("tensorflow.__version__", "2.22.0rc1")
     done = run_info()

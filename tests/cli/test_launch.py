@@ -138,7 +138,8 @@ raise RuntimeError("lost worker 0")
     assert result.summary()[1].endswith("RuntimeError: lost worker 0")
 
 
-def test_without_grace_the_others_go_on():
+def test_without_grace_the_others_go_on(monkeypatch):
+    monkeypatch.setattr("tf_gradcomp.launch.job._DEFAULT_GRACE", 0.0)
     source = "time.sleep(0.5 * index); print('end'); sys.exit(1 - index)"
     result, watched = run(source, grace=None)
     assert watched.of(1) == ["end"]
