@@ -168,7 +168,7 @@ def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
 
 
 def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., None]) -> None:
-    """Has `apply(loss_scaler, grads, variables)` called where `handles(loss_scaler.inner_optimizer)`.
+    """Has `apply(scaler, grads, variables)` called where `handles(scaler.inner_optimizer)`.
 
     Keras puts a `LossScaleOptimizer` around any optimizer under `mixed_float16`. It decides by the
     gradients of its own worker alone whether to skip a step; where workers differ, all hang.

@@ -8,7 +8,9 @@ import pathlib
 import tensorflow as tf
 
 
-def worker_path(path: str | os.PathLike[str], strategy: tf.distribute.Strategy | None = None) -> str:
+def worker_path(
+    path: str | os.PathLike[str], strategy: tf.distribute.Strategy | None = None
+) -> str:
     """The path under which this worker saves what all workers save.
 
     Saving is a collective (residuals and metrics are summed over the workers), so every worker

@@ -208,9 +208,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         with _private.accumulation_disabled(self._core):
             self._core.apply(reduced, variables)
 
-    def _accumulate(
-        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
-    ) -> None:
+    def _accumulate(self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]) -> None:
         for gradient, variable in zip(grads, variables, strict=True):
             self._accumulator_of(variable).assign_add(tf.convert_to_tensor(gradient))
 
@@ -334,8 +332,8 @@ def _checked_inner(
 ) -> keras.optimizers.Optimizer:
     if not isinstance(inner, (keras.optimizers.Optimizer, Mapping, str)):
         raise TypeError(
-            "CompressedOptimizer: expected a Keras 3 optimizer such as keras.optimizers.Adam(), its "
-            f"config or its name; received {inner!r}."
+            "CompressedOptimizer: expected a Keras 3 optimizer such as keras.optimizers.Adam(), "
+            f"its config or its name; received {inner!r}."
         )
     optimizer = keras.optimizers.get(dict(inner) if isinstance(inner, Mapping) else inner)
     inside = optimizer
@@ -386,7 +384,7 @@ def _divided(gradient: Gradient, scale: keras.Variable) -> Gradient:
 
 
 def _update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> None:
-    """Keras' rule, decided by what all replicas saw: halve, count, or double after so many steps."""
+    """Keras' rule, decided by what all replicas saw: halve, count, or double in time."""
     scale, counter = scaler.dynamic_scale, scaler.step_counter
     grows = tf.equal(counter.value, scaler.dynamic_growth_steps - 1)
     factor = tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5)

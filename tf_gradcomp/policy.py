@@ -50,7 +50,8 @@ class Policy:
 
     1. rank 0 or 1: `vector` (biases, the scale and offset of normalization);
     2. the last name is `embeddings`: `embedding`;
-    3. the last name is `recurrent_kernel`, or a layer's name has `lstm`, `gru` or `rnn`: `recurrent`;
+    3. the last name is `recurrent_kernel`, or a layer's name has `lstm`, `gru` or `rnn`:
+       `recurrent`;
     4. rank 3 and above, unless the layer's name has `attention`, `einsum`, `query`, `key` or
        `value` (projections of attention layers): `convolution`;
     5. all else: `dense`.

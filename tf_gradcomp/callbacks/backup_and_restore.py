@@ -44,6 +44,4 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         self._restorer.set_model(self.model)
         self._restorer.on_train_begin(logs)
         found = f"epochs already trained, by the backup in {self._restorer.backup_dir!r}"
-        handshake.agree(
-            self.model.distribute_strategy, {found: _private.initial_epoch(self.model)}
-        )
+        handshake.agree(self.model.distribute_strategy, {found: _private.initial_epoch(self.model)})

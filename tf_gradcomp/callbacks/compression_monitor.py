@@ -46,7 +46,11 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Called by Keras; warns if a callback before this one will not see its logs."""
         super().set_model(model)
         callbacks = _private.callbacks_of_fit() or [self]
-        readers = (keras.callbacks.TensorBoard, keras.callbacks.History, keras.callbacks.ProgbarLogger)
+        readers = (
+            keras.callbacks.TensorBoard,
+            keras.callbacks.History,
+            keras.callbacks.ProgbarLogger,
+        )
         for callback in callbacks[: callbacks.index(self)]:
             if isinstance(callback, (*readers, keras.callbacks.CSVLogger)):
                 warnings.warn(

@@ -8,7 +8,15 @@ from typing import Any
 from tf_gradcomp.compressors.adacomp import AdaComp
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 
-__all__ = ["AdaComp", "Compressor", "ExchangeInputs", "Exchanged", "deserialize", "get", "serialize"]
+__all__ = [
+    "AdaComp",
+    "Compressor",
+    "ExchangeInputs",
+    "Exchanged",
+    "deserialize",
+    "get",
+    "serialize",
+]
 
 _CLASSES: dict[str, type[Compressor]] = {"adacomp": AdaComp}
 

@@ -1,4 +1,4 @@
-"""AdaComp: each bin sends the residuals that reach its maximum once the new gradient counts twice."""
+"""AdaComp: a bin sends what reaches its maximum once the latest gradient counts twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute.communicator import AllGather
-from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, LAYER_KINDS, RECURRENT, VECTOR, GradientSpec
+from tf_gradcomp.policy import (
+    CONVOLUTION,
+    DENSE,
+    EMBEDDING,
+    LAYER_KINDS,
+    RECURRENT,
+    VECTOR,
+    GradientSpec,
+)
 
 MAX_BIN_SIZE = 16383
 SENT_WHOLE = 0  # in place of a bin size, to the ops
@@ -88,7 +96,11 @@ class AdaComp(Compressor):
             "fingerprint": self.fingerprint(inputs.specs),
         }
         payload, tensor_bytes = ops.adacomp_encode(
-            inputs.residuals, inputs.gradients, inputs.step, scale_factor=self.scale_factor, **layout
+            inputs.residuals,
+            inputs.gradients,
+            inputs.step,
+            scale_factor=self.scale_factor,
+            **layout,
         )
         gathered = yield AllGather(payload)
         reduced, finite, _ = ops.adacomp_decode(
@@ -107,6 +119,7 @@ class AdaComp(Compressor):
         return Exchanged(reduced, finite, tensor_bytes)
 
     def get_config(self) -> dict[str, Any]:
+        """The settings, JSON-serializable, as the constructor takes them."""
         return {
             "bin_sizes": dict(self.bin_sizes),
             "scale_factor": self.scale_factor,

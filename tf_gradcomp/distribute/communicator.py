@@ -98,7 +98,9 @@ def replica_communicator() -> Communicator:
     return ReplicaContextCommunicator(context)
 
 
-def converse(conversation: Generator[AllGather, tf.Tensor, Result], communicator: Communicator) -> Result:
+def converse(
+    conversation: Generator[AllGather, tf.Tensor, Result], communicator: Communicator
+) -> Result:
     """Runs one replica's side of an exchange, answering each of its wishes."""
     answer: Any = None
     while True:

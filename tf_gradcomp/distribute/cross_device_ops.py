@@ -23,8 +23,9 @@ class CompressedAllReduce(_private.CollectiveAllReduce):
     the same `all_reduce` as gradients. So what is a gradient is said, not guessed: Keras'
     optimizers say it, and a training loop of your own calls `strategy.reduce_gradients`.
 
-    `gc.MultiWorkerMirroredStrategy(compressor=...)` makes one. It has a `GradientExchange`, with its
-    residuals, for each set of variables that is trained together; see `strategy.gradient_exchange`.
+    `gc.MultiWorkerMirroredStrategy(compressor=...)` makes one. It has a `GradientExchange`, with
+    its residuals, for each set of variables that is trained together; see
+    `strategy.gradient_exchange`.
 
     On a step that is skipped because a replica's gradient was not finite, the reduced gradients are
     zeros. `CompressedOptimizer` leaves the optimizer's state as it was, too.

@@ -142,7 +142,11 @@ class GradientExchange(tf.Module):
         if dense_places:
             dense = [_dense(gradients[place]) for place in dense_places]
             exchanged = self._exchange(
-                [numbers[place] for place in dense_places], dense, finite, communicator, local_replica
+                [numbers[place] for place in dense_places],
+                dense,
+                finite,
+                communicator,
+                local_replica,
             )
             finite = exchanged.finite
             for place, gradient, total in zip(dense_places, dense, exchanged.reduced, strict=True):
@@ -185,7 +189,9 @@ class GradientExchange(tf.Module):
 
     def residual_norm(self) -> float:
         """The Euclidean norm of the residuals of this process's first replica."""
-        return float(tf.linalg.global_norm([self._local(r, 0).read_value() for r in self.residuals]))
+        return float(
+            tf.linalg.global_norm([self._local(r, 0).read_value() for r in self.residuals])
+        )
 
     def _exchange(
         self,

@@ -71,7 +71,8 @@ def _gather_text(text: str, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> lis
 def _describe(facts: Sequence[dict[str, Any]]) -> str:
     names = sorted({name for worker in facts for name in worker})
     differences = [
-        f"{name}: " + ", ".join(f"worker {i} has {_at(worker, name)}" for i, worker in enumerate(facts))
+        f"{name}: "
+        + ", ".join(f"worker {i} has {_at(worker, name)}" for i, worker in enumerate(facts))
         for name in names
         if any(_at(worker, name) != _at(facts[0], name) for worker in facts)
     ]

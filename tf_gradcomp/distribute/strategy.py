@@ -136,7 +136,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         own, for integers and strings have no mean and workers' batches may differ in size.
         """
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
-            return tf.nest.map_structure(lambda leaf: self._reduce_leaf(reduce_op, leaf, axis), value)
+            return tf.nest.map_structure(
+                lambda leaf: self._reduce_leaf(reduce_op, leaf, axis), value
+            )
         if axis is not None and _rank(self, value) == 0:
             axis = None
         self._check_before_start("reducing a value")
