@@ -38,30 +38,82 @@ Code LoadCode(const uint8_t* codes, int64_t i) {
   return code;
 }
 
-// Adds scale * sign of each code to its element. The codes must have been checked.
-// Returns where the codes of `num_bins` bins end.
+// What a code stands for, and where.
+struct SentValue {
+  float* place;
+  float value;
+};
+
+// Goes through the codes of `num_bins` bins. They must have been checked.
 template <typename Code>
-const uint8_t* AddCodes(const uint8_t* codes, int64_t num_bins, int64_t bin_size, float scale,
-                        float* values) {
-  const uint32_t scale_bits = ToBits(scale);
-  for (int64_t bin = 0; bin < num_bins; codes += sizeof(Code)) {
-    const uint32_t code = LoadCode<Code>(codes, 0);
+class CodeReader {
+ public:
+  CodeReader(const uint8_t* codes, int64_t num_bins, int64_t bin_size, float scale, float* values)
+      : codes_(codes),
+        bins_left_(num_bins),
+        bin_size_(bin_size),
+        scale_bits_(ToBits(scale)),
+        values_(values) {}
+
+  bool done() const { return bins_left_ <= 0; }
+
+  // Reads a code, and returns whether it stands for a value: an empty bin's does not.
+  bool Next(SentValue* sent) {
+    const uint32_t code = LoadCode<Code>(codes_, 0);
+    codes_ += sizeof(Code);
     const uint32_t index = code >> 2;
-    if (index != kEscapeIndex<Code>) {
-      values[index] += FromBits(scale_bits ^ (code & kNegative) << 30);
-    }
+    *sent = {values_ + index, FromBits(scale_bits_ ^ (code & kNegative) << 30)};
     const int64_t last = code & kLastInBin;
-    bin += last;
-    values += last ? bin_size : 0;
+    bins_left_ -= last;
+    values_ += bin_size_ & -last;  // no branch: which code is the last is random
+    return index != kEscapeIndex<Code>;
   }
-  return codes;
+
+ private:
+  const uint8_t* codes_;
+  int64_t bins_left_;
+  const int64_t bin_size_;
+  const uint32_t scale_bits_;
+  float* values_;
+};
+
+// Adds scale * sign of each code to its element.
+template <typename Code>
+void AddCodes(CodeReader<Code> reader) {
+  while (!reader.done()) {
+    SentValue sent;
+    if (reader.Next(&sent)) *sent.place += sent.value;
+  }
 }
 
-inline const uint8_t* AddCodes(const uint8_t* codes, int64_t num_bins, int64_t bin_size,
-                               float scale, float* values) {
-  return CodeBytes(bin_size) == 1
-             ? AddCodes<Code8>(codes, num_bins, bin_size, scale, values)
-             : AddCodes<Code16>(codes, num_bins, bin_size, scale, values);
+// The same for codes far apart, each of which is a cache miss: reads ahead of adding.
+template <typename Code>
+void AddSparseCodes(CodeReader<Code> reader) {
+  constexpr int kBatch = 64;
+  SentValue batches[2][kBatch + 1];
+  int sizes[2] = {0, 0};
+  for (int now = 0; sizes[1 - now] > 0 || !reader.done(); now = 1 - now) {
+    int size = 0;
+    while (size < kBatch && !reader.done()) {
+      SentValue* sent = &batches[now][size];
+      size += reader.Next(sent);
+      __builtin_prefetch(sent->place, 1);
+    }
+    sizes[now] = size;
+    for (int i = 0; i < sizes[1 - now]; ++i) {
+      *batches[1 - now][i].place += batches[1 - now][i].value;
+    }
+    sizes[1 - now] = 0;
+  }
+}
+
+inline void AddCodes(const uint8_t* codes, int64_t num_bins, int64_t bin_size, float scale,
+                     float* values) {
+  if (CodeBytes(bin_size) == 1) {
+    AddCodes(CodeReader<Code8>(codes, num_bins, bin_size, scale, values));
+  } else {
+    AddSparseCodes(CodeReader<Code16>(codes, num_bins, bin_size, scale, values));
+  }
 }
 
 // The last word is filled up with zeros, and no word is added.

@@ -79,6 +79,14 @@ GRADCOMP_TARGET inline Code* SelectBin(float* residual, const Gradient* gradient
   return ScalarSelect(residual, gradient, i, size, boost, maximum, codes);
 }
 
+template <typename Gradient, typename Code>
+GRADCOMP_TARGET inline Code* ScanBin(float* residual, const Gradient* gradient, int64_t size,
+                                     float boost, uint32_t* maximum, Code* codes) {
+  *maximum = BinMaximum(residual, gradient, size);
+  if (IsLeftAlone(*maximum, residual, size)) return codes;
+  return SelectBin(residual, gradient, size, boost, *maximum, codes);
+}
+
 #include "scan_bins-inl.h"
 
 }  // namespace

@@ -7,15 +7,12 @@
 namespace gradcomp {
 namespace {
 
-template <typename Gradient>
-uint32_t BinMaximum(const float* residual, const Gradient* gradient, int64_t size) {
-  return ScalarMaximum(residual, gradient, 0, size, 0);
-}
-
 template <typename Gradient, typename Code>
-Code* SelectBin(float* residual, const Gradient* gradient, int64_t size, float boost,
-                uint32_t maximum, Code* codes) {
-  return ScalarSelect(residual, gradient, 0, size, boost, maximum, codes);
+Code* ScanBin(float* residual, const Gradient* gradient, int64_t size, float boost,
+              uint32_t* maximum, Code* codes) {
+  *maximum = ScalarMaximum(residual, gradient, 0, size, 0);
+  if (IsLeftAlone(*maximum, residual, size)) return codes;
+  return ScalarSelect(residual, gradient, 0, size, boost, *maximum, codes);
 }
 
 #define GRADCOMP_TARGET

@@ -16,6 +16,15 @@ inline bool IsSent(float accumulated, float boosted, uint32_t bin_max) {
   return MagnitudeBits(boosted) >= bin_max && MagnitudeBits(accumulated) != 0;
 }
 
+// A bin that is not finite must not be written. One that was and stays zero (unused rows of an
+// embedding) need not be.
+inline bool IsLeftAlone(uint32_t maximum, const float* residual, int64_t size) {
+  if (maximum != 0) return !IsFiniteMagnitude(maximum);
+  uint32_t bits = 0;
+  for (int64_t i = 0; i < size; ++i) bits |= ToBits(residual[i]);
+  return bits == 0;
+}
+
 template <typename Gradient>
 inline uint32_t ScalarMaximum(const float* residual, const Gradient* gradient, int64_t begin,
                               int64_t end, uint32_t maximum) {
