@@ -170,7 +170,7 @@ class GradientExchange(tf.Module):
             with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
                 for residual in residuals:
                     residual.assign(tf.zeros(residual.shape))
-                self.unsent.assign(False)
+                self._local(self.unsent, 0).assign(False)  # no merge call in a branch
             return sums
 
         return tf.cond(self.unsent.value, plus_residuals, lambda: list(gradients))
