@@ -193,6 +193,7 @@ def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
     """
     original = TFOptimizer._all_reduce_sum_gradients
 
+    @tf.autograph.experimental.do_not_convert
     @functools.wraps(original)
     def hooked(self: Any, grads_and_vars: Any) -> Any:
         return reduce(self, grads_and_vars, functools.partial(original, self))

@@ -95,6 +95,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if self._core.gradient_accumulation_steps:
             self._accumulators = [_accumulator(variable) for variable in variables]
 
+    @tf.autograph.experimental.do_not_convert
     def apply(
         self,
         grads: Sequence[Gradient | None],
@@ -112,6 +113,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         scaler = self.inner_optimizer if self._core is not self.inner_optimizer else None
         self._apply(scaler, grads, trainable_variables)
 
+    @tf.autograph.experimental.do_not_convert
     def apply_scaled(
         self,
         scaler: keras.optimizers.LossScaleOptimizer,

@@ -88,6 +88,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with self.scope():
             return self._compressed_ops().gradient_exchange(variables)
 
+    @tf.autograph.experimental.do_not_convert
     def reduce_gradients(
         self,
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],

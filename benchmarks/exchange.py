@@ -1,0 +1,131 @@
+"""Times the exchange of a ResNet-50's gradient: TensorFlow's own all-reduce beside AdaComp.
+
+    gradcomp run -n 2 benchmarks/exchange.py
+
+Both run in turn in the same processes, over the same collectives. Gradients have the real shapes of
+keras.applications.ResNet50 and are distributed as in AdaComp's acceptance test: each weight has a
+mean drawn once from N(0, 0.02^2), and noise of scale 0.3 drawn anew for each step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import click
+import keras
+import rich.console
+import rich.table
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tf_gradcomp.distribute.exchange import GradientExchange, Traffic
+
+Reduction = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+
+
+@click.command(help=__doc__)
+@click.option("--warmup", default=100, show_default=True, help="Steps before timing starts.")
+@click.option("--repeats", default=15, show_default=True, help="Timed steps of each contender.")
+@click.option("--json", "json_path", type=click.Path(), help="Where to write the figures.")
+def main(warmup: int, repeats: int, json_path: str | None) -> None:
+    strategy = gc.MultiWorkerMirroredStrategy(compressor="adacomp")
+    with strategy.scope():
+        model = keras.applications.ResNet50(weights=None)
+    variables = model.trainable_variables
+    exchange = strategy.gradient_exchange(variables)
+    contenders = {
+        "all-reduce": lambda gradients: tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, gradients
+        ),
+        "AdaComp": lambda gradients: strategy.reduce_gradients(gradients, variables),
+    }
+    steps = {name: Timed(strategy, reduction) for name, reduction in contenders.items()}
+    draw = Gradients(variables, seed=strategy.cluster_resolver.task_id or 0)
+    for _ in range(warmup):
+        steps["AdaComp"].run(draw())
+    before = exchange.traffic()
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for repeat in range(repeats + 1):
+        gradients = draw()
+        for name, step in steps.items():
+            elapsed = step.run(gradients)
+            if repeat > 0:  # the first traces the all-reduce
+                seconds[name].append(elapsed)
+    if not strategy.cluster_resolver.task_id:
+        report(seconds, exchange, exchange.traffic().since(before), strategy, json_path)
+
+
+class Gradients:
+    """Draws the gradients of a step, a different stream on each worker."""
+
+    def __init__(self, variables: Sequence[keras.Variable], seed: int) -> None:
+        self._means = [tf.random.normal(variable.shape, stddev=0.02) for variable in variables]
+        self._random = tf.random.Generator.from_seed(seed)
+
+    @tf.function
+    def __call__(self) -> list[tf.Tensor]:
+        return [mean + self._random.normal(mean.shape, stddev=0.3) for mean in self._means]
+
+
+class Timed:
+    """One way to reduce the gradients of all workers."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, reduction: Reduction) -> None:
+        self._strategy = strategy
+
+        def step(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+            return reduction([tf.identity(gradient) for gradient in gradients])
+
+        self._reduce = tf.function(lambda gradients: strategy.run(step, args=(gradients,)))
+        self._wait = tf.function(
+            lambda: strategy.run(
+                lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(0.0))
+            )
+        )
+
+    def run(self, gradients: Sequence[tf.Tensor]) -> float:
+        """Seconds from when all workers are ready until this one has the reduced gradients."""
+        self._wait()
+        start = time.perf_counter()
+        self._reduce(gradients)
+        return time.perf_counter() - start
+
+
+def report(
+    seconds: dict[str, list[float]],
+    exchange: GradientExchange,
+    traffic: Traffic,
+    strategy: tf.distribute.Strategy,
+    json_path: str | None,
+) -> None:
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    table = rich.table.Table(
+        title=f"ResNet-50 gradient, {traffic.dense_bytes / traffic.exchanges / 4e6:.1f} million "
+        f"elements, {strategy.num_replicas_in_sync} workers, {os.cpu_count()} cores, "
+        f"{platform.machine()}, loopback"
+    )
+    for column in ("", "median ms", "min", "max", "times faster", "payload bytes"):
+        table.add_column(column, justify="right")
+    payload = {
+        "all-reduce": traffic.dense_bytes / traffic.exchanges,
+        "AdaComp": traffic.payload_bytes / traffic.exchanges,
+    }
+    for name, values in seconds.items():
+        milliseconds = [1000 * value for value in (medians[name], min(values), max(values))]
+        faster = medians["all-reduce"] / medians[name]
+        table.add_row(
+            name, *(f"{ms:.1f}" for ms in milliseconds), f"{faster:.1f}", f"{payload[name]:,.0f}"
+        )
+    rich.console.Console().print(table)
+    if json_path:
+        with open(json_path, "w") as file:
+            json.dump({"seconds": seconds, "payload_bytes": payload}, file)
+
+
+if __name__ == "__main__":
+    main()
