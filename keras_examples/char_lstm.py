@@ -1,0 +1,137 @@
+"""A character-level LSTM, trained on one worker or on many.
+
+    python char_lstm.py
+    gradcomp run -n 4 char_lstm.py --compressor adacomp
+    gradcomp run -n 2 char_lstm.py --dataset my_text.txt
+
+The text comes with Python itself, or is a file of yours. The batch size is that of all workers
+together. What counts in the end is how many bits a character of held-out text takes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import click
+import common
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+SEQUENCE = 64
+LEARNING_RATES = {"adam": 2e-3, "sgd": 0.5}
+
+
+def build_model(characters: int) -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((SEQUENCE,), dtype="int32"),
+            keras.layers.Embedding(characters, 64),
+            keras.layers.LSTM(256, return_sequences=True),
+            keras.layers.Dense(characters),
+        ]
+    )
+
+
+def make_optimizer(name: str, learning_rate: float, compressor: str) -> keras.optimizers.Optimizer:
+    if name == "adam":
+        optimizer = keras.optimizers.Adam(learning_rate)
+    else:
+        optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9, global_clipnorm=1.0)
+    return optimizer if compressor == "none" else gc.CompressedOptimizer(optimizer, compressor)
+
+
+def bits_per_character(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    nats = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    return nats / math.log(2)
+
+
+def sequences(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts the text into sequences, each with the same one character further on as its labels."""
+    count = (len(text) - 1) // SEQUENCE
+    inputs = text[: count * SEQUENCE].reshape(count, SEQUENCE)
+    labels = text[1 : count * SEQUENCE + 1].reshape(count, SEQUENCE)
+    return inputs, labels
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--compressor",
+    default="adacomp",
+    metavar="none|adacomp|...",
+    callback=common.check_compressor,
+    help="Of the gradients.",
+)
+@click.option("--epochs", default=20)
+@click.option("--steps-per-epoch", default=200)
+@click.option("--batch-size", default=32, help="Sequences, of all workers together.")
+@click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
+@click.option("--learning-rate", type=float, help="By default 0.002 for Adam, 0.5 for SGD.")
+@click.option("--seed", default=0, help="Of the weights and the order of the sequences.")
+@click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
+@click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+def main(
+    compressor: str,
+    epochs: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    optimizer: str,
+    learning_rate: float | None,
+    seed: int,
+    dataset: str | None,
+    history: str | None,
+) -> None:
+    """Train a character-level LSTM on text."""
+    # The strategy comes before all else that TensorFlow does.
+    strategy = gc.MultiWorkerMirroredStrategy()
+    is_chief = not strategy.cluster_resolver.task_id
+    # All workers shuffle alike, and each then takes its own part of every batch.
+    keras.utils.set_random_seed(seed)
+    text, held_out = common.load_text(dataset)
+    inputs, labels = sequences(text)
+    train = (
+        tf.data.Dataset.from_tensor_slices((inputs, labels))
+        .shuffle(len(inputs), seed=seed)
+        .repeat()
+        .batch(batch_size, drop_remainder=True)
+    )
+    validation = tf.data.Dataset.from_tensor_slices(sequences(held_out)).batch(batch_size)
+
+    with strategy.scope():
+        model = build_model(len(common.ALPHABET))
+        model.compile(
+            optimizer=make_optimizer(
+                optimizer, learning_rate or LEARNING_RATES[optimizer], compressor
+            ),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=[bits_per_character],
+        )
+    fitted = model.fit(
+        train,
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+        validation_data=validation,
+        shuffle=False,  # the dataset does
+        # The monitor comes first, so that the others see what it logs.
+        callbacks=[gc.callbacks.CompressionMonitor(), common.StepTimer()],
+        verbose=2 if is_chief else 0,
+    )
+
+    _, bits = model.evaluate(validation, verbose=0)
+    if is_chief:
+        print(f"Held-out text takes {bits:.3f} bits per character")
+        if history is not None:
+            common.write_history(
+                history,
+                fitted.history,
+                model.optimizer,
+                workers=strategy.num_replicas_in_sync,
+                weights=model.count_params(),
+                steps_per_epoch=steps_per_epoch,
+            )
+
+
+if __name__ == "__main__":
+    main()

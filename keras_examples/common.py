@@ -1,0 +1,164 @@
+"""What the example programs share: their data, how long a step takes, and their report."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pydoc_data.topics
+import re
+import statistics
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import keras
+import numpy as np
+
+import tf_gradcomp as gc
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10")
+
+# The characters that a text is made of; all others are left out of it.
+ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
+_PACKAGES = [
+    *("asyncio", "collections", "concurrent/futures", "email", "http", "importlib", "json"),
+    *("logging", "multiprocessing", "unittest", "urllib", "xml/etree"),
+]
+_DOCUMENT_CHARACTERS = 5_000  # of each, so that a few long ones are not most of the text
+_HELD_OUT_CHARACTERS = 20_000
+
+
+def check_compressor(_context: click.Context, _option: click.Parameter, name: str) -> str:
+    """Lets click refuse a compressor that there is not."""
+    if name != "none":
+        try:
+            gc.compressors.get(name)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+    return name
+
+
+def load_images(name: str, seed: int) -> tuple[Arrays, Arrays]:
+    """Images in [0, 1] with a channel axis, and their labels: the training and the test set.
+
+    Args:
+        name: `"digits"`, which comes with scikit-learn, or one that `keras.datasets` downloads.
+        seed: Decides which fifth of the digits is the test set.
+    """
+    if name == "digits":
+        return _load_digits(seed)
+    train, test = getattr(keras.datasets, name).load_data()
+    return _scaled(*train, 255), _scaled(*test, 255)
+
+
+def _load_digits(seed: int) -> tuple[Arrays, Arrays]:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, 8, 8)
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, labels, test_size=0.2, random_state=seed
+    )
+    return _scaled(train_x, train_y, 16), _scaled(test_x, test_y, 16)
+
+
+def _scaled(images: np.ndarray, labels: np.ndarray, highest: float) -> Arrays:
+    images = images.astype(np.float32) / highest
+    if images.ndim == 3:
+        images = images[..., np.newaxis]
+    return images, labels.reshape(-1).astype(np.int32)
+
+
+def load_text(path: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """A text as indices into `ALPHABET`: what to train on, and what is held out.
+
+    Args:
+        path: A file of one's own, whose last tenth (at most 20,000 characters) is held out. Without
+            it, the text is what this Python has with it: the topics of its `help()` and the source
+            of its standard library, as 1.5 million characters. Other versions of Python differ.
+    """
+    if path is not None:
+        text = _codes(Path(path).read_text(errors="ignore"))
+        held_out = min(_HELD_OUT_CHARACTERS, len(text) // 10)
+        return text[:-held_out], text[-held_out:]
+    documents = _python_documents()
+    # An order that mixes prose with source, and is the same on every machine.
+    names = sorted(documents, key=lambda name: hashlib.md5(name.encode()).hexdigest())
+    texts = [_codes(documents[name])[:_DOCUMENT_CHARACTERS] for name in names]
+    held_out: list[np.ndarray] = []
+    while sum(map(len, held_out)) < _HELD_OUT_CHARACTERS:
+        held_out.append(texts.pop())
+    return np.concatenate(texts), np.concatenate(held_out)
+
+
+def _python_documents() -> dict[str, str]:
+    library = Path(sysconfig.get_path("stdlib"))
+    documents = {f"topics/{name}": text for name, text in pydoc_data.topics.topics.items()}
+    for package in (".", *_PACKAGES):
+        for file in (library / package).glob("*.py"):
+            documents[str(file.relative_to(library))] = file.read_text(errors="ignore")
+    return documents
+
+
+def _codes(text: str) -> np.ndarray:
+    text = re.sub(f"[^{re.escape(ALPHABET)}]", "", text)
+    table = np.zeros(128, np.int32)
+    table[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
+    return table[np.frombuffer(text.encode("ascii"), np.uint8)]
+
+
+class StepTimer(keras.callbacks.Callback):
+    """Logs `seconds_per_step`: the median of each epoch's steps, which leaves start-up out."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Starts anew."""
+        self._seconds: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Starts the clock."""
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Stops the clock."""
+        self._seconds.append(time.perf_counter() - self._started)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds to the epoch's logs."""
+        if logs is not None:
+            logs["seconds_per_step"] = statistics.median(self._seconds)
+
+
+def write_history(
+    path: str,
+    measured: dict[str, list[float]],
+    optimizer: keras.optimizers.Optimizer,
+    **facts: Any,
+) -> None:
+    """Writes what a run measured, and facts about it, as JSON.
+
+    Args:
+        path: The file.
+        measured: A value for each epoch, by name, as the `History` of Keras' `fit` has them.
+        optimizer: The one that trained; of a compressed one, the traffic is written as well.
+        **facts: JSON-serializable.
+    """
+    series = {name: [float(value) for value in values] for name, values in measured.items()}
+    record = {**facts, "history": series, "traffic": _traffic(optimizer)}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _traffic(optimizer: keras.optimizers.Optimizer) -> dict[str, Any] | None:
+    if not isinstance(optimizer, gc.CompressedOptimizer) or not optimizer.exchange.built:
+        return None
+    exchange = optimizer.exchange
+    variables = {
+        spec.path: {"kind": spec.kind, "elements": spec.elements} for spec in exchange.specs
+    }
+    return {**dataclasses.asdict(exchange.traffic()), "variables": variables}

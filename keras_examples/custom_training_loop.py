@@ -1,0 +1,159 @@
+"""A training loop of one's own, on one worker or on many, with compressed gradients.
+
+    python custom_training_loop.py
+    gradcomp run -n 2 custom_training_loop.py --compressor adacomp
+
+`gc.CompressedOptimizer` exchanges the gradients in `apply`, so the loop is that of any program
+under `tf.distribute`: each worker computes the gradients of its part of the batch, with the loss
+divided by the size of the whole batch, because gradients are summed over the workers.
+"""
+
+from __future__ import annotations
+
+import click
+import common
+import keras
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+LEARNING_RATES = {"adam": 1e-3, "sgd": 0.05}
+
+
+def build_model(image_shape: tuple[int, ...], classes: int) -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(2),
+            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def make_optimizer(name: str, learning_rate: float, compressor: str) -> keras.optimizers.Optimizer:
+    if name == "adam":
+        optimizer = keras.optimizers.Adam(learning_rate)
+    else:
+        optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
+    return optimizer if compressor == "none" else gc.CompressedOptimizer(optimizer, compressor)
+
+
+class Trainer:
+    """A model, its optimizer, and one step of training and of testing on all workers."""
+
+    def __init__(
+        self,
+        strategy: gc.MultiWorkerMirroredStrategy,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        batch_size: int,
+    ) -> None:
+        self.strategy = strategy
+        self.model = model
+        self.optimizer = optimizer
+        self.batch_size = batch_size
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        self.accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    @tf.function
+    def train_step(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        """Trains on a batch; returns the loss."""
+        losses = self.strategy.run(self._train_replica, args=(batch,))
+        return self.strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    def _train_replica(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        images, labels = batch
+        with tf.GradientTape() as tape:
+            logits = self.model(images, training=True)
+            # The batch of all workers, not this one's part: gradients and losses are summed.
+            loss = tf.reduce_sum(self.loss(labels, logits)) / self.batch_size
+        variables = self.model.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    @tf.function
+    def test_step(self, batch: tuple[tf.Tensor, tf.Tensor]) -> None:
+        """Adds a batch to `accuracy`."""
+        self.strategy.run(self._test_replica, args=(batch,))
+
+    def _test_replica(self, batch: tuple[tf.Tensor, tf.Tensor]) -> None:
+        images, labels = batch
+        self.accuracy.update_state(labels, self.model(images, training=False))
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--compressor",
+    default="adacomp",
+    metavar="none|adacomp|...",
+    callback=common.check_compressor,
+    help="Of the gradients.",
+)
+@click.option("--epochs", default=30)
+@click.option("--batch-size", default=64, help="Of all workers together.")
+@click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
+@click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")
+@click.option("--seed", default=0, help="Of the split, the weights and the order of the images.")
+@click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
+@click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+def main(
+    compressor: str,
+    epochs: int,
+    batch_size: int,
+    optimizer: str,
+    learning_rate: float | None,
+    seed: int,
+    dataset: str,
+    history: str | None,
+) -> None:
+    """Train a convolutional network on images, with a training loop of one's own."""
+    # The strategy comes before all else that TensorFlow does.
+    strategy = gc.MultiWorkerMirroredStrategy()
+    is_chief = not strategy.cluster_resolver.task_id
+    # All workers shuffle alike, and each then takes its own part of every batch.
+    keras.utils.set_random_seed(seed)
+    (train_x, train_y), test = common.load_images(dataset, seed)
+    train = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((train_x, train_y))
+        .shuffle(len(train_x), seed=seed)
+        .batch(batch_size, drop_remainder=True)
+    )
+    validation = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
+    )
+
+    with strategy.scope():
+        model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
+        wrapped = make_optimizer(optimizer, learning_rate or LEARNING_RATES[optimizer], compressor)
+        # Variables can't be created inside of a step that runs on several workers.
+        wrapped.build(model.trainable_variables)
+        trainer = Trainer(strategy, model, wrapped, batch_size)
+
+    measured: dict[str, list[float]] = {"loss": [], "val_accuracy": []}
+    for epoch in range(1, epochs + 1):
+        losses = [trainer.train_step(batch) for batch in train]
+        trainer.accuracy.reset_state()
+        for batch in validation:
+            trainer.test_step(batch)
+        measured["loss"].append(float(tf.reduce_mean(losses)))
+        measured["val_accuracy"].append(float(trainer.accuracy.result()))
+        if is_chief:
+            loss, accuracy = (values[-1] for values in measured.values())
+            print(f"Epoch {epoch}: loss {loss:.4f}, test accuracy {accuracy:.2%}")
+
+    if is_chief:
+        if isinstance(wrapped, gc.CompressedOptimizer) and strategy.num_replicas_in_sync > 1:
+            traffic = wrapped.exchange.traffic()
+            payload, dense = traffic.payload_bytes, traffic.dense_bytes
+            print(f"Payload of a step: {payload / traffic.exchanges:,.0f} bytes")
+            print(f"Payload ratio: {dense / payload:.0f}")
+        if history is not None:
+            common.write_history(history, measured, wrapped)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""A small convolutional network for handwritten digits, trained on one worker or on many.
+
+    python digits_cnn.py
+    gradcomp run -n 2 digits_cnn.py --compressor adacomp
+    gradcomp run -n 2 digits_cnn.py --compressor none
+
+What makes this program a distributed and compressed one are three lines: the strategy, its scope,
+and `gc.CompressedOptimizer` around the optimizer. The batch size is that of all workers together.
+"""
+
+from __future__ import annotations
+
+import click
+import common
+import keras
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+LEARNING_RATES = {"adam": 1e-3, "sgd": 0.05}
+
+
+def build_model(image_shape: tuple[int, ...], classes: int) -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(2),
+            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def make_optimizer(name: str, learning_rate: float, compressor: str) -> keras.optimizers.Optimizer:
+    if name == "adam":
+        optimizer = keras.optimizers.Adam(learning_rate)
+    else:
+        optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
+    return optimizer if compressor == "none" else gc.CompressedOptimizer(optimizer, compressor)
+
+
+def make_callbacks(
+    strategy: gc.MultiWorkerMirroredStrategy, checkpoints: str | None
+) -> list[keras.callbacks.Callback]:
+    # The monitor comes first, so that the others see what it logs.
+    callbacks = [gc.callbacks.CompressionMonitor(), common.StepTimer()]
+    if checkpoints is not None:
+        # All workers save, each at a path of its own; the best model is at the chief's.
+        best = gc.worker_path(f"{checkpoints}/best.keras", strategy)
+        callbacks += [
+            keras.callbacks.ModelCheckpoint(best, monitor="val_accuracy", save_best_only=True),
+            # Started again after an interruption, the program goes on with the next epoch.
+            gc.callbacks.BackupAndRestore(f"{checkpoints}/backup", strategy),
+        ]
+    return callbacks
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--compressor",
+    default="adacomp",
+    metavar="none|adacomp|...",
+    callback=common.check_compressor,
+    help="Of the gradients.",
+)
+@click.option("--epochs", default=30)
+@click.option("--batch-size", default=64, help="Of all workers together.")
+@click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
+@click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")
+@click.option("--seed", default=0, help="Of the split, the weights and the order of the images.")
+@click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
+@click.option("--checkpoints", metavar="FOLDER", help="Save the best model and a backup there.")
+@click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+def main(
+    compressor: str,
+    epochs: int,
+    batch_size: int,
+    optimizer: str,
+    learning_rate: float | None,
+    seed: int,
+    dataset: str,
+    checkpoints: str | None,
+    history: str | None,
+) -> None:
+    """Train a convolutional network on images."""
+    # The strategy comes before all else that TensorFlow does.
+    strategy = gc.MultiWorkerMirroredStrategy()
+    is_chief = not strategy.cluster_resolver.task_id
+    # All workers shuffle alike, and each then takes its own part of every batch.
+    keras.utils.set_random_seed(seed)
+    (train_x, train_y), test = common.load_images(dataset, seed)
+    train = (
+        tf.data.Dataset.from_tensor_slices((train_x, train_y))
+        .shuffle(len(train_x), seed=seed)
+        .batch(batch_size, drop_remainder=True)
+    )
+    validation = tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
+
+    with strategy.scope():
+        model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
+        model.compile(
+            optimizer=make_optimizer(
+                optimizer, learning_rate or LEARNING_RATES[optimizer], compressor
+            ),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    fitted = model.fit(
+        train,
+        epochs=epochs,
+        validation_data=validation,
+        shuffle=False,  # the dataset does
+        callbacks=make_callbacks(strategy, checkpoints),
+        verbose=2 if is_chief else 0,
+    )
+
+    loss, accuracy = model.evaluate(validation, verbose=0)
+    if is_chief:
+        print(f"Test accuracy {accuracy:.2%}, loss {loss:.4f}")
+        if history is not None:
+            common.write_history(
+                history,
+                fitted.history,
+                model.optimizer,
+                workers=strategy.num_replicas_in_sync,
+                weights=model.count_params(),
+                steps_per_epoch=len(train),
+            )
+
+
+if __name__ == "__main__":
+    main()
