@@ -1,0 +1,385 @@
+"""Trains dense and compressed, with the same steps, settings and seeds, and compares.
+
+    python benchmarks/convergence.py digits --workers 2 --workers 4 --optimizer adam --optimizer sgd
+    python benchmarks/convergence.py text --workers 4 --steps 4000 --seeds 1
+
+The runs are those of `keras_examples/`, on real worker processes of this machine, one job at a
+time. What they measured, the table and the curves go to `results/`.
+
+Three ratios are given, whose differences docs/how_it_works.md explains:
+
+- payload: bytes of the gradients as float32 over bytes of the payload, all that is in it counted;
+- paper: as the AdaComp paper counts, 8 or 16 bits for each element sent and one float32 for each
+  layer. Codes are counted in its place, of which an empty bin has one too, with up to three bytes
+  of padding for each layer: so it is slightly too low;
+- wire: bytes that a dense ring all-reduce makes a worker send over those that ours does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tf_gradcomp.launch import LocalJob
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "keras_examples"
+LAST_EPOCHS = 5
+TABLE_ENTRY_BYTES = 8  # what a payload has for each tensor besides the codes
+SCALE_BYTES = 4  # what the paper counts for it
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained, and how its quality is read off the history.
+
+    Attributes:
+        name: Of the task, and of its files.
+        program: The example program.
+        metric: The name of the held-out metric in the history.
+        label: What to call it.
+        digits: To print behind the point.
+        scale: From the metric's unit to the printed one.
+        last: Over how many of the last epochs the metric is averaged.
+    """
+
+    name: str
+    program: str
+    metric: str
+    label: str
+    digits: int
+    scale: float
+    last: int
+
+
+DIGITS = Task("digits", "digits_cnn.py", "val_accuracy", "accuracy, %", 2, 100.0, LAST_EPOCHS)
+TEXT = Task("text", "char_lstm.py", "val_bits_per_character", "bits per character", 3, 1.0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training: which it is, and the record that the example program wrote of it."""
+
+    task: Task
+    workers: int
+    optimizer: str
+    compressor: str
+    seed: int
+    record: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The run's name, and its file's."""
+        parts = (self.task.name, f"{self.workers}workers", self.optimizer, self.compressor)
+        return "-".join([*parts, f"seed{self.seed}"])
+
+    @property
+    def curve(self) -> np.ndarray:
+        """The held-out metric after each epoch."""
+        return self.task.scale * np.array(self.record["history"][self.task.metric])
+
+    @property
+    def quality(self) -> float:
+        """The held-out metric at the end, as the task reads it."""
+        return float(self.curve[-self.task.last :].mean())
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Steps done at the end of each epoch."""
+        return self.record["steps_per_epoch"] * np.arange(1, len(self.curve) + 1)
+
+    @property
+    def dense_ring_bytes(self) -> float:
+        """What a dense ring all-reduce makes each worker send in a step."""
+        return 2 * (self.workers - 1) / self.workers * 4 * self.record["weights"]
+
+    @property
+    def sent_bytes(self) -> np.ndarray:
+        """Bytes that a worker has sent at the end of each epoch."""
+        each = self.record["history"].get("sent_bytes")
+        if each is None:
+            return self.dense_ring_bytes * self.steps
+        return np.cumsum(each) * self.record["steps_per_epoch"]
+
+    @property
+    def payload_ratio(self) -> float:
+        """Over the whole run; 1 if dense."""
+        traffic = self.record["traffic"]
+        return traffic["dense_bytes"] / traffic["payload_bytes"] if traffic else 1.0
+
+    @property
+    def wire_ratio(self) -> float:
+        """Over the whole run; 1 if dense."""
+        traffic = self.record["traffic"]
+        if not traffic:
+            return 1.0
+        return self.dense_ring_bytes * traffic["exchanges"] / traffic["sent_bytes"]
+
+    def paper_ratio(self, kind: str | None = None) -> float:
+        """The ratio as the paper counts it, of all layers or of those of one kind."""
+        traffic = self.record["traffic"]
+        if not traffic:
+            return 1.0
+        elements = count = 0
+        for path, variable in traffic["variables"].items():
+            if kind in (None, variable["kind"]):
+                elements += variable["elements"] * traffic["exchanges"]
+                overhead = (TABLE_ENTRY_BYTES - SCALE_BYTES) * traffic["exchanges"]
+                count += traffic["tensor_bytes"][path] - overhead
+        return 4 * elements / count if count else 1.0
+
+
+class Bench:
+    """Runs trainings one after another and keeps their records in a folder."""
+
+    def __init__(self, folder: Path, reuse: bool) -> None:
+        self._folder = folder
+        self._reuse = reuse
+        self.console = Console()
+
+    def run_all(self, runs: Sequence[Run], args: Sequence[str], epochs: int) -> list[Run]:
+        """Runs them all and returns them with their records."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), console=self.console) as progress:
+            whole = progress.add_task("all runs, epochs", total=epochs * len(runs))
+            finished = []
+            for run in runs:
+                progress.update(whole, description=run.name)
+                finished.append(self._run(run, args, lambda: progress.advance(whole)))
+                progress.update(whole, completed=epochs * len(finished))
+                done = finished[-1]
+                progress.console.print(
+                    f"{run.name}: {run.task.label} {done.quality:.{run.task.digits}f}, "
+                    f"payload ratio {done.payload_ratio:.0f}"
+                )
+        return finished
+
+    def _run(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> Run:
+        file = self._folder / f"{run.name}.json"
+        if not (self._reuse and file.exists()):
+            file.unlink(missing_ok=True)
+            self._train(run, [*args, "--history", str(file)], on_epoch)
+        return dataclasses.replace(run, record=json.loads(file.read_text()))
+
+    def _train(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> None:
+        def on_line(worker: int, _stream: str, line: str) -> None:
+            if worker == 0 and line.startswith("Epoch "):
+                on_epoch()
+
+        settings = ("--compressor", run.compressor, "--optimizer", run.optimizer)
+        command = [sys.executable, str(EXAMPLES / run.task.program), *settings]
+        command += ["--seed", str(run.seed), *args]
+        env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+        with LocalJob(command, run.workers, env=env, on_line=on_line) as job:
+            result = job.run()
+        if result.exit_code:
+            raise click.ClickException("\n".join([f"{run.name} failed.", *result.summary()]))
+
+
+def compare(task: Task, runs: Sequence[Run], dense: str, compressed: str) -> list[dict[str, Any]]:
+    """A row for each number of workers and optimizer: means and deviations over the seeds."""
+    rows = []
+    for workers, optimizer in dict.fromkeys((run.workers, run.optimizer) for run in runs):
+        chosen = [run for run in runs if (run.workers, run.optimizer) == (workers, optimizer)]
+        one, other = (
+            [run for run in chosen if run.compressor == compressor]
+            for compressor in (dense, compressed)
+        )
+        thirds = {
+            f"{label} at {part}/3": [run.curve[len(run.curve) * part // 3 - 1] for run in some]
+            for part in (1, 2, 3)
+            for label, some in ((dense, one), (compressed, other))
+        }
+        rows.append(
+            {
+                "workers": workers,
+                "optimizer": optimizer,
+                "seeds": len(one),
+                "dense": _mean_and_deviation([run.quality for run in one]),
+                "compressed": _mean_and_deviation([run.quality for run in other]),
+                "difference": _mean_and_deviation(
+                    [b.quality - a.quality for a, b in zip(one, other, strict=True)]
+                ),
+                "payload_ratio": _mean_and_deviation([run.payload_ratio for run in other]),
+                "paper_ratio": _mean_and_deviation([run.paper_ratio() for run in other]),
+                "paper_ratio_by_kind": {
+                    kind: statistics.mean(run.paper_ratio(kind) for run in other)
+                    for kind in _kinds(other[0])
+                },
+                "wire_ratio": _mean_and_deviation([run.wire_ratio for run in other]),
+                "curve": {name: statistics.mean(values) for name, values in thirds.items()},
+            }
+        )
+    return rows
+
+
+def _kinds(run: Run) -> list[str]:
+    traffic = run.record["traffic"]
+    if not traffic:
+        return []
+    return sorted({variable["kind"] for variable in traffic["variables"].values()})
+
+
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def markdown(task: Task, rows: Sequence[dict[str, Any]], compressed: str) -> list[str]:
+    """The table, as lines of Markdown."""
+    lines = [
+        f"| workers | optimizer | seeds | dense, {task.label} | {compressed} | difference "
+        "| payload ratio | paper's count | wire ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += ["| " + " | ".join(_cells(task, row)) + " |" for row in rows]
+    return lines
+
+
+def _cells(task: Task, row: dict[str, Any]) -> list[str]:
+    def quality(name: str, sign: str = "") -> str:
+        mean, deviation = row[name]
+        return f"{mean:{sign}.{task.digits}f} ± {deviation:.{task.digits}f}"
+
+    return [
+        str(row["workers"]),
+        row["optimizer"],
+        str(row["seeds"]),
+        quality("dense"),
+        quality("compressed"),
+        quality("difference", "+"),
+        *(f"{row[name][0]:.0f}" for name in ("payload_ratio", "paper_ratio", "wire_ratio")),
+    ]
+
+
+def show(console: Console, task: Task, rows: Sequence[dict[str, Any]], compressed: str) -> None:
+    """Prints the table, as Markdown where the output goes to a file."""
+    lines = markdown(task, rows, compressed)
+    if not console.is_terminal:
+        print("\n".join(lines))
+        return
+    header, _, *body = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    table = Table(title=f"{task.name}: {task.label}, mean and deviation over the seeds")
+    for name in header:
+        table.add_column(name, justify="right")
+    for cells in body:
+        table.add_row(*cells)
+    console.print(table)
+
+
+def plot(task: Task, runs: Sequence[Run], path: Path) -> None:
+    """Draws the metric over steps and over bytes sent, a row for each kind of job."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    jobs = list(dict.fromkeys((run.workers, run.optimizer) for run in runs))
+    colours = dict(zip(dict.fromkeys(run.compressor for run in runs), ("C0", "C1"), strict=False))
+    figure, axes = plt.subplots(
+        len(jobs), 2, figsize=(10, 3.4 * len(jobs)), squeeze=False, layout="constrained"
+    )
+    for (left, right), (workers, optimizer) in zip(axes, jobs, strict=True):
+        for run in runs:
+            if (run.workers, run.optimizer) != (workers, optimizer):
+                continue
+            label = "dense" if run.compressor == "none" else run.compressor
+            style = {"color": colours[run.compressor], "alpha": 0.7, "lw": 1.2}
+            style["label"] = label if run.seed == 0 else None
+            left.plot(run.steps, run.curve, **style)
+            right.plot(run.sent_bytes / 1e6, run.curve, **style)
+        left.set(xlabel="steps", ylabel=task.label, title=f"{workers} workers, {optimizer}")
+        right.set(xlabel="MB sent by each worker", xscale="log")
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+            axis.legend()
+            if task.name == "digits":  # the first epochs would hide the differences
+                axis.set_ylim(80, 100)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+@click.group(context_settings={"show_default": True})
+def main() -> None:
+    """Compare training with and without compression."""
+
+
+def _job_options(default_workers: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in (
+            click.option("--workers", multiple=True, default=[default_workers], type=int),
+            click.option("--optimizer", multiple=True, default=["adam"], type=str),
+            click.option("--seeds", default=3, help="How many: 0, 1, ..."),
+            click.option("--compressor", default="adacomp"),
+            click.option("--results", default=str(ROOT / "results"), help="Where all goes."),
+            click.option("--reuse", is_flag=True, help="Take runs that are there already."),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+@main.command()
+@_job_options(default_workers=2)
+@click.option("--epochs", default=30)
+def digits(epochs: int, **options: Any) -> None:
+    """The convolutional network on handwritten digits."""
+    _measure(DIGITS, ["--epochs", str(epochs)], epochs, **options)
+
+
+@main.command()
+@_job_options(default_workers=4)
+@click.option("--steps", default=4000)
+@click.option("--steps-per-epoch", default=200)
+def text(steps: int, steps_per_epoch: int, **options: Any) -> None:
+    """The character-level LSTM."""
+    epochs = steps // steps_per_epoch
+    args = ["--epochs", str(epochs), "--steps-per-epoch", str(steps_per_epoch)]
+    _measure(TEXT, args, epochs, **options)
+
+
+def _measure(
+    task: Task,
+    args: Sequence[str],
+    epochs: int,
+    *,
+    workers: Sequence[int],
+    optimizer: Sequence[str],
+    seeds: int,
+    compressor: str,
+    results: str,
+    reuse: bool,
+) -> None:
+    runs = [
+        Run(task, count, name, method, seed)
+        for count in workers
+        for name in optimizer
+        for seed in range(seeds)
+        for method in ("none", compressor)
+    ]
+    folder = Path(results)
+    bench = Bench(folder / "convergence", reuse)
+    runs = bench.run_all(runs, args, epochs)
+    rows = compare(task, runs, "none", compressor)
+    files = [folder / f"convergence-{task.name}.{suffix}" for suffix in ("json", "md", "png")]
+    files[0].write_text(json.dumps(rows, indent=1) + "\n")
+    files[1].write_text("\n".join(markdown(task, rows, compressor)) + "\n")
+    plot(task, runs, files[2])
+    show(bench.console, task, rows, compressor)
+    bench.console.print("Written:", *(os.path.relpath(file) for file in files), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
