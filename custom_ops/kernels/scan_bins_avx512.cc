@@ -2,9 +2,10 @@
 
 #ifdef GRADCOMP_X86
 
-// gcc 12 warns of its own _mm512_undefined_epi32.
+#ifndef __clang__  // gcc 12 warns of its own _mm512_undefined_epi32
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 #include <immintrin.h>
 
 #include <algorithm>

@@ -1,0 +1,177 @@
+// The kernels by themselves, under sanitizers. That they compute what the paper says is tested
+// against NumPy in tests/ops.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "check.h"
+#include "support.h"
+
+namespace gradcomp {
+namespace {
+
+const std::vector<int64_t> kSizes = {0, 1, 3, 15, 16, 17, 49, 50, 51, 63, 64, 65, 500, 1000, 70001};
+const std::vector<int64_t> kBinSizes = {0, 1, 4, 15, 16, 17, 50, 63, 64, 65, 500, 16383};
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+}
+
+std::vector<uint16_t> UpperHalves(const std::vector<float>& values) {
+  std::vector<uint16_t> bits;
+  for (float value : values) bits.push_back(ToBits(value) >> 16);
+  return bits;
+}
+
+// Half precision numbers of all kinds but infinity and NaN.
+std::vector<Half> Halves(int64_t size, uint32_t seed) {
+  std::mt19937 engine(seed);
+  std::vector<Half> values(size);
+  for (Half& value : values) value.bits = engine() % 0x7c00 | (engine() & 0x8000);
+  return values;
+}
+
+template <typename Gradient>
+void CheckVariantsAgree(GradientType type, const std::vector<Gradient>& gradient) {
+  const int64_t size = gradient.size();
+  for (int64_t bin_size : kBinSizes) {
+    for (float scale_factor : {1.0f, 1.5f, 2.0f}) {
+      std::vector<std::vector<float>> expected = {Normal(size, 1, 1)};
+      EncodeSettings settings = {scale_factor, Threads(1), Simd::kPortable, type};
+      const auto payload = Encode<Gradient>(&expected, {gradient}, {bin_size}, settings);
+      for (Simd simd : {Simd::kAvx2, Simd::kAvx512}) {
+        if (!IsSupported(simd)) continue;
+        settings.simd = simd;
+        std::vector<std::vector<float>> residual = {Normal(size, 1, 1)};
+        CHECK(Encode<Gradient>(&residual, {gradient}, {bin_size}, settings) == payload);
+        CHECK(SameBits(residual[0], expected[0]));
+      }
+    }
+  }
+}
+
+void AllInstructionSetsGiveTheSameBits() {
+  for (int64_t size : kSizes) {
+    CheckVariantsAgree(GradientType::kFloat, Normal(size, 0.3f, 2));
+    CheckVariantsAgree(GradientType::kHalf, Halves(size, 3));
+    std::vector<BFloat16> brain;
+    for (uint16_t bits : UpperHalves(Normal(size, 0.3f, 4))) brain.push_back({bits});
+    CheckVariantsAgree(GradientType::kBFloat16, brain);
+  }
+}
+
+void ZerosDenormalsAndTiesAreTheSameInAllInstructionSets() {
+  const std::vector<float> special = {0.0f,    -0.0f, 1e-45f, -1e-45f, 1e-39f, 1.0f,
+                                      -1.0f,   1.0f,  0.5f,   3e38f,   -3e38f, 1.17549435e-38f};
+  std::mt19937 engine(5);
+  std::vector<float> gradient(3000);
+  for (float& value : gradient) value = special[engine() % special.size()] * 0.5f;
+  CheckVariantsAgree(GradientType::kFloat, gradient);
+}
+
+void ThreadsDoNotChangeResults() {
+  const std::vector<int64_t> bin_sizes = {50, 500, 0};
+  std::vector<std::vector<float>> gradients;
+  std::vector<std::vector<float>> start;
+  std::vector<DecoderTensor> tensors;
+  for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
+    gradients.push_back(Normal(1500007, 0.3f, i));
+    start.push_back(Normal(1500007, 1, 10 + i));
+    tensors.push_back({1500007, bin_sizes[i]});
+  }
+  std::vector<std::vector<float>> expected = start;
+  const auto payload = Encode<float>(&expected, gradients, bin_sizes);
+  std::vector<std::vector<float>> sums = Zeros(tensors);
+  for (int64_t threads : {1, 2, 3, 16}) {
+    EncodeSettings settings;
+    settings.parallel_for = Threads(threads);
+    std::vector<std::vector<float>> residuals = start;
+    CHECK(Encode<float>(&residuals, gradients, bin_sizes, settings) == payload);
+    AdaCompDecoder decoder(tensors, kFingerprint, Threads(threads));
+    CHECK(decoder.Read(payload.data(), payload.size(), 1, kStep).ok());
+    std::vector<std::vector<float>> outputs = Zeros(tensors);
+    CHECK(decoder.Reduce(Pointers(&outputs)));
+    for (size_t i = 0; i < bin_sizes.size(); ++i) {
+      CHECK(SameBits(residuals[i], expected[i]));
+      if (threads == 1) sums[i] = outputs[i];
+      CHECK(SameBits(outputs[i], sums[i]));
+    }
+  }
+}
+
+void ANonFiniteGradientLeavesTheResidualsAsTheyWere() {
+  const std::vector<int64_t> bin_sizes = {50, 500, 0, 50};
+  for (float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    std::vector<std::vector<float>> gradients;
+    std::vector<std::vector<float>> before;
+    for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
+      gradients.push_back(Normal(1200000, 0.3f, i));
+      before.push_back(Normal(1200000, 1, 10 + i));
+    }
+    gradients[3][700000] = bad;  // groups before it are quantized already
+    std::vector<std::vector<float>> residuals = before;
+    const auto payload = Encode<float>(&residuals, gradients, bin_sizes);
+    CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
+    for (size_t i = 0; i < bin_sizes.size(); ++i) {
+      for (size_t j = 0; j < residuals[i].size(); ++j) {
+        CHECK(std::fabs(residuals[i][j] - before[i][j]) < 4e-6f);
+      }
+    }
+    for (int64_t j = 700000; j < 700050; ++j) CHECK(residuals[3][j] == before[3][j]);
+  }
+}
+
+// What overflows only as a sum has no infinite gradient to go by.
+void AnOverflowingSumIsNotWritten() {
+  std::vector<std::vector<float>> residuals = {{1, 2, 3e38f, 3e38f}};
+  const std::vector<std::vector<float>> before = residuals;
+  const auto payload = Encode<float>(&residuals, {{0.5f, 1, 3e38f, 0}}, {2});
+  CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
+  CHECK(SameBits(residuals[0], before[0]));
+}
+
+void WhatWasPackedCanBePutBack() {
+  std::vector<std::vector<float>> residuals = {Normal(5000, 1, 1), Normal(70, 1, 2)};
+  std::vector<std::vector<float>> sums = residuals;
+  const std::vector<std::vector<float>> gradients = {Normal(5000, 0.3f, 3), Normal(70, 1, 4)};
+  const auto payload = Encode<float>(&residuals, gradients, {50, 0});
+  AdaCompDecoder decoder({{5000, 50}, {70, 0}}, kFingerprint, Threads(2));
+  CHECK(decoder.Read(payload.data(), payload.size(), 1, std::nullopt).ok());
+  decoder.AddTo(Pointers(&residuals));
+  for (size_t i = 0; i < sums.size(); ++i) {
+    for (size_t j = 0; j < sums[i].size(); ++j) {
+      CHECK(std::fabs(residuals[i][j] - (sums[i][j] + gradients[i][j])) < 4e-6f);
+    }
+  }
+}
+
+void EveryBitFlipIsAnError() {
+  std::vector<std::vector<float>> residuals = {Normal(300, 1, 1), Normal(5, 1, 2)};
+  auto payload = Encode<float>(&residuals, std::vector<std::vector<float>>(residuals), {50, 0});
+  AdaCompDecoder decoder({{300, 50}, {5, 0}}, kFingerprint, Threads(1));
+  CHECK(decoder.Read(payload.data(), payload.size(), 1, kStep).ok());
+  for (size_t word = 0; word < payload.size(); ++word) {
+    for (int bit = 0; bit < 32; ++bit) {
+      payload[word] ^= 1u << bit;
+      const Status status = decoder.Read(payload.data(), payload.size(), 1, kStep);
+      CHECK(!status.ok());
+      CHECK(status.message.find("payload of replica 0: ") == 0);
+      payload[word] ^= 1u << bit;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  using namespace gradcomp;
+  RUN(AllInstructionSetsGiveTheSameBits);
+  RUN(ZerosDenormalsAndTiesAreTheSameInAllInstructionSets);
+  RUN(ThreadsDoNotChangeResults);
+  RUN(ANonFiniteGradientLeavesTheResidualsAsTheyWere);
+  RUN(AnOverflowingSumIsNotWritten);
+  RUN(WhatWasPackedCanBePutBack);
+  RUN(EveryBitFlipIsAnError);
+}

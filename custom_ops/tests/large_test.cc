@@ -1,0 +1,74 @@
+// Tensors of more than 2^31 elements. They lie in sparsely mapped memory: pages that are only read
+// cost nothing, and the encoder does not write bins that are and stay zero.
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <set>
+
+#include "check.h"
+#include "support.h"
+
+namespace gradcomp {
+namespace {
+
+constexpr int64_t kSize = (int64_t{1} << 31) + 12345;
+const std::vector<int64_t> kSent = {3, (int64_t{1} << 31) - 1, int64_t{1} << 31, kSize - 1};
+
+float* MapZeros(int64_t size) {
+  void* memory = mmap(nullptr, size * sizeof(float), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(memory != MAP_FAILED);
+  return static_cast<float*>(memory);
+}
+
+void LargeTensor(int64_t bin_size) {
+  float* residual = MapZeros(kSize);
+  float* gradient = MapZeros(kSize);
+  for (int64_t i : kSent) gradient[i] = i % 2 == 0 ? 1.0f : -1.0f;
+  AdaCompEncoder encoder({{residual, gradient, GradientType::kFloat, kSize, bin_size}}, 2,
+                         Threads(2));
+  CHECK(encoder.Run());
+  PayloadHeader header;
+  header.method = static_cast<uint16_t>(Method::kAdaComp);
+  header.fingerprint = kFingerprint;
+  header.num_tensors = 1;
+  header.length = kHeaderWords + encoder.body_words();
+  std::vector<int32_t> payload(header.length);
+  encoder.WriteBody(payload.data() + kHeaderWords);
+  WriteHeader(header, payload.data());
+
+  std::set<int64_t> bins_sent;
+  for (int64_t i : kSent) bins_sent.insert(i / bin_size);
+  const int64_t num_bins = CeilDiv(kSize, bin_size);
+  const float scale = static_cast<float>(bins_sent.size() / static_cast<double>(num_bins));
+  for (int64_t i : kSent) CHECK(residual[i] == gradient[i] - gradient[i] * scale);
+
+  // All blocks would fill all pages: decode those that were sent to.
+  AdaCompDecoder decoder({{kSize, bin_size}}, kFingerprint, Threads(2));
+  CHECK(decoder.Read(payload.data(), payload.size(), 1, 0).ok());
+  float* output = MapZeros(kSize);
+  const Binning bins(kSize, bin_size);
+  for (int64_t i : kSent) {
+    CHECK(decoder.ReduceBlock(0, i / (bins.bins_per_block * bin_size), output));
+    CHECK(output[i] == gradient[i] * scale);
+  }
+  decoder.AddTo({residual});
+  for (int64_t i : kSent) CHECK(std::fabs(residual[i] - gradient[i]) < 1e-6f);
+  for (float* memory : {residual, gradient, output}) munmap(memory, kSize * sizeof(float));
+}
+
+void TensorsOfMoreThan2To31ElementsIn16BitCodes() { LargeTensor(16383); }
+void TensorsOfMoreThan2To31ElementsIn8BitCodes() { LargeTensor(63); }
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  using namespace gradcomp;
+  RUN(TensorsOfMoreThan2To31ElementsIn16BitCodes);
+  RUN(TensorsOfMoreThan2To31ElementsIn8BitCodes);
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  std::printf("at most %ld MiB resident\n", usage.ru_maxrss / 1024);
+}

@@ -1,0 +1,86 @@
+// Steps of a replica, for tests and the fuzz target.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_SUPPORT_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TESTS_SUPPORT_H_
+
+#include <cstdint>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../kernels/adacomp_decoder.h"
+#include "../kernels/adacomp_encoder.h"
+#include "../kernels/payload.h"
+
+namespace gradcomp {
+
+inline constexpr int64_t kFingerprint = -77;
+inline constexpr int64_t kStep = 5;
+
+// On `threads` threads, in pieces that depend on their number.
+inline ParallelFor Threads(int64_t threads) {
+  return [threads](int64_t count, int64_t, const Work& work) {
+    std::vector<std::thread> running;
+    for (int64_t i = 0; i < threads; ++i) {
+      const int64_t begin = count * i / threads;
+      const int64_t end = count * (i + 1) / threads;
+      if (begin < end) running.emplace_back([&work, begin, end] { work(begin, end); });
+    }
+    for (std::thread& thread : running) thread.join();
+  };
+}
+
+inline std::vector<float> Normal(int64_t size, float deviation, uint32_t seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal(0, deviation);
+  std::vector<float> values(size);
+  for (float& value : values) value = normal(engine);
+  return values;
+}
+
+struct EncodeSettings {
+  float scale_factor = 2;
+  ParallelFor parallel_for = Threads(1);
+  Simd simd = BestSimd();
+  GradientType type = GradientType::kFloat;
+};
+
+// A whole payload from flat tensors; the residuals are updated.
+template <typename Gradient>
+std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
+                            const std::vector<std::vector<Gradient>>& gradients,
+                            const std::vector<int64_t>& bin_sizes,
+                            const EncodeSettings& settings = {}) {
+  std::vector<EncoderTensor> tensors;
+  for (size_t i = 0; i < residuals->size(); ++i) {
+    tensors.push_back({(*residuals)[i].data(), gradients[i].data(), settings.type,
+                       static_cast<int64_t>(gradients[i].size()), bin_sizes[i]});
+  }
+  AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd);
+  PayloadHeader header;
+  header.method = static_cast<uint16_t>(Method::kAdaComp);
+  header.fingerprint = kFingerprint;
+  header.step = kStep;
+  header.num_tensors = tensors.size();
+  header.flags = encoder.Run() ? 0 : kNonFiniteFlag;
+  header.length = kHeaderWords + encoder.body_words();
+  std::vector<int32_t> payload(header.length);
+  if (!header.non_finite()) encoder.WriteBody(payload.data() + kHeaderWords);
+  WriteHeader(header, payload.data());
+  return payload;
+}
+
+inline std::vector<std::vector<float>> Zeros(const std::vector<DecoderTensor>& tensors) {
+  std::vector<std::vector<float>> zeros;
+  for (const DecoderTensor& tensor : tensors) zeros.emplace_back(tensor.size);
+  return zeros;
+}
+
+inline std::vector<float*> Pointers(std::vector<std::vector<float>>* values) {
+  std::vector<float*> pointers;
+  for (std::vector<float>& value : *values) pointers.push_back(value.data());
+  return pointers;
+}
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_SUPPORT_H_
