@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from tensorflow.python.distribute import cross_device_utils as _cross_device_uti
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 
 # `CollectiveAllReduceExtended` asserts that its cross-device ops are of this class.
-CollectiveAllReduce = _cross_device_ops.CollectiveAllReduce
+CollectiveAllReduce: Any = _cross_device_ops.CollectiveAllReduce
 
 _HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
 _FIRST_COUNTED_KEY = 1_000_000_000  # likewise
@@ -211,7 +212,7 @@ def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
 
     Keras gives a callback no way to the list it is in.
     """
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, CallbackList):

@@ -7,6 +7,8 @@ import pathlib
 
 import tensorflow as tf
 
+from tf_gradcomp.tf_config import TFConfig, read_tf_config
+
 
 def worker_path(
     path: str | os.PathLike[str], strategy: tf.distribute.Strategy | None = None
@@ -29,19 +31,20 @@ def worker_path(
     Returns:
         This worker's path; `path` itself for the chief, and where there is one worker.
     """
-    if strategy is not None:
-        resolver = strategy.cluster_resolver
-    else:
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    task = _task(strategy)
     location = pathlib.Path(path)
-    if not _is_chief(resolver):
-        location = location.parent / f"{resolver.task_type}-{resolver.task_id}" / location.name
+    if task is not None and not task.is_chief:
+        location = location.parent / f"{task.task_type}-{task.task_index}" / location.name
     location.parent.mkdir(parents=True, exist_ok=True)
     return str(location)
 
 
-def _is_chief(resolver: tf.distribute.cluster_resolver.ClusterResolver | None) -> bool:
-    cluster = resolver.cluster_spec().as_dict() if resolver else {}
-    if not cluster or resolver.task_type == "chief":
-        return True
-    return "chief" not in cluster and resolver.task_type == "worker" and resolver.task_id == 0
+def _task(strategy: tf.distribute.Strategy | None) -> TFConfig | None:
+    if strategy is None:
+        return read_tf_config()
+    resolver = strategy.cluster_resolver
+    cluster = resolver.cluster_spec().as_dict() if resolver else None
+    if not cluster:
+        return None
+    addresses = {task_type: tuple(hosts) for task_type, hosts in cluster.items()}
+    return TFConfig(addresses, resolver.task_type, resolver.task_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tf_gradcomp.distribute.communicator import replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
 from tf_gradcomp.policy import Policy
 
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
@@ -122,7 +122,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         """As `apply`, for the loss scaler around this optimizer, which it updates as well."""
         if not scaler.built:
-            scaler.build(list(trainable_variables))
+            scaler.build(list(trainable_variables or ()))
         self._apply(scaler, grads, trainable_variables)
 
     def _apply(
@@ -133,7 +133,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         context = _checked_replica_context()
         if not self.built:
-            self.build(trainable_variables)
+            self.build(trainable_variables or ())
         variables = list(trainable_variables or self._trainable_variables)
         grads, variables = self._filter_empty_gradients(list(grads), variables)
         if context.num_replicas_in_sync == 1:

@@ -60,7 +60,7 @@ class CompressionMonitor(keras.callbacks.Callback):
                 )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds the exchange to watch."""
+        """Starts counting."""
         self._exchange = None
         self._before_training = self._before_epoch = self._traffic()
 
@@ -70,33 +70,35 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the batch's logs."""
-        if logs is not None and self._ready():
-            logs.update(self._measures())
+        exchange = self._built_exchange()
+        if exchange and logs is not None:
+            logs.update(self._measures(exchange))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the epoch's logs."""
-        if logs is not None and self._ready():
-            logs.update(self._measures())
-            logs["residual_norm"] = self._exchange.residual_norm()
+        exchange = self._built_exchange()
+        if exchange and logs is not None:
+            logs.update(self._measures(exchange), residual_norm=exchange.residual_norm())
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Prints the table."""
-        if self._table and self._ready() and _is_first(self.model):
-            traffic = self._traffic().since(self._before_training)
-            if traffic.exchanges:
-                rich.console.Console().print(_by_variable(self._exchange, traffic))
+        exchange = self._built_exchange()
+        traffic = self._traffic().since(self._before_training)
+        if exchange and traffic.exchanges and self._table and _is_first(self.model):
+            rich.console.Console().print(_by_variable(exchange, traffic))
 
-    def _ready(self) -> bool:
+    def _built_exchange(self) -> GradientExchange | None:
         if self._exchange is None:  # a strategy's own exists from the first step on
             self._exchange = find_exchange(self.model)
-        return self._exchange is not None and self._exchange.built
+        return self._exchange if self._exchange and self._exchange.built else None
 
     def _traffic(self) -> Traffic:
-        return self._exchange.traffic() if self._ready() else Traffic(0, 0, 0, 0, {})
+        exchange = self._built_exchange()
+        return exchange.traffic() if exchange else Traffic(0, 0, 0, 0, {})
 
-    def _measures(self) -> dict[str, float]:
-        measures = {"skipped_steps": int(self._exchange.skipped_steps.numpy())}
-        traffic = self._traffic().since(self._before_epoch)
+    def _measures(self, exchange: GradientExchange) -> dict[str, float]:
+        measures: dict[str, float] = {"skipped_steps": int(exchange.skipped_steps.numpy())}
+        traffic = exchange.traffic().since(self._before_epoch)
         if not traffic.exchanges:
             return measures
         replicas = self.model.distribute_strategy.num_replicas_in_sync
@@ -130,14 +132,14 @@ def _is_first(model: keras.Model) -> bool:
 
 def _by_variable(exchange: GradientExchange, traffic: Traffic) -> rich.table.Table:
     table = rich.table.Table(title=f"Sent per step by this replica, over {traffic.exchanges} steps")
-    table.add_column("variable")
+    table.add_column("variable", overflow="fold")
     table.add_column("layer kind")
     for name in ("elements", "dense bytes", "payload bytes", "ratio"):
         table.add_column(name, justify="right")
     header = traffic.payload_bytes - sum(traffic.tensor_bytes.values())
     for spec in exchange.specs:
-        dense, sent = 4 * spec.elements, traffic.tensor_bytes[spec.path] / traffic.exchanges
-        table.add_row(spec.path, spec.kind, *_cells(spec.elements, dense, sent))
+        sent = traffic.tensor_bytes[spec.path] / traffic.exchanges
+        table.add_row(spec.path, spec.kind, *_cells(spec.elements, 4 * spec.elements, sent))
     table.add_row("header", "", "", "", f"{header / traffic.exchanges:,.0f}", "", end_section=True)
     elements = sum(spec.elements for spec in exchange.specs)
     dense, sent = traffic.dense_bytes / traffic.exchanges, traffic.payload_bytes / traffic.exchanges

@@ -91,7 +91,7 @@ class AdaComp(Compressor):
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
-        layout = {
+        layout: dict[str, Any] = {
             "bin_sizes": [self.bin_size(spec) or SENT_WHOLE for spec in inputs.specs],
             "fingerprint": self.fingerprint(inputs.specs),
         }

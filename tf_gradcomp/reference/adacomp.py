@@ -160,6 +160,6 @@ def _encode_tensor(
 def _decode_tensor(data: bytes, scale: np.float32, size: int, bin_size: int) -> np.ndarray:
     if bin_size == 0:
         return np.frombuffer(data, np.float32)
-    codes = np.frombuffer(data, _code_type(bin_size)[0])
+    codes: np.ndarray = np.frombuffer(data, _code_type(bin_size)[0])
     ends = np.flatnonzero(codes & 1)  # the padding has no end of a bin
     return decode_codes(codes[: ends[-1] + 1 if ends.size else 0], scale, size, bin_size)
