@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Makes the environment, builds the ops, and runs the demonstration, the tests or the linters.
+
+    python3 dev.py demo
+    python3 dev.py test
+    python3 dev.py test -- -k strategy     # what follows -- goes to pytest
+    python3 dev.py test --oldest           # with the oldest TensorFlow that is supported
+    python3 dev.py lint
+
+Needs Python and a C++ compiler, and nothing else: this program is of the standard library alone.
+The environment is a folder beside this file (`.venv`), made anew only where something has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+BUILD_NEEDS = ("setuptools>=77", "wheel")
+BUILD_INPUTS = ("pyproject.toml", "setup.py", "custom_ops")
+LIBRARY = Path("tf_gradcomp", "ops", "_tf_gradcomp_ops.so")
+NOTHING = {"python": None, "digest": None, "extras": []}
+NOT_COPIED = (".git", ".venv*", "build", "dist", "results", "*.egg-info", "*.so", "__pycache__")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A TensorFlow to work with, in an environment of its own.
+
+    Attributes:
+        tensorflow: Its version, for pip.
+        pythons: The oldest and the newest Python that it is there for.
+        folder: Of the environment.
+        in_place: Whether it uses this source tree. The op library lies in the tree and fits one
+            TensorFlow only, so all other environments have copies of the tree.
+    """
+
+    tensorflow: str
+    pythons: tuple[tuple[int, int], tuple[int, int]]
+    folder: Path
+    in_place: bool
+
+    @property
+    def python(self) -> str:
+        """The environment's Python."""
+        return str(self.folder / "bin" / "python")
+
+    @property
+    def tree(self) -> Path:
+        """The source tree that it uses."""
+        return ROOT if self.in_place else self.folder / "source"
+
+
+NEWEST = Target("2.21.*", ((3, 10), (3, 13)), ROOT / ".venv", in_place=True)
+OLDEST = Target("2.17.*", ((3, 10), (3, 12)), ROOT / ".venv-tf2.17", in_place=False)
+
+
+def main() -> int:
+    """Does what the command line says; returns the exit code of what it ran."""
+    arguments = parse_arguments()
+    target = OLDEST if getattr(arguments, "oldest", False) else NEWEST
+    check_python(target)
+    compiler = find_compiler()
+    prepare(target, arguments.extras, compiler)
+    for command in arguments.commands:
+        code = run([target.python, *command, *arguments.extra], target.tree)
+        if code != 0:
+            return code
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line, with the extras to install and the commands to run."""
+    parser = argparse.ArgumentParser(
+        description="Make the environment, build the ops, and run something."
+    )
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, description, extras, commands in (
+        (
+            "demo",
+            "train on two workers, dense and compressed, and compare",
+            ("examples",),
+            [["keras_examples/demo.py"]],
+        ),
+        ("test", "run the tests", ("examples", "test"), [["-m", "pytest"]]),
+        (
+            "lint",
+            "run ruff and mypy",
+            ("lint",),
+            [
+                ["-m", "ruff", "check"],
+                ["-m", "ruff", "format", "--check"],
+                ["-m", "mypy", "tf_gradcomp"],
+            ],
+        ),
+    ):
+        subparser = subparsers.add_parser(name, help=description, description=description)
+        subparser.set_defaults(extras=extras, commands=commands, extra=[])
+        if len(commands) == 1:
+            subparser.add_argument("extra", nargs="*", help="more arguments for it, after --")
+        if name == "test":
+            subparser.add_argument(
+                "--oldest",
+                action="store_true",
+                help=f"with TensorFlow {OLDEST.tensorflow}, in {OLDEST.folder.name}",
+            )
+    return parser.parse_args()
+
+
+def check_python(target: Target) -> None:
+    """Ends the program if TensorFlow is not there for this Python."""
+    oldest, newest = target.pythons
+    if not oldest <= sys.version_info[:2] <= newest:
+        sys.exit(
+            f"TensorFlow {target.tensorflow} needs Python {oldest[0]}.{oldest[1]} to "
+            f"{newest[0]}.{newest[1]}, and this is Python {platform.python_version()}: run dev.py "
+            f"with another one, such as python{newest[0]}.{newest[1]} dev.py."
+        )
+
+
+def find_compiler() -> str:
+    """The C++ compiler; ends the program if there is none."""
+    named = os.environ.get("CXX")
+    candidates = [named] if named else [sysconfig.get_config_var("CXX"), "g++", "c++", "clang++"]
+    for candidate in filter(None, candidates):
+        if shutil.which(shlex.split(candidate)[0]):
+            return candidate
+    if named:
+        sys.exit(f"The C++ compiler {named!r}, which the variable CXX names, is not there.")
+    sys.exit(
+        "The native ops need a C++ compiler, and none was found: install g++ (on Debian and "
+        "Ubuntu: apt install g++), or name yours in the variable CXX."
+    )
+
+
+def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
+    """Makes the environment what it has to be; does nothing if it is that already."""
+    stamp = target.folder / "gradcomp-stamp.json"
+    installed = read_stamp(stamp)
+    if installed["python"] != sys.version or not (target.folder / "bin" / "pip").exists():
+        print(f"Making the environment {target.folder.name} ...", flush=True)
+        installed = NOTHING
+        make_environment(target.folder)
+    if not target.in_place:
+        copy_tree(target.tree)
+    digest = inputs_digest(target)
+    fits = installed["digest"] == digest and (target.tree / LIBRARY).exists()
+    if fits and set(extras) <= set(installed["extras"]):
+        return
+    all_extras = sorted({*extras, *installed["extras"]})
+    stamp.unlink(missing_ok=True)
+    pip_install(target, "TensorFlow", [tensorflow_package(target), *BUILD_NEEDS])
+    package = f"{target.tree}[{','.join(all_extras)}]"
+    pip_install(
+        target,
+        "tf_gradcomp, which builds its ops",
+        ["--no-build-isolation", "--editable", package, tensorflow_package(target)],
+        build_environment(compiler),
+    )
+    made_of = {"python": sys.version, "digest": digest, "extras": all_extras}
+    stamp.write_text(json.dumps(made_of))
+
+
+def make_environment(folder: Path) -> None:
+    """A virtual environment with pip."""
+    try:
+        venv.create(folder, with_pip=True, clear=True)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(folder, ignore_errors=True)
+        sys.exit(
+            "This Python cannot make virtual environments with pip: install its venv package (on "
+            "Debian and Ubuntu: apt install python3-venv)."
+        )
+
+
+def tensorflow_package(target: Target) -> str:
+    """What pip calls it; the smaller package without GPU support is for x86-64 only."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return f"{'tensorflow-cpu' if x86 else 'tensorflow'}=={target.tensorflow}"
+
+
+def build_environment(compiler: str) -> dict[str, str]:
+    """The variables by which setuptools finds the compiler, where it would not by itself."""
+    variables = {**os.environ, "CXX": compiler}
+    c_compiler = variables.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    if not shutil.which(shlex.split(c_compiler)[0]):
+        variables["CC"] = compiler
+    return variables
+
+
+def pip_install(
+    target: Target, what: str, arguments: list[str], variables: dict[str, str] | None = None
+) -> None:
+    """Installs; says what, and what pip said only if it fails."""
+    print(f"Installing {what} into {target.folder.name} ...", flush=True)
+    command = [target.python, "-m", "pip", "install", "--disable-pip-version-check", *arguments]
+    result = subprocess.run(
+        command,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        print(result.stdout)
+        sys.exit(f"pip could not install {what}; see above. The command was: {shlex.join(command)}")
+
+
+def read_stamp(stamp: Path) -> dict:
+    """What the environment was made of."""
+    try:
+        return json.loads(stamp.read_text())
+    except (OSError, ValueError):
+        return NOTHING
+
+
+def inputs_digest(target: Target) -> str:
+    """Changes with all that an environment and the op library are made of."""
+    digest = hashlib.sha256(f"{target.tensorflow} {target.tree}".encode())
+    for name in BUILD_INPUTS:
+        path = ROOT / name
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in files:
+            if file.is_file():
+                digest.update(str(file.relative_to(ROOT)).encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def copy_tree(tree: Path) -> None:
+    """Copies the source tree as it is now, and leaves the op library that was built in the copy."""
+    library = tree / LIBRARY
+    built = library.read_bytes() if library.exists() else None
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    if built is not None:
+        library.write_bytes(built)
+
+
+def run(command: list[str], folder: Path) -> int:
+    """Runs a command to its end, also where Ctrl-C has asked both it and this program to end."""
+    process = subprocess.Popen(command, cwd=folder)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+if __name__ == "__main__":
+    sys.exit(main())

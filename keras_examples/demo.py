@@ -1,0 +1,176 @@
+"""Trains the digits network twice on worker processes of this machine: dense, and compressed.
+
+    python demo.py
+
+Prints accuracy, loss, bytes and time side by side, and draws the loss over steps and over bytes.
+What is trained is digits_cnn.py, with the same steps, settings and seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tf_gradcomp.launch import LocalJob
+
+PROGRAM = Path(__file__).with_name("digits_cnn.py")
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+NAMES = {"none": "dense", "adacomp": "AdaComp"}
+LAST_EPOCHS = 5
+
+Record = dict[str, Any]
+
+
+def train(compressor: str, workers: int, args: list[str], progress: Progress) -> Record:
+    """Runs the program on local workers; returns what it wrote down."""
+    file = RESULTS / "demo" / f"{compressor}.json"
+    command = [sys.executable, str(PROGRAM), "--compressor", compressor]
+    command += [*args, "--history", str(file)]
+    bar = progress.add_task(f"{NAMES[compressor]}: starting {workers} workers")
+
+    def on_line(worker: int, _stream: str, line: str) -> None:
+        if worker != 0:
+            return
+        if epoch := re.match(r"Epoch (\d+)/(\d+)$", line):
+            done, total = int(epoch[1]) - 1, int(epoch[2])
+            progress.update(bar, completed=done, total=total)
+        if accuracy := re.search(r"val_accuracy: (\S+)", line):
+            description = f"{NAMES[compressor]}: test accuracy {float(accuracy[1]):.1%}"
+            progress.update(bar, description=description, advance=1)
+
+    # TensorFlow's notes on its own start would hide the progress bar.
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    with LocalJob(command, workers, env=env, on_line=on_line) as job:
+        result = job.run()
+    if result.exit_code:
+        tail = result.first_failure.stderr_tail if result.first_failure else ()
+        raise click.ClickException("\n".join([*tail, *result.summary()]))
+    return json.loads(file.read_text())
+
+
+def dense_ring_bytes(record: Record) -> float:
+    """Bytes that a dense ring all-reduce makes each worker send in a step."""
+    workers = record["workers"]
+    return 2 * (workers - 1) / workers * 4 * record["weights"]
+
+
+def sent_bytes_by_epoch(record: Record) -> np.ndarray:
+    """Bytes sent by a worker in a step, as the mean of each epoch."""
+    epochs = len(record["history"]["loss"])
+    return np.array(record["history"].get("sent_bytes", [dense_ring_bytes(record)] * epochs))
+
+
+def measures(record: Record) -> dict[str, float]:
+    """What the table shows of a run."""
+    history, traffic = record["history"], record["traffic"]
+    dense = 4 * record["weights"]
+    payload = traffic["payload_bytes"] / traffic["exchanges"] if traffic else dense
+    sent = float(sent_bytes_by_epoch(record).mean())
+    return {
+        "accuracy": statistics.mean(history["val_accuracy"][-LAST_EPOCHS:]),
+        "test_loss": statistics.mean(history["val_loss"][-LAST_EPOCHS:]),
+        "loss": statistics.mean(history["loss"][-LAST_EPOCHS:]),
+        "payload": payload,
+        "sent": sent,
+        "payload_ratio": dense / payload,
+        "wire_ratio": dense_ring_bytes(record) / sent,
+        "seconds": statistics.median(history["seconds_per_step"]),
+    }
+
+
+def comparison(records: dict[str, Record]) -> Table:
+    """The runs side by side."""
+    some = next(iter(records.values()))
+    steps = some["steps_per_epoch"] * len(some["history"]["loss"])
+    table = Table(
+        title=f"Digits on {some['workers']} workers, {steps} steps, same seed", min_width=66
+    )
+    table.add_column("")
+    for compressor in records:
+        table.add_column(NAMES[compressor], justify="right")
+    columns = [measures(record) for record in records.values()]
+    for label, name, form in (
+        (f"test accuracy, mean of the last {LAST_EPOCHS} epochs", "accuracy", ".2%"),
+        ("test loss", "test_loss", ".4f"),
+        ("training loss", "loss", ".4f"),
+        ("payload, bytes per step", "payload", ",.0f"),
+        ("bytes sent per step and worker", "sent", ",.0f"),
+        ("payload ratio", "payload_ratio", ",.0f"),
+        ("wire ratio", "wire_ratio", ",.0f"),
+    ):
+        table.add_row(label, *(f"{column[name]:{form}}" for column in columns))
+    table.add_row("time per step", *(f"{1e3 * column['seconds']:.1f} ms" for column in columns))
+    return table
+
+
+def verdict_on_time(dense: Record, compressed: Record) -> str:
+    """What the time of a step says, and what it does not."""
+    one, other = measures(dense), measures(compressed)
+    extra = other["seconds"] - one["seconds"]
+    if extra <= 0:
+        return f"A compressed step was {-1e3 * extra:.1f} ms faster than a dense one."
+    saved = one["sent"] - other["sent"]
+    break_even = 8 * saved / extra / 1e6
+    return (
+        f"A compressed step was {1e3 * extra:.1f} ms slower than a dense one: over the loopback of "
+        "one machine, the gradients of so small a network cost next to nothing to send. The "
+        f"{saved:,.0f} bytes saved are worth it on links slower than about {break_even:,.0f} "
+        "Mbit/s. benchmarks/exchange.py shows what large gradients gain."
+    )
+
+
+def plot(records: dict[str, Record], path: Path) -> None:
+    """Draws the loss over steps and over bytes sent."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for colour, (compressor, record) in zip(("C0", "C1"), records.items(), strict=True):
+        history = record["history"]
+        steps = record["steps_per_epoch"] * np.arange(1, len(history["loss"]) + 1)
+        sent = np.cumsum(sent_bytes_by_epoch(record)) * record["steps_per_epoch"] / 1e6
+        for axis, x in ((left, steps), (right, sent)):
+            axis.plot(x, history["loss"], color=colour, label=f"{NAMES[compressor]}, training")
+            axis.plot(x, history["val_loss"], ":", color=colour, label=f"{NAMES[compressor]}, test")
+    left.set(xlabel="steps", ylabel="loss", yscale="log", title="Loss over steps")
+    right.set(xlabel="MB sent by each worker", xscale="log", title="Loss over bytes sent")
+    left.legend()
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--workers", default=2)
+@click.option("--epochs", default=30)
+@click.option("--optimizer", type=click.Choice(["adam", "sgd"]), default="adam")
+@click.option("--seed", default=0)
+def main(workers: int, epochs: int, optimizer: str, seed: int) -> None:
+    """Train dense and compressed, and compare."""
+    args = ["--epochs", str(epochs), "--optimizer", optimizer, "--seed", str(seed)]
+    columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn()) as progress:
+        records = {name: train(name, workers, args, progress) for name in NAMES}
+    console = Console()
+    console.print(comparison(records))
+    console.print(verdict_on_time(records["none"], records["adacomp"]))
+    picture = RESULTS / "demo.png"
+    plot(records, picture)
+    console.print(f"Loss over steps and over bytes sent: {picture}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
