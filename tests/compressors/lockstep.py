@@ -1,0 +1,124 @@
+"""Runs the exchange of several replicas in one process, all in step with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.compressors import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.distribute.communicator import AllGather
+from tf_gradcomp.policy import GradientSpec
+
+Arrays = list[np.ndarray]
+
+
+class Outcome(NamedTuple):
+    """What one step gave; the outer lists are by replica, the inner ones by tensor."""
+
+    reduced: list[Arrays]
+    finite: list[bool]
+    residuals: list[Arrays]
+    payloads: Arrays
+    tensor_bytes: Arrays
+
+
+def specs_of(gradients: Sequence[np.ndarray]) -> list[GradientSpec]:
+    """A spec for each gradient, of the layer kinds in turn: their bins differ."""
+    kinds = ["dense", "convolution", "vector", "recurrent", "embedding"]
+    return [
+        GradientSpec(f"layer_{i}/kernel", g.shape, g.dtype.name, kinds[i % len(kinds)])
+        for i, g in enumerate(gradients)
+    ]
+
+
+class Lockstep:
+    """`size` replicas of a compressor, each with its residuals, which start at zero."""
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        specs: Sequence[GradientSpec],
+        size: int,
+        *,
+        graph: bool = False,
+    ) -> None:
+        self._compressor = compressor
+        self._specs = specs
+        self._residuals = [
+            [tf.Variable(tf.zeros(spec.shape), trainable=False) for spec in specs]
+            for _ in range(size)
+        ]
+        self._step = 0
+        self._exchange = tf.function(self._exchanged, autograph=False) if graph else self._exchanged
+
+    @property
+    def residuals(self) -> list[Arrays]:
+        return [[variable.numpy() for variable in variables] for variables in self._residuals]
+
+    def set_residuals(self, residuals: Sequence[Sequence[np.ndarray]]) -> None:
+        for variables, values in zip(self._residuals, residuals, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def step(self, gradients: Sequence[Sequence[np.ndarray]], *, finite: bool = True) -> Outcome:
+        """One step; `gradients` by replica and tensor, `finite` as other parts of the step say."""
+        tensors = [[tf.constant(gradient) for gradient in of_one] for of_one in gradients]
+        ends, payloads = self._exchange(
+            tensors, tf.constant(self._step, tf.int64), tf.constant(finite)
+        )
+        self._step += 1
+        return Outcome(
+            [[tensor.numpy() for tensor in end.reduced] for end in ends],
+            [bool(end.finite) for end in ends],
+            self.residuals,
+            [payload.numpy() for payload in payloads],
+            [end.tensor_bytes.numpy() for end in ends],
+        )
+
+    def _exchanged(
+        self, gradients: list[list[tf.Tensor]], step: tf.Tensor, finite: tf.Tensor
+    ) -> tuple[list[Exchanged], list[tf.Tensor]]:
+        size = len(self._residuals)
+        talks = [
+            self._compressor.exchange(
+                ExchangeInputs(
+                    self._specs, of_one, [v.handle for v in residuals], step, finite, size
+                )
+            )
+            for of_one, residuals in zip(gradients, self._residuals, strict=True)
+        ]
+        payloads: list[tf.Tensor] = []
+        ends: list[Exchanged] = []
+        answer = None
+        while len(ends) < size:
+            wishes = []
+            for talk in talks:
+                try:
+                    wishes.append(talk.send(answer))
+                except StopIteration as end:
+                    ends.append(end.value)
+            assert not (wishes and ends), "some replicas still talk while others are done"
+            if wishes:
+                assert all(type(wish) is AllGather for wish in wishes), wishes
+                payloads = [wish.payload for wish in wishes]
+                answer = tf.concat(payloads, 0)
+        return ends, payloads
+
+
+def assert_equal_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    """Equal in dtype, shape and every bit; so 0 and -0 differ."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    differ = np.flatnonzero(_bits(actual) != _bits(expected))
+    assert not differ.size, (
+        f"{differ.size} of {actual.size} differ, first at {differ[0]}: "
+        f"{actual.reshape(-1)[differ[0]]!r} instead of {expected.reshape(-1)[differ[0]]!r}"
+    )
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    flat = np.ascontiguousarray(values).reshape(-1)
+    return flat.view(f"u{flat.dtype.itemsize}")

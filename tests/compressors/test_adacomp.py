@@ -1,0 +1,94 @@
+"""AdaComp's own settings; what it shares with other compressors is in test_conformance.py."""
+
+import numpy as np
+import pytest
+
+from tests.compressors.lockstep import Lockstep, specs_of
+from tf_gradcomp.compressors import AdaComp
+from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+
+
+def spec(kind="dense", path="dense/kernel", shape=(30, 20)):
+    return GradientSpec(path, shape, "float32", kind)
+
+
+def test_default_bins_are_those_of_the_paper():
+    sizes = {kind: AdaComp().bin_size(spec(kind)) for kind in LAYER_KINDS}
+    assert sizes == {
+        "convolution": 50,
+        "dense": 500,
+        "recurrent": 500,
+        "embedding": 500,
+        "vector": 500,
+    }
+
+
+def test_one_bin_size_for_all_kinds():
+    assert {AdaComp(bin_sizes=63).bin_size(spec(kind)) for kind in LAYER_KINDS} == {63}
+
+
+def test_kinds_not_named_keep_their_defaults():
+    compressor = AdaComp(bin_sizes={"dense": 100, "vector": None})
+    assert compressor.bin_size(spec("dense")) == 100
+    assert compressor.bin_size(spec("vector")) is None
+    assert compressor.bin_size(spec("convolution")) == 50
+
+
+def test_overrides_go_ahead_and_the_first_found_counts():
+    compressor = AdaComp(overrides={r"^first/": 20, "kernel$": None})
+    assert compressor.bin_size(spec(path="first/kernel")) == 20
+    assert compressor.bin_size(spec(path="second/kernel")) is None
+    assert compressor.bin_size(spec(path="second/bias", kind="vector")) == 500
+
+
+def test_overrides_reach_the_payload():
+    gradient = [np.random.default_rng(0).normal(size=1000).astype(np.float32)]
+    sizes = [
+        Lockstep(compressor, specs_of(gradient), 1).step([gradient]).tensor_bytes[0][0]
+        for compressor in (AdaComp(), AdaComp(overrides={"layer_0": None}))
+    ]
+    assert sizes[0] < 200
+    assert sizes[1] == 8 + 4 * 1000
+
+
+@pytest.mark.parametrize("size", [0, -1, 16384, 2.5, "50", True])
+def test_bin_sizes_out_of_range_are_refused(size):
+    message = "bin size of '{}' must be a whole number from 1 to 16383, or None"
+    with pytest.raises(ValueError, match=message.format("convolution")):
+        AdaComp(bin_sizes=size)
+    with pytest.raises(ValueError, match=message.format("dense")):
+        AdaComp(bin_sizes={"dense": size})
+    with pytest.raises(ValueError, match=message.format("bias")):
+        AdaComp(overrides={"bias": size})
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 16383])
+def test_the_limits_of_a_bin_are_taken(size):
+    gradients = [[np.random.default_rng(0).normal(size=40_000).astype(np.float32)]] * 2
+    outcome = Lockstep(AdaComp(bin_sizes=size), specs_of(gradients[0]), 2).step(gradients)
+    assert outcome.finite == [True, True]
+
+
+@pytest.mark.parametrize("factor", [0.5, 0, -2, float("nan"), float("inf"), "2", None])
+def test_scale_factors_out_of_range_are_refused(factor):
+    with pytest.raises(ValueError, match="scale_factor must be a number of at least 1; received"):
+        AdaComp(scale_factor=factor)
+
+
+def test_an_unknown_layer_kind_is_refused():
+    with pytest.raises(ValueError, match=r"unknown layer kind 'conv' in bin_sizes; expected one"):
+        AdaComp(bin_sizes={"conv": 50})
+
+
+@pytest.mark.parametrize("pattern", ["(", 3])
+def test_a_pattern_that_is_no_regular_expression_is_refused(pattern):
+    with pytest.raises(ValueError, match="in overrides is not a regular expression"):
+        AdaComp(overrides={pattern: 50})
+
+
+def test_with_scale_factor_1_each_bin_sends_its_maximum():
+    gradient = np.random.default_rng(0).normal(size=(10, 50)).astype(np.float32)
+    outcome = Lockstep(AdaComp(50, 1.0), specs_of([gradient]), 1).step([[gradient]])
+    sent = outcome.reduced[0][0] != 0
+    assert (sent.sum(axis=1) == 1).all()
+    assert (np.abs(gradient).argmax(axis=1) == sent.argmax(axis=1)).all()

@@ -1,0 +1,391 @@
+"""What every compressor must do, run on all of `METHODS` in lockstep."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
+from tests.compressors.methods import METHODS, Method
+from tf_gradcomp import compressors
+
+REPOSITORY = Path(__file__).parents[2]
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+SIZES = [1, 2, 3]
+
+every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)
+every_size = pytest.mark.parametrize("size", SIZES)
+
+
+def random_gradients(shapes, size, *, seed=0, dtype=np.float32, scale=1.0):
+    """For each replica, a gradient of each shape."""
+    generator = np.random.default_rng(seed)
+    return [
+        [np.asarray(scale * generator.laplace(size=shape), dtype=dtype) for shape in shapes]
+        for _ in range(size)
+    ]
+
+
+def assert_as_oracle(method: Method, steps, *, graph=False):
+    """Runs `steps` (gradients by step, replica and tensor) and compares all with the oracle."""
+    size, specs = len(steps[0]), specs_of(steps[0][0])
+    lockstep = Lockstep(method.compressor, specs, size, graph=graph)
+    for number, gradients in enumerate(steps):
+        expected = method.oracle(method.compressor, specs, lockstep.residuals, gradients, number)
+        actual = lockstep.step(gradients)
+        assert actual.finite == expected.finite
+        for replica in range(size):
+            assert_equal_bits(actual.payloads[replica], expected.payloads[replica])
+            assert_equal_bits(actual.tensor_bytes[replica], expected.tensor_bytes[replica])
+            for tensor in range(len(specs)):
+                assert_equal_bits(
+                    actual.reduced[replica][tensor], expected.reduced[replica][tensor]
+                )
+                assert_equal_bits(
+                    actual.residuals[replica][tensor], expected.residuals[replica][tensor]
+                )
+    return lockstep
+
+
+def conserved(before, gradients, outcome, tolerance=1e-5):
+    """Whether what all replicas had and got is what was reduced and what they keep."""
+    for tensor, reduced in enumerate(outcome.reduced[0]):
+        had = sum(
+            residuals[tensor].astype(np.float32) + of_one[tensor].astype(np.float32)
+            for residuals, of_one in zip(before, gradients, strict=True)
+        )
+        kept = sum(residuals[tensor].astype(np.float32) for residuals in outcome.residuals)
+        largest = max(1.0, np.abs(had).max(initial=0), np.abs(kept).max(initial=0))
+        np.testing.assert_allclose(reduced + kept, had, rtol=0, atol=tolerance * largest)
+
+
+@every_method
+@every_size
+def test_equals_the_oracle_over_steps(method, size):
+    shapes = [(40, 30), (3, 3, 7, 11), (5,), (500,), (13, 10)]
+    steps = [random_gradients(shapes, size, seed=seed) for seed in range(5)]
+    assert_as_oracle(method, steps)
+
+
+@every_method
+def test_equals_the_oracle_in_a_graph(method):
+    steps = [random_gradients([(40, 30), (5,)], 2, seed=seed) for seed in range(3)]
+    assert_as_oracle(method, steps, graph=True)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_gradients_of_each_dtype(method, dtype):
+    steps = [random_gradients([(33, 31), (70,)], 2, seed=s, dtype=dtype) for s in range(3)]
+    assert_as_oracle(method, steps)
+
+
+@every_method
+@every_size
+def test_conservation_over_steps(method, size):
+    shapes = [(64, 25), (3, 3, 4, 8), (77,)]
+    lockstep = Lockstep(method.compressor, specs_of(random_gradients(shapes, 1)[0]), size)
+    for seed in range(20):
+        gradients = random_gradients(shapes, size, seed=seed)
+        before = lockstep.residuals
+        conserved(before, gradients, lockstep.step(gradients))
+
+
+@every_method
+@every_size
+def test_zeros_reduce_to_zeros(method, size):
+    gradients = [[np.zeros((30, 20), np.float32), np.zeros(3, np.float32)]] * size
+    lockstep = assert_as_oracle(method, [gradients, gradients])
+    outcome = lockstep.step(gradients)
+    assert outcome.finite == [True] * size
+    for arrays in (*outcome.reduced, *outcome.residuals):
+        assert not any(array.any() for array in arrays)
+
+
+@every_method
+@every_size
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)], ids=str)
+def test_one_element_is_sent_at_once(method, size, shape):
+    gradients = [[np.full(shape, 0.5 + replica, np.float32)] for replica in range(size)]
+    lockstep = assert_as_oracle(method, [gradients])
+    assert not any(residual.any() for (residual,) in lockstep.residuals)
+
+
+@every_method
+@every_size
+def test_equal_elements_are_sent_at_once(method, size):
+    gradients = [[np.full((25, 41), -0.25, np.float32)]] * size
+    lockstep = assert_as_oracle(method, [gradients])
+    (reduced,) = lockstep.step([[np.zeros((25, 41), np.float32)]] * size).reduced[0]
+    assert not reduced.any()
+
+
+@every_method
+@every_size
+def test_empty_tensors_between_others(method, size):
+    shapes = [(0,), (30, 20), (0, 5), (4,)]
+    assert_as_oracle(method, [random_gradients(shapes, size, seed=seed) for seed in range(3)])
+
+
+@every_method
+def test_only_empty_tensors(method):
+    assert_as_oracle(method, [random_gradients([(0,), (3, 0)], 2)])
+
+
+@every_method
+def test_ragged_last_bin(method):
+    for elements in (6, 7, 8, 49, 50, 51, 499, 500, 501, 1001):
+        shapes = [(elements,)] * 3  # a dense, a convolution and a vector
+        assert_as_oracle(method, [random_gradients(shapes, 2, seed=seed) for seed in range(2)])
+
+
+@every_method
+def test_many_tensors(method):
+    shapes = [(i % 17, 3) if i % 2 else (i % 11,) for i in range(400)]
+    assert_as_oracle(method, [random_gradients(shapes, 2, seed=seed) for seed in range(2)])
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=lambda d: np.dtype(d).name)
+def test_values_near_the_largest_of_float16(method, dtype):
+    signs = np.where(np.arange(600) % 3 == 0, -1, 1)
+    gradients = [[(65504 * signs).astype(dtype)], [(65500 * signs).astype(dtype)]]
+    lockstep = assert_as_oracle(method, [gradients, gradients])
+    before = lockstep.residuals
+    outcome = lockstep.step(gradients)
+    assert outcome.finite == [True, True]
+    assert np.isfinite(outcome.reduced[0][0]).all()
+    conserved(before, gradients, outcome)
+
+
+@every_method
+def test_a_sum_that_overflows_is_skipped_and_kept(method):
+    gradients = [[np.array([3e38, 1.0], np.float32)]] * 2
+    lockstep = Lockstep(method.compressor, specs_of(gradients[0]), 2)
+    outcome = lockstep.step(gradients)
+    if not all(np.isfinite(reduced).all() for reduced in outcome.reduced[0]):
+        pytest.fail("an infinite gradient was reduced")
+    assert len(set(outcome.finite)) == 1
+    if not outcome.finite[0]:
+        np.testing.assert_allclose(outcome.residuals[0][0], gradients[0][0], rtol=1e-6)
+
+
+@every_method
+def test_ten_million_elements(method):
+    shape = (10_000_019,)
+    gradients = random_gradients([shape], 1, scale=1e-3) * 2
+    lockstep = Lockstep(method.compressor, specs_of(gradients[0]), 2)
+    for _ in range(2):
+        before = lockstep.residuals
+        outcome = lockstep.step(gradients)
+        conserved(before, gradients, outcome)
+    assert_equal_bits(outcome.reduced[0][0], outcome.reduced[1][0])
+
+
+@every_method
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_non_finite_on_one_replica_is_skipped_by_all(method, bad, culprit):
+    shapes = [(60, 10), (9,)]
+    warm_up, gradients, after = (random_gradients(shapes, 3, seed=seed) for seed in range(3))
+    gradients[culprit][0][17, 3] = bad
+    specs = specs_of(gradients[0])
+    lockstep = Lockstep(method.compressor, specs, 3)
+    before = lockstep.step(warm_up).residuals
+    outcome = lockstep.step(gradients)
+    assert outcome.finite == [False] * 3
+    assert not any(reduced.any() for arrays in outcome.reduced for reduced in arrays)
+    for replica in range(3):
+        for had, gradient, has in zip(
+            before[replica], gradients[replica], outcome.residuals[replica], strict=True
+        ):
+            expected = had if replica == culprit else had + gradient
+            np.testing.assert_allclose(has, expected, rtol=1e-5, atol=1e-5)
+    before = outcome.residuals
+    outcome = lockstep.step(after)
+    assert outcome.finite == [True] * 3
+    conserved(before, after, outcome)
+
+
+@every_method
+def test_non_finite_steps_equal_the_oracle_from_empty_residuals(method):
+    steps = [random_gradients([(60, 10), (9,)], 2, seed=seed) for seed in range(2)]
+    steps[0][1][0][3, 3] = np.nan
+    assert_as_oracle(method, steps)
+
+
+@every_method
+def test_a_step_that_others_found_not_finite_keeps_all_gradients(method):
+    gradients = random_gradients([(60, 10), (9,)], 2)
+    lockstep = Lockstep(method.compressor, specs_of(gradients[0]), 2)
+    outcome = lockstep.step(gradients, finite=False)
+    assert outcome.finite == [False, False]
+    for kept, of_one in zip(outcome.residuals, gradients, strict=True):
+        for residual, gradient in zip(kept, of_one, strict=True):
+            np.testing.assert_allclose(residual, gradient, rtol=1e-6, atol=1e-6)
+
+
+@every_method
+def test_all_replicas_get_the_same_bits(method):
+    gradients = random_gradients([(123, 45), (3, 3, 8, 8)], 3)
+    outcome = Lockstep(method.compressor, specs_of(gradients[0]), 3).step(gradients)
+    for replica in (1, 2):
+        for first, other in zip(outcome.reduced[0], outcome.reduced[replica], strict=True):
+            assert_equal_bits(other, first)
+
+
+@every_method
+def test_repeats_bit_by_bit(method):
+    def run():
+        lockstep = Lockstep(method.compressor, specs_of(random_gradients(shapes, 1)[0]), 2)
+        return [lockstep.step(random_gradients(shapes, 2, seed=seed)) for seed in range(4)]
+
+    shapes = [(200, 99), (3, 3, 16, 16), (31,)]
+    for first, second in zip(run(), run(), strict=True):
+        for a, b in zip(first.payloads, second.payloads, strict=True):
+            assert_equal_bits(a, b)
+        for a, b in zip(first.residuals[0], second.residuals[0], strict=True):
+            assert_equal_bits(a, b)
+
+
+@every_method
+def test_tensor_bytes_and_header_are_the_whole_payload(method):
+    gradients = random_gradients([(40, 30), (3, 3, 7, 11), (5,)], 2)
+    outcome = Lockstep(method.compressor, specs_of(gradients[0]), 2).step(gradients)
+    headers = {
+        4 * payload.size - tensor_bytes.sum()
+        for payload, tensor_bytes in zip(outcome.payloads, outcome.tensor_bytes, strict=True)
+    }
+    assert headers == {48}
+
+
+_FINGERPRINTS_OF_RESULTS = """
+import hashlib, json, os, sys
+import tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+from tests.compressors.lockstep import Lockstep, specs_of
+from tests.compressors.methods import METHODS
+from tests.compressors.test_conformance import random_gradients
+
+results = {}
+for method in METHODS:
+    shapes = [(1_000_003,), (3, 3, 256, 256), (7,)]
+    lockstep = Lockstep(method.compressor, specs_of(random_gradients(shapes, 1)[0]), 2)
+    digest = hashlib.sha256()
+    for seed in range(2):
+        outcome = lockstep.step(random_gradients(shapes, 2, seed=seed))
+        arrays = [*outcome.payloads, *outcome.reduced[0], *outcome.residuals[0]]
+        for array in arrays:
+            digest.update(array.tobytes())
+    results[method.label] = digest.hexdigest()
+print(json.dumps(results))
+"""
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    def results(threads):
+        path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        run = subprocess.run(
+            [sys.executable, "-c", _FINGERPRINTS_OF_RESULTS, str(threads)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=120,
+        )
+        return json.loads(run.stdout)
+
+    one = results(1)
+    assert list(one) == [method.label for method in METHODS]
+    assert results(2) == one
+
+
+@every_method
+def test_config_round_trips(method):
+    compressor = method.compressor
+    config = compressor.get_config()
+    assert json.loads(json.dumps(config)) == config
+    description = compressors.serialize(compressor)
+    copies = [
+        type(compressor).from_config(config),
+        compressors.deserialize(description),
+        compressors.deserialize(json.loads(json.dumps(description))),
+        compressors.get(description),
+    ]
+    for copy in copies:
+        assert type(copy) is type(compressor)
+        assert copy.get_config() == config
+    assert compressors.get(compressor) is compressor
+
+
+@every_method
+def test_its_name_gives_the_defaults(method):
+    by_name = compressors.get(method.compressor.name)
+    assert type(by_name) is type(method.compressor)
+    assert by_name.get_config() == type(method.compressor)().get_config()
+    upper = compressors.get(method.compressor.name.upper())
+    assert type(upper) is type(method.compressor)
+
+
+@every_method
+def test_repr_names_class_and_settings(method):
+    text = repr(method.compressor)
+    assert text.startswith(type(method.compressor).__name__ + "(")
+    for setting, value in method.compressor.get_config().items():
+        assert f"{setting}={value!r}" in text
+
+
+@every_method
+def test_a_copy_has_the_same_fingerprint(method):
+    specs = specs_of(random_gradients([(4, 5), (5,)], 1)[0])
+    copy = compressors.deserialize(compressors.serialize(method.compressor))
+    assert copy.fingerprint(specs) == method.compressor.fingerprint(specs)
+
+
+@every_method
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": (5, 4)}, {"dtype": "float16"}, {"kind": "embedding"}, {"path": "other/kernel"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_fingerprint_differs_with_the_tensors(method, change):
+    specs = specs_of(random_gradients([(4, 5), (5,)], 1)[0])
+    changed = [dataclasses.replace(specs[0], **change), specs[1]]
+    assert method.compressor.fingerprint(changed) != method.compressor.fingerprint(specs)
+    assert method.compressor.fingerprint(specs[:1]) != method.compressor.fingerprint(specs)
+
+
+def test_fingerprints_differ_with_the_settings():
+    specs = specs_of(random_gradients([(4, 5), (5,)], 1)[0])
+    assert len({method.compressor.fingerprint(specs) for method in METHODS}) == len(METHODS)
+
+
+def test_every_compressor_is_in_the_table():
+    tested = {type(method.compressor) for method in METHODS}
+    public = {getattr(compressors, name) for name in compressors.__all__}
+    classes = {c for c in public if isinstance(c, type) and issubclass(c, compressors.Compressor)}
+    assert classes - {compressors.Compressor} == tested
+
+
+@pytest.mark.parametrize("wrong", [None, 3, AssertionError], ids=repr)
+def test_get_refuses_other_types(wrong):
+    with pytest.raises(TypeError, match=r"compressor: expected a name \(adacomp.*received"):
+        compressors.get(wrong)
+
+
+def test_get_names_the_known_names_where_one_is_unknown():
+    with pytest.raises(ValueError, match=r"unknown name 'zip'; expected one of adacomp"):
+        compressors.get("zip")
+
+
+@pytest.mark.parametrize("wrong", [{}, {"name": "adacomp"}, {"bin_sizes": 5}], ids=repr)
+def test_deserialize_refuses_what_serialize_did_not_return(wrong):
+    with pytest.raises(ValueError, match=r"expected a config with the keys 'name' and 'config'"):
+        compressors.deserialize(wrong)

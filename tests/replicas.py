@@ -1,0 +1,53 @@
+"""Several replicas in this process: strategies over logical CPU devices, and steps on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def mirrored(replicas: int) -> tf.distribute.MirroredStrategy:
+    """A `MirroredStrategy` of 2 to 4 CPU replicas; 2 of them talk by collectives.
+
+    All strategies of a process that use collectives must have the same devices: TensorFlow counts
+    its group keys from 1 for each of them.
+    """
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    ops = None if replicas == 2 else tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=ops)
+
+
+def per_replica(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any:
+    """One value for each replica."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: values[context.replica_id_in_sync_group]
+    )
+
+
+def stepper(
+    strategy: tf.distribute.Strategy,
+    apply: Callable[[list[tf.Tensor]], Any],
+    *,
+    graph: bool = True,
+) -> Callable[[Sequence[Sequence[Any]]], None]:
+    """Returns `step(gradients[replica][variable])`, which calls `apply` on each replica."""
+
+    def run(gradients: list[Any]) -> None:
+        strategy.run(lambda *local: apply(list(local)) and None, args=tuple(gradients))
+
+    function = tf.function(run, autograph=False) if graph else run
+
+    def step(gradients: Sequence[Sequence[Any]]) -> None:
+        by_variable = zip(*gradients, strict=True)
+        function([per_replica(strategy, [tf.constant(g) for g in gs]) for gs in by_variable])
+
+    return step
+
+
+def copies(strategy: tf.distribute.Strategy, variable: Any) -> list[np.ndarray]:
+    """The value that each replica has of a variable."""
+    native = getattr(variable, "value", variable)
+    return [local.numpy() for local in strategy.experimental_local_results(native)]
