@@ -1,7 +1,9 @@
 // Fuzz target of AdaComp's decoder. With clang: -fsanitize=fuzzer. With any other compiler, a main
 // of its own mutates valid payloads, the same ones every time: fuzz_decoder SECONDS. It writes a
 // valid one for libFuzzer to start from: fuzz_decoder seed FILE.
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -52,34 +54,52 @@ void DecodeAll(const std::vector<int32_t>& words) {
   return Encode<float>(&residuals, gradients, bin_sizes);
 }
 
-[[maybe_unused]] void Mutate(std::mt19937* engine, std::vector<int32_t>* words) {
-  std::mt19937& random = *engine;
-  const auto place = [&]() -> int32_t& { return (*words)[random() % words->size()]; };
-  for (uint32_t n = 1 + random() % 4; n > 0 && !words->empty(); --n) {
-    switch (random() % 8) {
-      case 0:
-        place() ^= 1u << random() % 32;
-        break;
-      case 1:
-        place() = static_cast<int32_t>(random());
-        break;
-      case 2:
-        place() = 0;
-        break;
-      case 3:
-        place() = -1;
-        break;
-      case 4:
-        (*words)[random() % std::min<size_t>(words->size(), 40)] += 1 - 2 * (random() & 1);
-        break;
-      case 5:
-        words->resize(random() % words->size());
-        break;
-      case 6:
-        words->insert(words->end(), random() % 9, static_cast<int32_t>(random()));
-        break;
-      default:
-        words->insert(words->end(), words->begin(), words->begin() + random() % words->size());
+// Mostly the header, the table and the end of the last codes: bounds are kept there.
+size_t InterestingPlace(std::mt19937* random, size_t size) {
+  const size_t near = (*random)() % std::min<size_t>(size, 40);
+  switch ((*random)() % 4) {
+    case 0:
+      return near;
+    case 1:
+      return size - 1 - near / 10;
+    default:
+      return (*random)() % size;
+  }
+}
+
+int32_t MutateWord(std::mt19937* random, int32_t word) {
+  switch ((*random)() % 6) {
+    case 0:
+      return static_cast<int32_t>((*random)());
+    case 1:
+      return 0;
+    case 2:
+      return -1;
+    case 3:
+      return static_cast<int32_t>(static_cast<uint32_t>(word) + ((*random)() & 2) - 1);
+    default:
+      return word ^ static_cast<int32_t>(1u << (*random)() % 32);
+  }
+}
+
+void Resize(std::mt19937* random, std::vector<int32_t>* words) {
+  if ((*random)() % 2 == 0) {
+    words->resize((*random)() % words->size());
+  } else {
+    words->insert(words->end(), words->begin(), words->begin() + (*random)() % words->size());
+  }
+  if (static_cast<int64_t>(words->size()) < kHeaderWords || (*random)() % 4 == 0) return;
+  const int64_t length = words->size();
+  std::memcpy(words->data() + offsetof(PayloadHeader, length) / 4, &length, sizeof length);
+}
+
+[[maybe_unused]] void Mutate(std::mt19937* random, std::vector<int32_t>* words) {
+  for (uint32_t n = 1 + (*random)() % 4; n > 0 && !words->empty(); --n) {
+    if ((*random)() % 8 == 0) {
+      Resize(random, words);
+    } else {
+      int32_t& word = (*words)[InterestingPlace(random, words->size())];
+      word = MutateWord(random, word);
     }
   }
 }

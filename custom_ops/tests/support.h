@@ -19,6 +19,7 @@ inline constexpr int64_t kStep = 5;
 // On `threads` threads, in pieces that depend on their number.
 inline ParallelFor Threads(int64_t threads) {
   return [threads](int64_t count, int64_t, const Work& work) {
+    if (threads == 1) return work(0, count);
     std::vector<std::thread> running;
     for (int64_t i = 0; i < threads; ++i) {
       const int64_t begin = count * i / threads;
