@@ -149,18 +149,37 @@ def disable_reduction(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def accumulation_disabled(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Within it, the optimizer applies what it is given at once.
+def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Within it, the optimizer updates by what it is given, without a branch of its own.
 
-    Keras cannot accumulate under a strategy (it calls `merge_call` within a `tf.cond`), and would
-    do so behind the exchange, which must not run on every step.
+    Keras calls `merge_call` within a `tf.cond`, which no strategy allows, to accumulate gradients
+    and to overwrite weights by their averages; and it would accumulate behind the exchange, which
+    must not run on every step. `iterations` goes on counting updates, as Adam's bias correction
+    needs. To be entered across replicas: those of one process run in turn.
     """
     steps = optimizer.gradient_accumulation_steps
+    frequency = optimizer.ema_overwrite_frequency
+    class_ = type(optimizer)
     optimizer.gradient_accumulation_steps = None
+    optimizer.ema_overwrite_frequency = None
+    if steps:
+        updates = property(lambda self: self._iterations // steps)
+        counting = type(class_.__name__, (class_,), {"iterations": updates})
+        object.__setattr__(optimizer, "__class__", counting)
     try:
         yield
     finally:
+        object.__setattr__(optimizer, "__class__", class_)
         optimizer.gradient_accumulation_steps = steps
+        optimizer.ema_overwrite_frequency = frequency
+
+
+def overwrite_by_averages(optimizer: keras.optimizers.Optimizer) -> None:
+    """Overwrites weights by their moving averages; called across replicas.
+
+    The public `finalize_variable_values` also does what else an optimizer does in the end.
+    """
+    optimizer._overwrite_model_variables_with_average_value(optimizer._trainable_variables)
 
 
 def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:

@@ -89,7 +89,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
             self.inner_optimizer.build(variables)
             return
-        with _private.accumulation_disabled(self._core):
+        with _private.applying_at_once(self._core):
             self.inner_optimizer.build(variables)
         _private.disable_reduction(self._core)
         if self._core.gradient_accumulation_steps:
@@ -181,7 +181,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
-            each_replica(self._apply_reduced, args=(reduced, variables))
+            with _private.applying_at_once(self._core):
+                each_replica(self._core.apply, args=(reduced, variables))
+            self._overwrite_by_averages(strategy)
 
         def skip() -> None:
             if self._core.gradient_accumulation_steps:
@@ -204,11 +206,18 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             grads, variables, replica_communicator(), local_replica, all_reduce_slices
         )
 
-    def _apply_reduced(
-        self, reduced: Sequence[Gradient], variables: Sequence[keras.Variable]
-    ) -> None:
-        with _private.accumulation_disabled(self._core):
-            self._core.apply(reduced, variables)
+    def _overwrite_by_averages(self, strategy: tf.distribute.Strategy) -> None:
+        core = self._core
+        if not (core.use_ema and core.ema_overwrite_frequency):
+            return
+        variables = self._trainable_variables
+
+        def overwrite() -> None:
+            _private.overwrite_by_averages(core)
+            strategy.extended.call_for_each_replica(_constrain, args=(variables,))
+
+        due = tf.equal(tf.cast(core.iterations, tf.int64) % core.ema_overwrite_frequency, 0)
+        tf.cond(due, overwrite, lambda: None)
 
     def _accumulate(self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]) -> None:
         for gradient, variable in zip(grads, variables, strict=True):
@@ -376,6 +385,12 @@ def _accumulator(variable: keras.Variable) -> keras.Variable:
         aggregation="sum",
         name=f"{variable.path.replace('/', '_')}_accumulator",
     )
+
+
+def _constrain(variables: Sequence[keras.Variable]) -> None:
+    for variable in variables:
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
 
 
 def _divided(gradient: Gradient, scale: keras.Variable) -> Gradient:
