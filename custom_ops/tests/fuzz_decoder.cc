@@ -14,8 +14,11 @@
 namespace gradcomp {
 namespace {
 
-const std::vector<DecoderTensor> kTensors = {{701, 50}, {1203, 500}, {9, 0}, {0, 50},
-                                             {1, 1},    {64, 64},    {40000, 16383}};
+using Tensors = std::vector<DecoderTensor>;
+
+// One ends with codes and one with values, so that what is read behind them is out of bounds.
+const Tensors kModels[] = {{{9, 0}, {1203, 500}, {0, 50}, {1, 1}, {40000, 16383}, {701, 50}},
+                           {{64, 64}, {701, 50}, {9, 0}}};
 constexpr int64_t kMaxReplicas = 3;
 
 // Nobody without a checksum gets past the header: give broken payloads a valid one.
@@ -27,10 +30,10 @@ void Reseal(std::vector<int32_t>* words) {
   WriteHeader(header, words->data());
 }
 
-void Decode(const std::vector<int32_t>& words, int64_t num_replicas) {
-  AdaCompDecoder decoder(kTensors, kFingerprint, Threads(1));
+void Decode(const Tensors& tensors, const std::vector<int32_t>& words, int64_t num_replicas) {
+  AdaCompDecoder decoder(tensors, kFingerprint, Threads(1));
   if (!decoder.Read(words.data(), words.size(), num_replicas, kStep).ok()) return;
-  std::vector<std::vector<float>> outputs = Zeros(kTensors);
+  std::vector<std::vector<float>> outputs = Zeros(tensors);
   decoder.Reduce(Pointers(&outputs));
   decoder.AddTo(Pointers(&outputs));
 }
@@ -39,16 +42,20 @@ void Decode(const std::vector<int32_t>& words, int64_t num_replicas) {
 void DecodeAll(const std::vector<int32_t>& words) {
   std::vector<int32_t> exact(words.begin(), words.end());
   exact.shrink_to_fit();
-  for (int64_t replicas = 1; replicas <= kMaxReplicas; ++replicas) Decode(exact, replicas);
+  for (const Tensors& tensors : kModels) {
+    for (int64_t replicas = 1; replicas <= kMaxReplicas; ++replicas) {
+      Decode(tensors, exact, replicas);
+    }
+  }
 }
 
-[[maybe_unused]] std::vector<int32_t> ValidPayload(uint32_t seed) {
+[[maybe_unused]] std::vector<int32_t> ValidPayload(const Tensors& tensors) {
   std::vector<std::vector<float>> residuals;
   std::vector<std::vector<float>> gradients;
   std::vector<int64_t> bin_sizes;
-  for (const DecoderTensor& tensor : kTensors) {
-    residuals.push_back(Normal(tensor.size, 1, seed));
-    gradients.push_back(Normal(tensor.size, 0.3f, seed + 1));
+  for (const DecoderTensor& tensor : tensors) {
+    residuals.push_back(Normal(tensor.size, 1, 7));
+    gradients.push_back(Normal(tensor.size, 0.3f, 8));
     bin_sizes.push_back(tensor.bin_size);
   }
   return Encode<float>(&residuals, gradients, bin_sizes);
@@ -118,19 +125,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 #ifndef GRADCOMP_LIBFUZZER
 int main(int argc, char** argv) {
-  const std::vector<int32_t> valid = gradcomp::ValidPayload(7);
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::vector<int32_t>> valid;
+  for (const gradcomp::Tensors& tensors : gradcomp::kModels) {
+    valid.push_back(gradcomp::ValidPayload(tensors));
+    gradcomp::AdaCompDecoder decoder(tensors, gradcomp::kFingerprint, gradcomp::Threads(1));
+    CHECK(decoder.Read(valid.back().data(), valid.back().size(), 1, gradcomp::kStep).ok());
+  }
   if (argc == 3) {
-    std::ofstream(argv[2]).write(reinterpret_cast<const char*>(valid.data()), 4 * valid.size());
+    std::ofstream(argv[2]).write(reinterpret_cast<const char*>(valid[0].data()),
+                                 4 * valid[0].size());
     return 0;
   }
-  using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::duration<double>(argc > 1 ? std::atof(argv[1]) : 20);
   std::mt19937 engine(1);
   int64_t inputs = 0;
-  gradcomp::AdaCompDecoder decoder(gradcomp::kTensors, gradcomp::kFingerprint, gradcomp::Threads(1));
-  CHECK(decoder.Read(valid.data(), valid.size(), 1, gradcomp::kStep).ok());
   for (; Clock::now() < end; ++inputs) {
-    std::vector<int32_t> words = valid;
+    std::vector<int32_t> words = valid[inputs % valid.size()];
     gradcomp::Mutate(&engine, &words);
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(words.data()), 4 * words.size());
   }

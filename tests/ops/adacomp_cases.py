@@ -1,0 +1,63 @@
+"""One replica and its payloads, as the tests of the AdaComp ops need them."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.reference import adacomp as reference
+
+FINGERPRINT = -(2**40) - 3
+STEP = 2**33 + 5
+DTYPES = (tf.float32, tf.float16, tf.bfloat16)
+
+
+@dataclasses.dataclass
+class Encoded:
+    payload: np.ndarray
+    residuals: list[np.ndarray]
+    tensor_bytes: list[int]
+
+
+def normal(size, deviation=1.0, seed=0, dtype=tf.float32):
+    values = np.random.default_rng(seed).normal(scale=deviation, size=size)
+    return values.astype(dtype.as_numpy_dtype)
+
+
+def encode(residuals, gradients, bin_sizes, **settings):
+    """One step by the op."""
+    variables = [tf.Variable(residual) for residual in residuals]
+    settings = {"fingerprint": FINGERPRINT, "step": STEP, **settings}
+    payload, tensor_bytes = ops.adacomp_encode(
+        variables, [tf.constant(g) for g in gradients], bin_sizes=bin_sizes, **settings
+    )
+    left = [variable.numpy() for variable in variables]
+    return Encoded(payload.numpy(), left, tensor_bytes.numpy().tolist())
+
+
+def encode_by_reference(residuals, gradients, bin_sizes, **settings):
+    """The same step by the oracle."""
+    settings = {"fingerprint": FINGERPRINT, "step": STEP, **settings}
+    return Encoded(
+        *reference.encode_payload(residuals, gradients, bin_sizes=bin_sizes, **settings)
+    )
+
+
+def decode(payloads, shapes, bin_sizes, **settings):
+    settings = {"fingerprint": FINGERPRINT, "step": STEP, **settings}
+    return ops.adacomp_decode(
+        np.concatenate(payloads),
+        shapes=shapes,
+        bin_sizes=bin_sizes,
+        num_replicas=settings.pop("num_replicas", len(payloads)),
+        **settings,
+    )
+
+
+def assert_same_bits(actual, expected):
+    """Equal to the last bit, the sign of zero included."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    different = np.flatnonzero(actual.view(np.uint32) != expected.view(np.uint32))
+    assert actual.tobytes() == expected.tobytes(), f"different at {different[:10]}"

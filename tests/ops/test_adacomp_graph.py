@@ -1,0 +1,135 @@
+"""The ops as a part of TensorFlow: static shapes, variables, threads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tests.ops.adacomp_cases import DTYPES, assert_same_bits, encode, normal
+from tf_gradcomp import ops
+
+REPOSITORY = Path(__file__).parents[2]
+LAYOUT = {"bin_sizes": [50, 0], "fingerprint": 3}
+SHAPES = [(20, 30), (7,)]
+
+
+class ShapeTest(tf.test.TestCase):
+    def test_fused_ops_infer_their_shapes(self):
+        variables = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
+
+        @tf.function(input_signature=[tf.TensorSpec(shape) for shape in SHAPES])
+        def step(*gradients):
+            payload, tensor_bytes = ops.adacomp_encode(variables, gradients, 0, **LAYOUT)
+            gathered = tf.concat([payload, payload], 0)
+            reduced, finite, lengths = ops.adacomp_decode(
+                gathered, 0, num_replicas=2, shapes=SHAPES, **LAYOUT
+            )
+            shapes = (payload, tensor_bytes, finite, lengths, *reduced)
+            self.assertEqual(
+                [tensor.shape.as_list() for tensor in shapes],
+                [[None], [2], [], [2], [20, 30], [7]],
+            )
+            return reduced
+
+        reduced = step(*[tf.ones(shape) for shape in SHAPES])
+        self.assertAllClose(reduced[0], 2 * tf.ones(SHAPES[0]))
+
+    def test_single_steps_infer_their_shapes(self):
+        @tf.function(input_signature=[tf.TensorSpec((20, 30))] * 2)
+        def step(residual, gradient):
+            accumulated, boosted = ops.residual_accumulate(residual, gradient)
+            positions, bin_max = ops.local_bin_select(accumulated, boosted, bin_size=50)
+            signs, scale, left = ops.ternary_quantize(accumulated, positions, bin_max)
+            shapes = (accumulated, boosted, positions, bin_max, signs, scale, left)
+            self.assertEqual(
+                [tensor.shape.as_list() for tensor in shapes],
+                [[20, 30], [20, 30], [None], [12], [None], [], [20, 30]],
+            )
+            return left
+
+        step.get_concrete_function()
+
+    def test_unknown_shapes_stay_unknown(self):
+        @tf.function(input_signature=[tf.TensorSpec(None)] * 2)
+        def step(accumulated, boosted):
+            positions, bin_max = ops.local_bin_select(accumulated, boosted, bin_size=50)
+            self.assertEqual(bin_max.shape.as_list(), [None])
+            return positions
+
+        self.assertAllEqual(step(normal(3), np.zeros(3, np.float32)), [])
+
+
+class VariableTest(tf.test.TestCase):
+    def test_a_value_read_before_the_step_stays_as_it_was(self):
+        for dtype in DTYPES:
+            variable = tf.Variable(normal(1000))
+            expected = variable.numpy()
+            snapshot = variable.read_value()
+            view = tf.identity(snapshot)
+            ops.adacomp_encode(
+                [variable], [normal(1000, 1, 1, dtype)], 0, bin_sizes=[50], fingerprint=0
+            )
+            assert_same_bits(snapshot.numpy(), expected)
+            assert_same_bits(view.numpy(), expected)
+            self.assertNotAllEqual(variable, expected)
+
+    def test_put_back_leaves_a_value_read_before_as_it_was(self):
+        variable = tf.Variable(tf.zeros(1000))
+        payload, _ = ops.adacomp_encode(
+            [variable], [normal(1000)], 0, bin_sizes=[50], fingerprint=0
+        )
+        snapshot = variable.read_value()
+        expected = snapshot.numpy().copy()
+        ops.adacomp_put_back([variable], payload, bin_sizes=[50], fingerprint=0)
+        assert_same_bits(snapshot.numpy(), expected)
+        self.assertNotAllEqual(variable, expected)
+
+    def test_steps_run_in_program_order_in_a_graph(self):
+        variable = tf.Variable(tf.zeros(1000))
+        gradients = [normal(1000, 1, seed) for seed in range(3)]
+
+        @tf.function
+        def steps():
+            return [
+                ops.adacomp_encode([variable], [g], 0, bin_sizes=[50], fingerprint=0)[0]
+                for g in gradients
+            ]
+
+        residual = np.zeros(1000, np.float32)
+        for payload, gradient in zip(steps(), gradients, strict=True):
+            expected = encode([residual], [gradient], [50], step=0, fingerprint=0)
+            residual = expected.residuals[0]
+            self.assertAllEqual(payload, expected.payload)
+        assert_same_bits(variable.numpy(), residual)
+
+
+PROGRAM = """
+import hashlib, sys
+import tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+from tests.ops.adacomp_cases import decode, encode, normal
+sizes, bin_sizes = [1500007, 1500007, 300001, 3], [50, 500, 0, 50]
+step = encode([normal(size) for size in sizes], [normal(size, 0.3, 1) for size in sizes], bin_sizes)
+reduced, _, _ = decode([step.payload] * 3, [[size] for size in sizes], bin_sizes)
+flagged = [normal(size, 0.3, 1) for size in sizes]
+flagged[1][-1] = float("nan")
+undone = encode([normal(size) for size in sizes], flagged, bin_sizes)
+parts = [step.payload, *step.residuals, *[r.numpy() for r in reduced], *undone.residuals]
+print("digest", hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
+"""
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    digests = set()
+    for threads in (1, 2, 4):
+        output = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(threads)],
+            cwd=REPOSITORY,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        digests.add(output.split("digest ")[1])
+    assert len(digests) == 1

@@ -1,0 +1,133 @@
+"""The fused ops compute, to the bit, what the text of the paper says."""
+
+import itertools
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tests.ops.adacomp_cases import (
+    DTYPES,
+    assert_same_bits,
+    decode,
+    encode,
+    encode_by_reference,
+    normal,
+)
+from tf_gradcomp import ops
+from tf_gradcomp.reference import adacomp as reference
+from tf_gradcomp.reference import payload as payload_format
+
+BIN_SIZES = (1, 4, 50, 63, 64, 500, 16383)
+SCALE_FACTORS = (1.0, 1.5, 2.0, 3.0)
+
+
+def sizes_around(bin_size):
+    return sorted({0, 1, bin_size - 1, bin_size, bin_size + 1, 40001})
+
+
+class OracleTest(parameterized.TestCase, tf.test.TestCase):
+    @parameterized.parameters(itertools.product(BIN_SIZES, DTYPES))
+    def test_payload_and_residual_are_those_of_the_reference(self, bin_size, dtype):
+        for size, scale_factor in itertools.product(sizes_around(bin_size), SCALE_FACTORS):
+            with self.subTest(size=size, scale_factor=scale_factor):
+                tensors = [normal(size, 1.0, 1)], [normal(size, 0.3, 2, dtype)], [bin_size]
+                encoded = encode(*tensors, scale_factor=scale_factor)
+                expected = encode_by_reference(*tensors, scale_factor=scale_factor)
+                self.assertAllEqual(encoded.payload, expected.payload)
+                assert_same_bits(encoded.residuals[0], expected.residuals[0])
+                self.assertEqual(encoded.tensor_bytes, expected.tensor_bytes)
+
+    def test_many_tensors_of_all_kinds_share_one_payload(self):
+        shapes = [(3, 3, 5, 7), (), (500, 30), (0, 4), (30,), (17,), (3, 40000)]
+        bin_sizes = [50, 500, 500, 50, 0, 63, 1000]
+        residuals = [normal(shape, 1.0, i) for i, shape in enumerate(shapes)]
+        gradients = [
+            normal(shape, 0.3, 10 + i, DTYPES[i % 3]) for i, shape in enumerate(shapes)
+        ]
+        encoded = encode(residuals, gradients, bin_sizes)
+        expected = encode_by_reference(residuals, gradients, bin_sizes)
+        self.assertAllEqual(encoded.payload, expected.payload)
+        self.assertEqual(encoded.tensor_bytes, expected.tensor_bytes)
+        self.assertEqual(48 + sum(encoded.tensor_bytes), encoded.payload.nbytes)
+        for left, right in zip(encoded.residuals, expected.residuals, strict=True):
+            assert_same_bits(left, right)
+
+    def test_golden_vector(self):
+        residual = np.array([8, 0, -4, 1, -14, 6, 0, 1, 0, 0, 4], np.float32) / 16
+        gradient = np.array([2, 6, -2, 0, 4, 1, 0, 0, 0, 0, 1], np.float32) / 16
+        encoded = encode([residual], [gradient], [4])
+        header, body = payload_format.read(encoded.payload)
+        self.assertEqual(header.method, 1)
+        self.assertEqual(np.frombuffer(body, np.float32, 1)[0], np.float32(25 / 3 / 16))
+        self.assertEqual(list(body[8:]), [0, 5, 253, 9])
+        expected = np.array([5 / 3, -7 / 3, -6, 1, -10, 7, 0, 1, 0, 0, -10 / 3]) / 16
+        self.assertAllClose(encoded.residuals[0], expected, rtol=1e-6)
+
+    @parameterized.parameters(itertools.product((50, 63, 500, 16383), (0.3, 0.0)))
+    def test_round_trip(self, bin_size, deviation):
+        for size in sizes_around(bin_size):
+            residual, gradient = normal(size, deviation, 1), normal(size, deviation, 2)
+            residual[: size // 3] = gradient[: size // 3] = 0  # zero bins
+            sent = reference.pack(residual, gradient, bin_size, 2.0).sent
+            payload = encode([residual], [gradient], [bin_size]).payload
+            (reduced,), finite, lengths = decode([payload], [[size]], [bin_size])
+            self.assertAllEqual(reduced, sent)
+            self.assertTrue(finite)
+            self.assertAllEqual(lengths, [payload.size])
+
+    def test_replicas_are_added_in_their_order(self):
+        size, bin_sizes = 70000, [50, 500, 0]
+        payloads = [
+            encode([normal(size, 1, i)] * 3, [normal(size, 10.0**i, i)] * 3, bin_sizes).payload
+            for i in range(5)
+        ]
+        reduced, finite, lengths = decode(payloads, [[size]] * 3, bin_sizes)
+        expected = [np.zeros(size, np.float32)] * 3
+        for payload in payloads:
+            sent = reference.decode_payload(payload, [[size]] * 3, bin_sizes)
+            expected = [total + values for total, values in zip(expected, sent, strict=True)]
+        for actual, total in zip(reduced, expected, strict=True):
+            assert_same_bits(actual.numpy(), total)
+        self.assertTrue(finite)
+        self.assertAllEqual(lengths, [payload.size for payload in payloads])
+
+    @parameterized.parameters(itertools.product((1, 50, 500), DTYPES, SCALE_FACTORS))
+    def test_fused_op_is_the_composition_of_the_three(self, bin_size, dtype, scale_factor):
+        residual, gradient = normal(10007, 1.0, 1), normal(10007, 0.3, 2, dtype)
+        accumulated, boosted = ops.residual_accumulate(
+            residual, gradient, scale_factor=scale_factor
+        )
+        positions, bin_max = ops.local_bin_select(accumulated, boosted, bin_size=bin_size)
+        signs, scale, left = ops.ternary_quantize(accumulated, positions, bin_max)
+        encoded = encode([residual], [gradient], [bin_size], scale_factor=scale_factor)
+        assert_same_bits(left.numpy(), encoded.residuals[0])
+        sent = np.zeros(10007, np.float32)
+        sent[positions.numpy()] = signs.numpy() * scale.numpy()
+        self.assertAllEqual(
+            sent, reference.decode_payload(encoded.payload, [[10007]], [bin_size])[0]
+        )
+
+    @parameterized.parameters(50, 500, 0)
+    def test_nothing_a_gradient_said_is_lost(self, bin_size):
+        residual = np.zeros(4001, np.float32)
+        said = np.zeros(4001)
+        sent = np.zeros(4001)
+        for step in range(100):
+            gradient = normal(4001, 0.3, step)
+            encoded = encode([residual], [gradient], [bin_size])
+            residual = encoded.residuals[0]
+            said += gradient
+            sent += reference.decode_payload(encoded.payload, [[4001]], [bin_size])[0]
+        self.assertAllClose(sent + residual, said, rtol=0, atol=1e-4)
+
+    def test_put_back_restores_residual_plus_gradient(self):
+        shapes, bin_sizes = [(30, 50), (7,)], [50, 0]
+        residuals = [normal(shape, 1, i) for i, shape in enumerate(shapes)]
+        gradients = [normal(shape, 0.3, 5 + i) for i, shape in enumerate(shapes)]
+        variables = [tf.Variable(residual) for residual in residuals]
+        settings = {"bin_sizes": bin_sizes, "fingerprint": 1}
+        payload, _ = ops.adacomp_encode(variables, gradients, 0, **settings)
+        ops.adacomp_put_back(variables, payload, **settings)
+        for variable, residual, gradient in zip(variables, residuals, gradients, strict=True):
+            self.assertAllClose(variable, residual + gradient, rtol=0, atol=4e-6)

@@ -1,0 +1,45 @@
+"""Builds and runs custom_ops/tests: the kernels under sanitizers, and the fuzz target."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2] / "custom_ops" / "tests"
+SANITIZE = ["-fsanitize=address,undefined"]
+
+
+def compiles(tmp_path, flags):
+    source = tmp_path / "empty.cc"
+    source.write_text("int main() {}\n")
+    command = ["g++", *flags, str(source), "-o", str(tmp_path / "empty")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory):
+    if shutil.which("g++") is None or shutil.which("make") is None:
+        pytest.skip("g++ and make are needed to build the kernels")
+    directory = tmp_path_factory.mktemp("kernels")
+    if not compiles(directory, SANITIZE):
+        pytest.skip("g++ has no runtime for address and undefined-behaviour sanitizers")
+    build = subprocess.run(
+        ["make", "-j2", "all", f"BUILD={directory}"],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert build.returncode == 0, build.stderr
+    return directory
+
+
+@pytest.mark.parametrize(
+    "command", [["kernels_test"], ["fuzz_decoder", "5"], ["large_test"]], ids=lambda c: c[0]
+)
+def test_native_test_passes(binaries, command):
+    result = subprocess.run(
+        [str(binaries / command[0]), *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr

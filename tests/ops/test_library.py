@@ -1,0 +1,73 @@
+"""A library that can't be used is an error that says what to do, and names both versions."""
+
+import re
+
+import pytest
+import tensorflow as tf
+
+from tf_gradcomp.ops import library
+
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Loads anew, from another path or into another TensorFlow."""
+
+    def load_again(**replaced):
+        library.load.cache_clear()
+        for name, value in replaced.items():
+            target = tf if name == "__version__" else library
+            monkeypatch.setattr(target, name, value)
+        return library.load()
+
+    yield load_again
+    library.load.cache_clear()
+
+
+def test_the_library_was_built_for_this_tensorflow():
+    assert library.built_for(library.PATH) == tf.__version__
+
+
+def test_info_names_path_version_and_instruction_set():
+    info = library.library_info()
+    assert info.path == library.PATH
+    assert info.built_for == tf.__version__
+    assert info.simd in {"portable", "AVX2", "AVX-512"}
+    assert info.error is None
+
+
+@pytest.mark.parametrize("found", ["2.16.2", "2.99.0", "3.0.0"])
+def test_another_tensorflow_is_refused_with_both_versions_and_the_command(load, found):
+    built = library.built_for(library.PATH)
+    with pytest.raises(ImportError, match=re.escape(REBUILD)) as caught:
+        load(__version__=found)
+    assert f"built for TensorFlow {built}, and TensorFlow {found} was found" in str(caught.value)
+
+
+def test_another_patch_release_is_accepted(load):
+    minor = ".".join(tf.__version__.split(".")[:2])
+    load(__version__=f"{minor}.99")
+
+
+def test_a_missing_library_is_said_to_be_missing(load, tmp_path):
+    with pytest.raises(ImportError, match="are not built") as caught:
+        load(PATH=tmp_path / "_tf_gradcomp_ops.so")
+    assert REBUILD in str(caught.value)
+
+
+def test_a_damaged_library_is_refused_with_the_command(load, tmp_path):
+    damaged = tmp_path / "_tf_gradcomp_ops.so"
+    damaged.write_bytes(library.PATH.read_bytes().replace(b"\x7fELF", b"\x7fELX", 1))
+    with pytest.raises(ImportError, match="can't be loaded into TensorFlow") as caught:
+        load(PATH=damaged)
+    assert REBUILD in str(caught.value)
+
+
+def test_info_of_an_unusable_library_says_why(load, tmp_path, monkeypatch):
+    library.load.cache_clear()
+    monkeypatch.setattr(library, "PATH", tmp_path / "_tf_gradcomp_ops.so")
+    info = library.library_info()
+    assert info.simd is None
+    assert info.built_for is None
+    assert "are not built" in info.error
