@@ -50,8 +50,8 @@ class Policy:
 
     1. rank 0 or 1: `vector` (biases, the scale and offset of normalization);
     2. the last name is `embeddings`: `embedding`;
-    3. the last name is `recurrent_kernel`, or a layer's name has `lstm`, `gru` or `rnn`:
-       `recurrent`;
+    3. rank 2, and the last name is `recurrent_kernel`, or a layer's name has `lstm`, `gru` or
+       `rnn`: `recurrent` (so the kernels of `ConvLSTM2D` are convolutions);
     4. rank 3 and above, unless the layer's name has `attention`, `einsum`, `query`, `key` or
        `value` (projections of attention layers): `convolution`;
     5. all else: `dense`.
@@ -95,9 +95,13 @@ class Policy:
                 "first, with an Input layer, model.build(input_shape), or a call on a batch."
             )
         kinds: dict[str, str] = {}
-        for layer in _leaf_first(model):
+        for layer in reversed(list(model._flatten_layers())):  # what a layer is made of comes first
             for variable in layer.trainable_variables:
-                kinds.setdefault(variable.path, _kind_in_layer(layer, variable))
+                kind = _kind_in_layer(layer, variable)
+                if kind:
+                    kinds.setdefault(variable.path, kind)
+        for variable in model.trainable_variables:
+            kinds.setdefault(variable.path, _kind_by_rule(variable.path, tuple(variable.shape)))
         return cls(kinds, max_dense_elements=max_dense_elements)
 
     def kind(self, path: str, shape: Iterable[int]) -> str:
@@ -109,22 +113,18 @@ class Policy:
         return {"kinds": dict(self.kinds), "max_dense_elements": self.max_dense_elements}
 
 
-def _leaf_first(model: keras.Model) -> list[keras.layers.Layer]:
-    return sorted(model._flatten_layers(), key=lambda layer: len(layer.trainable_variables))
-
-
-def _kind_in_layer(layer: keras.layers.Layer, variable: keras.Variable) -> str:
+def _kind_in_layer(layer: keras.layers.Layer, variable: keras.Variable) -> str | None:
     if len(variable.shape) < 2:
         return VECTOR
     if isinstance(layer, keras.layers.Embedding):
         return EMBEDDING
+    if isinstance(layer, _CONVOLUTIONS):  # ahead of RNN, which ConvLSTM2D is as well
+        return CONVOLUTION
     if isinstance(layer, _RECURRENT_CELLS):
         return RECURRENT
-    if isinstance(layer, _CONVOLUTIONS):
-        return CONVOLUTION
     if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
         return DENSE
-    return _kind_by_rule(variable.path, tuple(variable.shape))
+    return None
 
 
 def _kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
@@ -133,10 +133,10 @@ def _kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
         return VECTOR
     if name == "embeddings":
         return EMBEDDING
+    if len(shape) >= 3:
+        return DENSE if any(_ATTENTION.search(layer) for layer in layers) else CONVOLUTION
     if name == "recurrent_kernel" or any(_RECURRENT.search(layer) for layer in layers):
         return RECURRENT
-    if len(shape) >= 3 and not any(_ATTENTION.search(layer) for layer in layers):
-        return CONVOLUTION
     return DENSE
 
 
