@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -86,11 +86,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         variables = list(variables)
         super().build(variables)
         self.exchange.build(variables)
+        # With the accumulators that only one replica uses, so that checkpoints fit any number.
+        self.inner_optimizer.build(variables)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
-            self.inner_optimizer.build(variables)
             return
-        with _private.applying_at_once(self._core):
-            self.inner_optimizer.build(variables)
+        _check_created_in_scope(_private.step_counter(self._core))
         _private.disable_reduction(self._core)
         if self._core.gradient_accumulation_steps:
             self._accumulators = [_accumulator(variable) for variable in variables]
@@ -122,7 +122,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         """As `apply`, for the loss scaler around this optimizer, which it updates as well."""
         if not scaler.built:
-            scaler.build(list(trainable_variables or ()))
+            scaler.build(list(_given(trainable_variables)))
         self._apply(scaler, grads, trainable_variables)
 
     def _apply(
@@ -133,15 +133,32 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         context = _checked_replica_context()
         if not self.built:
-            self.build(trainable_variables or ())
-        variables = list(trainable_variables or self._trainable_variables)
-        grads, variables = self._filter_empty_gradients(list(grads), variables)
+            self.build(_given(trainable_variables))
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        _check_one_for_each(grads, trainable_variables)
+        if not grads:
+            return
+        grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
         if context.num_replicas_in_sync == 1:
-            self.inner_optimizer.apply(self.exchange.flush(grads, variables), variables)
+            grads = self.exchange.flush(grads, variables, self._divisor(scaler))
+            self.inner_optimizer.apply(grads, variables)
             return
         if scaler is not None:
             grads = [_divided(gradient, scaler.dynamic_scale) for gradient in grads]
         context.merge_call(self._apply_across_replicas, args=(scaler, list(grads), list(variables)))
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]]
+    ) -> keras.Variable:
+        """As `apply`, with pairs of gradients and variables; returns the inner `iterations`."""
+        super().apply_gradients(grads_and_vars)
+        return self.iterations
+
+    def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
+        """By what the inner optimizer divides a gradient before it uses it."""
+        steps = self._core.gradient_accumulation_steps or 1
+        return steps if scaler is None else steps * scaler.dynamic_scale.value
 
     # What follows up to `_exchange` runs across replicas: only there may a branch contain updates.
 
@@ -365,6 +382,32 @@ def _check_current_strategy() -> None:
             "A compressor is set on both the strategy and the optimizer, and gradients would be "
             "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
             "the optimizer without CompressedOptimizer."
+        )
+
+
+def _check_created_in_scope(step_counter: keras.Variable) -> None:
+    extended = tf.distribute.get_strategy().extended
+    if not extended.variable_created_in_scope(step_counter.value):
+        raise ValueError(
+            "CompressedOptimizer: the inner optimizer was created outside of the strategy's scope, "
+            "and replicas would share its state; create it inside `with strategy.scope():`."
+        )
+
+
+def _given(variables: Sequence[keras.Variable] | None) -> Sequence[keras.Variable]:
+    if variables is None:
+        raise ValueError(
+            "CompressedOptimizer: gradients were given without variables before the optimizer was "
+            "built; call optimizer.build(variables) first."
+        )
+    return variables
+
+
+def _check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    if len(grads) != len(variables):
+        raise ValueError(
+            f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
+            "expected one gradient, or None, for each variable."
         )
 
 

@@ -129,6 +129,7 @@ class GradientExchange(tf.Module):
                 "Compressed gradients cannot be exchanged in code that XLA compiles; use "
                 "jit_compile=False in model.compile or tf.function."
             )
+        self._check_strategy()
         numbers = [self._number(variable) for variable in variables]
         reduced: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
         finite = tf.constant(True)
@@ -158,13 +159,21 @@ class GradientExchange(tf.Module):
         self,
         gradients: Sequence[tf.Tensor | tf.IndexedSlices],
         variables: Sequence[keras.Variable | tf.Variable],
+        divisor: tf.Tensor | float = 1.0,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """For a job of one replica: the gradients, plus what a larger job left unsent."""
+        """For a job of one replica: the gradients, plus what a larger job left unsent.
+
+        Args:
+            gradients: One for each of `variables`. Where one is not finite, nothing is added yet,
+                for the step may be skipped.
+            variables: Some or all of those it was built for.
+            divisor: What the gradients will be divided by, such as a loss scale.
+        """
         residuals = [self.residuals[self._number(variable)] for variable in variables]
 
         def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
             sums = [
-                _plus_residual(gradient, residual.value)
+                _plus_residual(gradient, residual.value * divisor)
                 for gradient, residual in zip(gradients, residuals, strict=True)
             ]
             with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
@@ -173,7 +182,10 @@ class GradientExchange(tf.Module):
                 self._local(self.unsent, 0).assign(False)  # no merge call in a branch
             return sums
 
-        return tf.cond(self.unsent.value, plus_residuals, lambda: list(gradients))
+        ready = tf.cond(
+            self.unsent.value, lambda: _all_finite(gradients), lambda: tf.constant(False)
+        )
+        return tf.cond(ready, plus_residuals, lambda: list(gradients))
 
     def traffic(self) -> Traffic:
         """What this process's first replica has exchanged since the program started."""
@@ -252,6 +264,13 @@ class GradientExchange(tf.Module):
                 "variables that it will be given, or use another one for this variable."
             )
         return number
+
+    def _check_strategy(self) -> None:
+        if tf.distribute.get_strategy() is not self._strategy:
+            raise ValueError(
+                "The exchange of gradients was built outside of the scope of the strategy that "
+                "runs it; build the optimizer inside `with strategy.scope():`."
+            )
 
     def _stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
         large = self.specs[number].elements > self.policy.max_dense_elements
@@ -406,6 +425,11 @@ def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
         return gradient
     rows = gradient.dense_shape[0]
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+
+
+def _all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
+    tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
 def _plus_residual(
