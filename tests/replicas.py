@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,15 +10,22 @@ import numpy as np
 import tensorflow as tf
 
 
-def mirrored(replicas: int) -> tf.distribute.MirroredStrategy:
-    """A `MirroredStrategy` of 2 to 4 CPU replicas; 2 of them talk by collectives.
-
-    All strategies of a process that use collectives must have the same devices: TensorFlow counts
-    its group keys from 1 for each of them.
-    """
+def mirrored(replicas: int = 2) -> tf.distribute.MirroredStrategy:
+    """A `MirroredStrategy` of CPU replicas, which exchange by copying, without collectives."""
     devices = [f"CPU:{i}" for i in range(replicas)]
-    ops = None if replicas == 2 else tf.distribute.ReductionToOneDevice()
-    return tf.distribute.MirroredStrategy(devices, cross_device_ops=ops)
+    return tf.distribute.MirroredStrategy(
+        devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+
+
+@functools.cache
+def collective() -> tf.distribute.MirroredStrategy:
+    """The `MirroredStrategy` of two CPU replicas that talk by TensorFlow's collectives.
+
+    There is one for all tests: each strategy counts its collectives from the same number, so those
+    of several in one process would meet each other.
+    """
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def per_replica(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any:

@@ -1,0 +1,224 @@
+"""Saving and loading `CompressedOptimizer`, with the same, more or fewer replicas."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.replicas import copies, mirrored, stepper
+
+
+def build(optimizer=None, **settings):
+    """A small compiled model; call it in a scope."""
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(
+        [keras.Input((30,)), keras.layers.Dense(20, name="a"), keras.layers.Dense(3, name="b")],
+        name="model",
+    )
+    inner = keras.optimizers.Adam(0.01, **settings)
+    model.compile(optimizer or gc.CompressedOptimizer(inner), loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def trained(strategy, steps=3, **settings):
+    """A model after some steps on random gradients."""
+    with strategy.scope():
+        model = build(**settings)
+    variables = model.trainable_variables
+    step = stepper(strategy, lambda grads: model.optimizer.apply(grads, variables))
+    generator = np.random.default_rng(0)
+    for _ in range(steps):
+        step(
+            [
+                [generator.normal(size=v.shape).astype("float32") for v in variables]
+                for _ in range(strategy.num_replicas_in_sync)
+            ]
+        )
+    return model
+
+
+def residual_sums(model):
+    strategy = model.distribute_strategy
+    return [sum(copies(strategy, r)) for r in model.optimizer.exchange.residuals]
+
+
+def state(model):
+    variables = [*model.variables, *model.optimizer.inner_optimizer.variables]
+    return [(variable.name, variable.numpy()) for variable in variables]
+
+
+def assert_same_inner_state(actual, expected):
+    for (name, value), (other, wanted) in zip(state(actual), state(expected), strict=True):
+        assert name.split("_")[-1] == other.split("_")[-1]
+        np.testing.assert_array_equal(value, wanted, name)
+
+
+def assert_same_state(actual, expected):
+    assert_same_inner_state(actual, expected)
+    for a, b in zip(residual_sums(actual), residual_sums(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    ours, theirs = actual.optimizer.exchange, expected.optimizer.exchange
+    assert ours.step.numpy() == theirs.step.numpy()
+    assert ours.skipped_steps.numpy() == theirs.skipped_steps.numpy()
+    assert ours.unsent.numpy() == theirs.unsent.numpy()
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("saved_by", [2, 1])
+@pytest.mark.parametrize("form", ["whole model", "weights", "tf.train.Checkpoint"])
+def test_all_state_is_loaded_into_any_number_of_replicas(tmp_path, form, saved_by, replicas):
+    before = trained(mirrored(saved_by))
+    assert any(residual.any() for residual in residual_sums(before)) == (saved_by > 1)
+    if form == "whole model":
+        before.save(tmp_path / "model.keras")
+        with mirrored(replicas).scope():
+            after = keras.models.load_model(tmp_path / "model.keras")
+    else:
+        with mirrored(replicas).scope():
+            after = build()
+        if form == "weights":
+            before.save_weights(tmp_path / "model.weights.h5")
+            after.load_weights(tmp_path / "model.weights.h5")
+        else:
+            saved = tf.train.Checkpoint(model=before, optimizer=before.optimizer)
+            path = saved.save(tmp_path / "checkpoint")
+            restored = tf.train.Checkpoint(model=after, optimizer=after.optimizer)
+            restored.restore(path).assert_consumed()
+    assert type(after.optimizer) is gc.CompressedOptimizer
+    assert_same_state(after, before)
+    shares = copies(after.distribute_strategy, after.optimizer.exchange.residuals[0])
+    assert len(shares) == replicas
+    for share in shares:
+        np.testing.assert_array_equal(share, shares[0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"use_ema": True}])
+@pytest.mark.parametrize("saved_by", [2, 1])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_inner_state_is_loaded_with_all_settings(tmp_path, settings, saved_by, replicas):
+    # Keras cannot accumulate under a MirroredStrategy, even of one replica.
+    strategies = {1: tf.distribute.get_strategy(), 2: mirrored(2)}
+    before = trained(strategies[saved_by], steps=4, **settings)
+    before.save_weights(tmp_path / "model.weights.h5")
+    with strategies[replicas].scope():
+        after = build(**settings)
+    after.load_weights(tmp_path / "model.weights.h5")
+    assert_same_inner_state(after, before)
+
+
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
+    straight = trained(mirrored(2), steps=2)
+    straight.save(tmp_path / "model.keras")
+    with mirrored(2).scope():
+        resumed = keras.models.load_model(tmp_path / "model.keras")
+    # Each replica got the same share of the residuals; so give them to the other one as well.
+    exchange = straight.optimizer.exchange
+    for residual, share in zip(
+        exchange.residuals, resumed.optimizer.exchange.residuals, strict=True
+    ):
+        residual.assign(sum(copies(resumed.distribute_strategy, share)))
+    generator = np.random.default_rng(9)
+    gradients = [
+        [generator.normal(size=v.shape).astype("float32") for v in straight.trainable_variables]
+        for _ in range(2)
+    ]
+    for model in (straight, resumed):
+        variables = model.trainable_variables
+        step = stepper(
+            model.distribute_strategy,
+            lambda g, model=model, variables=variables: model.optimizer.apply(g, variables),
+        )
+        step(gradients)
+    assert_same_state(resumed, straight)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_checkpoint_of_the_plain_optimizer_is_taken(tmp_path, replicas):
+    plain = build(keras.optimizers.Adam(0.01))
+    generator = np.random.default_rng(0)
+    plain.fit(
+        generator.normal(size=(16, 30)), generator.normal(size=(16, 3)), verbose=0, batch_size=4
+    )
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    with mirrored(replicas).scope():
+        model = build()
+    model.load_weights(tmp_path / "plain.weights.h5")
+    inner = model.optimizer.inner_optimizer
+    for expected, actual in zip(plain.optimizer.variables, inner.variables, strict=True):
+        np.testing.assert_array_equal(expected.numpy(), actual.numpy(), expected.path)
+    for expected, actual in zip(plain.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(expected.numpy(), actual.numpy(), expected.path)
+    assert not any(residual.any() for residual in residual_sums(model))
+
+
+def test_what_a_checkpoint_does_not_have_starts_at_zero():
+    model = trained(mirrored(2))
+    model.optimizer.load_own_variables({})
+    assert not any(residual.any() for residual in residual_sums(model))
+    assert model.optimizer.exchange.step.numpy() == 0
+
+
+FLUSHED_BY = {
+    "sgd": lambda: keras.optimizers.SGD(1.0),
+    "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=8.0
+    ),
+    "accumulation": lambda: keras.optimizers.SGD(1.0, gradient_accumulation_steps=2),
+    "accumulation, loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=2), initial_scale=8.0
+    ),
+}
+
+
+@pytest.mark.parametrize("inner", FLUSHED_BY.values(), ids=FLUSHED_BY)
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_one_replica_applies_a_restored_residual_with_its_first_step(inner, graph):
+    residual = np.random.default_rng(0).normal(size=(20, 30)).astype("float32")
+    variable = keras.Variable(np.zeros((20, 30), "float32"), name="kernel")
+    optimizer = gc.CompressedOptimizer(inner())
+    optimizer.build([variable])
+    optimizer.load_own_variables({"residual_0": residual, "unsent": True})
+
+    def apply():
+        optimizer.apply([tf.zeros((20, 30))], [variable])
+
+    step = tf.function(apply, autograph=False) if graph else apply
+    for _ in range(4):
+        step()
+    np.testing.assert_allclose(variable.numpy(), -residual, rtol=1e-6)
+    assert not optimizer.exchange.residuals[0].numpy().any()
+    assert not optimizer.exchange.unsent.numpy()
+
+
+def test_a_residual_waits_for_a_step_that_is_not_skipped():
+    variable = keras.Variable(np.zeros(5, "float32"), name="kernel")
+    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
+    optimizer = gc.CompressedOptimizer(inner)
+    optimizer.build([variable])
+    optimizer.load_own_variables({"residual_0": np.ones(5), "unsent": True})
+    optimizer.apply([tf.fill([5], np.inf)], [variable])
+    assert not variable.numpy().any()
+    optimizer.apply([tf.zeros(5)], [variable])
+    np.testing.assert_array_equal(variable.numpy(), -np.ones(5))
+
+
+def test_one_replica_applies_a_restored_residual_to_an_embedding():
+    table = keras.Variable(np.zeros((6, 2), "float32"), name="embeddings")
+    optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([table])
+    residual = np.arange(12, dtype="float32").reshape(6, 2)
+    optimizer.load_own_variables({"residual_0": residual, "unsent": True})
+
+    @tf.function(autograph=False)
+    def step():
+        slices = tf.IndexedSlices(tf.ones((2, 2)), tf.constant([1, 1]), tf.constant([6, 2]))
+        optimizer.apply([slices], [table])
+
+    step()
+    expected = -residual
+    expected[1] -= 2
+    np.testing.assert_array_equal(table.numpy(), expected)

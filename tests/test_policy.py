@@ -1,0 +1,204 @@
+"""`gc.Policy`: the layer kind of each variable, by rule and read off real models."""
+
+import re
+
+import keras
+import pytest
+from keras import layers
+
+import tf_gradcomp as gc
+from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+
+CONVOLUTION, DENSE, RECURRENT, EMBEDDING, VECTOR = LAYER_KINDS
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "kind"),
+    [
+        ("dense/kernel", (3, 4), DENSE),
+        ("dense/bias", (4,), VECTOR),
+        ("scale", (), VECTOR),
+        ("batch_normalization/gamma", (64,), VECTOR),
+        ("conv2d/kernel", (3, 3, 8, 16), CONVOLUTION),
+        ("conv1d/kernel", (3, 8, 16), CONVOLUTION),
+        ("embedding/embeddings", (1000, 16), EMBEDDING),
+        ("lstm/lstm_cell/kernel", (8, 64), RECURRENT),
+        ("my_layer/recurrent_kernel", (8, 64), RECURRENT),
+        ("bidirectional/forward_gru/gru_cell/kernel", (8, 64), RECURRENT),
+        ("MyRNN/kernel", (8, 64), RECURRENT),
+        ("multi_head_attention/query/kernel", (16, 2, 8), DENSE),
+        ("block/self_attention/out/kernel", (2, 8, 16), DENSE),
+        ("einsum_dense/kernel", (16, 2, 8), DENSE),
+        ("kernel", (3, 4), DENSE),
+        ("kernel", (3, 3, 3, 4), CONVOLUTION),
+        ("lstm/bias", (64,), VECTOR),
+    ],
+)
+def test_the_rule_over_path_and_shape(path, shape, kind):
+    assert gc.Policy().kind(path, shape) == kind
+
+
+def test_given_kinds_go_ahead_of_the_rule():
+    policy = gc.Policy({"head/kernel": "convolution"})
+    assert policy.kind("head/kernel", (3, 4)) == CONVOLUTION
+    assert policy.kind("tail/kernel", (3, 4)) == DENSE
+
+
+@pytest.mark.parametrize("wrong", ["conv", "", "Dense"])
+def test_unknown_kinds_are_refused(wrong):
+    message = f"unknown layer kind {wrong!r} for 'a/kernel'; expected one of convolution"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gc.Policy({"a/kernel": wrong})
+
+
+def test_config_round_trips():
+    policy = gc.Policy({"a/kernel": "embedding"}, max_dense_elements=10)
+    assert gc.Policy(**policy.get_config()).get_config() == policy.get_config()
+    assert gc.Policy().get_config() == {"kinds": {}, "max_dense_elements": 2**26}
+
+
+# One layer of each kind: what it is built on, and the kind of its variables of rank 2 and above.
+LAYERS = {
+    "Conv1D": (lambda: layers.Conv1D(4, 3), (10, 3), CONVOLUTION),
+    "Conv2D": (lambda: layers.Conv2D(4, 3), (10, 10, 3), CONVOLUTION),
+    "Conv3D": (lambda: layers.Conv3D(4, 3), (6, 6, 6, 3), CONVOLUTION),
+    "Conv1DTranspose": (lambda: layers.Conv1DTranspose(4, 3), (10, 3), CONVOLUTION),
+    "Conv2DTranspose": (lambda: layers.Conv2DTranspose(4, 3), (10, 10, 3), CONVOLUTION),
+    "Conv3DTranspose": (lambda: layers.Conv3DTranspose(4, 3), (6, 6, 6, 3), CONVOLUTION),
+    "DepthwiseConv1D": (lambda: layers.DepthwiseConv1D(3), (10, 3), CONVOLUTION),
+    "DepthwiseConv2D": (lambda: layers.DepthwiseConv2D(3), (10, 10, 3), CONVOLUTION),
+    "SeparableConv1D": (lambda: layers.SeparableConv1D(4, 3), (10, 3), CONVOLUTION),
+    "SeparableConv2D": (lambda: layers.SeparableConv2D(4, 3), (10, 10, 3), CONVOLUTION),
+    "ConvLSTM1D": (lambda: layers.ConvLSTM1D(4, 3), (5, 8, 3), CONVOLUTION),
+    "ConvLSTM2D": (lambda: layers.ConvLSTM2D(4, 3), (5, 8, 8, 3), CONVOLUTION),
+    "Dense": (lambda: layers.Dense(4), (7,), DENSE),
+    "Dense on sequences": (lambda: layers.Dense(4), (5, 7), DENSE),
+    "EinsumDense": (lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 4)), (5, 7), DENSE),
+    "LSTM": (lambda: layers.LSTM(4), (5, 7), RECURRENT),
+    "GRU": (lambda: layers.GRU(4), (5, 7), RECURRENT),
+    "SimpleRNN": (lambda: layers.SimpleRNN(4), (5, 7), RECURRENT),
+    "RNN of cells": (
+        lambda: layers.RNN([layers.LSTMCell(4), layers.GRUCell(4)]),
+        (5, 7),
+        RECURRENT,
+    ),
+    "Bidirectional": (lambda: layers.Bidirectional(layers.LSTM(4)), (5, 7), RECURRENT),
+    "TimeDistributed Conv2D": (
+        lambda: layers.TimeDistributed(layers.Conv2D(4, 3)),
+        (5, 8, 8, 3),
+        CONVOLUTION,
+    ),
+    "TimeDistributed Dense": (lambda: layers.TimeDistributed(layers.Dense(4)), (5, 7), DENSE),
+    "Embedding": (lambda: layers.Embedding(20, 4), (5,), EMBEDDING),
+    "BatchNormalization": (lambda: layers.BatchNormalization(), (7,), None),
+    "LayerNormalization": (lambda: layers.LayerNormalization(), (7,), None),
+}
+
+
+def kinds_by_model_and_rule(model):
+    by_model, by_rule = gc.Policy.from_model(model), gc.Policy()
+    assert set(by_model.kinds) == {variable.path for variable in model.trainable_variables}
+    return [
+        (v.path, v.shape, by_model.kind(v.path, v.shape), by_rule.kind(v.path, v.shape))
+        for v in model.trainable_variables
+    ]
+
+
+@pytest.mark.parametrize(("make", "shape", "expected"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("form", ["sequential", "functional", "nested"])
+def test_model_and_rule_agree_on_every_layer(make, shape, expected, form):
+    inputs = keras.Input(shape)
+    if form == "sequential":
+        model = keras.Sequential([inputs, make()])
+    else:
+        model = keras.Model(inputs, make()(inputs))
+    if form == "nested":
+        outer = keras.Input(shape)
+        model = keras.Model(outer, model(outer))
+    kinds = kinds_by_model_and_rule(model)
+    assert kinds
+    for path, variable_shape, by_model, by_rule in kinds:
+        assert by_model == (expected if len(variable_shape) > 1 else VECTOR), path
+        assert by_rule == by_model, path
+
+
+def test_model_and_rule_agree_on_attention():
+    query, value = keras.Input((5, 16)), keras.Input((6, 16))
+    model = keras.Model([query, value], layers.MultiHeadAttention(2, 8)(query, value))
+    kinds = kinds_by_model_and_rule(model)
+    assert {by_model for _, shape, by_model, _ in kinds if len(shape) == 3} == {DENSE}
+    assert [by_model for *_, by_model, _ in kinds] == [by_rule for *_, by_rule in kinds]
+
+
+@pytest.mark.parametrize("name", ["ResNet50", "MobileNetV2"])
+def test_model_and_rule_agree_on_networks(name):
+    model = getattr(keras.applications, name)(weights=None, input_shape=(64, 64, 3), classes=10)
+    kinds = kinds_by_model_and_rule(model)
+    for path, shape, by_model, by_rule in kinds:
+        assert by_model == by_rule, path
+        assert by_model == {1: VECTOR, 2: DENSE, 4: CONVOLUTION}[len(shape)], path
+
+
+def test_names_that_tell_the_rule_nothing_are_read_off_the_model():
+    inputs = keras.Input((5, 7))
+    model = keras.Model(inputs, layers.EinsumDense("abc,cde->abde", (None, 2, 4), name="x")(inputs))
+    ((path, shape, by_model, by_rule),) = kinds_by_model_and_rule(model)
+    assert (path, len(shape), by_model, by_rule) == ("x/kernel", 3, DENSE, CONVOLUTION)
+
+
+def test_variables_of_a_layer_of_ones_own_are_read_by_the_rule():
+    class Mine(layers.Layer):
+        def build(self, _):
+            self.kernel = self.add_weight(shape=(3, 3, 2, 2), name="kernel")
+            self.table = self.add_weight(shape=(30, 2), name="embeddings")
+            self.dense = layers.Dense(2)
+            self.dense.build((None, 3))
+
+        def call(self, x):
+            return x
+
+    model = keras.Sequential([keras.Input((4,)), Mine()])
+    assert [by_model for *_, by_model, _ in kinds_by_model_and_rule(model)] == [
+        CONVOLUTION,
+        EMBEDDING,
+        DENSE,
+        VECTOR,
+    ]
+
+
+def test_layers_that_share_weights():
+    inputs = keras.Input((6,))
+    dense = layers.Dense(6)
+    kinds = kinds_by_model_and_rule(keras.Model(inputs, dense(dense(inputs))))
+    assert [by_model for *_, by_model, _ in kinds] == [DENSE, VECTOR]
+
+
+def test_a_model_that_is_not_built_is_refused():
+    model = keras.Sequential([layers.Dense(3)], name="unbuilt")
+    with pytest.raises(ValueError, match=r"'unbuilt' has no trainable variables; build the model"):
+        gc.Policy.from_model(model)
+
+
+def test_kinds_reach_the_exchange_and_its_bins():
+    inputs = keras.Input((5, 7))
+    model = keras.Model(inputs, layers.EinsumDense("abc,cde->abde", (None, 2, 4), name="x")(inputs))
+    optimizer = gc.CompressedOptimizer("sgd", policy=gc.Policy.from_model(model))
+    optimizer.build(model.trainable_variables)
+    (spec,) = optimizer.exchange.specs
+    assert spec == GradientSpec("x/kernel", (7, 2, 4), "float32", DENSE)
+    assert optimizer.compressor.bin_size(spec) == 500
+
+
+def test_patterns_override_what_the_policy_says():
+    model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10)
+    compressor = gc.compressors.AdaComp(overrides={r"^conv1_conv/": 20, r"predictions/": None})
+    policy = gc.Policy.from_model(model)
+    sizes = {
+        v.path: compressor.bin_size(
+            GradientSpec(v.path, tuple(v.shape), "float32", policy.kind(v.path, v.shape))
+        )
+        for v in model.trainable_variables
+    }
+    assert sizes["conv1_conv/kernel"] == sizes["conv1_conv/bias"] == 20
+    assert sizes["predictions/kernel"] is sizes["predictions/bias"] is None
+    assert set(sizes.values()) == {20, None, 50, 500}

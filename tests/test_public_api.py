@@ -1,0 +1,106 @@
+"""What `import tf_gradcomp` offers, and what it costs."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import tf_gradcomp as gc
+
+PUBLIC = [
+    "CompressedAllReduce",
+    "CompressedOptimizer",
+    "MultiWorkerMirroredStrategy",
+    "Policy",
+    "__version__",
+    "callbacks",
+    "compressors",
+    "ops",
+    "worker_path",
+]
+NAMESPACES = ["tf_gradcomp", "tf_gradcomp.callbacks", "tf_gradcomp.compressors", "tf_gradcomp.ops"]
+
+
+def public_objects():
+    for namespace in NAMESPACES:
+        module = importlib.import_module(namespace)
+        for name in module.__all__:
+            if name != "__version__":
+                yield f"{namespace}.{name}", getattr(module, name)
+
+
+def loads_tensorflow(statement):
+    program = f"import sys\n{statement}\nprint('tensorflow' in sys.modules, 'keras' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True, timeout=60
+    )
+    return "True" in run.stdout
+
+
+def test_public_names():
+    assert sorted(gc.__all__) == sorted(PUBLIC)
+    assert set(PUBLIC) <= set(dir(gc))
+    assert all(getattr(gc, name) is not None for name in PUBLIC)
+    assert gc.compressors.AdaComp
+    assert gc.callbacks.CompressionMonitor
+    assert gc.callbacks.BackupAndRestore
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'tf_gradcomp' has no attribute 'compress'"):
+        _ = gc.compress
+
+
+@pytest.mark.parametrize(
+    "statement", ["import tf_gradcomp", "import tf_gradcomp.cli.main", "import tf_gradcomp.launch"]
+)
+def test_tensorflow_is_not_loaded_before_it_is_needed(statement):
+    assert not loads_tensorflow(statement)
+
+
+def test_tensorflow_is_loaded_with_what_needs_it():
+    assert loads_tensorflow("import tf_gradcomp; tf_gradcomp.Policy")
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_star_import(namespace):
+    names = {}
+    exec(f"from {namespace} import *", names)
+    assert set(importlib.import_module(namespace).__all__) <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), public_objects(), ids=[name for name, _ in public_objects()]
+)
+def test_public_names_have_docstrings(name, value):
+    assert inspect.getdoc(value), name
+    if not inspect.isclass(value):
+        return
+    for attribute, member in vars(value).items():
+        public = not attribute.startswith("_")
+        if public and (inspect.isfunction(member) or isinstance(member, (property, classmethod))):
+            assert inspect.getdoc(getattr(value, attribute)), f"{name}.{attribute}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), public_objects(), ids=[name for name, _ in public_objects()]
+)
+def test_public_functions_are_typed(name, value):
+    if inspect.isfunction(value):
+        signature = inspect.signature(value)
+        assert signature.return_annotation is not inspect.Signature.empty, name
+        for parameter in signature.parameters.values():
+            assert parameter.annotation is not inspect.Parameter.empty, f"{name}, {parameter}"
+
+
+def test_the_package_is_marked_as_typed():
+    assert (Path(gc.__file__).parent / "py.typed").exists()
+
+
+def test_version():
+    assert gc.__version__ == metadata.version("tf-gradcomp")
+    assert gc.__version__.count(".") == 2
