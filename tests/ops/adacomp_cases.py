@@ -39,9 +39,7 @@ def encode(residuals, gradients, bin_sizes, **settings):
 def encode_by_reference(residuals, gradients, bin_sizes, **settings):
     """The same step by the oracle."""
     settings = {"fingerprint": FINGERPRINT, "step": STEP, **settings}
-    return Encoded(
-        *reference.encode_payload(residuals, gradients, bin_sizes=bin_sizes, **settings)
-    )
+    return Encoded(*reference.encode_payload(residuals, gradients, bin_sizes=bin_sizes, **settings))
 
 
 def decode(payloads, shapes, bin_sizes, **settings):

@@ -33,17 +33,13 @@ def test_a_bin_size_out_of_range(call, bin_size):
 def test_not_one_bin_size_per_tensor(call):
     variable = tf.Variable(TEN)
     with pytest.raises(WRONG, match="bin_sizes has 2 entries; expected 1"):
-        call(
-            lambda: ops.adacomp_encode([variable], [TEN], 0, bin_sizes=[50, 50], fingerprint=0)
-        )()
+        call(lambda: ops.adacomp_encode([variable], [TEN], 0, bin_sizes=[50, 50], fingerprint=0))()
 
 
 def test_not_one_gradient_per_residual(call):
     variable = tf.Variable(TEN)
     with pytest.raises(WRONG, match="2 gradients for 1 residuals"):
-        call(
-            lambda: ops.adacomp_encode([variable], [TEN, TEN], 0, bin_sizes=[50], fingerprint=0)
-        )()
+        call(lambda: ops.adacomp_encode([variable], [TEN, TEN], 0, bin_sizes=[50], fingerprint=0))()
 
 
 def test_a_gradient_of_another_shape():
@@ -82,10 +78,8 @@ def test_a_residual_that_is_not_initialized():
 
 def test_a_step_that_is_not_a_scalar(call):
     variable = tf.Variable(TEN)
-    with pytest.raises(WRONG, match="step has shape|Shape must be rank 0"):
-        call(
-            lambda: ops.adacomp_encode([variable], [TEN], [1], bin_sizes=[50], fingerprint=0)
-        )()
+    with pytest.raises(WRONG, match=r"step has shape|Shape must be rank 0"):
+        call(lambda: ops.adacomp_encode([variable], [TEN], [1], bin_sizes=[50], fingerprint=0))()
 
 
 def test_not_one_shape_per_tensor():

@@ -36,20 +36,18 @@ class OracleTest(parameterized.TestCase, tf.test.TestCase):
                 expected = encode_by_reference(*tensors, scale_factor=scale_factor)
                 self.assertAllEqual(encoded.payload, expected.payload)
                 assert_same_bits(encoded.residuals[0], expected.residuals[0])
-                self.assertEqual(encoded.tensor_bytes, expected.tensor_bytes)
+                assert encoded.tensor_bytes == expected.tensor_bytes
 
     def test_many_tensors_of_all_kinds_share_one_payload(self):
         shapes = [(3, 3, 5, 7), (), (500, 30), (0, 4), (30,), (17,), (3, 40000)]
         bin_sizes = [50, 500, 500, 50, 0, 63, 1000]
         residuals = [normal(shape, 1.0, i) for i, shape in enumerate(shapes)]
-        gradients = [
-            normal(shape, 0.3, 10 + i, DTYPES[i % 3]) for i, shape in enumerate(shapes)
-        ]
+        gradients = [normal(shape, 0.3, 10 + i, DTYPES[i % 3]) for i, shape in enumerate(shapes)]
         encoded = encode(residuals, gradients, bin_sizes)
         expected = encode_by_reference(residuals, gradients, bin_sizes)
         self.assertAllEqual(encoded.payload, expected.payload)
-        self.assertEqual(encoded.tensor_bytes, expected.tensor_bytes)
-        self.assertEqual(48 + sum(encoded.tensor_bytes), encoded.payload.nbytes)
+        assert encoded.tensor_bytes == expected.tensor_bytes
+        assert 48 + sum(encoded.tensor_bytes) == encoded.payload.nbytes
         for left, right in zip(encoded.residuals, expected.residuals, strict=True):
             assert_same_bits(left, right)
 
@@ -58,9 +56,9 @@ class OracleTest(parameterized.TestCase, tf.test.TestCase):
         gradient = np.array([2, 6, -2, 0, 4, 1, 0, 0, 0, 0, 1], np.float32) / 16
         encoded = encode([residual], [gradient], [4])
         header, body = payload_format.read(encoded.payload)
-        self.assertEqual(header.method, 1)
-        self.assertEqual(np.frombuffer(body, np.float32, 1)[0], np.float32(25 / 3 / 16))
-        self.assertEqual(list(body[8:]), [0, 5, 253, 9])
+        assert header.method == 1
+        assert np.frombuffer(body, np.float32, 1)[0] == np.float32(25 / 3 / 16)
+        assert list(body[8:]) == [0, 5, 253, 9]
         expected = np.array([5 / 3, -7 / 3, -6, 1, -10, 7, 0, 1, 0, 0, -10 / 3]) / 16
         self.assertAllClose(encoded.residuals[0], expected, rtol=1e-6)
 
@@ -73,7 +71,7 @@ class OracleTest(parameterized.TestCase, tf.test.TestCase):
             payload = encode([residual], [gradient], [bin_size]).payload
             (reduced,), finite, lengths = decode([payload], [[size]], [bin_size])
             self.assertAllEqual(reduced, sent)
-            self.assertTrue(finite)
+            assert finite
             self.assertAllEqual(lengths, [payload.size])
 
     def test_replicas_are_added_in_their_order(self):
@@ -89,7 +87,7 @@ class OracleTest(parameterized.TestCase, tf.test.TestCase):
             expected = [total + values for total, values in zip(expected, sent, strict=True)]
         for actual, total in zip(reduced, expected, strict=True):
             assert_same_bits(actual.numpy(), total)
-        self.assertTrue(finite)
+        assert finite
         self.assertAllEqual(lengths, [payload.size for payload in payloads])
 
     @parameterized.parameters(itertools.product((1, 50, 500), DTYPES, SCALE_FACTORS))
