@@ -205,6 +205,21 @@ def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., No
     keras.optimizers.LossScaleOptimizer.apply = hooked
 
 
+def on_check_finite(agree: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Has `agree(finite)` called on what a `LossScaleOptimizer` found out about its own gradients.
+
+    Without, one around a plain optimizer skips a step on the one worker whose gradients overflowed,
+    while the others wait for it in the reduction.
+    """
+    original = keras.optimizers.LossScaleOptimizer.check_finite
+
+    @functools.wraps(original)
+    def hooked(self: Any, grads: Sequence[Any]) -> tf.Tensor:
+        return agree(original(self, grads))
+
+    keras.optimizers.LossScaleOptimizer.check_finite = hooked
+
+
 def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
     """Has `reduce(optimizer, grads_and_vars, original)` called where Keras reduces its gradients.
 

@@ -220,3 +220,17 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
 
 
 _private.on_reduce_gradients(_reduce_in_optimizer)
+
+
+def _finite_on_all(finite: tf.Tensor) -> tf.Tensor:
+    """Whether a value that each replica has is true on all; only our strategy asks the others."""
+    context = tf.distribute.get_replica_context()
+    if context is None or not isinstance(context.strategy, MultiWorkerMirroredStrategy):
+        return finite
+    if context.num_replicas_in_sync == 1:
+        return finite
+    bad = tf.cast(tf.logical_not(finite), tf.int32)
+    return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, bad), 0)
+
+
+_private.on_check_finite(_finite_on_all)
