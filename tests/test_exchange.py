@@ -1,0 +1,242 @@
+"""`GradientExchange` without an optimizer: what it counts, refuses and keeps."""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.replicas import copies, mirrored, stepper
+from tf_gradcomp import _private
+from tf_gradcomp.compressors import AdaComp
+from tf_gradcomp.distribute.communicator import dense_ring_bytes, replica_communicator
+from tf_gradcomp.distribute.exchange import GradientExchange, Traffic, check_strategy
+
+WHOLE = AdaComp(dict.fromkeys(["dense", "vector", "embedding"]))
+
+
+class Exchanging:
+    """An exchange of plain `tf.Variable`s under a strategy, and what it reduced last."""
+
+    def __init__(self, replicas=2, compressor=WHOLE, policy=None, shapes=((20, 30), (30,))):
+        self.strategy = mirrored(replicas)
+        with self.strategy.scope():
+            self.variables = [
+                tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(shapes)
+            ]
+            self.exchange = GradientExchange(compressor, policy)
+            self.exchange.build(self.variables)
+        self.reduced = {}
+
+    def reduce(self, gradients, variables=None):
+        context = tf.distribute.get_replica_context()
+        replica = _private.local_replica_id(context)
+        self.reduced[replica], self.finite = self.exchange.reduce(
+            gradients,
+            variables or self.variables,
+            replica_communicator(),
+            replica,
+            lambda slices: context.all_reduce(tf.distribute.ReduceOp.SUM, slices),
+        )
+
+    def step(self, gradients):
+        stepper(self.strategy, self.reduce, graph=False)(gradients)
+
+
+def ones(factor, shapes=((20, 30), (30,))):
+    return [np.full(shape, factor, "float32") for shape in shapes]
+
+
+def test_every_replica_gets_the_sum():
+    exchanging = Exchanging(3)
+    exchanging.step([ones(1), ones(2), ones(4)])
+    assert len(exchanging.reduced) == 3
+    for reduced in exchanging.reduced.values():
+        for tensor in reduced:
+            np.testing.assert_array_equal(tensor.numpy(), np.full(tensor.shape, 7.0))
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_counts_the_traffic(replicas):
+    exchanging = Exchanging(replicas)
+    for _ in range(2):
+        exchanging.step([ones(1)] * replicas)
+    first = 8 + 4 * 600
+    second = 8 + 4 * 30
+    payload = 48 + first + second
+    assert exchanging.exchange.traffic() == Traffic(
+        exchanges=2,
+        payload_bytes=2 * payload,
+        sent_bytes=2 * (replicas - 1) * (payload + 4),
+        dense_bytes=2 * 4 * 630,
+        tensor_bytes={"v0": 2 * first, "v1": 2 * second},
+    )
+
+
+def test_traffic_since():
+    later = Traffic(5, 50, 60, 500, {"a": 40, "b": 10})
+    assert later.since(Traffic(2, 20, 25, 200, {"a": 20})) == Traffic(
+        3, 30, 35, 300, {"a": 20, "b": 10}
+    )
+
+
+def test_a_dense_ring_passes_all_on_twice_but_its_own_share():
+    assert dense_ring_bytes(2, 100) == 100
+    assert dense_ring_bytes(4, 100) == 150
+    assert dense_ring_bytes(1, 100) == 0
+
+
+def test_each_replica_has_its_own_residual():
+    exchanging = Exchanging(compressor=AdaComp(50))
+    generator = np.random.default_rng(0)
+    gradients = [
+        [generator.normal(size=(20, 30)).astype("float32"), np.zeros(30, "float32")]
+        for _ in range(2)
+    ]
+    exchanging.step(gradients)
+    residuals = copies(exchanging.strategy, exchanging.exchange.residuals[0])
+    assert (residuals[0] != residuals[1]).any()
+    saved = exchanging.exchange.residuals[0].numpy()
+    np.testing.assert_allclose(saved, sum(residuals), rtol=1e-6)
+    norm = np.linalg.norm(residuals[0])
+    assert exchanging.exchange.residual_norm() == pytest.approx(norm, rel=1e-5)
+
+
+def test_some_of_the_variables_use_their_own_residuals():
+    exchanging = Exchanging(compressor=AdaComp(50), shapes=((600,), (20, 30)))
+    generator = np.random.default_rng(0)
+    gradient = generator.normal(size=(20, 30)).astype("float32")
+    step = stepper(
+        exchanging.strategy,
+        lambda grads: exchanging.reduce(grads, [exchanging.variables[1]]),
+        graph=False,
+    )
+    step([[gradient], [gradient]])
+    first, second = (copies(exchanging.strategy, r) for r in exchanging.exchange.residuals)
+    assert not any(copy.any() for copy in first)
+    assert all(copy.any() for copy in second)
+    assert exchanging.exchange.traffic().tensor_bytes["v0"] == 0
+
+
+def test_counts_steps_and_those_it_skips():
+    exchanging = Exchanging()
+    assert not exchanging.exchange.unsent.numpy()
+    exchanging.step([ones(1), ones(1)])
+    exchanging.step([ones(1), ones(np.nan)])
+    assert not exchanging.finite.numpy()
+    assert exchanging.exchange.step.numpy() == 2
+    assert exchanging.exchange.skipped_steps.numpy() == 1
+    assert exchanging.exchange.unsent.numpy()
+
+
+def test_large_tables_stay_sparse():
+    exchanging = Exchanging(policy=gc.Policy(max_dense_elements=599))
+
+    def reduce(grads):
+        rows = tf.IndexedSlices(grads[0][:2], tf.constant([3, 5]), tf.constant([20, 30]))
+        exchanging.reduce([rows, grads[1]])
+
+    stepper(exchanging.strategy, reduce, graph=False)([ones(1), ones(2)])
+    table, bias = exchanging.reduced[0]
+    assert isinstance(table, tf.IndexedSlices)
+    expected = np.zeros((20, 30))
+    expected[[3, 5]] = 3
+    np.testing.assert_array_equal(tf.convert_to_tensor(table).numpy(), expected)
+    np.testing.assert_array_equal(bias.numpy(), np.full(30, 3))
+    assert exchanging.exchange.traffic().tensor_bytes == {"v0": 0, "v1": 8 + 4 * 30}
+
+
+def test_small_tables_are_made_dense():
+    exchanging = Exchanging(policy=gc.Policy(max_dense_elements=600))
+
+    def reduce(grads):
+        rows = tf.IndexedSlices(grads[0][:2], tf.constant([3, 3]), tf.constant([20, 30]))
+        exchanging.reduce([rows, grads[1]])
+
+    stepper(exchanging.strategy, reduce, graph=False)([ones(1), ones(2)])
+    table = exchanging.reduced[0][0].numpy()
+    assert (table[3] == 6).all()
+    assert table.sum() == 6 * 30
+
+
+def test_is_saved_and_restored_with_a_checkpoint(tmp_path):
+    before, after = Exchanging(compressor=AdaComp(50)), Exchanging(3, compressor=AdaComp(50))
+    generator = np.random.default_rng(0)
+    before.step(
+        [[generator.normal(size=s).astype("float32") for s in ((20, 30), (30,))] for _ in range(2)]
+    )
+    path = tf.train.Checkpoint(exchange=before.exchange).save(tmp_path / "exchange")
+    tf.train.Checkpoint(exchange=after.exchange).restore(path).assert_consumed()
+    for old, new in zip(before.exchange.residuals, after.exchange.residuals, strict=True):
+        shares = copies(after.strategy, new)
+        np.testing.assert_allclose(sum(shares), sum(copies(before.strategy, old)), atol=1e-5)
+        np.testing.assert_array_equal(shares[0], shares[2])
+    assert after.exchange.step.numpy() == 1
+    assert after.exchange.unsent.numpy()
+
+
+def test_traffic_is_no_part_of_a_checkpoint():
+    exchange = Exchanging().exchange
+    assert exchange.variables == [
+        exchange.step,
+        exchange.skipped_steps,
+        exchange.unsent,
+        *exchange.residuals,
+    ]
+
+
+def test_building_twice_changes_nothing():
+    exchanging = Exchanging()
+    residuals = list(exchanging.exchange.residuals)
+    exchanging.exchange.build(exchanging.variables[:1])
+    assert [id(r) for r in exchanging.exchange.residuals] == [id(r) for r in residuals]
+
+
+def test_knows_the_variables_it_was_built_for():
+    exchanging = Exchanging()
+    assert exchanging.exchange.knows(exchanging.variables)
+    assert exchanging.exchange.knows(exchanging.variables[1:])
+    assert not exchanging.exchange.knows([tf.Variable(0.0)])
+    assert not GradientExchange(WHOLE).knows(exchanging.variables)
+
+
+def test_takes_keras_variables_and_their_values_for_the_same():
+    variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
+    exchange = GradientExchange(WHOLE)
+    exchange.build([variable])
+    assert exchange.knows([variable.value])
+
+
+def test_a_variable_it_was_not_built_for_is_refused():
+    exchanging = Exchanging()
+    stranger = tf.Variable(tf.zeros(3), name="stranger")
+    step = stepper(
+        exchanging.strategy, lambda grads: exchanging.reduce(grads, [stranger]), graph=False
+    )
+    with pytest.raises(ValueError, match=r"'stranger' is not among.*: v0, v1\. Build the"):
+        step([[np.zeros(3, "float32")]] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "int32"])
+def test_other_dtypes_are_refused(dtype):
+    with pytest.raises(ValueError, match=rf"'wide' is {dtype}.*expected one of float32, float16"):
+        GradientExchange(WHOLE).build([tf.Variable(tf.zeros(3, dtype), name="wide")])
+
+
+def test_the_default_strategy_is_taken():
+    check_strategy(tf.distribute.get_strategy())
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [(1, "One replica: gradients are not exchanged"), (2, "2 replicas exchange .* by AdaComp")],
+)
+def test_says_once_what_it_does(replicas, message, monkeypatch):
+    said = []
+    monkeypatch.setattr(tf.get_logger(), "info", lambda text, *args: said.append(text % args))
+    Exchanging(replicas)
+    assert len([text for text in said if re.search(message, text)]) == 1

@@ -1,0 +1,244 @@
+"""`CompressionMonitor`: what it logs, where it shows, and that it counts right."""
+
+from __future__ import annotations
+
+import csv
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.replicas import collective
+from tf_gradcomp.reference import adacomp
+
+LOGS = [
+    "payload_bytes",
+    "sent_bytes",
+    "dense_bytes",
+    "compression_ratio",
+    "wire_ratio",
+    "skipped_steps",
+    "residual_norm",
+]
+SIZES = [30 * 64, 64, 64 * 3, 3]
+
+
+def data(bad_batch=None):
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(64, 30)), generator.normal(size=(64, 3))
+    if bad_batch is not None:
+        x[16 * bad_batch + 3] = np.inf  # a batch has 16 samples, 8 for each replica
+    return x.astype("float32"), y.astype("float32")
+
+
+def build(optimizer=None, strategy=None, **kwargs):
+    with (strategy or collective()).scope():
+        model = keras.Sequential(
+            [keras.Input((30,)), keras.layers.Dense(64, name="a"), keras.layers.Dense(3, name="b")],
+            name="model",
+        )
+        if optimizer is None:
+            optimizer = gc.CompressedOptimizer(keras.optimizers.Adam(0.01), **kwargs)
+        model.compile(optimizer, loss="mse")
+    return model
+
+
+def fit(model, *callbacks, epochs=2, verbose=0, bad_batch=None, table=False):
+    monitor = gc.callbacks.CompressionMonitor(table=table)
+    x, y = data(bad_batch)
+    return model.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=epochs,
+        shuffle=False,
+        verbose=verbose,
+        callbacks=[monitor, *callbacks],
+    )
+
+
+class Payloads:
+    """Notes the bytes of each payload that the oracle reads from what the encoder returned."""
+
+    def __init__(self, monkeypatch):
+        self.bytes = []
+        encode = gc.ops.adacomp_encode
+
+        @functools.wraps(encode)
+        def noting(residuals, gradients, step, **layout):
+            payload, tensor_bytes = encode(residuals, gradients, step, **layout)
+            shapes = [gradient.shape for gradient in gradients]
+
+            def note(words):
+                values = adacomp.decode_payload(words, shapes, layout["bin_sizes"])
+                self.bytes.append(48 + sum(map(self._tensor_bytes, values, layout["bin_sizes"])))
+
+            tf.py_function(note, [payload], [])
+            return payload, tensor_bytes
+
+        monkeypatch.setattr(gc.ops, "adacomp_encode", noting)
+
+    @staticmethod
+    def _tensor_bytes(values, bin_size):
+        """Scale and length, then a code for each entry, and one for each bin without any."""
+        bins = -(-values.size // bin_size)
+        padded = np.pad(values.reshape(-1), (0, bins * bin_size - values.size))
+        sent = np.count_nonzero(padded.reshape(bins, bin_size), axis=1)
+        codes = np.maximum(sent, 1).sum() * (1 if bin_size < 64 else 2)
+        return 8 + 4 * -(-codes // 4)
+
+
+def test_history_has_all_logs_for_each_epoch():
+    history = fit(build()).history
+    for name in LOGS:
+        assert len(history[name]) == 2, name
+    assert history["skipped_steps"] == [0, 0]
+    assert all(norm > 0 for norm in history["residual_norm"])
+
+
+def test_payload_bytes_equal_an_independent_count(monkeypatch):
+    payloads = Payloads(monkeypatch)
+    model = build()
+    model.run_eagerly = True  # where the replicas encode in turn
+    history = fit(model).history
+    assert len(payloads.bytes) == 2 * 4 * 2
+    first = payloads.bytes[0::2]
+    means = [np.mean(first[:4]), np.mean(first[4:])]
+    assert history["payload_bytes"] == pytest.approx(means)
+
+
+def test_ratios_follow_from_the_bytes():
+    history = fit(build()).history
+    assert history["dense_bytes"] == [4 * sum(SIZES)] * 2
+    for dense, payload, sent, ratio, wire in zip(
+        *(history[name] for name in LOGS[2:3] + LOGS[:2] + LOGS[3:5]), strict=True
+    ):
+        assert ratio == pytest.approx(dense / payload)
+        # Two replicas: a ring all-reduce sends all elements once, and a gather the longer payload.
+        assert wire == pytest.approx(dense / sent)
+        assert sent > payload
+
+
+def test_sent_bytes_are_the_longest_payload_and_its_length():
+    whole = gc.compressors.AdaComp(dict.fromkeys(["dense", "vector"]))
+    history = fit(build(compressor=whole), epochs=1).history
+    payload = 48 + sum(8 + 4 * size for size in SIZES)
+    assert history["payload_bytes"] == [payload]
+    assert history["sent_bytes"] == [payload + 4]
+    assert history["residual_norm"] == [0]
+
+
+def test_the_progress_bar_shows_them(capsys):
+    fit(build(), epochs=1, verbose=2)
+    output = capsys.readouterr().out
+    for name in LOGS:
+        assert f"{name}: " in output
+
+
+def test_batches_have_them_as_well():
+    seen = []
+
+    class Batches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(set(logs))
+
+    fit(build(), Batches(), epochs=1)
+    assert all(set(LOGS) - {"residual_norm"} <= names for names in seen)
+    assert len(seen) == 4
+
+
+def test_tensorboard_and_csv_have_them(tmp_path):
+    tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    fit(
+        build(),
+        keras.callbacks.TensorBoard(tmp_path / "board"),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+    )
+    events = tensorboard.EventAccumulator(str(tmp_path / "board" / "train"))
+    events.Reload()
+    tags = {tag for kind in events.Tags().values() if isinstance(kind, list) for tag in kind}
+    assert {f"epoch_{name}" for name in LOGS} <= tags
+    with open(tmp_path / "log.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2
+    assert set(LOGS) <= set(rows[0])
+
+
+@pytest.mark.parametrize("reader", ["TensorBoard", "CSVLogger", "ProgbarLogger"])
+def test_warns_after_a_callback_that_will_not_see_its_logs(tmp_path, reader):
+    arguments = {"TensorBoard": [tmp_path], "CSVLogger": [tmp_path / "log.csv"]}
+    before = getattr(keras.callbacks, reader)(*arguments.get(reader, []))
+    monitor = gc.callbacks.CompressionMonitor(table=False)
+    with pytest.warns(UserWarning, match=rf"comes after {reader} in the list.*put.*first"):
+        build().fit(*data(), batch_size=64, verbose=0, callbacks=[before, monitor])
+
+
+def test_does_not_warn_in_the_first_place(recwarn):
+    fit(build(), epochs=1)
+    assert not [warning for warning in recwarn if "CompressionMonitor" in str(warning.message)]
+
+
+def test_prints_a_table_by_variable(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    model = build()
+    history = fit(model, epochs=1, table=True).history
+    output = capsys.readouterr().out
+    assert "Sent per step by this replica, over 4 steps" in output
+    for spec in model.optimizer.exchange.specs:
+        (row,) = [line for line in output.splitlines() if spec.path in line]
+        assert spec.kind in row
+        assert f"{spec.elements:,}" in row
+    (header,) = [line for line in output.splitlines() if "header" in line]
+    assert " 48 " in header
+    (total,) = [line for line in output.splitlines() if "│ all " in line]
+    assert f"{history['payload_bytes'][0]:,.0f}" in total
+    assert f"{history['compression_ratio'][0]:,.1f}" in total
+
+
+def test_the_table_can_be_left_out(capsys):
+    fit(build(), epochs=1)
+    assert "Sent per step" not in capsys.readouterr().out
+
+
+def test_the_table_covers_one_fit_and_not_those_before(capsys):
+    model = build()
+    fit(model, epochs=1)
+    fit(model, epochs=1, table=True)
+    assert "over 4 steps" in capsys.readouterr().out
+
+
+def test_counts_skipped_steps():
+    model = build()
+    history = fit(model, bad_batch=1).history
+    assert history["skipped_steps"] == [1, 2]
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 6
+    for weight in model.get_weights():
+        assert np.isfinite(weight).all()
+
+
+def test_looks_through_a_loss_scaler():
+    with collective().scope():
+        inner = gc.CompressedOptimizer(keras.optimizers.Adam(0.01))
+        scaler = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0)
+    assert set(LOGS) <= set(fit(build(scaler), epochs=1).history)
+
+
+def test_with_one_replica_nothing_is_exchanged(capsys):
+    history = fit(build(strategy=tf.distribute.get_strategy()), table=True).history
+    assert history["skipped_steps"] == [0, 0]
+    assert history["residual_norm"] == [0, 0]
+    assert "payload_bytes" not in history
+    assert "Sent per step" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("make", [collective, tf.distribute.get_strategy, None])
+def test_without_any_compression_nothing_is_logged(make, capsys):
+    strategy = make() if make else gc.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.01)
+    history = fit(build(optimizer, strategy), table=True).history
+    assert set(history) == {"loss"}
+    assert "Sent per step" not in capsys.readouterr().out
