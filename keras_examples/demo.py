@@ -25,16 +25,18 @@ from rich.table import Table
 from tf_gradcomp.launch import LocalJob
 
 PROGRAM = Path(__file__).with_name("digits_cnn.py")
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"  # which git ignores
 NAMES = {"none": "dense", "adacomp": "AdaComp"}
 LAST_EPOCHS = 5
 
 Record = dict[str, Any]
 
 
-def train(compressor: str, workers: int, args: list[str], progress: Progress) -> Record:
+def train(
+    compressor: str, workers: int, args: list[str], folder: Path, progress: Progress
+) -> Record:
     """Runs the program on local workers; returns what it wrote down."""
-    file = RESULTS / "demo" / f"{compressor}.json"
+    file = folder / f"demo-{compressor}.json"
     command = [sys.executable, str(PROGRAM), "--compressor", compressor]
     command += [*args, "--history", str(file)]
     bar = progress.add_task(f"{NAMES[compressor]}: starting {workers} workers")
@@ -158,16 +160,17 @@ def plot(records: dict[str, Record], path: Path) -> None:
 @click.option("--epochs", default=30)
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), default="adam")
 @click.option("--seed", default=0)
-def main(workers: int, epochs: int, optimizer: str, seed: int) -> None:
+@click.option("--results", default=str(RESULTS), metavar="FOLDER", help="Where the picture goes.")
+def main(workers: int, epochs: int, optimizer: str, seed: int, results: str) -> None:
     """Train dense and compressed, and compare."""
     args = ["--epochs", str(epochs), "--optimizer", optimizer, "--seed", str(seed)]
     columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn()) as progress:
-        records = {name: train(name, workers, args, progress) for name in NAMES}
+        records = {name: train(name, workers, args, Path(results), progress) for name in NAMES}
     console = Console()
     console.print(comparison(records))
     console.print(verdict_on_time(records["none"], records["adacomp"]))
-    picture = RESULTS / "demo.png"
+    picture = Path(results) / "demo.png"
     plot(records, picture)
     console.print(f"Loss over steps and over bytes sent: {picture}", soft_wrap=True)
 

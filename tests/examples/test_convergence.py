@@ -1,0 +1,90 @@
+"""How benchmarks/convergence.py computes its figures from what the runs wrote down."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "convergence.py"
+
+
+@pytest.fixture
+def convergence():
+    spec = importlib.util.spec_from_file_location("convergence", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["convergence"] = module  # dataclasses look there for the annotations
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["convergence"]
+
+
+def record(accuracies, *, compressed):
+    """Two epochs of ten steps with 1,000 weights: a kernel of 900 and a bias of 100."""
+    history = {"val_accuracy": accuracies}
+    traffic = None
+    if compressed:
+        history["sent_bytes"] = [300.0, 100.0]
+        traffic = {
+            "exchanges": 20,
+            "payload_bytes": 20 * 160,
+            "sent_bytes": 20 * 200,
+            "dense_bytes": 20 * 4000,
+            "tensor_bytes": {"kernel": 20 * (8 + 86), "bias": 20 * (8 + 10)},
+            "variables": {
+                "kernel": {"kind": "convolution", "elements": 900},
+                "bias": {"kind": "vector", "elements": 100},
+            },
+        }
+    return {"history": history, "traffic": traffic, "weights": 1000, "steps_per_epoch": 10}
+
+
+@pytest.fixture
+def runs(convergence):
+    def run(compressor, seed, accuracies):
+        return convergence.Run(
+            convergence.DIGITS,
+            workers=4,
+            optimizer="adam",
+            compressor=compressor,
+            seed=seed,
+            record=record(accuracies, compressed=compressor != "none"),
+        )
+
+    return [
+        run("none", 0, [0.5, 0.9]),
+        run("adacomp", 0, [0.5, 0.8]),
+        run("none", 1, [0.5, 0.7]),
+        run("adacomp", 1, [0.5, 0.7]),
+    ]
+
+
+def test_ratios(runs):
+    dense, compressed = runs[:2]
+    assert (dense.payload_ratio, dense.wire_ratio, dense.paper_ratio()) == (1, 1, 1)
+    assert compressed.payload_ratio == 4000 / 160
+    assert compressed.wire_ratio == (2 * 3 / 4 * 4000) / 200
+    assert compressed.paper_ratio() == 4000 / (86 + 4 + 10 + 4)
+    assert compressed.paper_ratio("convolution") == 3600 / (86 + 4)
+
+
+def test_bytes_over_steps(runs):
+    dense, compressed = runs[:2]
+    np.testing.assert_array_equal(dense.steps, [10, 20])
+    np.testing.assert_array_equal(dense.sent_bytes, [60_000, 120_000])
+    np.testing.assert_array_equal(compressed.sent_bytes, [3_000, 4_000])
+
+
+def test_comparison(convergence, runs):
+    (row,) = convergence.compare(convergence.DIGITS, runs, "none", "adacomp")
+    assert (row["workers"], row["optimizer"], row["seeds"]) == (4, "adam", 2)
+    assert row["dense"] == pytest.approx((65.0, np.std([70, 60], ddof=1)))
+    assert row["difference"][0] == pytest.approx(np.mean([-5, 0]))
+    lines = convergence.markdown(convergence.DIGITS, [row], "adacomp")
+    assert lines[2].startswith("| 4 | adam | 2 | 65.00 ± 7.07 | 62.50 ± 3.54 | -2.50 ± 3.54 | 25 ")
+
+
+def test_picture(convergence, runs, tmp_path):
+    convergence.plot(convergence.DIGITS, runs, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000

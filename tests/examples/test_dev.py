@@ -1,0 +1,116 @@
+"""dev.py, without making any environment."""
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def dev():
+    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["dev"] = module  # dataclasses look there for the annotations
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["dev"]
+
+
+def assert_one_sentence(error):
+    message = str(error.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert len(re.findall(r"\.(\s|$)", message)) == 1
+
+
+def test_a_missing_compiler_is_named(dev, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"C\+\+ compiler.*install g\+\+") as error:
+        dev.find_compiler()
+    assert_one_sentence(error)
+
+
+def test_a_wrong_compiler_is_named(dev, monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/compiler -m64")
+    with pytest.raises(SystemExit, match="/no/such/compiler") as error:
+        dev.find_compiler()
+    assert_one_sentence(error)
+
+
+def test_the_named_compiler_is_taken(dev, monkeypatch):
+    monkeypatch.setenv("CXX", f"{sys.executable} -x")
+    assert dev.find_compiler() == f"{sys.executable} -x"
+
+
+@pytest.mark.parametrize("version", [(3, 9, 18), (3, 14, 0)])
+def test_an_unsupported_python_is_refused(dev, monkeypatch, version):
+    monkeypatch.setattr(sys, "version_info", version)
+    with pytest.raises(SystemExit, match=r"needs Python 3\.10 to 3\.13") as error:
+        dev.check_python(dev.NEWEST)
+    assert_one_sentence(error)
+
+
+def test_the_oldest_tensorflow_has_no_newest_python(dev, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    dev.check_python(dev.NEWEST)
+    with pytest.raises(SystemExit, match=r"TensorFlow 2\.17.*needs Python 3\.10 to 3\.12"):
+        dev.check_python(dev.OLDEST)
+
+
+def test_arguments_after_the_dashes_are_passed_on(dev, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--oldest", "--", "-k", "name"])
+    arguments = dev.parse_arguments()
+    assert (arguments.oldest, arguments.extra) == (True, ["-k", "name"])
+    assert arguments.commands == [["-m", "pytest"]]
+
+
+def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
+    """And one whose op library or build inputs have changed is not."""
+    target = dev.dataclasses.replace(dev.NEWEST, folder=tmp_path)
+    installed = []
+    monkeypatch.setattr(dev, "ROOT", tmp_path / "tree")
+    monkeypatch.setattr(dev, "pip_install", lambda target, what, *_: installed.append(what))
+    monkeypatch.setattr(dev, "make_environment", lambda folder: make_fake_environment(folder))
+    for name in ("setup.py", "pyproject.toml", str(dev.LIBRARY)):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text("1")
+
+    def installs(*extras):
+        installed.clear()
+        dev.prepare(target, extras, "g++")
+        return bool(installed)
+
+    assert installs("examples")
+    assert not installs("examples")
+    assert installs("test")
+    assert not installs("examples", "test")
+    (tmp_path / "tree" / "setup.py").write_text("2")
+    assert installs("test")
+    (tmp_path / "tree" / dev.LIBRARY).unlink()
+    assert installs("test")
+
+
+def make_fake_environment(folder):
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / "pip").touch()
+
+
+def test_the_copy_of_the_tree_keeps_its_own_op_library(dev, monkeypatch, tmp_path):
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    for root, content in ((source, "newest"), (copy, "oldest")):
+        (root / dev.LIBRARY).parent.mkdir(parents=True)
+        (root / dev.LIBRARY).write_text(content)
+    (source / "tests").mkdir()
+    (source / "tests" / "test_new.py").touch()
+    (copy / "deleted.py").touch()
+    monkeypatch.setattr(dev, "ROOT", source)
+    dev.copy_tree(copy)
+    assert (copy / dev.LIBRARY).read_text() == "oldest"
+    assert (copy / "tests" / "test_new.py").exists()
+    assert not (copy / "deleted.py").exists()

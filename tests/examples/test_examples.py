@@ -1,0 +1,127 @@
+"""Every example program, on one worker and on two, dense and compressed, for a few steps."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import tf_gradcomp.optimizer  # noqa: F401  (load_model must know the class)
+from tests.workers import run_workers
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
+SHORT = {
+    "digits_cnn.py": ["--epochs", "3"],
+    "char_lstm.py": ["--epochs", "2", "--steps-per-epoch", "15"],
+    "custom_training_loop.py": ["--epochs", "3"],
+}
+all_programs = pytest.mark.parametrize("program", SHORT)
+both_compressors = pytest.mark.parametrize("compressor", ["none", "adacomp"])
+
+
+@functools.cache
+def trained(program, workers, compressor):
+    """What a short run of the program wrote down; each is run once."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "history.json")
+        args = ["--compressor", compressor, "--history", str(file), *SHORT[program]]
+        if workers == 1:
+            run_alone(EXAMPLES / program, *args)
+        else:
+            run_workers(EXAMPLES / program, n=workers, args=args)
+        return json.loads(file.read_text())
+
+
+def run_alone(program, *args):
+    """As a user starts it who has no TF_CONFIG."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env.pop("TF_CONFIG", None)
+    return subprocess.run(
+        [sys.executable, program, *args], env=env, check=True, capture_output=True, text=True
+    )
+
+
+def series(record, name):
+    return record["history"][name]
+
+
+@all_programs
+@both_compressors
+def test_learns_on_two_workers(program, compressor):
+    record = trained(program, 2, compressor)
+    losses = series(record, "loss")
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == len(losses)
+    if program == "char_lstm.py":
+        bits = series(record, "val_bits_per_character")
+        assert bits[-1] < bits[0] < np.log2(96)
+    else:
+        accuracies = series(record, "val_accuracy")
+        assert accuracies[0] < accuracies[-1]
+        assert accuracies[-1] > 0.5
+
+
+@all_programs
+def test_two_workers_train_as_one_does(program):
+    """So they share the batches: each has its own part, and together the size is as stated."""
+    one, two = trained(program, 1, "adacomp"), trained(program, 2, "none")
+    np.testing.assert_allclose(series(one, "loss"), series(two, "loss"), rtol=0.02)
+
+
+@all_programs
+def test_compressed_runs_say_what_they_sent(program):
+    traffic = trained(program, 2, "adacomp")["traffic"]
+    assert traffic["dense_bytes"] > 50 * traffic["payload_bytes"]
+    assert set(traffic["tensor_bytes"]) == set(traffic["variables"])
+    assert trained(program, 2, "none")["traffic"] is None
+
+
+@pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py"])
+def test_the_monitor_shows_in_the_history(program):
+    record = trained(program, 2, "adacomp")
+    names = {"payload_bytes", "sent_bytes", "dense_bytes", "compression_ratio", "wire_ratio"}
+    assert names | {"skipped_steps", "residual_norm", "seconds_per_step"} <= set(record["history"])
+    assert series(record, "skipped_steps")[-1] == 0
+
+
+def test_digits_checkpoints(tmp_path):
+    args = ["--epochs", "1", "--checkpoints", tmp_path]
+    run_workers(EXAMPLES / "digits_cnn.py", n=2, args=args)
+    ours, other = tmp_path / "best.keras", tmp_path / "worker-1" / "best.keras"
+    model, same = (keras.models.load_model(path) for path in (ours, other))
+    assert model.count_params() == 151_306
+    for weights, others in zip(model.get_weights(), same.get_weights(), strict=True):
+        np.testing.assert_array_equal(weights, others)
+
+
+def test_a_text_of_ones_own(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("All work and no play makes a dull model. ☃\n" * 300)
+    args = ["--dataset", text, "--epochs", "1", "--steps-per-epoch", "2"]
+    output = run_alone(EXAMPLES / "char_lstm.py", *args).stdout
+    assert "bits per character" in output.splitlines()[-1]
+
+
+def test_an_unknown_compressor_is_refused():
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        run_alone(EXAMPLES / "digits_cnn.py", "--compressor", "zip")
+    assert "unknown name 'zip'; expected one of adacomp" in error.value.stderr
+    assert "Traceback" not in error.value.stderr
+
+
+def test_the_demonstration(tmp_path):
+    output = run_alone(EXAMPLES / "demo.py", "--epochs", "2", "--results", tmp_path).stdout
+    for row in (
+        "test accuracy",
+        "bytes sent per step and worker",
+        "payload ratio",
+        "time per step",
+    ):
+        assert row in output
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
