@@ -258,3 +258,11 @@ def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
 def initial_epoch(model: keras.Model) -> int:
     """The epoch at which `BackupAndRestore` has `fit` go on; it has no public name."""
     return model._initial_epoch or 0
+
+
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and all layers in it, at any depth, each before those within it.
+
+    The public `model.layers` has those of the first level only.
+    """
+    return list(model._flatten_layers())

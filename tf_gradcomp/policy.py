@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+from tf_gradcomp import _private
+
 CONVOLUTION = "convolution"
 DENSE = "dense"
 RECURRENT = "recurrent"
@@ -95,7 +97,7 @@ class Policy:
                 "first, with an Input layer, model.build(input_shape), or a call on a batch."
             )
         kinds: dict[str, str] = {}
-        for layer in reversed(list(model._flatten_layers())):  # what a layer is made of comes first
+        for layer in reversed(_private.layers_of(model)):  # what a layer is made of comes first
             for variable in layer.trainable_variables:
                 kind = _kind_in_layer(layer, variable)
                 if kind:

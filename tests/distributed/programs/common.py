@@ -1,0 +1,167 @@
+"""What the worker programs of these tests share.
+
+A program runs in this folder on each worker, makes several checks, and reports what it saw. The
+tests decide whether that is right: only they see all workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+CLUSTER = json.loads(os.environ["TF_CONFIG"])
+RANK = CLUSTER["task"]["index"]
+WORKERS = len(CLUSTER["cluster"]["worker"])
+# Every variable whole and as float32 in the payload: training must equal that without compression.
+WHOLE = gc.compressors.AdaComp(overrides={"": None})
+
+
+@functools.cache
+def _the_strategy(compressor):
+    return gc.MultiWorkerMirroredStrategy(compressor=compressor)
+
+
+class Setup:
+    """One of the ways to train: how the gradients of the workers come together.
+
+    `none`: by our strategy, uncompressed; `optimizer`: by `CompressedOptimizer`; `strategy`: by a
+    compressor on the strategy; `alone`: there is nothing to bring together.
+
+    A program can have one strategy, as TensorFlow cannot start its collectives twice: so `strategy`
+    is the only way of its program.
+    """
+
+    def __init__(self, way, compressor="adacomp"):
+        self.way = way
+        self.compressor = compressor
+        if way == "alone":
+            self.strategy = tf.distribute.get_strategy()
+        else:
+            self.strategy = _the_strategy(compressor if way == "strategy" else None)
+
+    def wrap(self, optimizer, **kwargs):
+        if self.way == "optimizer":
+            return gc.CompressedOptimizer(optimizer, self.compressor, **kwargs)
+        return optimizer
+
+    def model(self, build, optimizer, seed=0, policy="float32", **compile_args):
+        """A compiled model, the same in every process and at every call."""
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(seed)
+        compile_args = {"loss": classification_loss(), **compile_args}
+        keras.mixed_precision.set_global_policy(policy)
+        with self.strategy.scope():
+            model = build()
+            model.compile(optimizer=optimizer(), **compile_args)
+        keras.mixed_precision.set_global_policy("float32")
+        return model
+
+
+def classification_loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def digits(n=128, features=8, classes=3, seed=1):
+    """Separable points: `(x, y)`, equal on all workers."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, features)).astype("float32")
+    y = np.argmax(x @ rng.normal(size=(features, classes)), axis=1).astype("int32")
+    return x, y
+
+
+def dense_model(features=8, classes=3):
+    return keras.Sequential(
+        [
+            keras.layers.Input((features,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(classes, dtype="float32"),
+        ]
+    )
+
+
+def inner_of(optimizer):
+    """The optimizer that updates, without what is around it."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def exchange_of(setup, model):
+    """The exchange that a model's gradients go through."""
+    if setup.way == "strategy":
+        return setup.strategy.gradient_exchange(model.trainable_variables)
+    optimizer = model.optimizer
+    while not isinstance(optimizer, gc.CompressedOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer.exchange
+
+
+def digest(variables):
+    """Differs where a bit of the variables does."""
+    hasher = hashlib.sha256()
+    for variable in variables:
+        hasher.update(np.asarray(variable).tobytes())
+    return hasher.hexdigest()
+
+
+def state_digest(model):
+    """Of the weights, and of the slots and counters of the optimizer."""
+    return {
+        "weights": digest(model.trainable_variables),
+        "slots": digest(inner_of(model.optimizer).variables),
+    }
+
+
+def residual_sums(exchange):
+    """For each variable, the sum of all residuals of the job; a collective."""
+    return [np.asarray(residual) for residual in exchange.residuals]
+
+
+def local_residuals(exchange):
+    """For each variable, this worker's own residual."""
+    return [
+        residual.value.values[0].numpy()
+        if hasattr(residual.value, "values")
+        else np.asarray(residual)
+        for residual in exchange.residuals
+    ]
+
+
+def scalar(variable):
+    """The number in a variable, however many replicas have it."""
+    return np.asarray(keras.ops.convert_to_numpy(variable)).item()
+
+
+def report(values):
+    """Hands a JSON-serializable value to the test."""
+    with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
+        json.dump(values, file, default=_plain)
+
+
+def report_arrays(arrays):
+    """Hands arrays by name to the test."""
+    np.savez(os.environ["RESULT_PATH"], **arrays)
+
+
+def say(text):
+    """Prints a line that the test waits for."""
+    print(text, flush=True)
+
+
+def argument(index=1, default=None):
+    return sys.argv[index] if len(sys.argv) > index else default
+
+
+def _plain(value):
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,109 @@
+"""The names of `_private` that need several workers, one by one, then stock Keras."""
+
+import keras
+import tensorflow as tf
+from common import RANK, dense_model, digits, report
+
+from tf_gradcomp import _private
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def replica_call(fn):
+    """What `fn(context)` gives in this worker's replica, in a graph."""
+    run = tf.function(lambda: strategy.run(lambda: fn(tf.distribute.get_replica_context())))
+    return run().numpy()
+
+
+def set_cross_device_ops():
+    class Ours(_private.CollectiveAllReduce):
+        calls = 0
+
+        def _all_reduce(self, reduce_op, value, replica_id, options):
+            Ours.calls += 1
+            return super()._all_reduce(reduce_op, value, replica_id, options)
+
+    _private.set_cross_device_ops(strategy, Ours)
+    ones = lambda context: context.all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([2]))  # noqa: E731
+    ops = _private.cross_device_ops(strategy)
+    return {
+        "sum": replica_call(ones),
+        "calls": Ours.calls,
+        "is it": isinstance(ops, Ours),
+        "attributes": [len(ops._launchers), ops._group_size],
+    }
+
+
+def launch_all_gather():
+    def gather(context):
+        launcher = _private.launcher(strategy, _private.local_replica_id(context))
+        return _private.launch_all_gather(launcher, tf.constant([RANK, 10]))
+
+    return replica_call(gather)
+
+
+def allow_collectives_in_loops():
+    """Sums in a function that is called from a branch within a loop, as Keras does."""
+    _private.allow_collectives_in_loops(strategy)
+
+    @tf.function
+    def step():
+        return strategy.run(
+            lambda: tf.distribute.get_replica_context().all_reduce(
+                tf.distribute.ReduceOp.SUM, tf.constant(1.0)
+            )
+        )
+
+    @tf.function
+    def loop():
+        total = 0.0
+        for i in tf.range(3):
+            if i >= 0:
+                total += step()
+        return total
+
+    return loop().numpy()
+
+
+def host_all_gather():
+    return _private.host_all_gather(strategy, tf.constant([RANK])).numpy()
+
+
+def in_multi_worker_mode():
+    return _private.in_multi_worker_mode(strategy)
+
+
+def is_collective():
+    return _private.is_collective(strategy)
+
+
+def stock_fit():
+    """The error that Keras' fit ends with under TensorFlow's own strategy."""
+    with strategy.scope():
+        model = dense_model()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    try:
+        model.fit(*digits(64), batch_size=32, epochs=1, verbose=0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+CHECKS = (
+    is_collective,
+    in_multi_worker_mode,
+    host_all_gather,
+    set_cross_device_ops,
+    launch_all_gather,
+    allow_collectives_in_loops,
+    stock_fit,
+)
+
+if __name__ == "__main__":
+    seen = {}
+    for check in CHECKS:
+        try:
+            seen[check.__name__] = check()
+        except Exception as error:  # all workers go on with the next
+            seen[check.__name__] = f"{type(error).__name__}: {error}"
+    report(seen)

@@ -1,0 +1,249 @@
+"""One test for each name that `tf_gradcomp._private` uses; and that no other module needs one.
+
+When a test here fails, a release of TensorFlow or Keras has changed what its name says.
+"""
+
+import ast
+import inspect
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+
+import tf_gradcomp
+import tf_gradcomp.optimizer  # installs the hooks
+from tests.workers import result, run_workers
+from tf_gradcomp import _private
+
+PROGRAM = Path(__file__).parent / "distributed/programs/private.py"
+SOURCES = sorted(Path(tf_gradcomp.__file__).parent.rglob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def workers():
+    return [result(worker) for worker in run_workers(PROGRAM, 2)]
+
+
+@pytest.fixture
+def optimizer():
+    return keras.optimizers.SGD(1.0)
+
+
+@pytest.fixture
+def variable():
+    return keras.Variable(np.zeros(2, "float32"), name="variable")
+
+
+def test_is_collective(workers):
+    assert [worker["is_collective"] for worker in workers] == [True, True]
+    assert not _private.is_collective(tf.distribute.get_strategy())
+
+
+def test_in_multi_worker_mode(workers):
+    assert [worker["in_multi_worker_mode"] for worker in workers] == [True, True]
+
+
+def test_host_all_gather(workers):
+    assert [worker["host_all_gather"] for worker in workers] == [[0, 1]] * 2
+
+
+def test_set_cross_device_ops(workers):
+    for worker in workers:
+        seen = worker["set_cross_device_ops"]
+        assert seen == {"sum": [2, 2], "calls": 1, "is it": True, "attributes": [1, 2]}
+
+
+def test_launcher_and_launch_all_gather(workers):
+    assert [worker["launch_all_gather"] for worker in workers] == [[0, 10, 1, 10]] * 2
+
+
+def test_allow_collectives_in_loops(workers):
+    assert [worker["allow_collectives_in_loops"] for worker in workers] == [6, 6]
+
+
+def test_stock_keras_still_fails_under_the_stock_strategy(workers):
+    # keras-team/keras#20585. When this fails, our strategy need not mend `reduce` any more.
+    for worker in workers:
+        assert worker["stock_fit"] is not None
+        assert "unsupported type" in worker["stock_fit"]
+
+
+def test_collective_all_reduce_takes_what_ours_overrides():
+    parameters = list(inspect.signature(_private.CollectiveAllReduce._all_reduce).parameters)
+    assert parameters == ["self", "reduce_op", "value", "replica_id", "options"]
+
+
+def test_cross_device_ops_of_a_strategy_without():
+    assert _private.cross_device_ops(tf.distribute.get_strategy()) is None
+
+
+def test_in_xla():
+    seen = []
+
+    def body():
+        seen.append(_private.in_xla())
+        return tf.constant(0)
+
+    tf.function(body).get_concrete_function()
+    tf.function(body, jit_compile=True).get_concrete_function()
+    assert seen == [False, True]
+
+
+def test_disable_reduction(optimizer, monkeypatch):
+    # the base class's, so that a new name for it would show
+    calls = []
+    monkeypatch.setattr(
+        TFOptimizer, "_all_reduce_sum_gradients", lambda self, pairs: calls.append(1) or pairs
+    )
+    variable = keras.Variable(np.zeros(2, "float32"))
+    optimizer.apply([tf.ones(2)], [variable])
+    assert calls == [1]
+    _private.disable_reduction(optimizer)
+    optimizer.apply([tf.ones(2)], [variable])
+    assert calls == [1]
+    np.testing.assert_array_equal(variable.numpy(), [-2, -2])
+
+
+def test_applying_at_once_does_not_accumulate(variable):
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    optimizer.build([variable])
+    with _private.applying_at_once(optimizer):
+        optimizer.apply([tf.ones(2)], [variable])
+    np.testing.assert_array_equal(variable.numpy(), [-1, -1])
+    assert optimizer.gradient_accumulation_steps == 3
+    assert type(optimizer) is keras.optimizers.SGD
+
+
+def test_applying_at_once_counts_updates(variable):
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    optimizer.build([variable])
+    _private.step_counter(optimizer).assign(8)
+    with _private.applying_at_once(optimizer):
+        assert int(optimizer.iterations) == 2
+    assert int(_private.step_counter(optimizer)) == 8
+
+
+def test_applying_at_once_does_not_overwrite_by_averages(variable):
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=1)
+    optimizer.build([variable])
+    with _private.applying_at_once(optimizer):
+        for _ in range(2):
+            optimizer.apply([tf.ones(2)], [variable])
+    np.testing.assert_array_equal(variable.numpy(), [-2, -2])
+    assert optimizer.ema_overwrite_frequency == 1
+    _private.overwrite_by_averages(optimizer)
+    np.testing.assert_array_equal(variable.numpy(), [-1.5, -1.5])
+
+
+def test_step_counter_counts_accumulating_steps(variable):
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    optimizer.apply([tf.ones(2)], [variable])
+    assert int(_private.step_counter(optimizer)) == 1
+    assert int(optimizer.iterations) == 0
+
+
+def test_on_loss_scaled_apply(monkeypatch, optimizer, variable):
+    scaler = keras.optimizers.LossScaleOptimizer
+    monkeypatch.setattr(scaler, "apply", scaler.apply)  # put back at the end
+    seen = []
+    _private.on_loss_scaled_apply(
+        lambda inner: inner is optimizer, lambda self, grads, variables: seen.append(grads)
+    )
+    other = scaler(keras.optimizers.SGD(1.0), initial_scale=1.0)
+    other.apply([tf.ones(2)], [variable])
+    assert not seen
+    scaler(optimizer).apply(["gradient"], [variable])
+    assert seen == [["gradient"]]
+
+
+def test_on_check_finite(monkeypatch, variable):
+    scaler = keras.optimizers.LossScaleOptimizer
+    monkeypatch.setattr(scaler, "check_finite", scaler.check_finite)
+    _private.on_check_finite(lambda finite: tf.logical_and(finite, False))
+    scaler(keras.optimizers.SGD(1.0)).apply([tf.ones(2)], [variable])
+    np.testing.assert_array_equal(variable.numpy(), [0, 0])
+
+
+def test_on_reduce_gradients(monkeypatch, optimizer, variable):
+    name = "_all_reduce_sum_gradients"
+    monkeypatch.setattr(TFOptimizer, name, getattr(TFOptimizer, name))
+    seen = []
+
+    def reduce(self, pairs, original):
+        seen.append(self)
+        return [(2 * gradient, variable) for gradient, variable in original(pairs)]
+
+    _private.on_reduce_gradients(reduce)
+    optimizer.apply([tf.ones(2)], [variable])
+    assert seen == [optimizer]
+    np.testing.assert_array_equal(variable.numpy(), [-2, -2])
+
+
+def test_optimizer_variables(optimizer, variable):
+    optimizer.build([variable])
+    assert _private.optimizer_variables(optimizer) == [variable]
+
+
+def test_layers_of():
+    inner = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.layers.Input((1,)), inner])
+    layers = _private.layers_of(model)
+    assert layers[0] is model
+    assert layers.index(inner) < layers.index(inner.layers[0])
+
+
+class _Listed(keras.callbacks.Callback):
+    listed = None
+
+    def set_model(self, model):
+        self.listed = _private.callbacks_of_fit()
+
+
+def test_callbacks_of_fit():
+    callback, other = _Listed(), keras.callbacks.Callback()
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0, callbacks=[other, callback])
+    assert callback.listed[:2] == [other, callback]
+
+
+def test_initial_epoch(tmp_path):
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = {"x": np.zeros((1, 1)), "y": np.zeros((1, 1)), "verbose": 0}
+    assert _private.initial_epoch(model) == 0
+    backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    model.fit(**data, epochs=2, callbacks=[backup])
+    backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    model.fit(**data, epochs=3, callbacks=[backup])
+    assert _private.initial_epoch(model) == 2
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_only_one_module_touches_private_api(source):
+    if source == Path(_private.__file__):
+        return
+    for node in ast.walk(ast.parse(source.read_text())):
+        for module in imported(node):
+            assert not module.startswith(("tensorflow.python", "keras.src")), module
+        if isinstance(node, ast.Attribute):
+            assert not is_private_of_others(node), ast.unparse(node)
+
+
+def imported(node):
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return []
+
+
+def is_private_of_others(node):
+    """Whether it is `value._name` where `value` may be TensorFlow's or Keras'."""
+    if not node.attr.startswith("_") or node.attr.startswith("__"):
+        return False
+    owner = ast.unparse(node.value)
+    return not owner.startswith(("self", "cls", "super(", "_private"))
