@@ -1,0 +1,158 @@
+"""Trains with each feature of an optimizer, every gradient sent whole: WAY."""
+
+import keras
+import numpy as np
+from common import (
+    WHOLE,
+    Setup,
+    argument,
+    dense_model,
+    digits,
+    exchange_of,
+    inner_of,
+    report,
+    scalar,
+    state_digest,
+)
+
+import tf_gradcomp as gc
+
+BATCH, STEPS = 32, 6
+TABLE = 40
+setup = Setup(argument(1), WHOLE)
+
+
+def train(inner, build=dense_model, inputs=None, wrap=setup.wrap, **fit_args):
+    x, y = digits(BATCH * STEPS)
+    x = x if inputs is None else inputs
+    model = setup.model(build, lambda: wrap(inner()))
+    history = model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0, shuffle=False, **fit_args)
+    seen = {
+        **state_digest(model),
+        "loss": history.history["loss"],
+        "values": [np.asarray(variable) for variable in model.trainable_variables],
+        "averages": [
+            np.asarray(variable)
+            for variable in getattr(
+                inner_of(model.optimizer), "_model_variables_moving_average", []
+            )
+        ],
+        "iterations": scalar(model.optimizer.iterations),
+        "learning rate": scalar(model.optimizer.learning_rate),
+    }
+    if setup.way != "alone":
+        exchange = exchange_of(setup, model)
+        seen["exchanges"] = exchange.traffic().exchanges
+        seen["skipped"] = scalar(exchange.skipped_steps)
+    if isinstance(scaler_of(model.optimizer), keras.optimizers.LossScaleOptimizer):
+        seen["scale"] = scalar(scaler_of(model.optimizer).dynamic_scale)
+    return seen
+
+
+def scaler_of(optimizer):
+    if isinstance(optimizer, gc.CompressedOptimizer):
+        return optimizer.inner_optimizer
+    return optimizer
+
+
+def loss_scaled():
+    scaler = keras.optimizers.LossScaleOptimizer
+    return scaler(keras.optimizers.Adam(1e-2), initial_scale=8.0, dynamic_growth_steps=2)
+
+
+def loss_scaler_around():
+    def wrap(scaler):
+        if setup.way == "alone":
+            return scaler
+        compressed = setup.wrap(scaler.inner_optimizer)
+        return keras.optimizers.LossScaleOptimizer(
+            compressed, initial_scale=8.0, dynamic_growth_steps=2
+        )
+
+    return train(loss_scaled, wrap=wrap)
+
+
+def embedding(**policy):
+    words = np.random.default_rng(3).integers(0, TABLE, size=(BATCH * STEPS, 5))
+
+    def build():
+        return keras.Sequential(
+            [
+                keras.layers.Input((5,), dtype="int32"),
+                keras.layers.Embedding(TABLE, 6),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3),
+            ]
+        )
+
+    def wrap(optimizer):
+        if setup.way == "alone":
+            return optimizer
+        return setup.wrap(optimizer, policy=gc.Policy(**policy))
+
+    return train(lambda: keras.optimizers.SGD(0.5, momentum=0.9), build, words, wrap)
+
+
+class WithUnused(keras.layers.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 3), name="kernel")
+        self.unused = self.add_weight(shape=(7, 7), name="unused")
+
+    def call(self, inputs):
+        return inputs @ self.kernel
+
+
+def without_gradient():
+    return train(
+        lambda: keras.optimizers.Adam(1e-2),
+        lambda: keras.Sequential([keras.layers.Input((8,)), WithUnused()]),
+    )
+
+
+def trainable_later():
+    """Layers frozen at first: the optimizer is built for fewer variables than the model has."""
+
+    def build():
+        model = dense_model()
+        model.layers[0].trainable = False
+        return model
+
+    return train(lambda: keras.optimizers.Adam(1e-2), build)
+
+
+optimizers = keras.optimizers
+decay = optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
+weights = np.random.default_rng(4).uniform(0.1, 2, BATCH * STEPS)
+CHECKS = {
+    "SGD": lambda: train(lambda: optimizers.SGD(0.1)),
+    "momentum": lambda: train(lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True)),
+    "Adam": lambda: train(lambda: optimizers.Adam(1e-2)),
+    "AdamW": lambda: train(lambda: optimizers.AdamW(1e-2, weight_decay=0.1)),
+    "schedule": lambda: train(lambda: optimizers.SGD(decay)),
+    "clipnorm": lambda: train(lambda: optimizers.SGD(0.5, clipnorm=0.05)),
+    "global_clipnorm": lambda: train(lambda: optimizers.SGD(0.5, global_clipnorm=0.05)),
+    "clipvalue": lambda: train(lambda: optimizers.SGD(0.5, clipvalue=0.01)),
+    "EMA": lambda: train(
+        lambda: optimizers.SGD(
+            0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4, weight_decay=0.01
+        )
+    ),
+    "accumulation": lambda: train(lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=3)),
+    "accumulation and clipping": lambda: train(
+        lambda: optimizers.SGD(0.5, gradient_accumulation_steps=2, global_clipnorm=0.05)
+    ),
+    "class_weight": lambda: train(
+        lambda: optimizers.SGD(0.1), class_weight={0: 0.2, 1: 1.0, 2: 3.0}
+    ),
+    "sample_weight": lambda: train(lambda: optimizers.SGD(0.1), sample_weight=weights),
+    "loss scaler inside": lambda: train(loss_scaled),
+    "loss scaler around": loss_scaler_around,
+    "Embedding made dense": embedding,
+    "Embedding left sparse": lambda: embedding(max_dense_elements=TABLE * 6 - 1),
+    "variable without gradient": without_gradient,
+    "frozen layer": trainable_later,
+}
+
+if __name__ == "__main__":
+    names = argument(2, ",".join(CHECKS)).split(",")
+    report({name: CHECKS[name]() for name in names})

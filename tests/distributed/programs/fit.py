@@ -1,0 +1,181 @@
+"""Keras' fit, evaluate and predict with what is around them: FOLDER WAY,... CHECK,..."""
+
+import os
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import (
+    Setup,
+    argument,
+    classification_loss,
+    dense_model,
+    digest,
+    digits,
+    report,
+    state_digest,
+)
+
+import tf_gradcomp as gc
+
+FOLDER = pathlib.Path(argument(1))
+BATCH = 32
+ROWS = 150  # the last batch has 22
+
+
+def adam(setup):
+    return lambda: setup.wrap(keras.optimizers.Adam(1e-2))
+
+
+def callbacks_and_metrics(setup):
+    x, y = digits(ROWS)
+    validation = digits(70, seed=2)
+    folder = FOLDER / setup.way
+    model = setup.model(dense_model, adam(setup), metrics=["accuracy"])
+    board = gc.worker_path(folder / "logs")
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(gc.worker_path(folder / "{epoch}.keras")),
+        keras.callbacks.EarlyStopping("val_loss", min_delta=100, patience=1),
+        keras.callbacks.TensorBoard(board),
+    ]
+    if setup.way != "none":
+        callbacks.insert(0, gc.callbacks.CompressionMonitor(table=False))
+    history = model.fit(
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=5,
+        verbose=0,
+        shuffle=False,
+        validation_data=validation,
+        callbacks=callbacks,
+    )
+    outputs = np.asarray(model(x))
+    evaluated = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+    return {
+        **state_digest(model),
+        "history": history.history,
+        "scalars": scalars_in(pathlib.Path(board) / "train"),
+        "evaluated": evaluated,
+        "loss of outputs": float(classification_loss()(y, outputs)),
+        "accuracy of outputs": float(np.mean(np.argmax(outputs, axis=1) == y)),
+        "outputs": outputs,
+        "predicted": model.predict(x, batch_size=BATCH, verbose=0),
+    }
+
+
+def scalars_in(folder):
+    """The values by tag that TensorBoard's event files hold."""
+    values = {}
+    for path in sorted(pathlib.Path(folder).rglob("events.*")):
+        for record in tf.data.TFRecordDataset(str(path)):
+            for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value:
+                if value.HasField("tensor") and value.tensor.dtype == tf.float32.as_datatype_enum:
+                    values.setdefault(value.tag, []).append(float(tf.make_ndarray(value.tensor)))
+    return values
+
+
+def steps_per_execution(setup):
+    return trained_as_above(setup, steps_per_execution=3)
+
+
+def eager(setup):
+    return trained_as_above(setup, run_eagerly=True)
+
+
+def trained_as_above(setup, **compile_args):
+    x, y = digits(ROWS)
+    model = setup.model(dense_model, adam(setup), **compile_args)
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    return {**state_digest(model), "loss": history.history["loss"]}
+
+
+def forms_of_input(setup):
+    x, y = digits(ROWS)
+    a, b = x[:, :4], x[:, 4:]
+    dataset = tf.data.Dataset.from_tensor_slices(((a, b), y)).batch(BATCH)
+    seen = {}
+    for form in ("dict", "dataset of tuples"):
+        model = setup.model(two_inputs, adam(setup))
+        if form == "dict":
+            data = {"x": {"a": a, "b": b}, "y": y, "batch_size": BATCH, "shuffle": False}
+        else:
+            data = {"x": dataset}
+        history = model.fit(**data, epochs=1, verbose=0)
+        seen[form] = {**state_digest(model), "loss": history.history["loss"]}
+    predicted = model.predict({"a": a, "b": b}, batch_size=BATCH, verbose=0)
+    seen["predicted"] = predicted
+    seen["outputs"] = np.asarray(model((a, b)))
+    seen["evaluated"] = model.evaluate((a, b), y, batch_size=BATCH, verbose=0)
+    seen["loss of outputs"] = float(classification_loss()(y, seen["outputs"]))
+    return seen
+
+
+def two_inputs():
+    inputs = {name: keras.Input((4,), name=name) for name in ("a", "b")}
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    hidden = keras.layers.Dense(16, activation="relu")(joined)
+    return keras.Model(list(inputs.values()), keras.layers.Dense(3)(hidden))
+
+
+def batch_normalization(setup):
+    x, y = digits(ROWS)
+
+    def build():
+        return keras.Sequential(
+            [
+                keras.layers.Input((8,)),
+                keras.layers.Dense(8),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(3),
+            ]
+        )
+
+    model = setup.model(build, adam(setup))
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    return {**state_digest(model), "loss": history.history["loss"]}
+
+
+def synchronized_batch_normalization(setup):
+    """Weights that stay as they are, of the same shapes as the statistics beside them."""
+    x, y = digits(128, classes=8)
+
+    def build():
+        layers = [keras.layers.BatchNormalization(synchronized=True) for _ in range(2)]
+        return keras.Sequential([keras.layers.Input((8,)), *layers])
+
+    model = setup.model(build, lambda: setup.wrap(keras.optimizers.SGD(0.0)))
+    before = digest(model.trainable_variables)
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    return {
+        "weights as before": digest(model.trainable_variables) == before,
+        "statistics": digest(model.non_trainable_variables),
+        "moved": [float(np.abs(np.asarray(v)).max()) for v in model.non_trainable_variables],
+    }
+
+
+def mixed_precision(setup):
+    x, y = digits(ROWS)
+    seen = {}
+    for policy in ("mixed_float16", "mixed_bfloat16"):
+        model = setup.model(dense_model, adam(setup), policy=policy)
+        history = model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, shuffle=False)
+        seen[policy] = {
+            **state_digest(model),
+            "optimizer": type(model.optimizer).__name__,
+            "loss": history.history["loss"],
+        }
+    return seen
+
+
+if __name__ == "__main__":
+    seen = {}
+    for way in argument(2).split(","):
+        setup = Setup(way)
+        seen[way] = {check: globals()[check](setup) for check in argument(3).split(",")}
+        folder = FOLDER / way
+        seen[way]["files"] = sorted(
+            os.path.relpath(path, folder) for path in folder.rglob("*.keras")
+        )
+    report(seen)

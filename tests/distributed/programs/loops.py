@@ -1,0 +1,200 @@
+"""Training loops of one's own: STRATEGY is `stock`, `strategy`, `mirrored` or `alone`."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import RANK, WHOLE, WORKERS, argument, classification_loss, digest, digits, report
+
+import tf_gradcomp as gc
+
+BATCH, STEPS = 32, 4
+KIND = argument(1)
+x, y = digits(BATCH * STEPS)
+
+
+def make_strategy():
+    if KIND == "stock":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if KIND == "strategy":
+        return gc.MultiWorkerMirroredStrategy(compressor=WHOLE)
+    if KIND == "mirrored":
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+        )
+        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return tf.distribute.get_strategy()
+
+
+strategy = make_strategy()
+REPLICAS = strategy.num_replicas_in_sync
+
+
+def compressed(optimizer):
+    return gc.CompressedOptimizer(optimizer, WHOLE) if KIND in ("stock", "mirrored") else optimizer
+
+
+def network(*widths):
+    layers = [keras.layers.Dense(width, activation="tanh") for width in widths]
+    return keras.Sequential([keras.layers.Input((8,)), *layers, keras.layers.Dense(3)])
+
+
+def local_batches():
+    """Each replica's part of each batch, as values for `strategy.run`."""
+    for step in range(STEPS):
+        rows = np.arange(step * BATCH, (step + 1) * BATCH).reshape(REPLICAS, -1)
+        yield strategy.experimental_distribute_values_from_function(
+            lambda context, rows=rows: (
+                tf.constant(x[rows[context.replica_id_in_sync_group]]),
+                tf.constant(y[rows[context.replica_id_in_sync_group]]),
+            )
+        )
+
+
+def gradients_of(model, batch):
+    inputs, targets = batch
+    with tf.GradientTape() as tape:
+        loss = classification_loss()(targets, model(inputs))  # divided by the number of replicas
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def by_optimizer():
+    """`optimizer.apply` on local gradients."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = network(16), compressed(keras.optimizers.Adam(1e-2))
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(batch):
+        def replica_step(batch):
+            optimizer.apply(gradients_of(model, batch), model.trainable_variables)
+
+        strategy.run(replica_step, [batch])
+
+    for batch in local_batches():
+        step(batch)
+    return {**values(model), "collectives": collectives(step, batch)}
+
+
+def many_variables():
+    """As above, with 50 variables, for the number of collectives."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = network(*[4] * 24), compressed(keras.optimizers.SGD(0.1))
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(batch):
+        def replica_step(batch):
+            optimizer.apply(gradients_of(model, batch), model.trainable_variables)
+
+        strategy.run(replica_step, [batch])
+
+    return {
+        "variables": len(model.trainable_variables),
+        "collectives": collectives(step, next(local_batches())),
+    }
+
+
+def two_models():
+    """Two models, each with an optimizer of its own, one after the other in a step."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        models = [network(16), network(5, 5)]
+        optimizers = [
+            compressed(keras.optimizers.Adam(1e-2)),
+            compressed(keras.optimizers.SGD(0.1)),
+        ]
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(batch):
+        def replica_step(batch):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.apply(gradients_of(model, batch), model.trainable_variables)
+
+        strategy.run(replica_step, [batch])
+
+    for batch in local_batches():
+        step(batch)
+    return {f"model {i}": values(model) for i, model in enumerate(models)}
+
+
+def by_hand():
+    """Plain variables that the loop updates by itself, the gradients reduced by the strategy."""
+    rng = np.random.default_rng(7)
+    initial = [rng.normal(size=shape).astype("float32") / 3 for shape in ((8, 16), (16, 3))]
+    with strategy.scope():
+        variables = [tf.Variable(value) for value in initial]
+        unused = tf.Variable(np.ones(3, np.float32))
+
+    @tf.function
+    def step(batch):
+        def replica_step(batch):
+            inputs, targets = batch
+            with tf.GradientTape() as tape:
+                outputs = tf.tanh(inputs @ variables[0]) @ variables[1]
+                loss = classification_loss()(targets, outputs)
+            trained = [*variables, unused]
+            gradients = tape.gradient(loss, trained)
+            if KIND == "strategy":
+                gradients = strategy.reduce_gradients(gradients, trained)
+            tf.distribute.get_replica_context().merge_call(update, args=[gradients[:2]])
+            return gradients[2] is None
+
+        def update(strategy, gradients):
+            for variable, gradient in zip(variables, gradients, strict=True):
+                strategy.extended.update(variable, lambda v, g: v.assign_sub(0.1 * g), [gradient])
+
+        assert strategy.run(replica_step, [batch])
+
+    for batch in local_batches():
+        step(batch)
+    return {
+        "digest": digest(variables),
+        "values": [variable.numpy() for variable in variables],
+        "collectives": collectives(step, batch),
+    }
+
+
+def values(model):
+    return {
+        "digest": digest(model.trainable_variables),
+        "values": [np.asarray(variable) for variable in model.trainable_variables],
+    }
+
+
+def collectives(function, *args):
+    """How many collectives of each type one call runs; of a branch, those of the longer one."""
+    graph = function.get_concrete_function(*args).graph.as_graph_def()
+    bodies = {f.signature.name: f.node_def for f in graph.library.function}
+
+    def count(nodes):
+        found = []
+        for node in nodes:
+            if node.op.startswith("Collective") and "Group" not in node.op:
+                found.append(node.op)
+            called = [
+                count(bodies[name])
+                for value in node.attr.values()
+                for name in filter(None, [value.func.name, *(f.name for f in value.list.func)])
+                if name in bodies
+            ]
+            if node.op in ("If", "StatelessIf", "Case"):
+                called = [max(called, key=len)]
+            found += [op for ops in called for op in ops]
+        return found
+
+    return sorted(count(graph.node))
+
+
+CHECKS = [by_optimizer, two_models, many_variables]
+if KIND == "strategy":
+    CHECKS.append(by_hand)
+if KIND == "alone":
+    CHECKS += [by_hand]
+
+if __name__ == "__main__":
+    seen = {check.__name__: check() for check in CHECKS}
+    report({**seen, "rank": RANK, "workers": WORKERS})

@@ -1,0 +1,218 @@
+"""Keras 3 under our strategy: uncompressed, with `CompressedOptimizer`, with a compressor on it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAMS = Path(__file__).parent / "programs"
+WAYS = ("none", "optimizer", "strategy")
+COMPRESSED = WAYS[1:]
+
+
+# Starting and tracing take seconds each, so not all is checked in every way to train.
+CHECKS = [
+    "callbacks_and_metrics",
+    "steps_per_execution",
+    "forms_of_input",
+    "synchronized_batch_normalization",
+]
+CHECKS_OF_COMPRESSED = [*CHECKS, "mixed_precision"]
+CHECKS_OF_OPTIMIZER = [*CHECKS_OF_COMPRESSED, "eager", "batch_normalization"]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What each of two workers saw, by way and check."""
+    folder = tmp_path_factory.mktemp("fit")
+    reports = [{}, {}]
+    for way, checks in {
+        "none": CHECKS,
+        "optimizer": CHECKS_OF_OPTIMIZER,
+        "strategy": CHECKS_OF_COMPRESSED,
+    }.items():
+        args = [folder, way, ",".join(checks)]
+        for worker in run_workers(PROGRAMS / "fit.py", 2, args, deadline=240):
+            reports[worker.index].update(result(worker))
+    return reports
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return request.param
+
+
+@pytest.mark.parametrize("check", ["callbacks_and_metrics", "steps_per_execution"])
+def test_weights_and_slots_are_bit_equal_on_all_workers(seen, way, check):
+    assert_equal_state(*(report[way][check] for report in seen))
+
+
+@pytest.mark.parametrize("check", ["batch_normalization", "eager"])
+def test_weights_and_slots_are_bit_equal_with(seen, check):
+    assert_equal_state(*(report["optimizer"][check] for report in seen))
+
+
+@pytest.mark.parametrize("check", ["callbacks_and_metrics", "steps_per_execution"])
+def test_both_doors_train_to_the_last_bit_alike(seen, check):
+    by_optimizer, by_strategy = (seen[0][way][check] for way in COMPRESSED)
+    assert by_optimizer["weights"] == by_strategy["weights"]
+    assert by_optimizer["slots"] == by_strategy["slots"]
+    assert losses(by_optimizer) == losses(by_strategy)
+
+
+def test_compressed_training_differs_from_uncompressed(seen):
+    # else the tests above would hold for a compressor that is never called
+    dense, compressed = (seen[0][way]["callbacks_and_metrics"] for way in ("none", "optimizer"))
+    assert dense["weights"] != compressed["weights"]
+
+
+def test_training_lowers_the_loss(seen, way):
+    first, last = seen[0][way]["callbacks_and_metrics"]["history"]["loss"]
+    assert last < first
+
+
+def test_history_is_of_all_workers(seen, way):
+    first, second = (report[way]["callbacks_and_metrics"]["history"] for report in seen)
+    for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+        assert first[name] == second[name]
+
+
+def test_steps_per_execution_changes_nothing(seen, way):
+    one, three = (seen[0][way][check] for check in ("callbacks_and_metrics", "steps_per_execution"))
+    assert three["weights"] == one["weights"]
+    assert three["slots"] == one["slots"]
+    assert three["loss"] == one["history"]["loss"]
+
+
+def test_run_eagerly_trains_as_the_graph_does(seen):
+    checks = seen[0]["optimizer"]
+    graph, eager = checks["callbacks_and_metrics"], checks["eager"]
+    np.testing.assert_allclose(eager["loss"], graph["history"]["loss"], rtol=1e-5)
+
+
+def test_evaluate_is_over_the_data_of_all_workers(seen, way):
+    for report in seen:
+        check = report[way]["callbacks_and_metrics"]
+        np.testing.assert_allclose(check["evaluated"]["loss"], check["loss of outputs"], rtol=1e-5)
+        assert check["evaluated"]["accuracy"] == pytest.approx(check["accuracy of outputs"])
+
+
+def test_predict_returns_all_rows_in_order_on_every_worker(seen, way):
+    for report in seen:
+        check = report[way]["callbacks_and_metrics"]
+        assert len(check["predicted"]) == 150
+        np.testing.assert_allclose(check["predicted"], check["outputs"], rtol=1e-4, atol=1e-6)
+
+
+def test_early_stopping_stops_all_workers_at_once(seen, way):
+    for report in seen:
+        assert len(report[way]["callbacks_and_metrics"]["history"]["loss"]) == 2
+
+
+def test_model_checkpoint_writes_a_file_of_each_worker(seen, way):
+    expected = ["1.keras", "2.keras", "worker-1/1.keras", "worker-1/2.keras"]
+    assert seen[0][way]["files"] == expected
+
+
+def test_tensorboard_gets_the_losses(seen, way):
+    for report in seen:
+        check = report[way]["callbacks_and_metrics"]
+        np.testing.assert_allclose(
+            check["scalars"]["epoch_loss"], check["history"]["loss"], rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("way", COMPRESSED)
+def test_tensorboard_gets_what_the_monitor_measures(seen, way):
+    for report in seen:
+        check = report[way]["callbacks_and_metrics"]
+        for name in (
+            "payload_bytes",
+            "sent_bytes",
+            "dense_bytes",
+            "compression_ratio",
+            "wire_ratio",
+            "skipped_steps",
+            "residual_norm",
+        ):
+            values = check["history"][name]
+            assert len(values) == 2
+            np.testing.assert_allclose(check["scalars"][f"epoch_{name}"], values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", COMPRESSED)
+def test_monitor_counts_all_bytes_of_a_step(seen, way):
+    parameters = 8 * 32 + 32 + 32 * 3 + 3
+    for report in seen:
+        history = report[way]["callbacks_and_metrics"]["history"]
+        assert history["dense_bytes"] == [4 * parameters] * 2
+        assert history["skipped_steps"] == [0, 0]
+        for payload, sent, ratio, wire in zip(
+            *(
+                history[name]
+                for name in ("payload_bytes", "sent_bytes", "compression_ratio", "wire_ratio")
+            ),
+            strict=True,
+        ):
+            assert 48 < payload < 4 * parameters / 2
+            assert ratio == pytest.approx(4 * parameters / payload)
+            # to the one other worker: the longer of both payloads, and its length
+            assert sent >= payload + 4
+            assert wire == pytest.approx(4 * parameters / sent)  # 2 (N - 1) / N is 1 for two
+
+
+def test_dict_and_tuple_and_dataset_inputs_train_alike(seen, way):
+    for report in seen:
+        check = report[way]["forms_of_input"]
+        assert check["dict"] == check["dataset of tuples"]
+        assert check["dict"] == seen[0][way]["forms_of_input"]["dict"]
+
+
+def test_dict_and_tuple_inputs_evaluate_and_predict(seen, way):
+    for report in seen:
+        check = report[way]["forms_of_input"]
+        np.testing.assert_allclose(check["predicted"], check["outputs"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(check["evaluated"], check["loss of outputs"], rtol=1e-5)
+
+
+def test_synchronized_batch_statistics_are_not_compressed(seen, way):
+    # The weights stay as they are, so the statistics are those of the data alone.
+    name = "synchronized_batch_normalization"
+    assert len({report[way][name]["statistics"] for report in seen for way in WAYS}) == 1
+    check = seen[0][way][name]
+    assert check["weights as before"]
+    assert min(check["moved"]) > 0
+
+
+@pytest.mark.parametrize("way", COMPRESSED)
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_trains_to_bit_equal_weights(seen, way, policy):
+    first, second = (report[way]["mixed_precision"][policy] for report in seen)
+    assert first == second
+    assert first["loss"][-1] < first["loss"][0]
+
+
+@pytest.mark.parametrize("way", COMPRESSED)
+def test_keras_scales_the_loss_under_mixed_float16(seen, way):
+    # the case of the test above that is the hard one
+    optimizer = seen[0][way]["mixed_precision"]["mixed_float16"]["optimizer"]
+    assert optimizer == "LossScaleOptimizer"
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_more_workers_have_bit_equal_weights_and_slots(tmp_path, workers):
+    args = [tmp_path, "optimizer", "steps_per_execution"]
+    reports = [result(worker) for worker in run_workers(PROGRAMS / "fit.py", workers, args)]
+    for report in reports[1:]:
+        assert report == reports[0]
+
+
+def assert_equal_state(first, second):
+    assert first["weights"] == second["weights"]
+    assert first["slots"] == second["slots"]
+
+
+def losses(check):
+    return check["loss"] if "loss" in check else check["history"]["loss"]
