@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -85,7 +86,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         _check_current_strategy()
         variables = list(variables)
         super().build(variables)
-        self.exchange.build(variables)
+        self.exchange.build(variables, _facts("inner optimizer", self.inner_optimizer))
         # With the accumulators that only one replica uses, so that checkpoints fit any number.
         self.inner_optimizer.build(variables)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
@@ -372,6 +373,23 @@ def _checked_inner(
             "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
         )
     return optimizer
+
+
+def _facts(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
+    """An optimizer's settings, as text that is the same on all workers with the same program."""
+    settings = {"class": type(optimizer).__name__, **optimizer.get_config()}
+    facts = {
+        f"{label}'s {name}": json.dumps(
+            keras.saving.serialize_keras_object(value),
+            sort_keys=True,
+            default=lambda other: type(other).__name__,
+        )
+        for name, value in settings.items()
+        if name not in ("name", "inner_optimizer")  # names have numbers, counted by each process
+    }
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        facts |= _facts("loss-scaled optimizer", optimizer.inner_optimizer)
+    return facts
 
 
 def _check_current_strategy() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -61,11 +61,16 @@ class GradientExchange(tf.Module):
         """Whether the state exists."""
         return bool(self.specs)
 
-    def build(self, variables: Sequence[keras.Variable | tf.Variable]) -> None:
+    def build(
+        self,
+        variables: Sequence[keras.Variable | tf.Variable],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         """Creates the state for the gradients of `variables`; a second call does nothing.
 
         Args:
             variables: All variables whose gradients will be exchanged.
+            facts: What else all workers must have alike, by name; JSON-serializable.
 
         Raises:
             ValueError: If a variable's dtype, or the strategy, is not supported.
@@ -78,7 +83,7 @@ class GradientExchange(tf.Module):
         paths = _unique_paths(variables)
         specs = [self._spec(path, v) for path, v in zip(paths, variables, strict=True)]
         with tf.init_scope():
-            handshake.agree(strategy, self._facts(specs))
+            handshake.agree(strategy, {**self._facts(specs), **(facts or {})})
             self.residuals = [_residual(spec) for spec in specs]
             self.step = _state_variable(0, "int64", "exchange_step")
             self.skipped_steps = _state_variable(0, "int64", "skipped_steps")
