@@ -1,0 +1,114 @@
+"""Saves or loads in each format: save|load FOLDER."""
+
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import (
+    WORKERS,
+    Setup,
+    argument,
+    dense_model,
+    digits,
+    exchange_of,
+    inner_of,
+    report,
+    residual_sums,
+    scalar,
+    state_digest,
+)
+
+import tf_gradcomp as gc
+
+FOLDER = pathlib.Path(argument(2))
+setup = Setup(argument(3))
+x, y = digits(96)
+
+
+def new_model(seed=0, optimizer=None):
+    optimizer = optimizer or (lambda: setup.wrap(keras.optimizers.Adam(1e-2)))
+    model = setup.model(dense_model, optimizer, seed=seed)
+    with setup.strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def state(model):
+    exchange = exchange_of(setup, model)
+    return {
+        **state_digest(model),
+        "residual sums": residual_sums(exchange),
+        "unsent": scalar(exchange.unsent),
+        "iterations": scalar(model.optimizer.iterations),
+    }
+
+
+def fit(model, rows=96):
+    model.fit(x[:rows], y[:rows], batch_size=24, verbose=0, shuffle=False)
+
+
+def checkpoint_of(model):
+    """All there is, by TensorFlow's own means."""
+    if setup.way == "strategy":
+        return tf.train.Checkpoint(model=model, exchange=exchange_of(setup, model))
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
+def save():
+    model = new_model()
+    fit(model)
+    checkpoint_of(model).write(gc.worker_path(FOLDER / setup.way / "tf"))
+    if setup.way == "optimizer":
+        model.save(gc.worker_path(FOLDER / "whole.keras"))
+        model.save_weights(gc.worker_path(FOLDER / "only.weights.h5"))
+    seen = {"saved": state(model)}
+    if setup.way == "optimizer":
+        stock = new_model(optimizer=lambda: keras.optimizers.Adam(1e-2))
+        fit(stock)
+        stock.save_weights(gc.worker_path(FOLDER / "stock.weights.h5"))
+        tf.train.Checkpoint(model=stock).write(gc.worker_path(FOLDER / "stock"))
+        seen["stock"] = state_digest(stock)
+    return seen
+
+
+def load():
+    seen = {}
+    model = new_model(seed=1)
+    checkpoint_of(model).read(str(FOLDER / setup.way / "tf")).assert_consumed()
+    seen["tf"] = loaded(model)
+    if setup.way == "strategy":
+        return seen
+    with setup.strategy.scope():
+        model = keras.saving.load_model(FOLDER / "whole.keras")
+    seen[".keras"] = loaded(model)
+    seen["config"] = {
+        "optimizer": type(model.optimizer).__name__,
+        "inner": type(model.optimizer.inner_optimizer).__name__,
+        "compressor": repr(model.optimizer.compressor),
+    }
+    model = new_model(seed=1)
+    model.load_weights(FOLDER / "only.weights.h5")
+    seen[".weights.h5"] = loaded(model)
+    model = new_model(seed=1)
+    fit(model)  # leaves residuals that the checkpoint does not have
+    model.load_weights(FOLDER / "stock.weights.h5")
+    seen["stock .weights.h5"] = loaded(model)
+    return seen
+
+
+def loaded(model):
+    """What was loaded, and what a step does with it."""
+    before = state(model)
+    fit(model, 24)
+    return {
+        **before,
+        "unsent later": scalar(exchange_of(setup, model).unsent),
+        "residual sums later": residual_sums(exchange_of(setup, model)),
+        "finite later": bool(np.all([np.isfinite(v).all() for v in model.get_weights()])),
+    }
+
+
+if __name__ == "__main__":
+    seen = {"save": save, "load": load}[argument(1)]()
+    report({**seen, "workers": WORKERS, "slots": len(inner_of(new_model().optimizer).variables)})

@@ -1,0 +1,96 @@
+"""Worker 1 differs from worker 0 in one thing: WHAT. Both say how that ended, and when."""
+
+import sys
+import time
+
+import keras
+from common import RANK, digits, report
+
+import tf_gradcomp as gc
+from tf_gradcomp.distribute import handshake
+
+ODD = RANK == 1
+x, y = digits(64, features=8)
+
+
+def strategy_with(**kwargs):
+    return gc.MultiWorkerMirroredStrategy(**kwargs)
+
+
+def versions():
+    original = handshake.package_versions
+    if ODD:
+        handshake.package_versions = lambda: {**original(), "keras": "1.2.3"}
+    strategy_with()
+
+
+def strategy_compressor():
+    strategy_with(compressor=gc.compressors.AdaComp(50 if ODD else 500))
+
+
+def train(strategy, layers=2, classes=3, optimizer=None, **compile_args):
+    keras.backend.clear_session()
+    with strategy.scope():
+        hidden = [keras.layers.Dense(8) for _ in range(layers)]
+        model = keras.Sequential([keras.layers.Input((8,)), *hidden, keras.layers.Dense(classes)])
+        model.compile(
+            optimizer() if optimizer else gc.CompressedOptimizer("adam"),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            **compile_args,
+        )
+    model.fit(x, y, batch_size=32, epochs=1, verbose=0)
+
+
+MODELS = {
+    "more layers": lambda s: train(s, layers=3 if ODD else 2),
+    "fewer layers": lambda s: train(s, layers=1 if ODD else 2),
+    "classes": lambda s: train(s, classes=4 if ODD else 3),
+    "inner optimizer": lambda s: train(
+        s, optimizer=lambda: gc.CompressedOptimizer("sgd" if ODD else "adam")
+    ),
+    "clipping": lambda s: train(
+        s,
+        optimizer=lambda: gc.CompressedOptimizer(
+            keras.optimizers.SGD(clipnorm=1.0 if ODD else 2.0)
+        ),
+    ),
+    "compressor": lambda s: train(
+        s, optimizer=lambda: gc.CompressedOptimizer("sgd", gc.compressors.AdaComp(7 if ODD else 8))
+    ),
+    "wrapped": lambda s: train(
+        s, optimizer=lambda: "sgd" if ODD else gc.CompressedOptimizer("sgd")
+    ),
+    "policy": lambda s: train(
+        s,
+        optimizer=lambda: gc.CompressedOptimizer(
+            "sgd", policy=gc.Policy(max_dense_elements=5 if ODD else 6)
+        ),
+    ),
+}
+
+
+def models():
+    """Each in turn: where all workers raise at the same place, they can go on together."""
+    strategy = strategy_with()
+    return {name: ending(lambda run=run: run(strategy)) for name, run in MODELS.items()}
+
+
+def ending(run):
+    begin = time.monotonic()
+    try:
+        run()
+    except Exception as error:
+        return {
+            "error": type(error).__name__,
+            "text": str(error),
+            "seconds": time.monotonic() - begin,
+        }
+    return {"error": None, "text": "", "seconds": time.monotonic() - begin}
+
+
+if __name__ == "__main__":
+    what = sys.argv[1]
+    if what == "models":
+        report(models())
+    else:
+        {"versions": versions, "strategy compressor": strategy_compressor}[what]()

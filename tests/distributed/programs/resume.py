@@ -1,0 +1,72 @@
+"""Trains with BackupAndRestore: FOLDER EPOCHS. Says when an epoch has ended."""
+
+import keras
+import numpy as np
+from common import (
+    WORKERS,
+    Setup,
+    argument,
+    dense_model,
+    digits,
+    exchange_of,
+    inner_of,
+    local_residuals,
+    report,
+    residual_sums,
+    say,
+    scalar,
+    state_digest,
+)
+
+import tf_gradcomp as gc
+
+FOLDER, EPOCHS = argument(1), int(argument(2))
+
+
+class Watch(keras.callbacks.Callback):
+    """Comes after BackupAndRestore, so it sees what was restored, and says what was saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+        self.restored = None
+        self.after_first_step = None
+
+    def sums(self):
+        return residual_sums(exchange_of(setup, self.model))
+
+    def on_train_begin(self, logs=None):
+        self.restored = {"residual sums": self.sums(), **state_digest(self.model)}
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.after_first_step is None:
+            self.after_first_step = [
+                float(np.abs(residual).max())
+                for residual in local_residuals(exchange_of(setup, self.model))
+            ]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+        report_now(self)
+        say(f"epoch {epoch} ended")
+
+
+def report_now(watch):
+    report(
+        {
+            "epochs": watch.epochs,
+            "restored": watch.restored,
+            "after first step": watch.after_first_step,
+            "residual sums": watch.sums(),
+            "iterations": scalar(inner_of(watch.model.optimizer).iterations),
+            **state_digest(watch.model),
+        }
+    )
+
+
+setup = Setup("optimizer")
+x, y = digits(96)
+model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.Adam(1e-2)))
+callbacks = [gc.callbacks.BackupAndRestore(FOLDER, delete_checkpoint=False), Watch()]
+say(f"{WORKERS} workers")
+model.fit(x, y, batch_size=24, epochs=EPOCHS, verbose=0, callbacks=callbacks)

@@ -1,0 +1,198 @@
+"""Bad gradients, workers that disagree, and workers that die: nobody hangs, nothing is lost."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workers import Job, result, run_workers
+
+PROGRAMS = Path(__file__).parent / "programs"
+BAD_STEP = 2
+SETTINGS = {
+    "optimizer": [
+        "plain",
+        "mixed_float16",
+        "loss scaler around",
+        "loss scaler inside",
+        "accumulation",
+    ],
+    "strategy": ["plain", "mixed_float16"],
+}
+CASES = [(way, setting) for way, settings in SETTINGS.items() for setting in settings]
+SCALED = [case for case in CASES if case[1] not in ("plain", "accumulation")]
+# The gradient of worker 1 is bad, that of worker 0 goes into the exchange.
+KEPT = [case for case in CASES if case != ("strategy", "mixed_float16")]
+
+
+@pytest.fixture(scope="module")
+def steps_of():
+    """What each step left behind, by way and setting, on each worker."""
+    seen = {}
+    for way in SETTINGS:
+        for worker in run_workers(PROGRAMS / "faults.py", 2, [way], deadline=150):
+            for setting in SETTINGS[way]:
+                seen.setdefault((way, setting), []).append(result(worker)[setting])
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_all_skip_a_step_whose_gradient_is_bad_on_one(steps_of, case):
+    before, after = around_the_bad_step(case)
+    for worker in steps_of[case]:
+        if case != ("strategy", "plain"):  # there, the optimizer is given zeros
+            assert worker[after]["weights"] == worker[before]["weights"]
+        # Accumulating goes by the count of steps, which must not shift.
+        counted = case in [("optimizer", "accumulation"), ("strategy", "plain")]
+        assert worker[after]["iterations"] == worker[before]["iterations"] + counted
+        assert worker[-1]["weights"] != worker[after]["weights"]
+        assert worker[-1]["iterations"] > worker[after]["iterations"]
+
+
+@pytest.mark.parametrize("case", KEPT, ids=" ".join)
+def test_skipped_steps_are_counted(steps_of, case):
+    before, after = around_the_bad_step(case)
+    for worker in steps_of[case]:
+        assert worker[before]["skipped"] == 0
+        assert [step["skipped"] for step in worker[after:]] == [1] * len(worker[after:])
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_weights_stay_finite_and_bit_equal(steps_of, case):
+    for first, second in zip(*steps_of[case], strict=True):
+        assert first["finite"]
+        assert first["weights"] == second["weights"]
+        assert first["slots"] == second["slots"]
+
+
+@pytest.mark.parametrize("case", SCALED, ids=" ".join)
+def test_loss_scale_is_halved_on_all_workers(steps_of, case):
+    before, after = around_the_bad_step(case)
+    scales = [[step["scale"] for step in worker] for worker in steps_of[case]]
+    assert scales[0] == scales[1]
+    assert scales[0][after] == scales[0][before] / 2
+    assert scales[0][-1] == scales[0][after]
+
+
+@pytest.mark.parametrize("case", KEPT, ids=" ".join)
+def test_finite_gradient_is_kept_and_bad_one_is_dropped(steps_of, case):
+    before, after = around_the_bad_step(case)
+    finite, bad = steps_of[case]
+    changes = [change_of_residual(worker[before], worker[after]) for worker in (finite, bad)]
+    assert changes[0] > 1e-3
+    assert changes[1] < 1e-6
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_residuals_stay_finite(steps_of, case):
+    for worker in steps_of[case]:
+        for step in worker:
+            assert all(np.all(np.isfinite(r)) for r in step["residual sums"])
+
+
+def around_the_bad_step(case):
+    """The last step before, and the first after which the bad gradient has come to the exchange."""
+    if case[1] == "accumulation":  # over two steps, so it comes with the second
+        return BAD_STEP, BAD_STEP + 1
+    return BAD_STEP - 1, BAD_STEP
+
+
+def change_of_residual(before, after):
+    return max(
+        np.abs(np.subtract(a, b)).max()
+        for a, b in zip(after["residuals"], before["residuals"], strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def mismatches():
+    return [result(worker) for worker in run_workers(PROGRAMS / "mismatch.py", 2, ["models"])]
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("more layers", "creating variable"),
+        ("fewer layers", "creating variable"),
+        ("classes", "(8, 4)"),
+        ("inner optimizer", "inner optimizer's class: worker 0 has '\"Adam\"'"),
+        ("clipping", "inner optimizer's clipnorm: worker 0 has '2.0', worker 1 has '1.0'"),
+        ("compressor", "AdaComp(bin_sizes={'convolution': 7"),
+        ("wrapped", "creating variable"),
+        ("policy", "max_dense_elements"),
+    ],
+)
+def test_every_worker_is_told_what_differs_in(mismatches, what, named):
+    for worker in mismatches:
+        assert worker[what]["error"] == "WorkersDisagreeError"
+        assert named in worker[what]["text"]
+        assert "worker 0 has" in worker[what]["text"]
+        assert "worker 1 has" in worker[what]["text"]
+        assert worker[what]["seconds"] < 60
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [("versions", "keras: "), ("strategy compressor", "compressor of the strategy")],
+)
+def test_every_worker_ends_when_they_differ_in(what, named):
+    for worker in run_workers(PROGRAMS / "mismatch.py", 2, [what], deadline=90, check=False):
+        assert worker.returncode == 1
+        last = worker.stderr.rstrip().splitlines()[-1]
+        assert "WorkersDisagreeError" in last
+        assert named in last
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A job of two, one of them killed after its second epoch: its backup, and who was left."""
+    folder = tmp_path_factory.mktemp("backup")
+    with Job(PROGRAMS / "resume.py", 2, [folder / "backup", 1000], deadline=150) as job:
+        job.wait_for_line(1, "epoch 1 ended", timeout=90)
+        job.kill(1)
+        killed = time.monotonic()
+        survivor = job.wait()[0]
+        seconds = time.monotonic() - killed
+    print(f"the survivor ended {seconds:.1f} s after the other was killed")
+    return folder / "backup", survivor
+
+
+def test_survivor_of_a_killed_worker_ends_with_a_named_error(killed):
+    _, survivor = killed
+    assert survivor.returncode not in (0, None)
+    assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
+
+
+@pytest.mark.parametrize("workers", [2, 3, 1])
+def test_killed_job_resumes_with(killed, tmp_path, workers):
+    backup, _ = killed
+    saved_sums, epochs_done = read_backup(backup)
+    copy = tmp_path / "backup"
+    copy.mkdir()
+    for file in backup.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    args = [copy, epochs_done + 2]
+    resumed = [result(w) for w in run_workers(PROGRAMS / "resume.py", workers, args)]
+    for worker in resumed:
+        assert worker["epochs"] == [epochs_done, epochs_done + 1]
+        assert worker["weights"] == resumed[0]["weights"]
+        assert worker["iterations"] == 4 * (epochs_done + 2)
+        assert worker["restored"]["weights"] == resumed[0]["restored"]["weights"]
+        for restored, saved in zip(worker["restored"]["residual sums"], saved_sums, strict=True):
+            np.testing.assert_allclose(restored, saved, rtol=1e-5, atol=1e-7)
+        residuals = worker["after first step"]
+        assert (max(residuals) == 0) == (workers == 1)  # one replica applies it at once
+
+
+def read_backup(folder):
+    """The residuals and the number of epochs in Keras' files."""
+    h5py = pytest.importorskip("h5py")
+    metadata = json.loads((folder / "training_metadata.json").read_text())
+    with h5py.File(folder / "latest.weights.h5") as file:
+        group = file["optimizer/vars"]
+        names = sorted(name for name in group if name.startswith("residual_"))
+        sums = [np.asarray(group[name]) for name in names]
+    assert max(np.abs(r).max() for r in sums) > 0
+    return sums, metadata["epoch"]
