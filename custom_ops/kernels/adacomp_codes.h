@@ -129,31 +129,37 @@ Status CheckPadding(const uint8_t* codes, int64_t next, int64_t num_codes) {
 }
 
 // Walks untrusted codes of a tensor of `size` elements in `code_words` words, checks all of them,
-// and notes in starts[i] at which byte the codes of bin i * bins_per_block begin.
+// and notes in starts[i] at which byte the codes of bin i * bins_per_block begin. Which code is the
+// last of its bin is random, and so there is no branch on it.
 template <typename Code>
 Status IndexCodes(const uint8_t* codes, int64_t code_words, int64_t size, int64_t bin_size,
                   int64_t bins_per_block, int64_t* starts) {
   const int64_t num_bins = CeilDiv(size, bin_size);
   const int64_t num_codes = code_words * int64_t{4 / sizeof(Code)};
+  const int64_t last_length = size - (num_bins - 1) * bin_size;
   int64_t next = 0;
-  for (int64_t bin = 0; bin < num_bins; ++bin) {
-    if (bin % bins_per_block == 0) starts[bin / bins_per_block] = next * int64_t{sizeof(Code)};
-    const int64_t length = std::min(bin_size, size - bin * bin_size);
-    int64_t previous = -1;
-    for (bool last = false; !last; ++next) {
-      if (next == num_codes) {
-        return {Concat("the codes end in bin ", bin, "; expected ", num_bins, " bins")};
-      }
-      const uint32_t code = LoadCode<Code>(codes, next);
-      const int64_t index = code >> 2;
+  int64_t previous = -1;  // index in the same bin
+  for (int64_t bin = 0, block_begin = 0; bin < num_bins; ++next) {
+    if (bin == block_begin) {
+      *starts++ = next * int64_t{sizeof(Code)};
+      block_begin += bins_per_block;
+    }
+    if (next == num_codes) {
+      return {Concat("the codes end in bin ", bin, "; expected ", num_bins, " bins")};
+    }
+    const uint32_t code = LoadCode<Code>(codes, next);
+    const int64_t index = code >> 2;
+    const int64_t length = bin + 1 < num_bins ? bin_size : last_length;
+    if (index >= length || index <= previous) {
       const bool empty_bin = code == kEscape<Code> && previous < 0;
-      if (!empty_bin && (index >= length || index <= previous)) {
+      if (!empty_bin) {
         return {Concat("index ", index, " in bin ", bin, "; expected one above ", previous,
                        " and below ", length, ", the number of elements in the bin")};
       }
-      previous = index;
-      last = code & kLastInBin;
     }
+    const int64_t last = code & kLastInBin;
+    previous = index | -last;
+    bin += last;
   }
   return CheckPadding<Code>(codes, next, num_codes);
 }

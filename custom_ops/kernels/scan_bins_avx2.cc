@@ -66,6 +66,7 @@ GRADCOMP_TARGET inline Code* SelectBin(float* residual, const Gradient* gradient
   const __m256i maxima = _mm256_set1_epi32(static_cast<int>(maximum));
   int64_t i = 0;
   for (; i + kWidth <= size; i += kWidth) {
+    Prefetch(residual + i, gradient + i);
     const __m256 g = Load(gradient + i);
     const __m256 accumulated = _mm256_add_ps(Load(residual + i), g);
     const __m256 boosted = _mm256_add_ps(accumulated, _mm256_mul_ps(boosts, g));

@@ -39,16 +39,6 @@ GRADCOMP_INLINE __m512 Load(const Gradient* from, __mmask16 lanes) {
   return Widen(_mm256_maskz_loadu_epi16(lanes, from), Gradient());
 }
 
-// Far enough ahead that memory is busy while a bin is computed on.
-constexpr int64_t kPrefetchBytes = 4096;
-
-template <typename Gradient>
-GRADCOMP_INLINE void Prefetch(const float* residual, const Gradient* gradient) {
-  const int64_t ahead = kPrefetchBytes / sizeof(float);
-  __builtin_prefetch(residual + ahead, 1);
-  __builtin_prefetch(gradient + ahead, 0);
-}
-
 GRADCOMP_INLINE __m512i Magnitude(__m512 values) {
   return _mm512_and_si512(_mm512_castps_si512(values), _mm512_set1_epi32(0x7fffffff));
 }

@@ -25,6 +25,14 @@ inline bool IsLeftAlone(uint32_t maximum, const float* residual, int64_t size) {
   return bits == 0;
 }
 
+// Far enough ahead that memory is busy while a bin is computed on.
+template <typename Gradient>
+inline void Prefetch(const float* residual, const Gradient* gradient) {
+  constexpr int64_t kAhead = 1024;  // elements
+  __builtin_prefetch(residual + kAhead, 1);
+  __builtin_prefetch(gradient + kAhead, 0);
+}
+
 template <typename Gradient>
 inline uint32_t ScalarMaximum(const float* residual, const Gradient* gradient, int64_t begin,
                               int64_t end, uint32_t maximum) {
