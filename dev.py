@@ -74,11 +74,11 @@ def main() -> int:
     check_python(target)
     compiler = find_compiler()
     prepare(target, arguments.extras, compiler)
-    for command in arguments.commands:
-        code = run([target.python, *command, *arguments.extra], target.tree)
-        if code != 0:
-            return code
-    return 0
+    codes = [
+        run([target.python, *command, *arguments.extra], target.tree)
+        for command in arguments.commands
+    ]
+    return next(filter(None, codes), 0)
 
 
 def parse_arguments() -> argparse.Namespace:
