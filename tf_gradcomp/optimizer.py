@@ -86,7 +86,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         _check_current_strategy()
         variables = list(variables)
         super().build(variables)
-        self.exchange.build(variables, _facts("inner optimizer", self.inner_optimizer))
+        with tf.init_scope():  # a config reads variables
+            facts = _facts("inner optimizer", self.inner_optimizer)
+        self.exchange.build(variables, facts)
         # With the accumulators that only one replica uses, so that checkpoints fit any number.
         self.inner_optimizer.build(variables)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
