@@ -41,12 +41,12 @@ class AdaComp(Compressor):
     Args:
         bin_sizes: Elements in a bin, 1 to 16383, for all variables or by layer kind (see
             `gc.Policy`; kinds not named keep the defaults). Smaller bins send more and follow dense
-            training more closely. Up to 63 elements, an entry costs one byte, above that two. None
-            sends variables whole, as float32 in the same payload.
+            training more closely. Up to 63 elements, an entry costs one byte, above that two. A
+            kind with None is sent whole, as float32 in the same payload.
         scale_factor: How often the latest gradient counts in the selection, at least 1; the paper
             studied 1.5 to 3. With 1 only the bin's maximum is sent: the paper's baseline "LS".
-        overrides: Regular expression over variable paths to bin size, ahead of `bin_sizes`; the
-            first that is found anywhere in the path counts.
+        overrides: Regular expression over variable paths to bin size or None, ahead of
+            `bin_sizes`; the first that is found anywhere in the path counts.
 
     Raises:
         ValueError: If a bin size, the scale factor or a layer kind is out of range, or a pattern is
