@@ -75,4 +75,5 @@ METHODS = [
     Method("AdaComp, bins of 1", AdaComp(bin_sizes=1), adacomp_oracle),
     Method("AdaComp, whole", AdaComp(bin_sizes=dict.fromkeys(LAYER_KINDS)), adacomp_oracle),
     Method("AdaComp, scale factor 1", AdaComp(scale_factor=1), adacomp_oracle),
+    Method("AdaComp, overrides", AdaComp(overrides={"_0": 10, "_2": None}), adacomp_oracle),
 ]

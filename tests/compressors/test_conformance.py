@@ -321,7 +321,7 @@ def test_config_round_trips(method):
     ]
     for copy in copies:
         assert type(copy) is type(compressor)
-        assert copy.get_config() == config
+        assert vars(copy) == vars(compressor)
     assert compressors.get(compressor) is compressor
 
 
