@@ -36,7 +36,7 @@ def public_objects():
 def loads_tensorflow(statement):
     program = f"import sys\n{statement}\nprint('tensorflow' in sys.modules, 'keras' in sys.modules)"
     run = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True, timeout=180
     )
     return "True" in run.stdout
 
