@@ -32,6 +32,8 @@ CONVOLUTION, DENSE, RECURRENT, EMBEDDING, VECTOR = LAYER_KINDS
         ("kernel", (3, 4), DENSE),
         ("kernel", (3, 3, 3, 4), CONVOLUTION),
         ("lstm/bias", (64,), VECTOR),
+        ("keypoint_net/conv2d/kernel", (3, 3, 8, 16), CONVOLUTION),
+        ("char_lstm/dense/kernel", (8, 64), DENSE),
     ],
 )
 def test_the_rule_over_path_and_shape(path, shape, kind):

@@ -48,7 +48,8 @@ class GradientSpec:
 class Policy:
     """Tells the layer kind of each variable.
 
-    Without a model, the kind comes from the variable's path and shape, by the first rule that fits:
+    Without a model, the kind comes from the variable's path, less the model's name in front, and
+    its shape, by the first rule that fits:
 
     1. rank 0 or 1: `vector` (biases, the scale and offset of normalization);
     2. the last name is `embeddings`: `embedding`;
@@ -131,6 +132,7 @@ def _kind_in_layer(layer: keras.layers.Layer, variable: keras.Variable) -> str |
 
 def _kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
     *layers, name = path.split("/")
+    layers = layers[1:] or layers  # without the model's own name
     if len(shape) < 2:
         return VECTOR
     if name == "embeddings":
