@@ -69,6 +69,7 @@ class Gradients:
 
     @tf.function
     def __call__(self) -> list[tf.Tensor]:
+        """The gradients of one step."""
         return [mean + self._random.normal(mean.shape, stddev=0.3) for mean in self._means]
 
 
