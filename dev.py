@@ -63,8 +63,8 @@ class Target:
         return ROOT if self.in_place else self.folder / "source"
 
 
-NEWEST = Target("2.21.*", ((3, 10), (3, 13)), ROOT / ".venv", in_place=True)
-OLDEST = Target("2.17.*", ((3, 10), (3, 12)), ROOT / ".venv-tf2.17", in_place=False)
+NEWEST = Target("2.21.*", ((3, 11), (3, 13)), ROOT / ".venv", in_place=True)
+OLDEST = Target("2.17.*", ((3, 11), (3, 12)), ROOT / ".venv-tf2.17", in_place=False)
 
 
 def main() -> int:
