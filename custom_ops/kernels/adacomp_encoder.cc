@@ -145,13 +145,12 @@ bool AdaCompEncoder::RunGroup(int64_t first_tensor, int64_t last_tensor) {
   parallel_for_(to_quantize + to_scan, kCyclesPerBlock, [&](int64_t begin, int64_t end) {
     const IeeeArithmetic ieee;
     for (int64_t i = begin; i < end; ++i) {
-      if (i >= to_quantize) {
+      if (i < to_quantize) {
+        const Block& block = blocks_[quantized_ + i];
+        AddSent(block, -tensors_[block.tensor].scale);
+      } else {
         Scan(&blocks_[quantize_end + i - to_quantize]);
-        continue;
       }
-      // Backwards: what was scanned last is still in the cache.
-      const Block& block = blocks_[quantize_end - 1 - i];
-      AddSent(block, -tensors_[block.tensor].scale);
     }
   });
   quantized_ = quantize_end;

@@ -36,7 +36,7 @@ template <typename Gradient>
 void CheckVariantsAgree(GradientType type, const std::vector<Gradient>& gradient) {
   const int64_t size = gradient.size();
   for (int64_t bin_size : kBinSizes) {
-    for (float scale_factor : {1.0f, 1.5f, 2.0f}) {
+    for (float scale_factor : {1.0f, 1.7f, 2.0f}) {
       std::vector<std::vector<float>> expected = {Normal(size, 1, 1)};
       EncodeSettings settings = {scale_factor, Threads(1), Simd::kPortable, type};
       const auto payload = Encode<Gradient>(&expected, {gradient}, {bin_size}, settings);

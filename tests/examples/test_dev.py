@@ -51,7 +51,7 @@ def test_the_named_compiler_is_taken(dev, monkeypatch):
 @pytest.mark.parametrize("version", [(3, 9, 18), (3, 14, 0)])
 def test_an_unsupported_python_is_refused(dev, monkeypatch, version):
     monkeypatch.setattr(sys, "version_info", version)
-    with pytest.raises(SystemExit, match=r"needs Python 3\.10 to 3\.13") as error:
+    with pytest.raises(SystemExit, match=r"needs Python 3\.11 to 3\.13") as error:
         dev.check_python(dev.NEWEST)
     assert_one_sentence(error)
 
@@ -59,7 +59,7 @@ def test_an_unsupported_python_is_refused(dev, monkeypatch, version):
 def test_the_oldest_tensorflow_has_no_newest_python(dev, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     dev.check_python(dev.NEWEST)
-    with pytest.raises(SystemExit, match=r"TensorFlow 2\.17.*needs Python 3\.10 to 3\.12"):
+    with pytest.raises(SystemExit, match=r"TensorFlow 2\.17.*needs Python 3\.11 to 3\.12"):
         dev.check_python(dev.OLDEST)
 
 

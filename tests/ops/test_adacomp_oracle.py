@@ -26,6 +26,21 @@ def sizes_around(bin_size):
     return sorted({0, 1, bin_size - 1, bin_size, bin_size + 1, 40001})
 
 
+def decided_by_the_last_bit(bin_size, scale_factor):
+    """A tensor where the first element of each bin is sent or not by how its H was rounded."""
+    residual, gradient = normal(100_000, 1, 1), normal(100_000, 0.3, 2)
+    boost = np.float32(scale_factor) - np.float32(1)
+    accumulated = residual + gradient
+    rounded_twice = np.abs(accumulated + boost * gradient)
+    fused = np.abs(np.float64(accumulated) + np.float64(boost) * gradient).astype(np.float32)
+    some = np.flatnonzero((rounded_twice != fused) & (fused > np.abs(accumulated)))[:2000]
+    residuals = np.zeros((some.size, bin_size), np.float32)
+    gradients = np.zeros_like(residuals)
+    residuals[:, 0], gradients[:, 0] = residual[some], gradient[some]
+    residuals[:, 1] = np.maximum(rounded_twice, fused)[some]  # the maximum of its bin
+    return residuals.reshape(-1), gradients.reshape(-1)
+
+
 class OracleTest(parameterized.TestCase, tf.test.TestCase):
     @parameterized.parameters(itertools.product(BIN_SIZES, DTYPES))
     def test_payload_and_residual_are_those_of_the_reference(self, bin_size, dtype):
@@ -37,6 +52,17 @@ class OracleTest(parameterized.TestCase, tf.test.TestCase):
                 self.assertAllEqual(encoded.payload, expected.payload)
                 assert_same_bits(encoded.residuals[0], expected.residuals[0])
                 assert encoded.tensor_bytes == expected.tensor_bytes
+
+    @parameterized.parameters(2, 50, 500)
+    def test_no_multiply_add_is_fused(self, bin_size):
+        residual, gradient = decided_by_the_last_bit(bin_size, 1.7)
+        encoded = encode([residual], [gradient], [bin_size], scale_factor=1.7)
+        expected = encode_by_reference([residual], [gradient], [bin_size], scale_factor=1.7)
+        self.assertAllEqual(encoded.payload, expected.payload)
+        accumulated, boosted = ops.residual_accumulate(residual, gradient, scale_factor=1.7)
+        positions, _ = ops.local_bin_select(accumulated, boosted, bin_size=bin_size)
+        sent = reference.decode_payload(expected.payload, [residual.shape], [bin_size])[0]
+        self.assertAllEqual(positions, np.flatnonzero(sent))
 
     def test_many_tensors_of_all_kinds_share_one_payload(self):
         shapes = [(3, 3, 5, 7), (), (500, 30), (0, 4), (30,), (17,), (3, 40000)]
