@@ -116,52 +116,84 @@ inline void AddCodes(const uint8_t* codes, int64_t num_bins, int64_t bin_size, f
   }
 }
 
-// The last word is filled up with zeros, and no word is added.
+// Untrusted codes of some bins of a tensor, of which the last may be short.
+struct CodeSpan {
+  const uint8_t* codes;
+  int64_t num_codes;
+  int64_t num_bins;
+  int64_t bin_size;
+  int64_t last_bin_size;
+};
+
+// Whether a code may follow the one before it, as 1 or 0: of the codes' own type and without
+// branches, so that compilers make vector instructions of it.
 template <typename Code>
-Status CheckPadding(const uint8_t* codes, int64_t next, int64_t num_codes) {
-  if (num_codes - next >= int64_t{4 / sizeof(Code)}) {
-    return {Concat(num_codes, " codes; expected ", next)};
-  }
-  for (; next < num_codes; ++next) {
-    if (LoadCode<Code>(codes, next) != 0) return {"the last word is not filled up with zeros"};
-  }
-  return {};
+Code MayFollow(Code previous, Code code, Code bin_size) {
+  const Code index = code >> 2;
+  const Code previous_index = previous >> 2;
+  const Code first = previous & kLastInBin;
+  const Code ascends = index > previous_index;
+  const Code in_bin = index < bin_size;
+  const Code escape = code == kEscape<Code>;
+  return ((ascends | first) & in_bin) | (first & escape);
 }
 
-// Walks untrusted codes of a tensor of `size` elements in `code_words` words, checks all of them,
-// and notes in starts[i] at which byte the codes of bin i * bins_per_block begin. Which code is the
-// last of its bin is random, and so there is no branch on it.
+// Whether all codes are good. Compilers make vector instructions of its inner loop, which they can't
+// of a walk from bin to bin.
 template <typename Code>
-Status IndexCodes(const uint8_t* codes, int64_t code_words, int64_t size, int64_t bin_size,
-                  int64_t bins_per_block, int64_t* starts) {
-  const int64_t num_bins = CeilDiv(size, bin_size);
-  const int64_t num_codes = code_words * int64_t{4 / sizeof(Code)};
-  const int64_t last_length = size - (num_bins - 1) * bin_size;
-  int64_t next = 0;
-  int64_t previous = -1;  // index in the same bin
-  for (int64_t bin = 0, block_begin = 0; bin < num_bins; ++next) {
-    if (bin == block_begin) {
-      *starts++ = next * int64_t{sizeof(Code)};
-      block_begin += bins_per_block;
+bool AreGood(const CodeSpan& span) {
+  constexpr int64_t kChunk = 128;  // few enough for `ends`
+  const Code bin_size = static_cast<Code>(span.bin_size);
+  Code previous = kLastInBin;
+  int64_t num_bins = 0;
+  bool good = true;
+  for (int64_t begin = 0; begin < span.num_codes && good; begin += kChunk) {
+    const int64_t size = std::min(kChunk, span.num_codes - begin);
+    Code codes[1 + kChunk];
+    codes[0] = previous;
+    std::memcpy(codes + 1, span.codes + begin * sizeof(Code), size * sizeof(Code));
+    Code ends = 0;
+    Code all_good = 1;
+    for (int64_t i = 0; i < size; ++i) {
+      all_good &= MayFollow(codes[i], codes[i + 1], bin_size);
+      ends += codes[i + 1] & kLastInBin;
     }
-    if (next == num_codes) {
-      return {Concat("the codes end in bin ", bin, "; expected ", num_bins, " bins")};
-    }
-    const uint32_t code = LoadCode<Code>(codes, next);
-    const int64_t index = code >> 2;
-    const int64_t length = bin + 1 < num_bins ? bin_size : last_length;
-    if (index >= length || index <= previous) {
-      const bool empty_bin = code == kEscape<Code> && previous < 0;
-      if (!empty_bin) {
-        return {Concat("index ", index, " in bin ", bin, "; expected one above ", previous,
-                       " and below ", length, ", the number of elements in the bin")};
-      }
-    }
-    const int64_t last = code & kLastInBin;
-    previous = index | -last;
-    bin += last;
+    previous = codes[size];
+    num_bins += ends;
+    good = all_good;
   }
-  return CheckPadding<Code>(codes, next, num_codes);
+  // In a short last bin, too, the last index is the largest.
+  const bool ends_well = previous == kEscape<Code> || previous >> 2 < span.last_bin_size;
+  return good && ends_well && (previous & kLastInBin) && num_bins == span.num_bins;
+}
+
+// Walks the codes and describes the first that no encoder writes.
+template <typename Code>
+Status FindBadCode(const CodeSpan& span, int64_t first_bin) {
+  Code previous = kLastInBin;
+  int64_t next = 0;
+  for (int64_t bin = 0; bin < span.num_bins; bin += previous & kLastInBin) {
+    if (next == span.num_codes) {
+      return {Concat("the codes end in bin ", first_bin + bin, "; expected ",
+                     first_bin + span.num_bins, " bins")};
+    }
+    const Code code = LoadCode<Code>(span.codes, next++);
+    const int64_t size = bin + 1 < span.num_bins ? span.bin_size : span.last_bin_size;
+    if (!MayFollow(previous, code, static_cast<Code>(size))) {
+      const int64_t above = previous & kLastInBin ? -1 : previous >> 2;
+      return {Concat("index ", code >> 2, " in bin ", first_bin + bin, "; expected one above ",
+                     above, " and below ", size, ", the number of elements in the bin")};
+    }
+    previous = code;
+  }
+  if (next == span.num_codes) return {};
+  return {Concat(span.num_codes, " codes from bin ", first_bin, "; expected ", next)};
+}
+
+// Checks all codes of a span that begins with bin `first_bin` of its tensor.
+template <typename Code>
+Status CheckCodes(const CodeSpan& span, int64_t first_bin) {
+  return AreGood<Code>(span) ? Status() : FindBadCode<Code>(span, first_bin);
 }
 
 }  // namespace gradcomp

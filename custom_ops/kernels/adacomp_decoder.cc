@@ -65,8 +65,33 @@ struct AdaCompDecoder::Codes {
   float scale = 0;
   const uint8_t* data = nullptr;  // null: nothing was sent
   int64_t words = 0;
-  std::vector<int64_t> block_starts;  // bytes
+  std::vector<int64_t> block_bounds;  // bytes; one more than there are blocks
 };
+
+// Finds the codes of each block by the lengths of all but the last, which are in front of them.
+Status AdaCompDecoder::ReadIndex(const Binning& bins, Codes* codes) {
+  codes->block_bounds.assign(1, 4 * bins.IndexWords());
+  if (codes->words < bins.IndexWords()) {
+    return {Concat(codes->words, " words; expected at least ", bins.IndexWords(),
+                   ", the lengths of its blocks")};
+  }
+  int64_t end = 4 * codes->words;
+  for (int64_t i = 0; i < bins.IndexWords(); ++i) {
+    uint32_t length;
+    std::memcpy(&length, codes->data + 4 * i, sizeof length);
+    const int64_t next = codes->block_bounds.back() + length;
+    if (next > end || length % CodeBytes(bins.bin_size) != 0) {
+      return {Concat("block ", i, " has ", length, " bytes of codes; expected at most ",
+                     end - codes->block_bounds.back(), ", whole codes")};
+    }
+    codes->block_bounds.push_back(next);
+  }
+  // Fills up the last word. The last code of a bin is never 0.
+  const int64_t padding_begin = std::max(codes->block_bounds.back(), end - 3);
+  while (end > padding_begin && codes->data[end - 1] == 0) --end;
+  codes->block_bounds.push_back(end + end % CodeBytes(bins.bin_size));
+  return {};
+}
 
 AdaCompDecoder::AdaCompDecoder(const std::vector<DecoderTensor>& tensors, int64_t fingerprint,
                                ParallelFor parallel_for)
@@ -133,6 +158,16 @@ Status AdaCompDecoder::ReadTable(int64_t payload) {
   return {};
 }
 
+template <typename Code>
+Status AdaCompDecoder::CheckBlock(const Binning& bins, int64_t block, const Codes& codes) {
+  const int64_t begin = codes.block_bounds[block];
+  const int64_t num_bins = bins.BlockBins(block);
+  const CodeSpan span = {codes.data + begin,
+                         (codes.block_bounds[block + 1] - begin) / int64_t{sizeof(Code)}, num_bins,
+                         bins.bin_size, bins.BlockSize(block) - (num_bins - 1) * bins.bin_size};
+  return gradcomp::CheckCodes<Code>(span, block * bins.bins_per_block);
+}
+
 Status AdaCompDecoder::CheckCodes(int64_t payload, int64_t tensor) {
   const Binning& bins = tensors_[tensor];
   Codes& codes = codes_[payload * tensors_.size() + tensor];
@@ -141,10 +176,14 @@ Status AdaCompDecoder::CheckCodes(int64_t payload, int64_t tensor) {
     if (AllFinite(codes.data, bins.size)) return {};
     return {"a value is not finite; expected the non-finite flag with it"};
   }
-  codes.block_starts.resize(bins.num_blocks);
-  const auto index_codes = CodeBytes(bins.bin_size) == 1 ? IndexCodes<Code8> : IndexCodes<Code16>;
-  return index_codes(codes.data, codes.words, bins.size, bins.bin_size, bins.bins_per_block,
-                     codes.block_starts.data());
+  const Status status = ReadIndex(bins, &codes);
+  if (!status.ok()) return status;
+  const auto check = CodeBytes(bins.bin_size) == 1 ? CheckBlock<Code8> : CheckBlock<Code16>;
+  for (int64_t block = 0; block < bins.num_blocks; ++block) {
+    const Status good = check(bins, block, codes);
+    if (!good.ok()) return good;
+  }
+  return {};
 }
 
 bool AdaCompDecoder::ScalesAreFinite() const {
@@ -199,7 +238,7 @@ void AdaCompDecoder::AddBlock(const Codes& codes, const Binning& bins, int64_t b
   if (codes.data == nullptr) return;
   const int64_t first = bins.FirstElement(block);
   if (!bins.sent_whole) {
-    AddCodes(codes.data + codes.block_starts[block], bins.BlockBins(block), bins.bin_size,
+    AddCodes(codes.data + codes.block_bounds[block], bins.BlockBins(block), bins.bin_size,
              codes.scale, values + first);
     return;
   }

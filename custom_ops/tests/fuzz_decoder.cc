@@ -17,7 +17,7 @@ namespace {
 using Tensors = std::vector<DecoderTensor>;
 
 // One ends with codes and one with values, so that what is read behind them is out of bounds.
-const Tensors kModels[] = {{{9, 0}, {1203, 500}, {0, 50}, {1, 1}, {40000, 16383}, {701, 50}},
+const Tensors kModels[] = {{{9, 0}, {1203, 500}, {0, 50}, {1, 1}, {140000, 16383}, {701, 50}},
                            {{64, 64}, {701, 50}, {9, 0}}};
 constexpr int64_t kMaxReplicas = 3;
 

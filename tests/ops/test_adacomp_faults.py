@@ -69,12 +69,46 @@ def test_the_codes_that_the_other_tests_break_are_good():
         ([0, 253, 253, 9], "index 63 in bin 0"),
         ([255, 253, 253, 0], "index 63 in bin 0"),
         ([252, 1, 253, 9], "index 63 in bin 0"),
-        ([253, 253, 253, 1], "not filled up with zeros"),
-        ([253, 253, 253, 0, 0, 0, 0, 0], "8 codes; expected 3"),
+        ([253, 253, 253, 1], "4 codes from bin 0; expected 3"),
+        ([253, 253, 253, 0, 0, 0, 0, 0], "5 codes from bin 0; expected 3"),
     ],
 )
 def test_codes_that_no_encoder_writes(codes, message):
     assert message in error_of_codes(codes)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([0, 8], "the codes end in bin 0; expected 4 bins"),
+        ([6, 8], "the codes end in bin 3; expected 4 bins"),
+        ([10, 8], "5 codes from bin 0; expected 4"),
+        ([8, 10], "5 codes from bin 4; expected 4"),
+        ([8, 9], "block 1 has 9 bytes of codes; expected at most 12, whole codes"),
+        ([8, 12], "6 codes from bin 4; expected 4"),
+        ([8, 14], "block 1 has 14 bytes of codes; expected at most 12"),
+        ([2**32 - 2, 8], "block 0 has 4294967294 bytes of codes; expected at most 20"),
+    ],
+)
+def test_lying_lengths_of_blocks(lengths, message):
+    """9 bins of 16,383 elements, 4 in a block."""
+    bins, bin_size = 9, 16383
+    escapes = struct.pack("<9H", *[0xFFFD] * bins)
+
+    def error(lengths):
+        codes = struct.pack("<2I", *lengths) + escapes + bytes(2)
+        return decoded_or_error(
+            [one_tensor(1.0, len(codes) // 4, codes)], [(bins * bin_size,)], [bin_size]
+        )
+
+    assert error([8, 8]) is None
+    assert message in error(lengths)
+
+
+def test_lengths_of_blocks_that_are_cut_off():
+    payload = one_tensor(1.0, 1, bytes(4))
+    error = error_of([payload], shapes=[(9 * 16383,)], bin_sizes=[16383])
+    assert "1 words; expected at least 2, the lengths of its blocks" in error
 
 
 @pytest.mark.parametrize("scale", [np.inf, np.nan, -1.0, -0.0])

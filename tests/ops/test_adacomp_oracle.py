@@ -23,7 +23,7 @@ SCALE_FACTORS = (1.0, 1.5, 2.0, 3.0)
 
 
 def sizes_around(bin_size):
-    return sorted({0, 1, bin_size - 1, bin_size, bin_size + 1, 40001})
+    return sorted({0, 1, bin_size - 1, bin_size, bin_size + 1, 140_001})  # the last has 3 blocks
 
 
 def decided_by_the_last_bit(bin_size, scale_factor):

@@ -68,7 +68,9 @@ class CollectiveCommunicator(Communicator):
         longest = tf.reduce_max(lengths)
         padded = tf.pad(payload, [[0, longest - words]])
         rows = _private.launch_all_gather(self._launcher, padded[tf.newaxis])
-        return tf.boolean_mask(rows, tf.sequence_mask(lengths, longest)), lengths
+        # Much faster than tf.boolean_mask.
+        vectors = [rows[i, : lengths[i]] for i in range(self.size)]
+        return tf.concat(vectors, 0), lengths
 
 
 class ReplicaContextCommunicator(Communicator):

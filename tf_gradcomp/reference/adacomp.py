@@ -15,6 +15,7 @@ from tf_gradcomp.reference import payload as payload_format
 
 METHOD = 1
 MAX_8_BIT_BIN = 63
+BLOCK_SIZE = 2**16
 
 
 class Step(NamedTuple):
@@ -137,6 +138,10 @@ def num_bins(size: int, bin_size: int) -> int:
     return -(-size // bin_size)
 
 
+def _block_elements(bin_size: int) -> int:
+    return max(1, BLOCK_SIZE // bin_size) * bin_size
+
+
 def _in_bins(values: np.ndarray, bin_size: int) -> np.ndarray:
     bins = num_bins(values.size, bin_size)
     return np.pad(values, (0, bins * bin_size - values.size)).reshape(bins, bin_size)
@@ -153,13 +158,21 @@ def _encode_tensor(
         whole = residual + gradient.astype(np.float32)
         return np.float32(0), whole.tobytes(), np.zeros_like(whole)
     result = pack(residual, gradient, bin_size, scale_factor)
-    data = encode_codes(result.mask, result.accumulated, bin_size).tobytes()
+    block = _block_elements(bin_size)
+    blocks = [
+        encode_codes(result.mask[i : i + block], result.accumulated[i : i + block], bin_size)
+        for i in range(0, residual.size, block)
+    ]
+    index = np.array([codes.nbytes for codes in blocks[:-1]], np.uint32)
+    data = b"".join([index.tobytes(), *(codes.tobytes() for codes in blocks)])
     return result.scale, data + b"\0" * (-len(data) % 4), result.residual
 
 
 def _decode_tensor(data: bytes, scale: np.float32, size: int, bin_size: int) -> np.ndarray:
     if bin_size == 0:
         return np.frombuffer(data, np.float32)
-    codes: np.ndarray = np.frombuffer(data, _code_type(bin_size)[0])
+    blocks = -(-size // _block_elements(bin_size))
+    index_bytes = 4 * max(0, blocks - 1)  # only needed to decode the blocks independently
+    codes: np.ndarray = np.frombuffer(data[index_bytes:], _code_type(bin_size)[0])
     ends = np.flatnonzero(codes & 1)  # the padding has no end of a bin
     return decode_codes(codes[: ends[-1] + 1 if ends.size else 0], scale, size, bin_size)
