@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_gradcomp import _private, compressors
 from tf_gradcomp.distribute.communicator import replica_communicator
-from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
+from tf_gradcomp.distribute.exchange import GradientExchange, all_finite, check_strategy
 from tf_gradcomp.policy import Policy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -91,7 +91,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.exchange.build(variables, facts)
         # With the accumulators that only one replica uses, so that checkpoints fit any number.
         self.inner_optimizer.build(variables)
-        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        if self.passes_through():
             return
         _check_created_in_scope(_private.step_counter(self._core))
         _private.disable_reduction(self._core)
@@ -143,7 +143,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if not grads:
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
-        if context.num_replicas_in_sync == 1:
+        if self.passes_through():
             grads = self.exchange.flush(grads, variables, self._divisor(scaler))
             self.inner_optimizer.apply(grads, variables)
             return
@@ -157,6 +157,15 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         """As `apply`, with pairs of gradients and variables; returns the inner `iterations`."""
         super().apply_gradients(grads_and_vars)
         return self.iterations
+
+    def passes_through(self) -> bool:
+        """Whether the inner optimizer runs as it is: with one replica, if its strategy allows it.
+
+        No strategy allows Keras' own branches for accumulation and averaging, whatever its size.
+        """
+        branches = self._core.gradient_accumulation_steps or self._core.ema_overwrite_frequency
+        alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+        return alone and not (branches and tf.distribute.has_strategy())
 
     def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
         """By what the inner optimizer divides a gradient before it uses it."""
@@ -217,6 +226,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
     ) -> tuple[list[Gradient], tf.Tensor]:
         context = tf.distribute.get_replica_context()
+        if context.num_replicas_in_sync == 1:
+            return self.exchange.flush(grads, variables), all_finite(grads)
 
         def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
             return context.all_reduce(tf.distribute.ReduceOp.SUM, slices)
@@ -474,8 +485,7 @@ def _update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.T
 
 
 def _is_compressed(optimizer: Any) -> bool:
-    compressed = isinstance(optimizer, CompressedOptimizer)
-    return compressed and tf.distribute.get_strategy().num_replicas_in_sync > 1
+    return isinstance(optimizer, CompressedOptimizer) and not optimizer.passes_through()
 
 
 _private.on_loss_scaled_apply(

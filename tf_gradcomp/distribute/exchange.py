@@ -188,7 +188,7 @@ class GradientExchange(tf.Module):
             return sums
 
         ready = tf.cond(
-            self.unsent.value, lambda: _all_finite(gradients), lambda: tf.constant(False)
+            self.unsent.value, lambda: all_finite(gradients), lambda: tf.constant(False)
         )
         return tf.cond(ready, plus_residuals, lambda: list(gradients))
 
@@ -432,7 +432,8 @@ def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
 
 
-def _all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
+def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
+    """Whether all gradients of this replica are finite; bool scalar."""
     tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
