@@ -178,7 +178,40 @@ def test_one_replica_sends_nothing():
     assert optimizer.exchange.traffic().exchanges == 0
 
 
+def test_one_replica_of_a_method_without_residuals_is_the_inner_optimizer():
+    optimizer, variables = gc.CompressedOptimizer("sgd", "cast"), new_variables()
+    plain, expected = keras.optimizers.get("sgd"), new_variables()
+    gradients = [tf.constant(gradient) for gradient in gradients_at(0)[0]]
+    optimizer.apply(gradients, variables)
+    plain.apply(gradients, expected)
+    for variable, other in zip(variables, expected, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
+
+
 # Several replicas
+
+
+@pytest.mark.parametrize("compressor", gc.compressors.names())
+def test_a_bad_gradient_is_skipped_with(compressor):
+    replicas = Replicas(keras.optimizers.Adam(0.1), compressor=compressor)
+    replicas.step(gradients_at(0))
+    before = replicas.value()
+    replicas.step(gradients_at(1, bad=1))
+    np.testing.assert_array_equal(replicas.value(), before)
+    replicas.step(gradients_at(2))
+    assert np.any(replicas.value() != before)
+    assert np.all(np.isfinite(replicas.value()))
+    replicas.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("compressor", gc.compressors.names())
+def test_state_is_saved_and_restored_with(compressor, tmp_path):
+    first, second = (Replicas(keras.optimizers.Adam(0.1), compressor=compressor) for _ in range(2))
+    first.step(gradients_at(0))
+    path = tf.train.Checkpoint(optimizer=first.optimizer).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(optimizer=second.optimizer).read(path).assert_consumed()
+    for saved, restored in zip(first.optimizer.variables, second.optimizer.variables, strict=True):
+        np.testing.assert_allclose(saved.numpy(), restored.numpy(), rtol=1e-6, atol=1e-6)
 
 
 @every_optimizer

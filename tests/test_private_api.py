@@ -60,6 +60,10 @@ def test_launcher_and_launch_all_gather(workers):
     assert [worker["launch_all_gather"] for worker in workers] == [[0, 10, 1, 10]] * 2
 
 
+def test_launch_all_reduce(workers):
+    assert [worker["launch_all_reduce"] for worker in workers] == [[3, 20]] * 2
+
+
 def test_allow_collectives_in_loops(workers):
     assert [worker["allow_collectives_in_loops"] for worker in workers] == [6, 6]
 

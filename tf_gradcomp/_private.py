@@ -77,6 +77,14 @@ def launch_all_gather(launcher_: Any, value: tf.Tensor) -> tf.Tensor:
     return launcher_._all_gather(value, None)
 
 
+def launch_all_reduce(launcher_: Any, values: tf.Tensor) -> tf.Tensor:
+    """Sums over the replicas by one collective.
+
+    The public `ReplicaContext.all_reduce` goes through the cross-device ops, which may be ours.
+    """
+    return launcher_.all_reduce(values)
+
+
 def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
     """Lets the strategy's collectives run in a function that is called within a loop or branch.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.distribute.communicator import AllGather
+from tf_gradcomp.distribute.communicator import AllGather, AllReduce, Wish
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]
@@ -21,7 +22,7 @@ class Outcome(NamedTuple):
     reduced: list[Arrays]
     finite: list[bool]
     residuals: list[Arrays]
-    payloads: Arrays
+    payloads: Arrays  # of the last wish: what was gathered, or given to be summed
     tensor_bytes: Arrays
 
 
@@ -48,7 +49,11 @@ class Lockstep:
         self._compressor = compressor
         self._specs = specs
         self._residuals = [
-            [tf.Variable(tf.zeros(spec.shape), trainable=False) for spec in specs]
+            [
+                tf.Variable(tf.zeros(spec.shape), trainable=False)
+                for spec in specs
+                if compressor.keeps_residuals
+            ]
             for _ in range(size)
         ]
         self._step = 0
@@ -102,10 +107,19 @@ class Lockstep:
                     ends.append(end.value)
             assert not (wishes and ends), "some replicas still talk while others are done"
             if wishes:
-                assert all(type(wish) is AllGather for wish in wishes), wishes
-                payloads = [wish.payload for wish in wishes]
-                answer = tf.concat(payloads, 0)
+                payloads, answer = _answered(wishes)
         return ends, payloads
+
+
+def _answered(wishes: Sequence[Wish]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """What the replicas gave, and the answer to all of them."""
+    assert len({type(wish) for wish in wishes}) == 1, "replicas ask for different things"
+    if isinstance(wishes[0], AllGather):
+        payloads = [wish.payload for wish in wishes]
+        return payloads, tf.concat(payloads, 0)
+    assert isinstance(wishes[0], AllReduce)
+    values = [wish.values for wish in wishes]
+    return values, functools.reduce(tf.add, values)
 
 
 def assert_equal_bits(actual: np.ndarray, expected: np.ndarray) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tests.compressors.lockstep import Arrays, Outcome
-from tf_gradcomp.compressors import AdaComp, Compressor
+from tf_gradcomp.compressors import AdaComp, Cast, Compressor, NoCompression
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
-from tf_gradcomp.reference import adacomp
+from tf_gradcomp.reference import adacomp, dense_sum
 
 Oracle = Callable[
     [Compressor, Sequence[GradientSpec], Sequence[Arrays], Sequence[Arrays], int], Outcome
@@ -28,6 +30,9 @@ class Method:
     label: str
     compressor: Compressor
     oracle: Oracle
+    header_bytes: int = 0  # of a payload
+    rounding: float = 1e-5  # of sent + residual, relative to the largest
+    largest: float = 3e38  # that a sum may be
 
 
 def adacomp_oracle(
@@ -69,11 +74,41 @@ def adacomp_oracle(
     return Outcome([reduced] * size, [finite] * size, left, payloads, tensor_bytes)
 
 
+def sum_oracle(
+    compressor: NoCompression | Cast,
+    specs: Sequence[GradientSpec],
+    residuals: Sequence[Arrays],
+    gradients: Sequence[Arrays],
+    step: int,
+) -> Outcome:
+    dtype = np.dtype(
+        {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[compressor.dtype]
+        if isinstance(compressor, Cast)
+        else np.float32
+    )
+    sent, reduced = dense_sum.sum_as(dtype, gradients)
+    finite = all(np.isfinite(total).all() for total in reduced)
+    if not finite:
+        reduced = [np.zeros_like(total) for total in reduced]
+    size = len(gradients)
+    if not sent[0].size:
+        sent = []  # no replica asks for anything
+    tensor_bytes = np.array([dtype.itemsize * spec.elements for spec in specs], np.int64)
+    return Outcome([reduced] * size, [finite] * size, list(residuals), sent, [tensor_bytes] * size)
+
+
+def adacomp_with(label: str, **settings: Any) -> Method:
+    return Method(f"AdaComp{label}", AdaComp(**settings), adacomp_oracle, header_bytes=48)
+
+
 METHODS = [
-    Method("AdaComp", AdaComp(), adacomp_oracle),
-    Method("AdaComp, bins of 7", AdaComp(bin_sizes=7), adacomp_oracle),
-    Method("AdaComp, bins of 1", AdaComp(bin_sizes=1), adacomp_oracle),
-    Method("AdaComp, whole", AdaComp(bin_sizes=dict.fromkeys(LAYER_KINDS)), adacomp_oracle),
-    Method("AdaComp, scale factor 1", AdaComp(scale_factor=1), adacomp_oracle),
-    Method("AdaComp, overrides", AdaComp(overrides={"_0": 10, "_2": None}), adacomp_oracle),
+    adacomp_with(""),
+    adacomp_with(", bins of 7", bin_sizes=7),
+    adacomp_with(", bins of 1", bin_sizes=1),
+    adacomp_with(", whole", bin_sizes=dict.fromkeys(LAYER_KINDS)),
+    adacomp_with(", scale factor 1", scale_factor=1),
+    adacomp_with(", overrides", overrides={"_0": 10, "_2": None}),
+    Method("NoCompression", NoCompression(), sum_oracle),
+    Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),
+    Method("Cast to bfloat16", Cast("bfloat16"), sum_oracle, rounding=2e-2),
 ]

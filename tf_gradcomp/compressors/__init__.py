@@ -7,18 +7,25 @@ from typing import Any
 
 from tf_gradcomp.compressors.adacomp import AdaComp
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.cast import Cast
+from tf_gradcomp.compressors.no_compression import NoCompression
 
 __all__ = [
     "AdaComp",
+    "Cast",
     "Compressor",
     "ExchangeInputs",
     "Exchanged",
+    "NoCompression",
     "deserialize",
     "get",
+    "names",
     "serialize",
 ]
 
-_CLASSES: dict[str, type[Compressor]] = {"adacomp": AdaComp}
+_CLASSES: dict[str, type[Compressor]] = {
+    method.name: method for method in (AdaComp, Cast, NoCompression)
+}
 
 
 def get(identifier: str | Mapping[str, Any] | Compressor) -> Compressor:
@@ -42,6 +49,11 @@ def get(identifier: str | Mapping[str, Any] | Compressor) -> Compressor:
         f"compressor: expected a name ({', '.join(_CLASSES)}), a config or a compressor such as "
         f"gc.compressors.AdaComp(); received {identifier!r}."
     )
+
+
+def names() -> list[str]:
+    """The names that `get` knows."""
+    return list(_CLASSES)
 
 
 def serialize(compressor: Compressor) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp.distribute.communicator import AllGather
+from tf_gradcomp.distribute.communicator import Wish
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -22,7 +22,8 @@ class ExchangeInputs:
     Attributes:
         specs: What is known of each gradient.
         gradients: Dense tensors, in the shapes and dtypes of `specs`.
-        residuals: Resource handles of this replica's float32 residuals, in the same shapes.
+        residuals: Resource handles of this replica's float32 residuals, in the same shapes; empty
+            for a method that keeps none.
         step: int64 scalar, equal on all replicas.
         finite: bool scalar, equal on all replicas; where it is false, the step is to be skipped
             whatever the gradients are.
@@ -43,7 +44,7 @@ class Exchanged(NamedTuple):
     Attributes:
         reduced: Dense float32 gradients, summed over the replicas; zeros where not `finite`.
         finite: bool scalar, equal on all replicas; where it is false, nothing was exchanged: what
-            finite replicas had packed is back in their residuals.
+            finite replicas had packed is back in their residuals, if the method keeps any.
         tensor_bytes: int64 [tensors], the bytes that each tensor takes in this replica's payload.
     """
 
@@ -53,12 +54,18 @@ class Exchanged(NamedTuple):
 
 
 class Compressor(abc.ABC):
-    """A method with its settings. It knows no strategy and no Keras; it holds no state."""
+    """A method with its settings. It knows no strategy and no Keras; it holds no state.
+
+    Attributes:
+        name: By which `gc.compressors.get` knows it.
+        keeps_residuals: Whether what it does not send stays in a residual for the next step.
+    """
 
     name: ClassVar[str]
+    keeps_residuals: ClassVar[bool] = True
 
     @abc.abstractmethod
-    def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """One replica's side of a step: yields what to communicate and is sent the answer."""
 
     @abc.abstractmethod

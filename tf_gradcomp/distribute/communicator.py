@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Generator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -22,19 +22,37 @@ class AllGather(NamedTuple):
     payload: tf.Tensor  # int32 [words]; the number of words may differ between replicas
 
 
+class AllReduce(NamedTuple):
+    """A compressor's wish: to have the sum of what all replicas give.
+
+    The answer has the shape and dtype of `values`, and the same bits on all replicas.
+    """
+
+    values: tf.Tensor  # [n], float32, float16 or bfloat16; n is equal on all replicas, not 0
+
+
+Wish: TypeAlias = AllGather | AllReduce
+
+
 class Communicator(abc.ABC):
     """Carries what one replica sends in one step, and counts it.
 
     Attributes:
         size: The number of replicas of the job.
         payload_bytes: int64 scalar, what the replica gave to be sent.
-        sent_bytes: int64 scalar, what a ring made it send: gathering passes on for others.
+        sent_bytes: int64 scalar, what a ring made it send, with what it passed on for others.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.payload_bytes = tf.constant(0, tf.int64)
         self.sent_bytes = tf.constant(0, tf.int64)
+
+    def answer(self, wish: Wish) -> tf.Tensor:
+        """Does what a compressor asks for."""
+        if isinstance(wish, AllGather):
+            return self.all_gather(wish.payload)
+        return self.all_reduce(wish.values)
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
         """Gathers int32 vectors of any lengths: first the lengths, then the vectors, padded."""
@@ -44,6 +62,18 @@ class Communicator(abc.ABC):
         # A ring passes on all vectors but one; and so with the lengths, one word each.
         self.sent_bytes += (self.size - 1) * 4 * (longest + 1)
         return gathered
+
+    def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        """Sums vectors of one length and dtype."""
+        total = self._all_reduce(values)
+        given = values.dtype.size * tf.size(values, tf.int64)
+        self.payload_bytes += given
+        self.sent_bytes += 2 * (self.size - 1) * given // self.size
+        return total
+
+    @abc.abstractmethod
+    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum over the replicas."""
 
     @abc.abstractmethod
     def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -61,6 +91,9 @@ class CollectiveCommunicator(Communicator):
     def __init__(self, launcher: Any, size: int) -> None:
         super().__init__(size)
         self._launcher = launcher
+
+    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        return _private.launch_all_reduce(self._launcher, values)
 
     def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         words = tf.size(payload)
@@ -84,6 +117,9 @@ class ReplicaContextCommunicator(Communicator):
         super().__init__(context.num_replicas_in_sync)
         self._context = context
 
+    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
     def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         lengths = self._context.all_gather(tf.size(payload)[tf.newaxis], axis=0)
         return self._context.all_gather(payload, axis=0), lengths
@@ -101,7 +137,7 @@ def replica_communicator() -> Communicator:
 
 
 def converse(
-    conversation: Generator[AllGather, tf.Tensor, Result], communicator: Communicator
+    conversation: Generator[Wish, tf.Tensor, Result], communicator: Communicator
 ) -> Result:
     """Runs one replica's side of an exchange, answering each of its wishes."""
     answer: Any = None
@@ -110,4 +146,4 @@ def converse(
             wish = conversation.send(answer)
         except StopIteration as end:
             return end.value
-        answer = communicator.all_gather(wish.payload)
+        answer = communicator.answer(wish)

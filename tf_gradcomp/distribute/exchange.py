@@ -84,7 +84,8 @@ class GradientExchange(tf.Module):
         specs = [self._spec(path, v) for path, v in zip(paths, variables, strict=True)]
         with tf.init_scope():
             handshake.agree(strategy, {**self._facts(specs), **(facts or {})})
-            self.residuals = [_residual(spec) for spec in specs]
+            if self.compressor.keeps_residuals:
+                self.residuals = [_residual(spec) for spec in specs]
             self.step = _state_variable(0, "int64", "exchange_step")
             self.skipped_steps = _state_variable(0, "int64", "skipped_steps")
             self.unsent = _state_variable(False, "bool", "unsent")
@@ -174,6 +175,8 @@ class GradientExchange(tf.Module):
             variables: Some or all of those it was built for.
             divisor: What the gradients will be divided by, such as a loss scale.
         """
+        if not self.residuals:
+            return list(gradients)
         residuals = [self.residuals[self._number(variable)] for variable in variables]
 
         def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
@@ -205,7 +208,9 @@ class GradientExchange(tf.Module):
         )
 
     def residual_norm(self) -> float:
-        """The Euclidean norm of the residuals of this process's first replica."""
+        """The Euclidean norm of the residuals of this process's first replica; 0 without any."""
+        if not self.residuals:
+            return 0.0
         return float(
             tf.linalg.global_norm([self._local(r, 0).read_value() for r in self.residuals])
         )
@@ -219,7 +224,8 @@ class GradientExchange(tf.Module):
         local_replica: int,
     ) -> Exchanged:
         specs = [self.specs[number] for number in numbers]
-        residuals = [self._local(self.residuals[number], local_replica) for number in numbers]
+        keeps = self.compressor.keeps_residuals
+        residuals = [self._local(self.residuals[n], local_replica) for n in numbers if keeps]
         with _HostResiduals(residuals) as handles:
             step = self._local(self.step, local_replica).read_value()
             inputs = ExchangeInputs(specs, gradients, handles, step, finite, communicator.size)

@@ -42,6 +42,14 @@ def launch_all_gather():
     return replica_call(gather)
 
 
+def launch_all_reduce():
+    def reduce(context):
+        launcher = _private.launcher(strategy, _private.local_replica_id(context))
+        return _private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0]))
+
+    return replica_call(reduce)
+
+
 def allow_collectives_in_loops():
     """Sums in a function that is called from a branch within a loop, as Keras does."""
     _private.allow_collectives_in_loops(strategy)
@@ -95,6 +103,7 @@ CHECKS = (
     host_all_gather,
     set_cross_device_ops,
     launch_all_gather,
+    launch_all_reduce,
     allow_collectives_in_loops,
     stock_fit,
 )

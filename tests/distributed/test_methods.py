@@ -1,0 +1,58 @@
+"""Every compression method, between two real workers, with a step that one of them spoils."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workers import result, run_workers
+from tf_gradcomp import compressors
+
+PROGRAM = Path(__file__).parent / "programs" / "methods.py"
+SUMMING = {"no_compression": 1, "cast": 2, "bfloat16": 2}
+METHODS = [*compressors.names(), "bfloat16"]
+
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture(scope="module")
+def workers():
+    return [result(worker) for worker in run_workers(PROGRAM, 2)]
+
+
+@every_method
+def test_weights_and_slots_are_bit_equal(workers, method):
+    first, second = (worker[method] for worker in workers)
+    assert first["weights"] == second["weights"]
+    assert first["slots"] == second["slots"]
+
+
+@every_method
+def test_the_spoilt_step_is_skipped_by_all_and_training_goes_on(workers, method):
+    for worker in workers:
+        assert worker[method]["skipped"] == 1
+        assert worker[method]["improved"]
+        assert all(np.isfinite(values).all() for values in worker[method]["values"])
+
+
+@every_method
+def test_the_bytes_of_the_tensors_are_in_the_payload(workers, method):
+    for worker in workers:
+        assert 0 < worker[method]["tensor bytes"] <= worker[method]["payload bytes"]
+
+
+@pytest.mark.parametrize("method", SUMMING)
+def test_what_is_summed_is_sent_as_by_a_ring(workers, method):
+    for worker in workers:
+        seen = worker[method]
+        assert seen["payload bytes"] == seen["dense bytes"] / SUMMING[method]
+        assert seen["sent bytes"] == pytest.approx(seen["payload bytes"], abs=2)  # of two workers
+
+
+@pytest.mark.parametrize(("method", "tolerance"), [("cast", 1e-3), ("bfloat16", 1e-2)])
+def test_casting_trains_as_without_compression(workers, method, tolerance):
+    for worker in workers:
+        for cast, dense in zip(
+            worker[method]["values"], worker["no_compression"]["values"], strict=True
+        ):
+            np.testing.assert_allclose(cast, dense, rtol=0, atol=tolerance)

@@ -1,0 +1,32 @@
+"""The dense baseline: gradients travel as float32, through the same exchange as all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.dense_sum import sum_as
+from tf_gradcomp.distribute.communicator import AllReduce
+
+
+class NoCompression(Compressor):
+    """Sums gradients uncompressed, as float32, by one all-reduce.
+
+    Use it as the baseline to compare with: all else is as with the other methods, such as that all
+    replicas skip a step on which one has a gradient that is not finite. Nothing is selected or
+    rounded, so there is no residual, and the gradients of a skipped step are dropped.
+    """
+
+    name = "no_compression"
+    keeps_residuals = False
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+        """Sums all gradients, fused into one vector."""
+        return (yield from sum_as(tf.float32, inputs))
+
+    def get_config(self) -> dict[str, Any]:
+        """There are no settings."""
+        return {}
