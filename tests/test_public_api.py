@@ -20,9 +20,11 @@ PUBLIC = [
     "callbacks",
     "compressors",
     "ops",
+    "simulation",
     "worker_path",
 ]
-NAMESPACES = ["tf_gradcomp", "tf_gradcomp.callbacks", "tf_gradcomp.compressors", "tf_gradcomp.ops"]
+MODULES = ["callbacks", "compressors", "ops", "simulation"]
+NAMESPACES = ["tf_gradcomp", *(f"tf_gradcomp.{module}" for module in MODULES)]
 
 
 def public_objects():

@@ -19,7 +19,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tf_gradcomp import callbacks, compressors, ops
+    from tf_gradcomp import callbacks, compressors, ops, simulation
     from tf_gradcomp.checkpoints import worker_path
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
     from tf_gradcomp.distribute.strategy import MultiWorkerMirroredStrategy
@@ -36,7 +36,7 @@ _HOME = {
     "Policy": "tf_gradcomp.policy",
     "worker_path": "tf_gradcomp.checkpoints",
 }
-_MODULES = ("callbacks", "compressors", "ops")
+_MODULES = ("callbacks", "compressors", "ops", "simulation")
 
 __all__ = [
     "CompressedAllReduce",
@@ -47,6 +47,7 @@ __all__ = [
     "callbacks",
     "compressors",
     "ops",
+    "simulation",
     "worker_path",
 ]
 

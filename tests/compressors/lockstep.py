@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.distribute.communicator import AllGather, AllReduce, Wish
+from tf_gradcomp.distribute.lockstep import exchange_in_lockstep
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]
@@ -87,39 +86,16 @@ class Lockstep:
         self, gradients: list[list[tf.Tensor]], step: tf.Tensor, finite: tf.Tensor
     ) -> tuple[list[Exchanged], list[tf.Tensor]]:
         size = len(self._residuals)
-        talks = [
-            self._compressor.exchange(
+        ends, communicators = exchange_in_lockstep(
+            self._compressor,
+            [
                 ExchangeInputs(
                     self._specs, of_one, [v.handle for v in residuals], step, finite, size
                 )
-            )
-            for of_one, residuals in zip(gradients, self._residuals, strict=True)
-        ]
-        payloads: list[tf.Tensor] = []
-        ends: list[Exchanged] = []
-        answer = None
-        while len(ends) < size:
-            wishes = []
-            for talk in talks:
-                try:
-                    wishes.append(talk.send(answer))
-                except StopIteration as end:
-                    ends.append(end.value)
-            assert not (wishes and ends), "some replicas still talk while others are done"
-            if wishes:
-                payloads, answer = _answered(wishes)
-        return ends, payloads
-
-
-def _answered(wishes: Sequence[Wish]) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """What the replicas gave, and the answer to all of them."""
-    assert len({type(wish) for wish in wishes}) == 1, "replicas ask for different things"
-    if isinstance(wishes[0], AllGather):
-        payloads = [wish.payload for wish in wishes]
-        return payloads, tf.concat(payloads, 0)
-    assert isinstance(wishes[0], AllReduce)
-    values = [wish.values for wish in wishes]
-    return values, functools.reduce(tf.add, values)
+                for of_one, residuals in zip(gradients, self._residuals, strict=True)
+            ],
+        )
+        return ends, [given for one in communicators for given in one.given[-1:]]
 
 
 def assert_equal_bits(actual: np.ndarray, expected: np.ndarray) -> None:

@@ -80,8 +80,7 @@ class GradientExchange(tf.Module):
             return
         strategy = tf.distribute.get_strategy()
         check_strategy(strategy)
-        paths = _unique_paths(variables)
-        specs = [self._spec(path, v) for path, v in zip(paths, variables, strict=True)]
+        specs = gradient_specs(variables, self.policy)
         with tf.init_scope():
             handshake.agree(strategy, {**self._facts(specs), **(facts or {})})
             if self.compressor.keeps_residuals:
@@ -147,16 +146,16 @@ class GradientExchange(tf.Module):
             else:
                 dense_places.append(place)
         if dense_places:
-            dense = [_dense(gradients[place]) for place in dense_places]
+            whole = [dense(gradients[place]) for place in dense_places]
             exchanged = self._exchange(
                 [numbers[place] for place in dense_places],
-                dense,
+                whole,
                 finite,
                 communicator,
                 local_replica,
             )
             finite = exchanged.finite
-            for place, gradient, total in zip(dense_places, dense, exchanged.reduced, strict=True):
+            for place, gradient, total in zip(dense_places, whole, exchanged.reduced, strict=True):
                 reduced[place] = tf.cast(total, gradient.dtype)
         self._count_step(finite)
         return reduced, finite
@@ -247,16 +246,6 @@ class GradientExchange(tf.Module):
     def _local(self, variable: keras.Variable | tf.Variable, local_replica: int) -> tf.Variable:
         return self._strategy.experimental_local_results(_native(variable))[local_replica]
 
-    def _spec(self, path: str, variable: keras.Variable | tf.Variable) -> GradientSpec:
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        if dtype not in _DTYPES:
-            raise ValueError(
-                f"Variable {path!r} is {dtype}, whose gradients are not compressed; expected one "
-                f"of {', '.join(_DTYPES)}. Change its dtype, or train without compression."
-            )
-        shape = tuple(int(size) for size in variable.shape)
-        return GradientSpec(path, shape, dtype, self.policy.kind(path, shape))
-
     def _facts(self, specs: Sequence[GradientSpec]) -> dict[str, Any]:
         return {
             **handshake.package_versions(),
@@ -286,6 +275,27 @@ class GradientExchange(tf.Module):
     def _stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
         large = self.specs[number].elements > self.policy.max_dense_elements
         return large and isinstance(gradient, tf.IndexedSlices)
+
+
+def gradient_specs(
+    variables: Sequence[keras.Variable | tf.Variable], policy: Policy
+) -> list[GradientSpec]:
+    """What compressors know of the gradients of `variables`.
+
+    Raises:
+        ValueError: If a variable's dtype is not supported.
+    """
+    specs = []
+    for path, variable in zip(_unique_paths(variables), variables, strict=True):
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if dtype not in _DTYPES:
+            raise ValueError(
+                f"Variable {path!r} is {dtype}, whose gradients are not compressed; expected one "
+                f"of {', '.join(_DTYPES)}. Change its dtype, or train without compression."
+            )
+        shape = tuple(int(size) for size in variable.shape)
+        specs.append(GradientSpec(path, shape, dtype, policy.kind(path, shape)))
+    return specs
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
@@ -431,7 +441,8 @@ def _residual(spec: GradientSpec) -> keras.Variable:
     )
 
 
-def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """The gradient of a whole table, where only some of its rows were used."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows = gradient.dense_shape[0]

@@ -1,0 +1,57 @@
+"""The weights after each step of a job, or of as many learners in one process: WAY LEARNERS."""
+
+import keras
+import numpy as np
+from common import Setup, argument, digits, report
+
+import tf_gradcomp as gc
+
+BATCH, STEPS, EPOCHS = 32, 10, 2
+METHODS = {
+    "adacomp": gc.compressors.AdaComp(bin_sizes=20),
+    "cast": gc.compressors.Cast(),
+    "no_compression": gc.compressors.NoCompression(),
+}
+learners = int(argument(2))
+
+
+def build():
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(64, activation="tanh"), keras.layers.Dense(3)]
+    )
+
+
+class Weights(keras.callbacks.Callback):
+    """The weights after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append([np.asarray(v) for v in self.model.trainable_variables])
+
+
+def real(compressor, data):
+    setup, seen = Setup("optimizer", compressor), Weights()
+    model = setup.model(build, lambda: setup.wrap(keras.optimizers.Adam(0.01)))
+    model.fit(*data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[seen])
+    return seen.steps
+
+
+def simulated(compressor, data):
+    model = Setup("alone").model(build, lambda: keras.optimizers.Adam(0.01))
+    group, seen = gc.simulation.Learners(model, learners, compressor), Weights()
+    seen.set_model(model)
+    x, y = data
+    for _ in range(EPOCHS):
+        for begin in range(0, BATCH * STEPS, BATCH):
+            group.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
+            seen.on_train_batch_end(begin)
+    return seen.steps
+
+
+if __name__ == "__main__":
+    train = real if argument(1) == "real" else simulated
+    data = digits(BATCH * STEPS)
+    report({name: train(compressor, data) for name, compressor in METHODS.items()})

@@ -1,0 +1,29 @@
+"""Learners in one process train as real workers do, step by step."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs" / "simulated.py"
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids="{} workers".format)
+def jobs(request):
+    """By way: the weights after each step, by method."""
+    real = run_workers(PROGRAM, request.param, ["real", str(request.param)])
+    simulated = run_workers(PROGRAM, 1, ["simulated", str(request.param)])
+    return result(real[0]), result(simulated[0])
+
+
+@pytest.mark.parametrize("method", ["adacomp", "cast", "no_compression"])
+def test_simulation_and_job_agree_step_by_step(jobs, method):
+    real, simulated = (job[method] for job in jobs)
+    assert len(real) == len(simulated) == 20
+    # Workers may sum 16-bit numbers in another order, and Adam divides by small ones.
+    tolerance = 2e-3 if method == "cast" else 1e-5
+    for step, (job, learners) in enumerate(zip(real, simulated, strict=True)):
+        for expected, actual in zip(job, learners, strict=True):
+            np.testing.assert_allclose(actual, expected, tolerance, tolerance, err_msg=f"{step}")

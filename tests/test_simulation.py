@@ -1,0 +1,146 @@
+"""Learners in one process; that they train as real workers do is in tests/distributed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import tf_gradcomp as gc
+
+BATCH = 64
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = load_digits(return_X_y=True)
+    return (x / 16).astype("float32"), y.astype("int32")
+
+
+def new_model(optimizer=None, **compile_args):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(100, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or keras.optimizers.SGD(0.1), loss=loss, **compile_args)
+    return model
+
+
+def batches(digits):
+    return tf.data.Dataset.from_tensor_slices(digits).batch(BATCH, drop_remainder=True)
+
+
+def test_one_learner_without_compression_is_keras_own_training(digits):
+    alone, simulated = new_model(), new_model()
+    alone.fit(batches(digits), shuffle=False, verbose=0)
+    gc.simulation.Learners(simulated, 1, "no_compression").fit(batches(digits))
+    for expected, actual in zip(alone.variables, simulated.variables, strict=True):
+        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("learners", [2, 8, 64])
+def test_learners_share_a_batch_as_one_would_take_it(digits, learners):
+    alone, shared = new_model(), new_model()
+    first = gc.simulation.Learners(alone, 1, "no_compression").fit(batches(digits))
+    second = gc.simulation.Learners(shared, learners, "no_compression").fit(batches(digits))
+    assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
+    for expected, actual in zip(alone.variables, shared.variables, strict=True):
+        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("learners", [2, 16])
+def test_compressed_training_learns_and_counts(digits, learners):
+    model = new_model(keras.optimizers.SGD(0.1, momentum=0.9), metrics=["accuracy"])
+    history = gc.simulation.Learners(model, learners).fit(
+        batches(digits), epochs=6, validation_data=digits
+    )
+    assert history["val_accuracy"][-1] > 0.9
+    assert history["compression_ratio"][-1] > 40
+    assert history["skipped_steps"] == [0] * 6
+    assert history["residual_norm"][-1] > 0
+    # A ring passes on the payloads of all others but one.
+    assert history["sent_bytes"][-1] >= (learners - 1) * history["payload_bytes"][-1]
+    assert history["sent_bytes"][-1] < (learners - 1) * history["dense_bytes"][-1]
+
+
+def test_what_is_summed_does_not_grow_with_the_number_of_learners(digits):
+    sent = [
+        gc.simulation.Learners(new_model(), learners, "cast").fit(batches(digits))["sent_bytes"][0]
+        for learners in (2, 64)
+    ]
+    assert sent[1] < 2 * sent[0]
+
+
+def test_repeats_bit_by_bit(digits):
+    def run():
+        model = new_model()
+        gc.simulation.Learners(model, 4).fit(batches(digits))
+        return [variable.numpy() for variable in model.variables]
+
+    for first, second in zip(run(), run(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_256_learners(digits):
+    x, y = digits
+    report = gc.simulation.Learners(new_model(), 256).train_on_batch(x[:512], y[:512])
+    assert report.finite
+    assert report.payload_bytes < report.dense_bytes
+
+
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(digits):
+    x, y = digits[0][:BATCH].copy(), digits[1][:BATCH]
+    x[-1] = np.nan  # of the last learner
+    model = new_model()
+    before = [variable.numpy() for variable in model.variables]
+    learners = gc.simulation.Learners(model, 4)
+    assert not learners.train_on_batch(x, y).finite
+    for expected, actual in zip(before, model.trainable_variables, strict=False):
+        np.testing.assert_array_equal(actual.numpy(), expected)
+    kept = [any(np.any(r.numpy()) for r in residuals) for residuals in learners.residuals]
+    assert kept == [True, True, True, False]
+
+
+def test_nested_inputs_and_tables_of_embeddings():
+    words, numbers = (
+        keras.Input((3,), dtype="int32", name="words"),
+        keras.Input((2,), name="numbers"),
+    )
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(20, 4)(words))
+    joined = keras.layers.Concatenate()([embedded, numbers])
+    model = keras.Model({"words": words, "numbers": numbers}, keras.layers.Dense(1)(joined))
+    model.compile("sgd", "mse")
+    x = {"words": np.ones((8, 3), "int32"), "numbers": np.ones((8, 2), "float32")}
+    report = gc.simulation.Learners(model, 4).train_on_batch(x, np.ones((8, 1), "float32"))
+    assert report.finite
+
+
+@pytest.mark.parametrize("learners", [0, -1, 2.0, None], ids=repr)
+def test_numbers_of_learners_that_are_none(learners):
+    with pytest.raises(ValueError, match="a number of at least 1"):
+        gc.simulation.Learners(new_model(), learners)
+
+
+def test_a_batch_that_cannot_be_shared_out(digits):
+    learners = gc.simulation.Learners(new_model(), 3)
+    with pytest.raises(ValueError, match="a batch of 64 cannot be shared out equally among 3"):
+        learners.train_on_batch(digits[0][:64], digits[1][:64])
+
+
+def test_models_that_cannot_be_simulated():
+    bare = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match=r"must be built, and compiled"):
+        gc.simulation.Learners(bare, 2)
+    compressed = new_model(gc.CompressedOptimizer("sgd"))
+    with pytest.raises(ValueError, match="optimizer is compressed already"):
+        gc.simulation.Learners(compressed, 2)
+    with (
+        tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
+        pytest.raises(ValueError, match="leave the strategy's scope"),
+    ):
+        gc.simulation.Learners(new_model(), 2)

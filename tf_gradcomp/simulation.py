@@ -1,0 +1,224 @@
+"""Many learners in one process: what a job of N workers would do, without the workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import compressors
+from tf_gradcomp.compressors.base import ExchangeInputs
+from tf_gradcomp.distribute.communicator import dense_ring_bytes
+from tf_gradcomp.distribute.exchange import dense, gradient_specs
+from tf_gradcomp.distribute.lockstep import exchange_in_lockstep
+from tf_gradcomp.policy import Policy
+
+__all__ = ["Learners", "StepReport"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """What one step did; bytes are of one learner, the mean over all.
+
+    Attributes:
+        loss: The mean over the batch.
+        finite: Whether the step was taken; it is skipped where a learner's gradient is not finite.
+        payload_bytes: What a learner gave to be sent.
+        sent_bytes: What a ring of workers would make it send, with what it passes on for others.
+        dense_bytes: Its gradients as float32.
+        residual_norm: The Euclidean norm of its residuals.
+    """
+
+    loss: float
+    finite: bool
+    payload_bytes: float
+    sent_bytes: float
+    dense_bytes: int
+    residual_norm: float
+
+
+class Learners:
+    """Trains a Keras model as a job of several workers would, in one process.
+
+    Each learner computes the gradient of its share of every batch and keeps a residual of its own;
+    they exchange by the compressor's own code, in lockstep. The job with as many workers and the
+    same batches does the same, step by step, to float32 rounding. (`BatchNormalization` differs:
+    here one model sees the learners' shares one after another.)
+
+    Use it to see what a method does with more learners than there are machines, up to hundreds.
+
+    Args:
+        model: Built, and compiled with a loss and a plain Keras optimizer.
+        learners: Their number, at least 1.
+        compressor: A compressor, its name or its config: see `gc.compressors.get`.
+        policy: Which layer kind each variable has; by default `gc.Policy()`.
+
+    Raises:
+        ValueError: If the model is not built or compiled, its optimizer is compressed already, the
+            number of learners is not positive, or the model was made under a strategy.
+
+    Example:
+        ```python
+        model.compile(optimizer="adam", loss="mse", metrics=["mae"])
+        learners = gc.simulation.Learners(model, 64)
+        history = learners.fit(dataset.batch(256, drop_remainder=True), epochs=3)
+        ```
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        learners: int,
+        compressor: str | Mapping[str, Any] | compressors.Compressor = "adacomp",
+        policy: Policy | None = None,
+    ) -> None:
+        _check_model(model)
+        if not isinstance(learners, int) or learners < 1:
+            raise ValueError(f"Learners: expected a number of at least 1; received {learners!r}.")
+        self.model = model
+        self.compressor = compressors.get(compressor)
+        self.specs = gradient_specs(model.trainable_variables, policy or Policy())
+        self.residuals = [
+            [tf.Variable(tf.zeros(spec.shape), trainable=False) for spec in self.specs]
+            if self.compressor.keeps_residuals
+            else []
+            for _ in range(learners)
+        ]
+        self._step = 0
+        self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
+        self._apply = tf.function(self._apply_reduced)
+        model.optimizer.build(model.trainable_variables)
+
+    def train_on_batch(self, x: Any, y: Any) -> StepReport:
+        """One step of all learners.
+
+        Args:
+            x: The inputs of the batch of all learners together: an array, or a nest of arrays.
+            y: Its labels, likewise.
+
+        Raises:
+            ValueError: If the batch cannot be shared out equally.
+        """
+        size = len(self.residuals)
+        losses, inputs = [], []
+        step, finite = tf.constant(self._step, tf.int64), tf.constant(True)
+        for share, residuals in zip(_shares(x, y, size), self.residuals, strict=True):
+            loss, gradients = self._gradients(*share)
+            losses.append(loss)
+            handles = [residual.handle for residual in residuals]
+            inputs.append(ExchangeInputs(self.specs, gradients, handles, step, finite, size))
+        ends, communicators = exchange_in_lockstep(self.compressor, inputs)
+        self._step += 1
+        if ends[0].finite:
+            self._apply(ends[0].reduced)
+        return StepReport(
+            loss=float(np.sum(losses)),
+            finite=bool(ends[0].finite),
+            payload_bytes=float(np.mean([c.payload_bytes for c in communicators])),
+            sent_bytes=float(np.mean([c.sent_bytes for c in communicators])),
+            dense_bytes=sum(4 * spec.elements for spec in self.specs),
+            residual_norm=float(np.mean([_norm(residuals) for residuals in self.residuals])),
+        )
+
+    def fit(
+        self,
+        batches: Iterable[tuple[Any, Any]],
+        epochs: int = 1,
+        validation_data: Any = None,
+    ) -> dict[str, list[float]]:
+        """Trains, and returns for each epoch what Keras and `CompressionMonitor` would log.
+
+        Args:
+            batches: Pairs of inputs and labels, of all learners together; gone through once for
+                each epoch, such as a batched `tf.data.Dataset`.
+            epochs: Their number.
+            validation_data: As for `model.evaluate`: a dataset, or a pair of arrays.
+        """
+        history: dict[str, list[float]] = {}
+        for _ in range(epochs):
+            logs = self._summary([self.train_on_batch(x, y) for x, y in batches])
+            if validation_data is not None:
+                pair = isinstance(validation_data, tuple)
+                data = validation_data if pair else (validation_data,)
+                seen = self.model.evaluate(*data, verbose=0, return_dict=True)
+                logs |= {f"val_{name}": float(value) for name, value in seen.items()}
+            for name, value in logs.items():
+                history.setdefault(name, []).append(value)
+        return history
+
+    def _summary(self, reports: list[StepReport]) -> dict[str, float]:
+        payload = float(np.mean([report.payload_bytes for report in reports]))
+        sent = float(np.mean([report.sent_bytes for report in reports]))
+        whole = reports[0].dense_bytes
+        ring = dense_ring_bytes(len(self.residuals), whole)
+        return {
+            "loss": float(np.mean([report.loss for report in reports])),
+            "payload_bytes": payload,
+            "sent_bytes": sent,
+            "dense_bytes": float(whole),
+            "compression_ratio": whole / payload,
+            "wire_ratio": ring / sent if sent else float("nan"),
+            "skipped_steps": float(sum(not report.finite for report in reports)),
+            "residual_norm": reports[-1].residual_norm,
+        }
+
+    def _gradients_of_one(self, x: Any, y: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            predicted = self.model(x, training=True)
+            loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
+            loss /= len(self.residuals)  # as Keras under a strategy: sums make the mean
+        gradients = tape.gradient(
+            loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return loss, [dense(gradient) for gradient in gradients]
+
+    def _apply_reduced(self, reduced: list[tf.Tensor]) -> None:
+        variables = self.model.trainable_variables
+        gradients = [
+            tf.cast(total, variable.dtype)
+            for total, variable in zip(reduced, variables, strict=True)
+        ]
+        self.model.optimizer.apply(gradients, variables)
+
+
+def _check_model(model: keras.Model) -> None:
+    if tf.distribute.has_strategy():
+        raise ValueError("Learners: leave the strategy's scope; all learners are in this process.")
+    if not model.built or not getattr(model, "compiled", False):
+        raise ValueError(
+            "Learners: the model must be built, and compiled with a loss and an optimizer, before "
+            "it is given; call model.build and model.compile."
+        )
+    inside = model.optimizer
+    while inside is not None:
+        if hasattr(inside, "exchange"):
+            raise ValueError(
+                "Learners: the model's optimizer is compressed already; compile it with the inner "
+                "optimizer, and give the compressor to Learners."
+            )
+        inside = getattr(inside, "inner_optimizer", None)
+
+
+def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
+    size = len(tf.nest.flatten(x)[0])
+    if size % learners or not size:
+        raise ValueError(
+            f"Learners: a batch of {size} cannot be shared out equally among {learners} learners; "
+            "use a batch size that is a multiple, and drop_remainder=True."
+        )
+    each = size // learners
+    return [
+        tf.nest.map_structure(
+            lambda a, i=i: tf.convert_to_tensor(a[i * each : (i + 1) * each]), (x, y)
+        )
+        for i in range(learners)
+    ]
+
+
+def _norm(residuals: list[tf.Variable]) -> float:
+    return float(tf.linalg.global_norm(residuals)) if residuals else 0.0
