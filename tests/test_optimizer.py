@@ -204,6 +204,28 @@ def test_a_bad_gradient_is_skipped_with(compressor):
     replicas.assert_replicas_equal()
 
 
+def test_a_sum_that_does_not_fit_into_float16_variables_is_skipped():
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable = keras.Variable(np.zeros(4, "float16"), dtype="float16", name="kernel")
+        optimizer = gc.CompressedOptimizer("sgd", "no_compression")
+        optimizer.build([variable])
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
+    step([[np.full(4, 6e4, "float16")]] * 2)
+    assert optimizer.exchange.skipped_steps.numpy() == 1
+    assert not variable.numpy().any()
+
+
+@pytest.mark.parametrize("setting", ["gradient_accumulation_steps", "ema_overwrite_frequency"])
+def test_one_replica_that_skips_a_step_counts_it(setting):
+    inner = keras.optimizers.Adam(0.1, use_ema=True, **{setting: 2})
+    replicas = Replicas(inner, mirrored(1))
+    for number in range(4):
+        replicas.step(gradients_at(number, 1, bad=0 if number == 1 else None))
+    assert np.isfinite(replicas.value()).all()
+    assert replicas.optimizer.exchange.skipped_steps.numpy() == 1
+
+
 @pytest.mark.parametrize("compressor", gc.compressors.names())
 def test_state_is_saved_and_restored_with(compressor, tmp_path):
     first, second = (Replicas(keras.optimizers.Adam(0.1), compressor=compressor) for _ in range(2))
@@ -744,6 +766,17 @@ def test_xla_is_refused_with_several_replicas():
 
     with pytest.raises(ValueError, match="use jit_compile=False"):
         replicas.strategy.run(compiled, gradients)
+
+
+def test_an_optimizer_created_outside_of_the_scope_is_refused():
+    optimizer = gc.CompressedOptimizer("adam")
+    with mirrored(2).scope(), pytest.raises(ValueError, match="outside of the strategy's scope"):
+        optimizer.build(new_variables())
+
+
+def test_a_policy_that_is_none_is_refused():
+    with pytest.raises(TypeError, match=r"policy: expected a gc\.Policy; received 'dense'"):
+        gc.CompressedOptimizer("adam", policy="dense")
 
 
 def test_an_inner_optimizer_created_outside_of_the_scope_is_refused():

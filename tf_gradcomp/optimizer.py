@@ -24,7 +24,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     Works under `gc.MultiWorkerMirroredStrategy` in `fit` and in training loops, and under
     TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops. With
-    one replica it is the inner optimizer, bit for bit.
+    one replica it is the inner optimizer, bit for bit. (Where Keras' own does not run, as one that
+    accumulates under a strategy, it takes finite steps as without the strategy, and skips others.)
 
     - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
       clipping, which acts on the reduced gradient, as it would on one worker.
@@ -44,7 +45,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         name: The optimizer's name.
 
     Raises:
-        TypeError: If `inner_optimizer` is no Keras optimizer.
+        TypeError: If `inner_optimizer` is no Keras optimizer, or `policy` no `gc.Policy`.
         ValueError: If it is wrapped twice, an argument is unknown, or the current strategy has a
             compressor of its own or is one that exchanges no gradients.
 
@@ -84,6 +85,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         _check_current_strategy()
+        if not self.passes_through():
+            _check_created_in_scope(_private.step_counter(self._core))
         variables = list(variables)
         super().build(variables)
         with tf.init_scope():  # a config reads variables
@@ -93,7 +96,6 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.build(variables)
         if self.passes_through():
             return
-        _check_created_in_scope(_private.step_counter(self._core))
         _private.disable_reduction(self._core)
         if self._core.gradient_accumulation_steps:
             self._accumulators = [_accumulator(variable) for variable in variables]
@@ -147,6 +149,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             grads = self.exchange.flush(grads, variables, self._divisor(scaler))
             self.inner_optimizer.apply(grads, variables)
             return
+        self.exchange.check_scope()
         if scaler is not None:
             grads = [_divided(gradient, scaler.dynamic_scale) for gradient in grads]
         context.merge_call(self._apply_across_replicas, args=(scaler, list(grads), list(variables)))
@@ -227,7 +230,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     ) -> tuple[list[Gradient], tf.Tensor]:
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
-            return self.exchange.flush(grads, variables), all_finite(grads)
+            finite = all_finite(grads)
+            self.exchange.count_skip(finite)
+            return self.exchange.flush(grads, variables), finite
 
         def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
             return context.all_reduce(tf.distribute.ReduceOp.SUM, slices)

@@ -160,7 +160,7 @@ class Learners:
             "payload_bytes": payload,
             "sent_bytes": sent,
             "dense_bytes": float(whole),
-            "compression_ratio": whole / payload,
+            "compression_ratio": whole / payload if payload else float("nan"),
             "wire_ratio": ring / sent if sent else float("nan"),
             "skipped_steps": float(sum(not report.finite for report in reports)),
             "residual_norm": reports[-1].residual_norm,

@@ -174,8 +174,8 @@ Status FindBadCode(const CodeSpan& span, int64_t first_bin) {
   int64_t next = 0;
   for (int64_t bin = 0; bin < span.num_bins; bin += previous & kLastInBin) {
     if (next == span.num_codes) {
-      return {Concat("the codes end in bin ", first_bin + bin, "; expected ",
-                     first_bin + span.num_bins, " bins")};
+      return {Concat("the codes end in bin ", first_bin + bin, "; expected those of ",
+                     span.num_bins, " bins from bin ", first_bin)};
     }
     const Code code = LoadCode<Code>(span.codes, next++);
     const int64_t size = bin + 1 < span.num_bins ? span.bin_size : span.last_bin_size;

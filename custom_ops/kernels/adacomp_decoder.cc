@@ -49,6 +49,9 @@ Status CheckEntry(const TableEntry& entry, int64_t words_left, const Binning& bi
                    ", which is what is left")};
   }
   const int64_t code_words = entry.code_words;
+  if (bins.size == 0 && code_words > 0) {
+    return {Concat(code_words, " words of codes; expected none for a tensor without elements")};
+  }
   if (bins.sent_whole && code_words != bins.size) {
     return {Concat(code_words, " words; expected ", bins.size, ", one per element")};
   }
@@ -69,14 +72,14 @@ struct AdaCompDecoder::Codes {
 };
 
 // Finds the codes of each block by the lengths of all but the last, which are in front of them.
-Status AdaCompDecoder::ReadIndex(const Binning& bins, Codes* codes) {
-  codes->block_bounds.assign(1, 4 * bins.IndexWords());
-  if (codes->words < bins.IndexWords()) {
-    return {Concat(codes->words, " words; expected at least ", bins.IndexWords(),
+Status AdaCompDecoder::ReadBlockLengths(const Binning& bins, Codes* codes) {
+  codes->block_bounds.assign(1, 4 * bins.LengthWords());
+  if (codes->words < bins.LengthWords()) {
+    return {Concat(codes->words, " words; expected at least ", bins.LengthWords(),
                    ", the lengths of its blocks")};
   }
   int64_t end = 4 * codes->words;
-  for (int64_t i = 0; i < bins.IndexWords(); ++i) {
+  for (int64_t i = 0; i < bins.LengthWords(); ++i) {
     uint32_t length;
     std::memcpy(&length, codes->data + 4 * i, sizeof length);
     const int64_t next = codes->block_bounds.back() + length;
@@ -86,7 +89,8 @@ Status AdaCompDecoder::ReadIndex(const Binning& bins, Codes* codes) {
     }
     codes->block_bounds.push_back(next);
   }
-  // Fills up the last word. The last code of a bin is never 0.
+  // Up to 3 bytes of zeros fill up the last word. No code that is the last of its bin is 0, but one
+  // of 16 bits may end in a byte that is.
   const int64_t padding_begin = std::max(codes->block_bounds.back(), end - 3);
   while (end > padding_begin && codes->data[end - 1] == 0) --end;
   codes->block_bounds.push_back(end + end % CodeBytes(bins.bin_size));
@@ -176,7 +180,7 @@ Status AdaCompDecoder::CheckCodes(int64_t payload, int64_t tensor) {
     if (AllFinite(codes.data, bins.size)) return {};
     return {"a value is not finite; expected the non-finite flag with it"};
   }
-  const Status status = ReadIndex(bins, &codes);
+  const Status status = ReadBlockLengths(bins, &codes);
   if (!status.ok()) return status;
   const auto check = CodeBytes(bins.bin_size) == 1 ? CheckBlock<Code8> : CheckBlock<Code16>;
   for (int64_t block = 0; block < bins.num_blocks; ++block) {

@@ -49,7 +49,7 @@ class AdaCompDecoder {
   const Codes& CodesOf(int64_t payload, int64_t tensor) const;
   Status ReadTable(int64_t payload);
   Status CheckCodes(int64_t payload, int64_t tensor);
-  static Status ReadIndex(const Binning& bins, Codes* codes);
+  static Status ReadBlockLengths(const Binning& bins, Codes* codes);
   template <typename Code>
   static Status CheckBlock(const Binning& bins, int64_t block, const Codes& codes);
   void AddBlock(const Codes& codes, const Binning& bins, int64_t block, float* values) const;

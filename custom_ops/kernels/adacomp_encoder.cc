@@ -228,7 +228,7 @@ void AdaCompEncoder::SubtractGradient(const Block& block) const {
 void AdaCompEncoder::Layout() {
   int64_t word = static_cast<int64_t>(tensors_.size()) * kTableEntryWords;
   for (Tensor& tensor : tensors_) {
-    int64_t bytes = 4 * tensor.bins.IndexWords();
+    int64_t bytes = 4 * tensor.bins.LengthWords();
     for (int64_t i = 0; i < tensor.bins.num_blocks; ++i) {
       Block& block = blocks_[tensor.first_block + i];
       block.first_byte = bytes;
@@ -255,7 +255,7 @@ void AdaCompEncoder::WriteBody(int32_t* body) {
     const TableEntry entry = {tensor.scale, static_cast<uint32_t>(tensor.code_words)};
     std::memcpy(body + i * kTableEntryWords, &entry, sizeof entry);
     if (tensor.code_words > 0) body[tensor.first_word + tensor.code_words - 1] = 0;  // padding
-    for (int64_t j = 0; j < tensor.bins.IndexWords(); ++j) {
+    for (int64_t j = 0; j < tensor.bins.LengthWords(); ++j) {
       body[tensor.first_word + j] =
           static_cast<int32_t>(blocks_[tensor.first_block + j].codes.size());
     }

@@ -335,6 +335,26 @@ def end(returncode, *stderr, **kwargs):
         ),
         (
             (
+                *(
+                    "Traceback (most recent call last):",
+                    "  File x",
+                    "    f(x)",
+                    "^^^^",
+                    "KeyError: 1",
+                ),
+            ),
+            "KeyError: 1",
+        ),
+        (
+            (
+                *("Traceback (most recent call last):", "  File x"),
+                *("ValueError: Exception encountered when calling Cond.call().", ""),
+                *("Too wide", "", "Arguments received by Cond.call():"),
+            ),
+            "ValueError: Exception encountered when calling Cond.call(). Too wide",
+        ),
+        (
+            (
                 *("Traceback (most recent call last):", "  File x", "ValueError: in user code:"),
                 *("", "    File y", "    ValueError: odd shape", "    ", "W0000 bye"),
             ),

@@ -60,8 +60,8 @@ def test_the_codes_that_the_other_tests_break_are_good():
 @pytest.mark.parametrize(
     ("codes", "message"),
     [
-        ([], "the codes end in bin 0; expected 3 bins"),
-        ([0, 5, 253, 8], "the codes end in bin 2; expected 3 bins"),
+        ([], "the codes end in bin 0; expected those of 3 bins from bin 0"),
+        ([0, 5, 253, 8], "the codes end in bin 2; expected those of 3 bins from bin 0"),
         ([0, 5, 253, 13], "index 3 in bin 2; expected one above -1 and below 3"),
         ([0, 17, 253, 9], "index 4 in bin 0; expected one above 0 and below 4"),
         ([4, 1, 253, 9], "index 0 in bin 0; expected one above 1"),
@@ -80,8 +80,8 @@ def test_codes_that_no_encoder_writes(codes, message):
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([0, 8], "the codes end in bin 0; expected 4 bins"),
-        ([6, 8], "the codes end in bin 3; expected 4 bins"),
+        ([0, 8], "the codes end in bin 0; expected those of 4 bins from bin 0"),
+        ([6, 8], "the codes end in bin 3; expected those of 4 bins from bin 0"),
         ([10, 8], "5 codes from bin 0; expected 4"),
         ([8, 10], "5 codes from bin 4; expected 4"),
         ([8, 9], "block 1 has 9 bytes of codes; expected at most 12, whole codes"),
@@ -103,6 +103,13 @@ def test_lying_lengths_of_blocks(lengths, message):
 
     assert error([8, 8]) is None
     assert message in error(lengths)
+
+
+@pytest.mark.parametrize("codes", [bytes(4), b"\xff" * 8], ids=repr)
+def test_codes_of_a_tensor_without_elements(codes):
+    for bin_size in (50, 500):
+        error = error_of_codes(codes, size=0, bin_size=bin_size)
+        assert "expected none for a tensor without elements" in error
 
 
 def test_lengths_of_blocks_that_are_cut_off():

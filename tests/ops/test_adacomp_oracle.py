@@ -34,6 +34,7 @@ def decided_by_the_last_bit(bin_size, scale_factor):
     rounded_twice = np.abs(accumulated + boost * gradient)
     fused = np.abs(np.float64(accumulated) + np.float64(boost) * gradient).astype(np.float32)
     some = np.flatnonzero((rounded_twice != fused) & (fused > np.abs(accumulated)))[:2000]
+    assert some.size > 0
     residuals = np.zeros((some.size, bin_size), np.float32)
     gradients = np.zeros_like(residuals)
     residuals[:, 0], gradients[:, 0] = residual[some], gradient[some]

@@ -99,7 +99,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     def _measures(self, exchange: GradientExchange) -> dict[str, float]:
         measures: dict[str, float] = {"skipped_steps": int(exchange.skipped_steps.numpy())}
         traffic = exchange.traffic().since(self._before_epoch)
-        if not traffic.exchanges:
+        if not traffic.payload_bytes:
             return measures
         replicas = self.model.distribute_strategy.num_replicas_in_sync
         return {

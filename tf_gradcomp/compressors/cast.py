@@ -19,10 +19,10 @@ class Cast(Compressor):
 
     Use it where a factor of two is enough, or where the sparse methods cost too much accuracy or
     time. It costs a cast each way. There is no residual: what rounding takes off is lost, up to
-    2^-11 of each number and sum for float16 and 2^-8 for bfloat16.
+    2^-9 of each number and sum for bfloat16, and for float16 2^-12 where it is above 6e-5.
 
     Args:
-        dtype: `"float16"` is more precise, but numbers below 6e-8 become zero, and a step on which
+        dtype: `"float16"` is more precise, but numbers below 3e-8 become zero, and a step on which
             a sum exceeds 65504 is skipped. `"bfloat16"` has the range of float32.
 
     Raises:

@@ -14,6 +14,7 @@ from tf_gradcomp import _private
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.communicator import Communicator, converse
+from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy
 
 _LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
@@ -51,6 +52,9 @@ class GradientExchange(tf.Module):
 
     def __init__(self, compressor: Compressor, policy: Policy | None = None) -> None:
         super().__init__(name="gradient_exchange")
+        if policy is not None and not isinstance(policy, Policy):
+            raise TypeError(f"policy: expected a gc.Policy; received {policy!r}.")
+        library.load()  # what is wrong with it shows now, and not in the first step
         self.compressor = compressor
         self.policy = policy or Policy()
         self.specs: list[GradientSpec] = []
@@ -134,7 +138,7 @@ class GradientExchange(tf.Module):
                 "Compressed gradients cannot be exchanged in code that XLA compiles; use "
                 "jit_compile=False in model.compile or tf.function."
             )
-        self._check_strategy()
+        self.check_scope()
         numbers = [self._number(variable) for variable in variables]
         reduced: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
         finite = tf.constant(True)
@@ -157,6 +161,8 @@ class GradientExchange(tf.Module):
             finite = exchanged.finite
             for place, gradient, total in zip(dense_places, whole, exchanged.reduced, strict=True):
                 reduced[place] = tf.cast(total, gradient.dtype)
+                if gradient.dtype == tf.float16:  # the sum is float32, and may not fit
+                    finite &= all_finite([reduced[place]])
         self._count_step(finite)
         return reduced, finite
 
@@ -193,6 +199,10 @@ class GradientExchange(tf.Module):
             self.unsent.value, lambda: all_finite(gradients), lambda: tf.constant(False)
         )
         return tf.cond(ready, plus_residuals, lambda: list(gradients))
+
+    def count_skip(self, finite: tf.Tensor) -> None:
+        """Counts a step that is skipped because its gradients are not `finite`."""
+        self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
 
     def traffic(self) -> Traffic:
         """What this process's first replica has exchanged since the program started."""
@@ -240,7 +250,7 @@ class GradientExchange(tf.Module):
 
     def _count_step(self, finite: tf.Tensor) -> None:
         self.step.assign_add(1)
-        self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
+        self.count_skip(finite)
         self.unsent.assign(True)
 
     def _local(self, variable: keras.Variable | tf.Variable, local_replica: int) -> tf.Variable:
@@ -265,7 +275,12 @@ class GradientExchange(tf.Module):
             )
         return number
 
-    def _check_strategy(self) -> None:
+    def check_scope(self) -> None:
+        """Refuses to run under another strategy than it was built under.
+
+        Raises:
+            ValueError: If it does.
+        """
         if tf.distribute.get_strategy() is not self._strategy:
             raise ValueError(
                 "The exchange of gradients was built outside of the scope of the strategy that "
@@ -316,10 +331,12 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
 def _announce(strategy: tf.distribute.Strategy, compressor: Compressor) -> None:
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
-        _LOG.info("One replica: gradients are not exchanged, the optimizer runs as it is.")
+        _LOG.info("One replica: gradients are not exchanged.")
         return
-    _LOG.info("%d replicas exchange gradients compressed by %r.", replicas, compressor)
-    if any("GPU" in device for device in strategy.extended.worker_devices):
+    _LOG.info("%d replicas exchange gradients by %r.", replicas, compressor)
+    if compressor.keeps_residuals and any(
+        "GPU" in device for device in strategy.extended.worker_devices
+    ):
         _LOG.info("Gradients are copied from the GPU to the host for compression.")
 
 

@@ -214,6 +214,11 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
     grads_and_vars = list(grads_and_vars)
     if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
         return original(grads_and_vars)
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, which "
+            "can, and leave the strategy without a compressor."
+        )
     ops.gradient_exchange(_private.optimizer_variables(optimizer))
     gradients, variables = zip(*grads_and_vars, strict=True)
     return list(zip(reduce_gradients(ops, gradients, variables), variables, strict=True))

@@ -141,10 +141,11 @@ def _error_line(lines: tuple[str, ...]) -> str:
 
 def _exception(after_traceback: list[str]) -> str:
     # The frames are indented; the exception is not, and what follows may be its message.
-    flush_left = [line for line in after_traceback if not line[0].isspace()]
+    # Marks under a frame's code are indented too, but for some of a long line.
+    flush_left = [line for line in after_traceback if not line[0].isspace() and line.strip("^~ ")]
     error = flush_left[0] if flush_left else ""
-    if error.endswith(" Graph execution error:"):
-        # TensorFlow names the node first and says below it what happened there.
+    if error.endswith((" Graph execution error:", ".call().")):
+        # TensorFlow names the node, and Keras the layer, and both say below what happened there.
         said = [line for line in flush_left[1:] if not line.startswith("Detected at ")]
         return " ".join([error, *said[:1]])
     if error.endswith(" in user code:"):

@@ -78,8 +78,9 @@ def built_for(path: Path) -> str | None:
 def _check_version(built: str | None, found: str) -> None:
     if built is None:
         raise LibraryError(
-            f"The native ops of tf_gradcomp are not built: there is no usable {PATH}. "
-            f"{_how_to_rebuild()}"
+            f"The native ops of tf_gradcomp are not built: there is no usable {PATH}. If this is "
+            "the source tree and tf_gradcomp is installed elsewhere, start your program in another "
+            f"folder, for this one hides it. {_how_to_rebuild()}"
         )
     if built.split(".")[:2] != found.split(".")[:2]:
         raise LibraryError(
