@@ -229,7 +229,6 @@ def test_a_step_that_others_found_not_finite_keeps_all_gradients(method):
     lockstep = Lockstep(method.compressor, specs_of(gradients[0]), 2)
     outcome = lockstep.step(gradients, finite=False)
     assert outcome.finite == [False, False]
-    assert not any(reduced.any() for arrays in outcome.reduced for reduced in arrays)
     if not method.compressor.keeps_residuals:
         return
     for kept, of_one in zip(outcome.residuals, gradients, strict=True):

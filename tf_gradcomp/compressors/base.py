@@ -42,7 +42,8 @@ class Exchanged(NamedTuple):
     """What an exchange gives each replica.
 
     Attributes:
-        reduced: Dense float32 gradients, summed over the replicas; zeros where not `finite`.
+        reduced: Dense float32 gradients, summed over the replicas; zeros where a gradient was not
+            finite. To be used only where `finite`.
         finite: bool scalar, equal on all replicas; where it is false, nothing was exchanged: what
             finite replicas had packed is back in their residuals, if the method keeps any.
         tensor_bytes: int64 [tensors], the bytes that each tensor takes in this replica's payload.
