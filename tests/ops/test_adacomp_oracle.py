@@ -32,7 +32,8 @@ def decided_by_the_last_bit(bin_size, scale_factor):
     boost = np.float32(scale_factor) - np.float32(1)
     accumulated = residual + gradient
     rounded_twice = np.abs(accumulated + boost * gradient)
-    fused = np.abs(np.float64(accumulated) + np.float64(boost) * gradient).astype(np.float32)
+    product = np.float64(boost) * gradient.astype(np.float64)  # exact
+    fused = np.abs(accumulated.astype(np.float64) + product).astype(np.float32)
     some = np.flatnonzero((rounded_twice != fused) & (fused > np.abs(accumulated)))[:2000]
     assert some.size > 0
     residuals = np.zeros((some.size, bin_size), np.float32)
