@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.compressors.base import ExchangeInputs
-from tf_gradcomp.distribute.communicator import dense_ring_bytes
-from tf_gradcomp.distribute.exchange import dense, gradient_specs
-from tf_gradcomp.distribute.lockstep import exchange_in_lockstep
+from tf_gradcomp.distribute.communicator import measures_per_step
+from tf_gradcomp.distribute.exchange import dense, gradient_specs, norm
+from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, new_residuals
 from tf_gradcomp.policy import Policy
 
 __all__ = ["Learners", "StepReport"]
@@ -82,12 +83,7 @@ class Learners:
         self.model = model
         self.compressor = compressors.get(compressor)
         self.specs = gradient_specs(model.trainable_variables, policy or Policy())
-        self.residuals = [
-            [tf.Variable(tf.zeros(spec.shape), trainable=False) for spec in self.specs]
-            if self.compressor.keeps_residuals
-            else []
-            for _ in range(learners)
-        ]
+        self.residuals = [new_residuals(self.compressor, self.specs) for _ in range(learners)]
         self._step = 0
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced)
@@ -121,7 +117,7 @@ class Learners:
             payload_bytes=float(np.mean([c.payload_bytes for c in communicators])),
             sent_bytes=float(np.mean([c.sent_bytes for c in communicators])),
             dense_bytes=sum(4 * spec.elements for spec in self.specs),
-            residual_norm=float(np.mean([_norm(residuals) for residuals in self.residuals])),
+            residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
         )
 
     def fit(
@@ -153,15 +149,10 @@ class Learners:
     def _summary(self, reports: list[StepReport]) -> dict[str, float]:
         payload = float(np.mean([report.payload_bytes for report in reports]))
         sent = float(np.mean([report.sent_bytes for report in reports]))
-        whole = reports[0].dense_bytes
-        ring = dense_ring_bytes(len(self.residuals), whole)
+        whole = float(reports[0].dense_bytes)
         return {
             "loss": float(np.mean([report.loss for report in reports])),
-            "payload_bytes": payload,
-            "sent_bytes": sent,
-            "dense_bytes": float(whole),
-            "compression_ratio": whole / payload if payload else float("nan"),
-            "wire_ratio": ring / sent if sent else float("nan"),
+            **measures_per_step(len(self.residuals), payload, sent, whole),
             "skipped_steps": float(sum(not report.finite for report in reports)),
             "residual_norm": reports[-1].residual_norm,
         }
@@ -194,14 +185,11 @@ def _check_model(model: keras.Model) -> None:
             "Learners: the model must be built, and compiled with a loss and an optimizer, before "
             "it is given; call model.build and model.compile."
         )
-    inside = model.optimizer
-    while inside is not None:
-        if hasattr(inside, "exchange"):
-            raise ValueError(
-                "Learners: the model's optimizer is compressed already; compile it with the inner "
-                "optimizer, and give the compressor to Learners."
-            )
-        inside = getattr(inside, "inner_optimizer", None)
+    if find_exchange(model) is not None:
+        raise ValueError(
+            "Learners: the model's optimizer is compressed already; compile it with the inner "
+            "optimizer, and give the compressor to Learners."
+        )
 
 
 def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
@@ -218,7 +206,3 @@ def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
         )
         for i in range(learners)
     ]
-
-
-def _norm(residuals: list[tf.Variable]) -> float:
-    return float(tf.linalg.global_norm(residuals)) if residuals else 0.0

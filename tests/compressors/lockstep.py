@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.distribute.lockstep import exchange_in_lockstep
+from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, new_residuals
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]
@@ -47,14 +47,7 @@ class Lockstep:
     ) -> None:
         self._compressor = compressor
         self._specs = specs
-        self._residuals = [
-            [
-                tf.Variable(tf.zeros(spec.shape), trainable=False)
-                for spec in specs
-                if compressor.keeps_residuals
-            ]
-            for _ in range(size)
-        ]
+        self._residuals = [new_residuals(compressor, specs) for _ in range(size)]
         self._step = 0
         self._exchange = tf.function(self._exchanged, autograph=False) if graph else self._exchanged
 

@@ -10,7 +10,7 @@ import rich.console
 import rich.table
 
 from tf_gradcomp import _private
-from tf_gradcomp.distribute.communicator import dense_ring_bytes
+from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
 from tf_gradcomp.distribute.exchange import GradientExchange, Traffic
 from tf_gradcomp.optimizer import CompressedOptimizer
@@ -102,14 +102,9 @@ class CompressionMonitor(keras.callbacks.Callback):
         if not traffic.payload_bytes:
             return measures
         replicas = self.model.distribute_strategy.num_replicas_in_sync
-        return {
-            "payload_bytes": traffic.payload_bytes / traffic.exchanges,
-            "sent_bytes": traffic.sent_bytes / traffic.exchanges,
-            "dense_bytes": traffic.dense_bytes / traffic.exchanges,
-            "compression_ratio": traffic.dense_bytes / traffic.payload_bytes,
-            "wire_ratio": dense_ring_bytes(replicas, traffic.dense_bytes) / traffic.sent_bytes,
-            **measures,
-        }
+        totals = (traffic.payload_bytes, traffic.sent_bytes, traffic.dense_bytes)
+        each = (total / traffic.exchanges for total in totals)
+        return {**measures_per_step(replicas, *each), **measures}
 
 
 def find_exchange(model: keras.Model) -> GradientExchange | None:

@@ -85,6 +85,20 @@ def dense_ring_bytes(size: int, payload_bytes: float) -> float:
     return 2 * (size - 1) / size * payload_bytes
 
 
+def measures_per_step(
+    size: int, payload_bytes: float, sent_bytes: float, dense_bytes: float
+) -> dict[str, float]:
+    """What is logged of the bytes that one of `size` replicas exchanges in a step."""
+    ring_bytes = dense_ring_bytes(size, dense_bytes)
+    return {
+        "payload_bytes": payload_bytes,
+        "sent_bytes": sent_bytes,
+        "dense_bytes": dense_bytes,
+        "compression_ratio": dense_bytes / payload_bytes if payload_bytes else float("nan"),
+        "wire_ratio": ring_bytes / sent_bytes if sent_bytes else float("nan"),
+    }
+
+
 class CollectiveCommunicator(Communicator):
     """TensorFlow's collectives, launched straight from one replica, in a graph or eagerly."""
 

@@ -218,11 +218,7 @@ class GradientExchange(tf.Module):
 
     def residual_norm(self) -> float:
         """The Euclidean norm of the residuals of this process's first replica; 0 without any."""
-        if not self.residuals:
-            return 0.0
-        return float(
-            tf.linalg.global_norm([self._local(r, 0).read_value() for r in self.residuals])
-        )
+        return norm([self._local(r, 0).read_value() for r in self.residuals])
 
     def _exchange(
         self,
@@ -470,6 +466,11 @@ def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
     """Whether all gradients of this replica are finite; bool scalar."""
     tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
+    """The Euclidean norm of all residuals of a replica; 0 without any."""
+    return float(tf.linalg.global_norm(residuals)) if residuals else 0.0
 
 
 def _plus_residual(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute.communicator import AllGather, AllReduce, Communicator, Wish
+from tf_gradcomp.policy import GradientSpec
 
 
 class _Meeting:
@@ -55,6 +56,15 @@ class LockstepCommunicator(Communicator):
 
     def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         return self._meeting.total
+
+
+def new_residuals(compressor: Compressor, specs: Sequence[GradientSpec]) -> list[tf.Variable]:
+    """The residuals that one replica begins with; none if the compressor keeps none."""
+    return [
+        tf.Variable(tf.zeros(spec.shape), trainable=False)
+        for spec in specs
+        if compressor.keeps_residuals
+    ]
 
 
 def exchange_in_lockstep(

@@ -163,16 +163,16 @@ def _encode_tensor(
         encode_codes(result.mask[i : i + block], result.accumulated[i : i + block], bin_size)
         for i in range(0, residual.size, block)
     ]
-    index = np.array([codes.nbytes for codes in blocks[:-1]], np.uint32)
-    data = b"".join([index.tobytes(), *(codes.tobytes() for codes in blocks)])
+    lengths = np.array([codes.nbytes for codes in blocks[:-1]], np.uint32)
+    data = b"".join([lengths.tobytes(), *(codes.tobytes() for codes in blocks)])
     return result.scale, data + b"\0" * (-len(data) % 4), result.residual
 
 
 def _decode_tensor(data: bytes, scale: np.float32, size: int, bin_size: int) -> np.ndarray:
     if bin_size == 0:
         return np.frombuffer(data, np.float32)
-    blocks = -(-size // _block_elements(bin_size))
-    index_bytes = 4 * max(0, blocks - 1)  # only needed to decode the blocks independently
-    codes: np.ndarray = np.frombuffer(data[index_bytes:], _code_type(bin_size)[0])
+    blocks = num_bins(size, _block_elements(bin_size))
+    start = 4 * max(0, blocks - 1)  # the lengths are only needed to decode blocks independently
+    codes: np.ndarray = np.frombuffer(data[start:], _code_type(bin_size)[0])
     ends = np.flatnonzero(codes & 1)  # the padding has no end of a bin
     return decode_codes(codes[: ends[-1] + 1 if ends.size else 0], scale, size, bin_size)
