@@ -40,9 +40,7 @@ class Replica:
 
     def decode(self, payloads):
         """As if all replicas had sent the same."""
-        ops.adacomp_decode(
-            payloads, 0, num_replicas=REPLICAS, shapes=[self.residual.shape], **self.layout
-        )
+        ops.adacomp_decode(payloads, 0, shapes=[self.residual.shape], **self.layout)
 
 
 class Stopwatch:

@@ -64,6 +64,11 @@ def test_launch_all_reduce(workers):
     assert [worker["launch_all_reduce"] for worker in workers] == [[3, 20]] * 2
 
 
+def test_launch_broadcast(workers):
+    from_each = [[0, 10], [1, 11], [0, 10]]
+    assert [worker["launch_broadcast"] for worker in workers] == [from_each] * 2
+
+
 def test_allow_collectives_in_loops(workers):
     assert [worker["allow_collectives_in_loops"] for worker in workers] == [6, 6]
 

@@ -85,6 +85,26 @@ def launch_all_reduce(launcher_: Any, values: tf.Tensor) -> tf.Tensor:
     return launcher_.all_reduce(values)
 
 
+def launch_broadcast(launcher_: Any, value: tf.Tensor, is_root: tf.Tensor) -> tf.Tensor:
+    """Gives all replicas the value of the one whose `is_root` is true, by one collective.
+
+    No public API broadcasts in a replica, and none lets the root change from step to step.
+    """
+    group = {
+        "group_size": launcher_._group_size,
+        "group_key": launcher_._group_key,
+        "instance_key": launcher_._next_instance_key(),
+        "communication_hint": launcher_._options.implementation.value.lower(),
+        "timeout_seconds": launcher_._options.timeout_seconds or 0,
+    }
+    with tf.device(launcher_._device):
+        return tf.cond(
+            is_root,
+            lambda: tf.raw_ops.CollectiveBcastSendV2(input=value, **group),
+            lambda: tf.raw_ops.CollectiveBcastRecvV2(T=value.dtype, shape=tf.shape(value), **group),
+        )
+
+
 def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
     """Lets the strategy's collectives run in a function that is called within a loop or branch.
 

@@ -297,7 +297,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             "step": exchange.step,
             "skipped_steps": exchange.skipped_steps,
             "unsent": exchange.unsent,
-            **{f"residual_{i}": variable for i, variable in enumerate(exchange.residuals)},
+            **{
+                f"{name}_{i}": variable
+                for name, variables in exchange.state.items()
+                for i, variable in enumerate(variables)
+            },
             **{f"accumulator_{i}": variable for i, variable in enumerate(self._accumulators)},
         }
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.compressors.base import ExchangeInputs
+from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.exchange import dense, gradient_specs, norm
-from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, new_residuals
+from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
 from tf_gradcomp.policy import Policy
 
 __all__ = ["Learners", "StepReport"]
@@ -83,7 +83,7 @@ class Learners:
         self.model = model
         self.compressor = compressors.get(compressor)
         self.specs = gradient_specs(model.trainable_variables, policy or Policy())
-        self.residuals = [new_residuals(self.compressor, self.specs) for _ in range(learners)]
+        self.state = [new_state(self.compressor, self.specs) for _ in range(learners)]
         self._step = 0
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced)
@@ -99,26 +99,34 @@ class Learners:
         Raises:
             ValueError: If the batch cannot be shared out equally.
         """
-        size = len(self.residuals)
+        size = len(self.state)
         losses, inputs = [], []
         step, finite = tf.constant(self._step, tf.int64), tf.constant(True)
-        for share, residuals in zip(_shares(x, y, size), self.residuals, strict=True):
+        shares = zip(_shares(x, y, size), self.state, strict=True)
+        for rank, (share, state) in enumerate(shares):
             loss, gradients = self._gradients(*share)
             losses.append(loss)
-            handles = [residual.handle for residual in residuals]
-            inputs.append(ExchangeInputs(self.specs, gradients, handles, step, finite, size))
-        ends, communicators = exchange_in_lockstep(self.compressor, inputs)
+            inputs.append(
+                ExchangeInputs(self.specs, gradients, handles(state), step, finite, rank, size)
+            )
+        ends = exchange_in_lockstep(self.compressor, inputs)
         self._step += 1
-        if ends[0].finite:
-            self._apply(ends[0].reduced)
+        exchanged = ends[0].exchanged
+        if exchanged.finite:
+            self._apply(exchanged.reduced)
         return StepReport(
             loss=float(np.sum(losses)),
-            finite=bool(ends[0].finite),
-            payload_bytes=float(np.mean([c.payload_bytes for c in communicators])),
-            sent_bytes=float(np.mean([c.sent_bytes for c in communicators])),
+            finite=bool(exchanged.finite),
+            payload_bytes=float(np.mean([end.sent.payload_bytes for end in ends])),
+            sent_bytes=float(np.mean([end.sent.sent_bytes for end in ends])),
             dense_bytes=sum(4 * spec.elements for spec in self.specs),
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
         )
+
+    @property
+    def residuals(self) -> list[list[tf.Variable]]:
+        """Of each learner, in the order of the model's trainable variables."""
+        return [state.get(RESIDUAL, []) for state in self.state]
 
     def fit(
         self,
@@ -152,7 +160,7 @@ class Learners:
         whole = float(reports[0].dense_bytes)
         return {
             "loss": float(np.mean([report.loss for report in reports])),
-            **measures_per_step(len(self.residuals), payload, sent, whole),
+            **measures_per_step(len(self.state), payload, sent, whole),
             "skipped_steps": float(sum(not report.finite for report in reports)),
             "residual_norm": reports[-1].residual_norm,
         }
@@ -162,7 +170,7 @@ class Learners:
         with tf.GradientTape() as tape:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
-            loss /= len(self.residuals)  # as Keras under a strategy: sums make the mean
+            loss /= len(self.state)  # as Keras under a strategy: sums make the mean
         gradients = tape.gradient(
             loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )

@@ -112,9 +112,9 @@ const AdaCompDecoder::Codes& AdaCompDecoder::CodesOf(int64_t payload, int64_t te
   return codes_[payload * tensors_.size() + tensor];
 }
 
-Status AdaCompDecoder::Read(const int32_t* words, int64_t size, int64_t num_payloads,
+Status AdaCompDecoder::Read(const int32_t* words, int64_t num_payloads, int64_t row_words,
                             std::optional<int64_t> step) {
-  Status status = SplitPayloads(words, size, num_payloads, &payloads_);
+  Status status = ReadRows(words, num_payloads, row_words, &payloads_);
   if (!status.ok()) return status;
   const int64_t num_tensors = tensors_.size();
   const ExpectedHeader expected = {Method::kAdaComp, fingerprint_, step, num_tensors};

@@ -23,9 +23,9 @@ class AdaCompDecoder {
                  ParallelFor parallel_for);
   ~AdaCompDecoder();
 
-  // Checks all of `num_payloads` payloads that lie one after another in `words`, which must outlive
+  // Checks all of `num_payloads` payloads, each at the start of a row of `words`, which must outlive
   // the decoder. Nothing else may be called unless this succeeds.
-  Status Read(const int32_t* words, int64_t size, int64_t num_payloads,
+  Status Read(const int32_t* words, int64_t num_payloads, int64_t row_words,
               std::optional<int64_t> step);
 
   const std::vector<PayloadView>& payloads() const { return payloads_; }

@@ -76,27 +76,25 @@ void WriteHeader(PayloadHeader header, int32_t* payload) {
   std::memcpy(payload, &header, sizeof header);
 }
 
-Status SplitPayloads(const int32_t* words, int64_t size, int64_t num_payloads,
-                     std::vector<PayloadView>* payloads) {
+Status ReadRows(const int32_t* words, int64_t num_payloads, int64_t row_words,
+                std::vector<PayloadView>* payloads) {
   payloads->clear();
-  for (int64_t replica = 0; replica < num_payloads; ++replica) {
-    if (size < kHeaderWords) {
-      return OfReplica(replica, {Concat("only ", size, " words are left; expected a header of ",
+  for (int64_t replica = 0; replica < num_payloads; ++replica, words += row_words) {
+    if (row_words < kHeaderWords) {
+      return OfReplica(replica, {Concat("only ", row_words, " words; expected a header of ",
                                         kHeaderWords, " words")});
     }
     PayloadView payload;
     payload.words = words;
     std::memcpy(static_cast<void*>(&payload.header), words, sizeof payload.header);
-    const Status status = CheckFraming(payload.header, size);
+    const int64_t length = payload.header.length;
+    const Status status = CheckFraming(payload.header, row_words);
     if (!status.ok()) return OfReplica(replica, status);
+    if (std::any_of(words + length, words + row_words, [](int32_t word) { return word != 0; })) {
+      return OfReplica(replica, {Concat("other words than zeros behind the ", length,
+                                        " of the payload; expected nothing else in its row")});
+    }
     payloads->push_back(payload);
-    words += payload.header.length;
-    size -= payload.header.length;
-  }
-  if (size != 0) {
-    return {Concat(size, " words follow the payload of replica ", num_payloads - 1,
-                   "; expected none: concatenate exactly ", num_payloads,
-                   " payloads, without padding")};
   }
   return {};
 }

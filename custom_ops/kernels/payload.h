@@ -56,9 +56,9 @@ struct ExpectedHeader {
 // Fills in the checksum over the header and the body behind it, and writes the header.
 void WriteHeader(PayloadHeader header, int32_t* payload);
 
-// Finds `num_payloads` payloads that lie one after another in `words`. Trusts nothing but `size`.
-Status SplitPayloads(const int32_t* words, int64_t size, int64_t num_payloads,
-                     std::vector<PayloadView>* payloads);
+// Finds the payload at the start of each of `num_payloads` rows of `row_words`. Trusts nothing else.
+Status ReadRows(const int32_t* words, int64_t num_payloads, int64_t row_words,
+                std::vector<PayloadView>* payloads);
 
 // Checks checksum, method, fingerprint, step, number of tensors and flags.
 Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected);

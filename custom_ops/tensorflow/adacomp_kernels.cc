@@ -100,7 +100,6 @@ class AdaCompDecodeOp : public OpKernel {
   explicit AdaCompDecodeOp(OpKernelConstruction* context) : OpKernel(context) {
     std::vector<int64_t> bin_sizes;
     OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes));
-    OP_REQUIRES_OK(context, context->GetAttr("num_replicas", &num_replicas_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
     OP_REQUIRES(context, shapes_.size() == bin_sizes.size(),
@@ -117,10 +116,11 @@ class AdaCompDecodeOp : public OpKernel {
     const Tensor& payloads = context->input(0);
     int64_t step;
     OP_REQUIRES_OK(context, GetStep(context, 1, &step));
+    OP_REQUIRES_OK(context, CheckRows(payloads));
     AdaCompDecoder decoder(tensors_, fingerprint_, ThreadPool(context));
     OP_REQUIRES_OK(context,
                    ToTensorFlow(decoder.Read(payloads.flat<int32_t>().data(),
-                                             payloads.NumElements(), num_replicas_, step)));
+                                             payloads.dim_size(0), payloads.dim_size(1), step)));
     OpOutputList reduced;
     OP_REQUIRES_OK(context, context->output_list("reduced", &reduced));
     std::vector<float*> outputs;
@@ -132,17 +132,10 @@ class AdaCompDecodeOp : public OpKernel {
     const int num_tensors = static_cast<int>(tensors_.size());
     Tensor* finite;
     OP_REQUIRES_OK(context, context->allocate_output(num_tensors, TensorShape({}), &finite));
-    Tensor* lengths;
-    OP_REQUIRES_OK(context, context->allocate_output(num_tensors + 1,
-                                                     TensorShape({num_replicas_}), &lengths));
     finite->scalar<bool>()() = decoder.Reduce(outputs);
-    for (int64_t i = 0; i < num_replicas_; ++i) {
-      lengths->flat<int64_t>()(i) = decoder.payloads()[i].header.length;
-    }
   }
 
  private:
-  int64_t num_replicas_;
   int64_t fingerprint_;
   std::vector<TensorShape> shapes_;
   std::vector<DecoderTensor> tensors_;
@@ -165,8 +158,8 @@ class AdaCompPutBackOp : public OpKernel {
       tensors.push_back({residuals.shape(i).num_elements(), bin_sizes_[i]});
     }
     AdaCompDecoder decoder(tensors, fingerprint_, ThreadPool(context));
-    OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(),
-                                                      payload.NumElements(), 1, std::nullopt)));
+    OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(), 1,
+                                                      payload.NumElements(), std::nullopt)));
     if (!decoder.finite()) return;
     OP_REQUIRES_OK(context, residuals.Unshare(context));
     std::vector<float*> values;

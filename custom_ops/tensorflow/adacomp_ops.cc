@@ -93,7 +93,7 @@ absl::Status EncodeShape(InferenceContext* c) {
 absl::Status DecodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &unused));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
   std::vector<TensorShape> shapes;
   TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
@@ -108,10 +108,7 @@ absl::Status DecodeShape(InferenceContext* c) {
     TF_RETURN_IF_ERROR(c->MakeShapeFromTensorShape(shapes[i], &shape));
     c->set_output(i, shape);
   }
-  int64_t num_replicas;
-  TF_RETURN_IF_ERROR(c->GetAttr("num_replicas", &num_replicas));
   c->set_output(num_tensors, c->Scalar());
-  c->set_output(num_tensors + 1, c->Vector(num_replicas));
   return absl::OkStatus();
 }
 
@@ -171,9 +168,7 @@ REGISTER_OP("AdaCompDecode")
     .Input("step: int64")
     .Output("reduced: N * float")
     .Output("finite: bool")
-    .Output("lengths: int64")
     .Attr("N: int >= 1")
-    .Attr("num_replicas: int >= 1")
     .Attr("shapes: list(shape)")
     .Attr("bin_sizes: list(int)")
     .Attr("fingerprint: int")

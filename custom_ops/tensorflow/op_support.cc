@@ -48,6 +48,12 @@ absl::Status GetStep(OpKernelContext* context, int input, int64_t* step) {
   return absl::OkStatus();
 }
 
+absl::Status CheckRows(const Tensor& payloads) {
+  if (payloads.dims() == 2 && payloads.dim_size(0) > 0) return absl::OkStatus();
+  return InvalidArgument("payloads have shape ", payloads.shape().DebugString(),
+                         "; expected a row for each replica: [replicas, words]");
+}
+
 absl::Status LockedResiduals::Lock(OpKernelContext* context, int num_variables) {
   variables_.resize(num_variables);
   std::vector<Var*> in_order(num_variables);

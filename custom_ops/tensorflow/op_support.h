@@ -25,6 +25,9 @@ absl::Status GetBinSizes(tensorflow::OpKernelConstruction* context,
 
 absl::Status GetStep(tensorflow::OpKernelContext* context, int input, int64_t* step);
 
+// Checks that there is a row for each replica.
+absl::Status CheckRows(const tensorflow::Tensor& payloads);
+
 // Resource variables, locked for as long as this lives, that may be written in place.
 class LockedResiduals {
  public:

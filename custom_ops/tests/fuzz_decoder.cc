@@ -35,7 +35,8 @@ void Reseal(std::vector<int32_t>* words) {
 
 void Decode(const Tensors& tensors, const std::vector<int32_t>& words, int64_t num_replicas) {
   AdaCompDecoder decoder(tensors, kFingerprint, Threads(1));
-  if (!decoder.Read(words.data(), words.size(), num_replicas, kStep).ok()) return;
+  const int64_t row_words = words.size() / num_replicas;
+  if (!decoder.Read(words.data(), num_replicas, row_words, kStep).ok()) return;
   std::vector<std::vector<float>> outputs = Zeros(tensors);
   decoder.Reduce(Pointers(&outputs));
   decoder.AddTo(Pointers(&outputs));
@@ -133,7 +134,7 @@ int main(int argc, char** argv) {
   for (const gradcomp::Tensors& tensors : gradcomp::kModels) {
     valid.push_back(gradcomp::ValidPayload(tensors));
     gradcomp::AdaCompDecoder decoder(tensors, gradcomp::kFingerprint, gradcomp::Threads(1));
-    CHECK(decoder.Read(valid.back().data(), valid.back().size(), 1, gradcomp::kStep).ok());
+    CHECK(decoder.Read(valid.back().data(), 1, valid.back().size(), gradcomp::kStep).ok());
   }
   if (argc == 3) {
     std::ofstream(argv[2]).write(reinterpret_cast<const char*>(valid[0].data()),

@@ -89,7 +89,7 @@ void ThreadsDoNotChangeResults() {
     std::vector<std::vector<float>> residuals = start;
     CHECK(Encode<float>(&residuals, gradients, bin_sizes, settings) == payload);
     AdaCompDecoder decoder(tensors, kFingerprint, Threads(threads));
-    CHECK(decoder.Read(payload.data(), payload.size(), 1, kStep).ok());
+    CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
     std::vector<std::vector<float>> outputs = Zeros(tensors);
     CHECK(decoder.Reduce(Pointers(&outputs)));
     for (size_t i = 0; i < bin_sizes.size(); ++i) {
@@ -137,7 +137,7 @@ void WhatWasPackedCanBePutBack() {
   const std::vector<std::vector<float>> gradients = {Normal(5000, 0.3f, 3), Normal(70, 1, 4)};
   const auto payload = Encode<float>(&residuals, gradients, {50, 0});
   AdaCompDecoder decoder({{5000, 50}, {70, 0}}, kFingerprint, Threads(2));
-  CHECK(decoder.Read(payload.data(), payload.size(), 1, std::nullopt).ok());
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), std::nullopt).ok());
   decoder.AddTo(Pointers(&residuals));
   for (size_t i = 0; i < sums.size(); ++i) {
     for (size_t j = 0; j < sums[i].size(); ++j) {
@@ -150,11 +150,11 @@ void EveryBitFlipIsAnError() {
   std::vector<std::vector<float>> residuals = {Normal(300, 1, 1), Normal(5, 1, 2)};
   auto payload = Encode<float>(&residuals, std::vector<std::vector<float>>(residuals), {50, 0});
   AdaCompDecoder decoder({{300, 50}, {5, 0}}, kFingerprint, Threads(1));
-  CHECK(decoder.Read(payload.data(), payload.size(), 1, kStep).ok());
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
   for (size_t word = 0; word < payload.size(); ++word) {
     for (int bit = 0; bit < 32; ++bit) {
       payload[word] ^= 1u << bit;
-      const Status status = decoder.Read(payload.data(), payload.size(), 1, kStep);
+      const Status status = decoder.Read(payload.data(), 1, payload.size(), kStep);
       CHECK(!status.ok());
       CHECK(status.message.find("payload of replica 0: ") == 0);
       payload[word] ^= 1u << bit;

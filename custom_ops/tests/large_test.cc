@@ -46,7 +46,7 @@ void LargeTensor(int64_t bin_size) {
 
   // All blocks would fill all pages: decode those that were sent to.
   AdaCompDecoder decoder({{kSize, bin_size}}, kFingerprint, Threads(2));
-  CHECK(decoder.Read(payload.data(), payload.size(), 1, 0).ok());
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), 0).ok());
   float* output = MapZeros(kSize);
   const Binning bins(kSize, bin_size);
   for (int64_t i : kSent) {

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, new_residuals
+from tf_gradcomp.compressors import Compressor, ExchangeInputs
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.distribute.lockstep import InLockstep, exchange_in_lockstep, handles, new_state
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]
@@ -23,6 +24,7 @@ class Outcome(NamedTuple):
     residuals: list[Arrays]
     payloads: Arrays  # of the last wish: what was gathered, or given to be summed
     tensor_bytes: Arrays
+    payload_bytes: list[int] | None = None  # of all wishes
 
 
 def specs_of(gradients: Sequence[np.ndarray]) -> list[GradientSpec]:
@@ -47,48 +49,44 @@ class Lockstep:
     ) -> None:
         self._compressor = compressor
         self._specs = specs
-        self._residuals = [new_residuals(compressor, specs) for _ in range(size)]
+        self.state = [new_state(compressor, specs) for _ in range(size)]
         self._step = 0
         self._exchange = tf.function(self._exchanged, autograph=False) if graph else self._exchanged
 
     @property
     def residuals(self) -> list[Arrays]:
-        return [[variable.numpy() for variable in variables] for variables in self._residuals]
+        return [[v.numpy() for v in state.get(RESIDUAL, [])] for state in self.state]
 
     def set_residuals(self, residuals: Sequence[Sequence[np.ndarray]]) -> None:
-        for variables, values in zip(self._residuals, residuals, strict=True):
-            for variable, value in zip(variables, values, strict=True):
+        for state, values in zip(self.state, residuals, strict=True):
+            for variable, value in zip(state[RESIDUAL], values, strict=True):
                 variable.assign(value)
 
     def step(self, gradients: Sequence[Sequence[np.ndarray]], *, finite: bool = True) -> Outcome:
         """One step; `gradients` by replica and tensor, `finite` as other parts of the step say."""
         tensors = [[tf.constant(gradient) for gradient in of_one] for of_one in gradients]
-        ends, payloads = self._exchange(
-            tensors, tf.constant(self._step, tf.int64), tf.constant(finite)
-        )
+        ends = self._exchange(tensors, tf.constant(self._step, tf.int64), tf.constant(finite))
         self._step += 1
         return Outcome(
-            [[tensor.numpy() for tensor in end.reduced] for end in ends],
-            [bool(end.finite) for end in ends],
+            [[tensor.numpy() for tensor in end.exchanged.reduced] for end in ends],
+            [bool(end.exchanged.finite) for end in ends],
             self.residuals,
-            [payload.numpy() for payload in payloads],
-            [end.tensor_bytes.numpy() for end in ends],
+            [given.numpy() for end in ends for given in end.given[-1:]],
+            [end.exchanged.tensor_bytes.numpy() for end in ends],
+            [int(end.sent.payload_bytes) for end in ends],
         )
 
     def _exchanged(
         self, gradients: list[list[tf.Tensor]], step: tf.Tensor, finite: tf.Tensor
-    ) -> tuple[list[Exchanged], list[tf.Tensor]]:
-        size = len(self._residuals)
-        ends, communicators = exchange_in_lockstep(
+    ) -> list[InLockstep]:
+        size = len(self.state)
+        return exchange_in_lockstep(
             self._compressor,
             [
-                ExchangeInputs(
-                    self._specs, of_one, [v.handle for v in residuals], step, finite, size
-                )
-                for of_one, residuals in zip(gradients, self._residuals, strict=True)
+                ExchangeInputs(self._specs, of_one, handles(state), step, finite, rank, size)
+                for rank, (of_one, state) in enumerate(zip(gradients, self.state, strict=True))
             ],
         )
-        return ends, [given for one in communicators for given in one.given[-1:]]
 
 
 def assert_equal_bits(actual: np.ndarray, expected: np.ndarray) -> None:

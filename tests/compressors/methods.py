@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.compressors.lockstep import Arrays, Outcome
 from tf_gradcomp.compressors import AdaComp, Cast, Compressor, NoCompression
+from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 from tf_gradcomp.reference import adacomp, dense_sum
 
@@ -34,6 +35,10 @@ class Method:
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
 
+    @property
+    def keeps_residuals(self) -> bool:
+        return RESIDUAL in self.compressor.state(GradientSpec("a", (1,), "float32", "dense"))
+
 
 def adacomp_oracle(
     compressor: AdaComp,
@@ -42,7 +47,7 @@ def adacomp_oracle(
     gradients: Sequence[Arrays],
     step: int,
 ) -> Outcome:
-    bin_sizes = [compressor.bin_size(spec) or 0 for spec in specs]
+    bin_sizes = [compressor.bin_sizes.of(spec) or 0 for spec in specs]
     shapes = [spec.shape for spec in specs]
     encoded = [
         adacomp.encode_payload(

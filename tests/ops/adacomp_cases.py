@@ -44,13 +44,13 @@ def encode_by_reference(residuals, gradients, bin_sizes, **settings):
 
 def decode(payloads, shapes, bin_sizes, **settings):
     settings = {"fingerprint": FINGERPRINT, "step": STEP, **settings}
-    return ops.adacomp_decode(
-        np.concatenate(payloads),
-        shapes=shapes,
-        bin_sizes=bin_sizes,
-        num_replicas=settings.pop("num_replicas", len(payloads)),
-        **settings,
-    )
+    return ops.adacomp_decode(rows(payloads), shapes=shapes, bin_sizes=bin_sizes, **settings)
+
+
+def rows(payloads):
+    """A row for each payload, as they are gathered."""
+    longest = max(payload.size for payload in payloads)
+    return np.stack([np.pad(payload, (0, longest - payload.size)) for payload in payloads])
 
 
 def assert_same_bits(actual, expected):

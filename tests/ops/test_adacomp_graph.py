@@ -22,16 +22,13 @@ class ShapeTest(tf.test.TestCase):
         @tf.function(input_signature=[tf.TensorSpec(shape) for shape in SHAPES])
         def step(*gradients):
             payload, tensor_bytes = ops.adacomp_encode(variables, gradients, 0, **LAYOUT)
-            gathered = tf.concat([payload, payload], 0)
-            reduced, finite, lengths = ops.adacomp_decode(
-                gathered, 0, num_replicas=2, shapes=SHAPES, **LAYOUT
-            )
-            shapes = (payload, tensor_bytes, finite, lengths, *reduced)
+            gathered = tf.stack([payload, payload])
+            reduced, finite = ops.adacomp_decode(gathered, 0, shapes=SHAPES, **LAYOUT)
+            shapes = (payload, tensor_bytes, finite, *reduced)
             assert [tensor.shape.as_list() for tensor in shapes] == [
                 [None],
                 [2],
                 [],
-                [2],
                 [20, 30],
                 [7],
             ]
@@ -121,7 +118,7 @@ tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
 from tests.ops.adacomp_cases import decode, encode, normal
 sizes, bin_sizes = [1500007, 1500007, 300001, 3], [50, 500, 0, 50]
 step = encode([normal(size) for size in sizes], [normal(size, 0.3, 1) for size in sizes], bin_sizes)
-reduced, _, _ = decode([step.payload] * 3, [[size] for size in sizes], bin_sizes)
+reduced, _ = decode([step.payload] * 3, [[size] for size in sizes], bin_sizes)
 flagged = [normal(size, 0.3, 1) for size in sizes]
 flagged[1][-1] = float("nan")
 undone = encode([normal(size) for size in sizes], flagged, bin_sizes)

@@ -1,14 +1,10 @@
 """The compression methods, one in each file, and how to name, save and load them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
 from tf_gradcomp.compressors.adacomp import AdaComp
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.no_compression import NoCompression
+from tf_gradcomp.compressors.registry import deserialize, get, names, serialize
 
 __all__ = [
     "AdaComp",
@@ -17,68 +13,9 @@ __all__ = [
     "ExchangeInputs",
     "Exchanged",
     "NoCompression",
+    "StateSpec",
     "deserialize",
     "get",
     "names",
     "serialize",
 ]
-
-_CLASSES: dict[str, type[Compressor]] = {
-    method.name: method for method in (AdaComp, Cast, NoCompression)
-}
-
-
-def get(identifier: str | Mapping[str, Any] | Compressor) -> Compressor:
-    """The compressor that `identifier` means.
-
-    Args:
-        identifier: A name such as `"adacomp"` (default settings), what `serialize` returned, or a
-            compressor, which is returned as it is.
-
-    Raises:
-        ValueError: If no compressor has that name.
-        TypeError: If `identifier` is of another type.
-    """
-    if isinstance(identifier, Compressor):
-        return identifier
-    if isinstance(identifier, str):
-        return _class_named(identifier)()
-    if isinstance(identifier, Mapping):
-        return deserialize(identifier)
-    raise TypeError(
-        f"compressor: expected a name ({', '.join(_CLASSES)}), a config or a compressor such as "
-        f"gc.compressors.AdaComp(); received {identifier!r}."
-    )
-
-
-def names() -> list[str]:
-    """The names that `get` knows."""
-    return list(_CLASSES)
-
-
-def serialize(compressor: Compressor) -> dict[str, Any]:
-    """A JSON-serializable description, for `deserialize`."""
-    return {"name": compressor.name, "config": compressor.get_config()}
-
-
-def deserialize(description: Mapping[str, Any]) -> Compressor:
-    """The compressor that `serialize` described.
-
-    Raises:
-        ValueError: If the description is not of that form, or names no compressor.
-    """
-    if set(description) != {"name", "config"}:
-        raise ValueError(
-            "compressor: expected a config with the keys 'name' and 'config', as "
-            f"gc.compressors.serialize returns; received {dict(description)!r}."
-        )
-    return _class_named(description["name"]).from_config(description["config"])
-
-
-def _class_named(name: str) -> type[Compressor]:
-    try:
-        return _CLASSES[name.lower()]
-    except KeyError:
-        raise ValueError(
-            f"compressor: unknown name {name!r}; expected one of {', '.join(_CLASSES)}."
-        ) from None

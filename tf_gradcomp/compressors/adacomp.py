@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -10,20 +9,13 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.distribute.communicator import AllGather
-from tf_gradcomp.policy import (
-    CONVOLUTION,
-    DENSE,
-    EMBEDDING,
-    LAYER_KINDS,
-    RECURRENT,
-    VECTOR,
-    GradientSpec,
-)
+from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR
 
 MAX_BIN_SIZE = 16383
 SENT_WHOLE = 0  # in place of a bin size, to the ops
-DEFAULT_BIN_SIZES = {CONVOLUTION: 50, DENSE: 500, RECURRENT: 500, EMBEDDING: 500, VECTOR: 500}
+_DEFAULT_BIN_SIZES = {CONVOLUTION: 50, DENSE: 500, RECURRENT: 500, EMBEDDING: 500, VECTOR: 500}
 
 
 class AdaComp(Compressor):
@@ -47,6 +39,7 @@ class AdaComp(Compressor):
             studied 1.5 to 3. With 1 only the bin's maximum is sent: the paper's baseline "LS".
         overrides: Regular expression over variable paths to bin size or None, ahead of
             `bin_sizes`; the first that is found anywhere in the path counts.
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
         ValueError: If a bin size, the scale factor or a layer kind is out of range, or a pattern is
@@ -61,38 +54,21 @@ class AdaComp(Compressor):
 
     def __init__(
         self,
-        bin_sizes: int | Mapping[str, int | None] | None = None,
+        bin_sizes: int | Mapping[str, int | None] | None = _DEFAULT_BIN_SIZES,
         scale_factor: float = 2.0,
         overrides: Mapping[str, int | None] | None = None,
+        **warmup: Any,
     ) -> None:
-        if bin_sizes is None or isinstance(bin_sizes, Mapping):
-            self.bin_sizes = {**DEFAULT_BIN_SIZES, **(bin_sizes or {})}
-        else:
-            self.bin_sizes = dict.fromkeys(LAYER_KINDS, bin_sizes)
+        super().__init__(**warmup)
+        self.bin_sizes = PerVariable(
+            "AdaComp: bin_sizes", bin_sizes, _DEFAULT_BIN_SIZES, overrides, _expected_bin_size
+        )
         self.scale_factor = _checked_scale_factor(scale_factor)
-        self.overrides = dict(overrides or {})
-        for kind, size in self.bin_sizes.items():
-            if kind not in LAYER_KINDS:
-                raise ValueError(
-                    f"AdaComp: unknown layer kind {kind!r} in bin_sizes; "
-                    f"expected one of {', '.join(LAYER_KINDS)}."
-                )
-            _check_bin_size(size, kind)
-        for pattern, size in self.overrides.items():
-            _check_pattern(pattern)
-            _check_bin_size(size, pattern)
-
-    def bin_size(self, spec: GradientSpec) -> int | None:
-        """The number of elements in a bin of this variable; None if it is sent whole."""
-        for pattern, size in self.overrides.items():
-            if re.search(pattern, spec.path):
-                return size
-        return self.bin_sizes[spec.kind]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
         layout: dict[str, Any] = {
-            "bin_sizes": [self.bin_size(spec) or SENT_WHOLE for spec in inputs.specs],
+            "bin_sizes": [self.bin_sizes.of(spec) or SENT_WHOLE for spec in inputs.specs],
             "fingerprint": self.fingerprint(inputs.specs),
         }
         payload, tensor_bytes = ops.adacomp_encode(
@@ -102,11 +78,10 @@ class AdaComp(Compressor):
             scale_factor=self.scale_factor,
             **layout,
         )
-        gathered = yield AllGather(payload)
-        reduced, finite, _ = ops.adacomp_decode(
-            gathered,
+        payloads = yield AllGather(payload)
+        reduced, finite = ops.adacomp_decode(
+            payloads,
             inputs.step,
-            num_replicas=inputs.size,
             shapes=[spec.shape for spec in inputs.specs],
             **layout,
         )
@@ -121,9 +96,10 @@ class AdaComp(Compressor):
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""
         return {
-            "bin_sizes": dict(self.bin_sizes),
+            "bin_sizes": self.bin_sizes.by_kind,
             "scale_factor": self.scale_factor,
-            "overrides": dict(self.overrides),
+            "overrides": self.bin_sizes.overrides,
+            **super().get_config(),
         }
 
 
@@ -135,19 +111,6 @@ def _checked_scale_factor(scale_factor: float) -> float:
     return float(scale_factor)
 
 
-def _check_bin_size(size: int | None, what: str) -> None:
-    whole_number = isinstance(size, int) and not isinstance(size, bool)
-    if size is not None and not (whole_number and 1 <= size <= MAX_BIN_SIZE):
-        raise ValueError(
-            f"AdaComp: the bin size of {what!r} must be a whole number from 1 to {MAX_BIN_SIZE}, "
-            f"or None to send variables whole; received {size!r}."
-        )
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"AdaComp: {pattern!r} in overrides is not a regular expression: {error}."
-        ) from None
+def _expected_bin_size(size: Any) -> str:
+    good = is_whole_number(size, 1, MAX_BIN_SIZE)
+    return "" if good else f"a whole number from 1 to {MAX_BIN_SIZE}"

@@ -11,8 +11,25 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tf_gradcomp.compressors import registry
 from tf_gradcomp.distribute.communicator import Wish
 from tf_gradcomp.policy import GradientSpec
+
+RESIDUAL = "residual"
+
+
+@dataclasses.dataclass(frozen=True)
+class StateSpec:
+    """A float32 variable that a method keeps for one gradient, on each replica; first zeros.
+
+    Attributes:
+        shape: Its shape.
+        shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all.
+            Otherwise a checkpoint holds the sum over the replicas, and each of N gets 1/N of it.
+    """
+
+    shape: tuple[int, ...]
+    shared: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,20 +39,27 @@ class ExchangeInputs:
     Attributes:
         specs: What is known of each gradient.
         gradients: Dense tensors, in the shapes and dtypes of `specs`.
-        residuals: Resource handles of this replica's float32 residuals, in the same shapes; empty
-            for a method that keeps none.
+        state: By name, resource handles of this replica's state for each gradient: what
+            `Compressor.state` says, as `ops` update it.
         step: int64 scalar, equal on all replicas.
         finite: bool scalar, equal on all replicas; where it is false, the step is to be skipped
             whatever the gradients are.
+        rank: int32 scalar, this replica's number.
         size: The number of replicas.
     """
 
     specs: Sequence[GradientSpec]
     gradients: Sequence[tf.Tensor]
-    residuals: Sequence[tf.Tensor]
+    state: Mapping[str, Sequence[tf.Tensor]]
     step: tf.Tensor
     finite: tf.Tensor
+    rank: tf.Tensor | int
     size: int
+
+    @property
+    def residuals(self) -> Sequence[tf.Tensor]:
+        """Resource handles of the residuals, in the shapes of the gradients."""
+        return self.state[RESIDUAL]
 
 
 class Exchanged(NamedTuple):
@@ -57,21 +81,53 @@ class Exchanged(NamedTuple):
 class Compressor(abc.ABC):
     """A method with its settings. It knows no strategy and no Keras; it holds no state.
 
+    Args:
+        warmup_steps: For how many steps, from the first on, `warmup` is used in its place.
+        warmup: A compressor, its name or its config. By default gradients travel dense; a gentler
+            setting of the same method, with a warm-up of its own or none, makes a schedule.
+
+    Raises:
+        ValueError: If `warmup_steps` is negative, or `warmup` unknown.
+
     Attributes:
         name: By which `gc.compressors.get` knows it.
-        keeps_residuals: Whether what it does not send stays in a residual for the next step.
+        residual_scale: What a residual is, over the gradients that it stands for.
     """
 
     name: ClassVar[str]
-    keeps_residuals: ClassVar[bool] = True
+    residual_scale: float = 1.0
+
+    def __init__(
+        self,
+        *,
+        warmup_steps: int = 0,
+        warmup: str | Mapping[str, Any] | Compressor = "no_compression",
+    ) -> None:
+        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
+            raise ValueError(
+                f"{type(self).__name__}: warmup_steps must be a whole number, 0 or more; received "
+                f"{warmup_steps!r}."
+            )
+        self.warmup_steps = warmup_steps
+        self.warmup = registry.get(warmup) if warmup_steps else None
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            registry.register(cls)
+
+    def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
+        """What it keeps for one gradient, by name; a residual, unless a method says otherwise."""
+        return {RESIDUAL: StateSpec(spec.shape)}
 
     @abc.abstractmethod
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """One replica's side of a step: yields what to communicate and is sent the answer."""
 
-    @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""
+        if not self.warmup:
+            return {}
+        return {"warmup_steps": self.warmup_steps, "warmup": registry.serialize(self.warmup)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Compressor:

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.dense_sum import sum_as
 from tf_gradcomp.distribute.communicator import AllReduce
+from tf_gradcomp.policy import GradientSpec
 
 _DTYPES = ("float16", "bfloat16")
 
@@ -24,20 +25,25 @@ class Cast(Compressor):
     Args:
         dtype: `"float16"` is more precise, but numbers below 3e-8 become zero, and a step on which
             a sum exceeds 65504 is skipped. `"bfloat16"` has the range of float32.
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
         ValueError: If `dtype` is another one.
     """
 
     name = "cast"
-    keeps_residuals = False
 
-    def __init__(self, dtype: str = "float16") -> None:
+    def __init__(self, dtype: str = "float16", **warmup: Any) -> None:
+        super().__init__(**warmup)
         if dtype not in _DTYPES:
             raise ValueError(
                 f"Cast: dtype must be one of {', '.join(_DTYPES)}; received {dtype!r}."
             )
         self.dtype = dtype
+
+    def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
+        """Nothing is kept."""
+        return {}
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
         """Sums all gradients in the smaller type, fused into one vector."""
@@ -45,4 +51,4 @@ class Cast(Compressor):
 
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""
-        return {"dtype": self.dtype}
+        return {"dtype": self.dtype, **super().get_config()}

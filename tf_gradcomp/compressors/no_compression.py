@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.dense_sum import sum_as
 from tf_gradcomp.distribute.communicator import AllReduce
+from tf_gradcomp.policy import GradientSpec
 
 
 class NoCompression(Compressor):
@@ -21,12 +21,11 @@ class NoCompression(Compressor):
     """
 
     name = "no_compression"
-    keeps_residuals = False
+
+    def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
+        """Nothing is kept."""
+        return {}
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
         """Sums all gradients, fused into one vector."""
         return (yield from sum_as(tf.float32, inputs))
-
-    def get_config(self) -> dict[str, Any]:
-        """There are no settings."""
-        return {}

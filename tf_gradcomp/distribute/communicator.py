@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Generator
+import functools
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
@@ -16,10 +17,12 @@ Result = TypeVar("Result")
 class AllGather(NamedTuple):
     """A compressor's wish: to send `payload` to all replicas and to have theirs.
 
-    The answer is int32 [sum of lengths]: all payloads, in the order of the replicas' ids.
+    The answer is int32 [replicas, longest]: a row for each replica's payload, in the order of their
+    ranks, with zeros behind the shorter ones.
     """
 
-    payload: tf.Tensor  # int32 [words]; the number of words may differ between replicas
+    payload: tf.Tensor  # int32 [words]
+    same_length: bool = False  # whether it has as many words on all replicas, by construction
 
 
 class AllReduce(NamedTuple):
@@ -31,53 +34,80 @@ class AllReduce(NamedTuple):
     values: tf.Tensor  # [n], float32, float16 or bfloat16; n is equal on all replicas, not 0
 
 
-Wish: TypeAlias = AllGather | AllReduce
+class Broadcast(NamedTuple):
+    """A compressor's wish: to have what one of the replicas gives; that one may differ by step.
+
+    The answer has the shape of `payload`.
+    """
+
+    payload: tf.Tensor  # int32 [words], as many on all replicas, not 0; only the root's is used
+    root: tf.Tensor  # int32 scalar, equal on all replicas: the rank of the one that gives
+
+
+Wish: TypeAlias = AllGather | AllReduce | Broadcast
+
+
+class Sent(NamedTuple):
+    """Bytes that one replica sent; int64 scalars.
+
+    Attributes:
+        payload_bytes: What it gave to be sent; of a broadcast, the mean over the possible roots.
+        sent_bytes: What the collectives made it send, with what it passed on for others.
+    """
+
+    payload_bytes: tf.Tensor
+    sent_bytes: tf.Tensor
+
+    @classmethod
+    def nothing(cls) -> Sent:
+        """No bytes."""
+        return cls(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+
+    def plus(self, other: Sent) -> Sent:
+        """The sum of both."""
+        return Sent(self.payload_bytes + other.payload_bytes, self.sent_bytes + other.sent_bytes)
 
 
 class Communicator(abc.ABC):
-    """Carries what one replica sends in one step, and counts it.
+    """Carries what one replica sends in one step.
 
     Attributes:
         size: The number of replicas of the job.
-        payload_bytes: int64 scalar, what the replica gave to be sent.
-        sent_bytes: int64 scalar, what a ring made it send, with what it passed on for others.
+        rank: This replica's number among them: int32 scalar, or a number.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, rank: tf.Tensor | int) -> None:
         self.size = size
-        self.payload_bytes = tf.constant(0, tf.int64)
-        self.sent_bytes = tf.constant(0, tf.int64)
+        self.rank = rank
 
-    def answer(self, wish: Wish) -> tf.Tensor:
-        """Does what a compressor asks for."""
+    def answer(self, wish: Wish) -> tuple[tf.Tensor, Sent]:
+        """Does what a compressor asks for, and counts what that sends."""
+        others = self.size - 1
         if isinstance(wish, AllGather):
-            return self.all_gather(wish.payload)
-        return self.all_reduce(wish.values)
+            rows = self.all_gather(wish.payload, wish.same_length)
+            longest = tf.size(rows, tf.int64) // self.size
+            words = longest if wish.same_length else longest + 1  # with the lengths
+            # A ring passes on all rows but one.
+            return rows, Sent(4 * tf.size(wish.payload, tf.int64), 4 * others * words)
+        if isinstance(wish, AllReduce):
+            given = wish.values.dtype.size * tf.size(wish.values, tf.int64)
+            return self.all_reduce(wish.values), Sent(given, 2 * others * given // self.size)
+        given = 4 * tf.size(wish.payload, tf.int64)
+        # All replicas but one pass it on.
+        sent = Sent(given // self.size, others * given // self.size)
+        return self.broadcast(wish.payload, wish.root), sent
 
-    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """Gathers int32 vectors of any lengths: first the lengths, then the vectors, padded."""
-        gathered, lengths = self._all_gather(payload)
-        self.payload_bytes += 4 * tf.size(payload, tf.int64)
-        longest = tf.reduce_max(tf.cast(lengths, tf.int64))
-        # A ring passes on all vectors but one; and so with the lengths, one word each.
-        self.sent_bytes += (self.size - 1) * 4 * (longest + 1)
-        return gathered
+    @abc.abstractmethod
+    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
+        """A row for each replica's int32 vector, padded with zeros."""
 
+    @abc.abstractmethod
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """Sums vectors of one length and dtype."""
-        total = self._all_reduce(values)
-        given = values.dtype.size * tf.size(values, tf.int64)
-        self.payload_bytes += given
-        self.sent_bytes += 2 * (self.size - 1) * given // self.size
-        return total
+        """The sum of vectors of one length and dtype."""
 
     @abc.abstractmethod
-    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum over the replicas."""
-
-    @abc.abstractmethod
-    def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """All vectors, one behind the other, and their lengths."""
+    def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
+        """The int32 vector of the replica whose rank is `root`."""
 
 
 def dense_ring_bytes(size: int, payload_bytes: float) -> float:
@@ -102,22 +132,22 @@ def measures_per_step(
 class CollectiveCommunicator(Communicator):
     """TensorFlow's collectives, launched straight from one replica, in a graph or eagerly."""
 
-    def __init__(self, launcher: Any, size: int) -> None:
-        super().__init__(size)
+    def __init__(self, launcher: Any, size: int, rank: tf.Tensor | int) -> None:
+        super().__init__(size, rank)
         self._launcher = launcher
 
-    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
+        """A row for each replica's int32 vector, padded with zeros."""
+        gather = functools.partial(_private.launch_all_gather, self._launcher)
+        return gather((payload if same_length else _padded(payload, gather))[tf.newaxis])
+
+    def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum of vectors of one length and dtype."""
         return _private.launch_all_reduce(self._launcher, values)
 
-    def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        words = tf.size(payload)
-        lengths = _private.launch_all_gather(self._launcher, words[tf.newaxis])
-        longest = tf.reduce_max(lengths)
-        padded = tf.pad(payload, [[0, longest - words]])
-        rows = _private.launch_all_gather(self._launcher, padded[tf.newaxis])
-        # Cuts the padding off; tf.boolean_mask takes many times as long.
-        vectors = [rows[i, : lengths[i]] for i in range(self.size)]
-        return tf.concat(vectors, 0), lengths
+    def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
+        """The int32 vector of the replica whose rank is `root`."""
+        return _private.launch_broadcast(self._launcher, payload, tf.equal(root, self.rank))
 
 
 class ReplicaContextCommunicator(Communicator):
@@ -128,15 +158,28 @@ class ReplicaContextCommunicator(Communicator):
     """
 
     def __init__(self, context: tf.distribute.ReplicaContext) -> None:
-        super().__init__(context.num_replicas_in_sync)
+        super().__init__(context.num_replicas_in_sync, context.replica_id_in_sync_group)
         self._context = context
 
-    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
+        """A row for each replica's int32 vector, padded with zeros."""
+        gather = functools.partial(self._context.all_gather, axis=0)
+        return gather((payload if same_length else _padded(payload, gather))[tf.newaxis])
+
+    def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum of vectors of one length and dtype."""
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
-    def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        lengths = self._context.all_gather(tf.size(payload)[tf.newaxis], axis=0)
-        return self._context.all_gather(payload, axis=0), lengths
+    def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
+        """The int32 vector of the replica whose rank is `root`: a sum, as there is no broadcast."""
+        only_of_root = tf.where(tf.equal(root, self.rank), payload, tf.zeros_like(payload))
+        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, only_of_root)
+
+
+def _padded(payload: tf.Tensor, gather: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """`payload` with zeros behind it, up to the length of the longest."""
+    words = tf.size(payload)
+    return tf.pad(payload, [[0, tf.reduce_max(gather(words[tf.newaxis])) - words]])
 
 
 def replica_communicator() -> Communicator:
@@ -146,18 +189,22 @@ def replica_communicator() -> Communicator:
     alone = len(strategy.extended.worker_devices) == 1
     if _private.is_collective(strategy) and (alone or not tf.executing_eagerly()):
         launcher = _private.launcher(strategy, _private.local_replica_id(context))
-        return CollectiveCommunicator(launcher, context.num_replicas_in_sync)
+        return CollectiveCommunicator(
+            launcher, context.num_replicas_in_sync, context.replica_id_in_sync_group
+        )
     return ReplicaContextCommunicator(context)
 
 
 def converse(
     conversation: Generator[Wish, tf.Tensor, Result], communicator: Communicator
-) -> Result:
+) -> tuple[Result, Sent]:
     """Runs one replica's side of an exchange, answering each of its wishes."""
     answer: Any = None
+    sent = Sent.nothing()
     while True:
         try:
             wish = conversation.send(answer)
         except StopIteration as end:
-            return end.value
-        answer = communicator.answer(wish)
+            return end.value, sent
+        answer, more = communicator.answer(wish)
+        sent = sent.plus(more)

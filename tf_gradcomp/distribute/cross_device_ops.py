@@ -81,10 +81,11 @@ class CompressedAllReduce(_private.CollectiveAllReduce):
                 tf.distribute.ReduceOp.SUM, [slices], replica_id, options
             )[0]
 
+        rank = tf.distribute.get_replica_context().replica_id_in_sync_group
         reduced, finite = self.gradient_exchange(self._variables).reduce(
             value,
             self._variables,
-            CollectiveCommunicator(self._launchers[replica_id], self._group_size),
+            CollectiveCommunicator(self._launchers[replica_id], self._group_size, rank),
             replica_id,
             all_reduce_slices,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import _private
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute import handshake
-from tf_gradcomp.distribute.communicator import Communicator, converse
+from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
+from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy
 
@@ -58,7 +60,7 @@ class GradientExchange(tf.Module):
         self.compressor = compressor
         self.policy = policy or Policy()
         self.specs: list[GradientSpec] = []
-        self.residuals: list[keras.Variable] = []
+        self.state: dict[str, list[keras.Variable]] = {}
 
     @property
     def built(self) -> bool:
@@ -84,11 +86,11 @@ class GradientExchange(tf.Module):
             return
         strategy = tf.distribute.get_strategy()
         check_strategy(strategy)
+        _check_warmup(self.compressor, strategy)
         specs = gradient_specs(variables, self.policy)
         with tf.init_scope():
             handshake.agree(strategy, {**self._facts(specs), **(facts or {})})
-            if self.compressor.keeps_residuals:
-                self.residuals = [_residual(spec) for spec in specs]
+            self.state = _new_state(self.compressor, specs)
             self.step = _state_variable(0, "int64", "exchange_step")
             self.skipped_steps = _state_variable(0, "int64", "skipped_steps")
             self.unsent = _state_variable(False, "bool", "unsent")
@@ -104,10 +106,16 @@ class GradientExchange(tf.Module):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """What a checkpoint holds: counters, then the residuals in the order of `specs`."""
+        """What a checkpoint holds: counters, then the state by name, in the order of `specs`."""
         if not self.built:
             return []
-        return [self.step, self.skipped_steps, self.unsent, *self.residuals]
+        state = itertools.chain.from_iterable(self.state.values())
+        return [self.step, self.skipped_steps, self.unsent, *state]
+
+    @property
+    def residuals(self) -> list[keras.Variable]:
+        """What is not yet sent, in the order of `specs`; empty if the method keeps nothing."""
+        return self.state.get(RESIDUAL, [])
 
     def reduce(
         self,
@@ -183,10 +191,11 @@ class GradientExchange(tf.Module):
         if not self.residuals:
             return list(gradients)
         residuals = [self.residuals[self._number(variable)] for variable in variables]
+        factor = divisor / self.compressor.residual_scale
 
         def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
             sums = [
-                _plus_residual(gradient, residual.value * divisor)
+                _plus_residual(gradient, residual.value * factor)
                 for gradient, residual in zip(gradients, residuals, strict=True)
             ]
             with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
@@ -229,15 +238,24 @@ class GradientExchange(tf.Module):
         local_replica: int,
     ) -> Exchanged:
         specs = [self.specs[number] for number in numbers]
-        keeps = self.compressor.keeps_residuals
-        residuals = [self._local(self.residuals[n], local_replica) for n in numbers if keeps]
-        with _HostResiduals(residuals) as handles:
-            step = self._local(self.step, local_replica).read_value()
-            inputs = ExchangeInputs(specs, gradients, handles, step, finite, communicator.size)
-            exchanged = converse(self.compressor.exchange(inputs), communicator)
+        state = {
+            name: [self._local(variables[number], local_replica) for number in numbers]
+            for name, variables in self.state.items()
+        }
+        with _OnHost(state) as handles:
+            inputs = ExchangeInputs(
+                specs,
+                gradients,
+                handles,
+                self._local(self.step, local_replica).read_value(),
+                finite,
+                communicator.rank,
+                communicator.size,
+            )
+            exchanged, sent = _exchange_by(self.compressor, inputs, communicator)
         self._traffic.add(
             self._local(self._traffic.totals, local_replica),
-            communicator,
+            sent,
             sum(4 * spec.elements for spec in specs),
             numbers,
             exchanged.tensor_bytes,
@@ -324,15 +342,23 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
         )
 
 
+def _check_warmup(compressor: Compressor, strategy: tf.distribute.Strategy) -> None:
+    if compressor.warmup and not (
+        strategy.num_replicas_in_sync == 1 or _private.is_collective(strategy)
+    ):
+        raise ValueError(
+            f"A warm-up needs collectives in a branch, which {type(strategy).__name__} does not "
+            "allow; use gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
+        )
+
+
 def _announce(strategy: tf.distribute.Strategy, compressor: Compressor) -> None:
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
         _LOG.info("One replica: gradients are not exchanged.")
         return
     _LOG.info("%d replicas exchange gradients by %r.", replicas, compressor)
-    if compressor.keeps_residuals and any(
-        "GPU" in device for device in strategy.extended.worker_devices
-    ):
+    if any("GPU" in device for device in strategy.extended.worker_devices):
         _LOG.info("Gradients are copied from the GPU to the host for compression.")
 
 
@@ -351,7 +377,7 @@ class _Traffic:
     @staticmethod
     def add(
         totals: tf.Variable,
-        communicator: Communicator,
+        sent: Sent,
         dense_bytes: int,
         indices: Sequence[int],
         tensor_bytes: tf.Tensor,
@@ -361,8 +387,7 @@ class _Traffic:
         head = tf.stack(
             [
                 tf.constant(1, tf.int64),
-                communicator.payload_bytes,
-                communicator.sent_bytes,
+                *sent,
                 tf.constant(dense_bytes, tf.int64),
             ]
         )
@@ -380,29 +405,29 @@ class _Numbers:
         return self._numbers.get(id(_native(variable)))
 
 
-class _HostResiduals:
-    """Residuals where the ops can update them: on the host.
+class _OnHost:
+    """State where the ops can update it: on the host.
 
-    A residual on an accelerator is copied to the host for the exchange, and back.
+    A variable on an accelerator is copied to the host for the exchange, and back.
     """
 
-    def __init__(self, residuals: Sequence[tf.Variable]) -> None:
-        self._residuals = residuals
-        self._copied = [not _on_host(variable) for variable in residuals]
+    def __init__(self, state: Mapping[str, Sequence[tf.Variable]]) -> None:
+        self._state = state
+        self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
 
-    def __enter__(self) -> list[tf.Tensor]:
-        self._handles = [
-            _host_copy(variable) if copied else variable.handle
-            for variable, copied in zip(self._residuals, self._copied, strict=True)
-        ]
-        return self._handles
+    def __enter__(self) -> dict[str, list[tf.Tensor]]:
+        return {name: [self._handle(v) for v in of_all] for name, of_all in self._state.items()}
 
     def __exit__(self, *_: Any) -> None:
-        for variable, handle, copied in zip(
-            self._residuals, self._handles, self._copied, strict=True
-        ):
-            if copied:
-                variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+        for variable, handle in self._copies:
+            variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+
+    def _handle(self, variable: tf.Variable) -> tf.Tensor:
+        if _on_host(variable):
+            return variable.handle
+        handle = _host_copy(variable)
+        self._copies.append((variable, handle))
+        return handle
 
 
 def _on_host(variable: tf.Variable) -> bool:
@@ -442,15 +467,36 @@ def _state_variable(initial: Any, dtype: str, name: str) -> keras.Variable:
     )
 
 
-def _residual(spec: GradientSpec) -> keras.Variable:
-    return keras.Variable(
-        keras.initializers.Zeros(),
-        shape=spec.shape,
-        dtype="float32",
-        trainable=False,
-        synchronization="on_read",
-        aggregation="sum",
-        name=f"{spec.path.replace('/', '_')}_residual",
+def _new_state(
+    compressor: Compressor, specs: Sequence[GradientSpec]
+) -> dict[str, list[keras.Variable]]:
+    return {
+        name: [
+            keras.Variable(
+                keras.initializers.Zeros(),
+                shape=of_one.shape,
+                dtype="float32",
+                trainable=False,
+                synchronization="on_read",
+                aggregation="only_first_replica" if of_one.shared else "sum",
+                name=f"{spec.path.replace('/', '_')}_{name}",
+            )
+            for of_one, spec in zip(of_all, specs, strict=True)
+        ]
+        for name, of_all in state_specs(compressor, specs).items()
+    }
+
+
+def _exchange_by(
+    compressor: Compressor, inputs: ExchangeInputs, communicator: Communicator
+) -> tuple[Exchanged, Sent]:
+    """One replica's side of a step, by the method or its warm-up: all replicas know the step."""
+    if not compressor.warmup:
+        return converse(compressor.exchange(inputs), communicator)
+    return tf.cond(
+        inputs.step < compressor.warmup_steps,
+        lambda: _exchange_by(compressor.warmup, inputs, communicator),
+        lambda: converse(compressor.exchange(inputs), communicator),
     )
 
 

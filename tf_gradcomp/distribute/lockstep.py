@@ -4,98 +4,109 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.distribute.communicator import AllGather, AllReduce, Communicator, Wish
+from tf_gradcomp.distribute.communicator import AllReduce, Communicator, Sent, Wish
+from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.policy import GradientSpec
 
 
-class _Meeting:
+class InLockstep(NamedTuple):
+    """What a step was for one of the replicas.
+
+    Attributes:
+        exchanged: What the exchange gives it.
+        sent: Bytes, counted as if a network were between the replicas.
+        given: What it gave, in turn: payloads, and vectors to be summed.
+    """
+
+    exchanged: Exchanged
+    sent: Sent
+    given: list[tf.Tensor]
+
+
+class _Meeting(Communicator):
     """What all replicas ask for at one point, answered once for all of them."""
 
     def __init__(self, wishes: Sequence[Wish]) -> None:
+        super().__init__(len(wishes), 0)
         if len({type(wish) for wish in wishes}) != 1:
             raise RuntimeError(f"Replicas of one exchange ask for different things: {wishes}.")
-        self._payloads = [wish.payload for wish in wishes if isinstance(wish, AllGather)]
-        self._values = [wish.values for wish in wishes if isinstance(wish, AllReduce)]
+        self._given = [_given(wish) for wish in wishes]
+
+    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
+        """A row for each replica's int32 vector, padded with zeros."""
+        return self._rows
+
+    def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum of vectors of one length and dtype."""
+        return self._total
+
+    def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
+        """The int32 vector of the replica whose rank is `root`."""
+        return tf.gather(self._rows, root)
 
     @functools.cached_property
-    def gathered(self) -> tf.Tensor:
-        return tf.concat(self._payloads, 0)
+    def _rows(self) -> tf.Tensor:
+        longest = tf.reduce_max([tf.size(words) for words in self._given])
+        return tf.stack([tf.pad(words, [[0, longest - tf.size(words)]]) for words in self._given])
 
     @functools.cached_property
-    def lengths(self) -> tf.Tensor:
-        return tf.stack([tf.size(payload) for payload in self._payloads])
-
-    @functools.cached_property
-    def total(self) -> tf.Tensor:
-        return functools.reduce(tf.add, self._values)
+    def _total(self) -> tf.Tensor:
+        return functools.reduce(tf.add, self._given)
 
 
-class LockstepCommunicator(Communicator):
-    """One of several replicas of this process; counts bytes as if a network were between them.
-
-    Attributes:
-        given: What this replica gave, in turn: payloads, and vectors to be summed.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.given: list[tf.Tensor] = []
-
-    def answer_in(self, meeting: _Meeting, wish: Wish) -> tf.Tensor:
-        """Answers this replica's wish by what all replicas brought to the meeting."""
-        self._meeting = meeting
-        self.given.append(wish.payload if isinstance(wish, AllGather) else wish.values)
-        return self.answer(wish)
-
-    def _all_gather(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._meeting.gathered, self._meeting.lengths
-
-    def _all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        return self._meeting.total
+State = dict[str, list[tf.Variable]]
 
 
-def new_residuals(compressor: Compressor, specs: Sequence[GradientSpec]) -> list[tf.Variable]:
-    """The residuals that one replica begins with; none if the compressor keeps none."""
-    return [
-        tf.Variable(tf.zeros(spec.shape), trainable=False)
-        for spec in specs
-        if compressor.keeps_residuals
-    ]
+def new_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> State:
+    """The state that one replica begins with, by name, in the order of `specs`."""
+    return {
+        name: [tf.Variable(tf.zeros(of_one.shape), trainable=False) for of_one in of_all]
+        for name, of_all in state_specs(compressor, specs).items()
+    }
+
+
+def handles(state: State) -> dict[str, list[tf.Tensor]]:
+    """The resource handles of a replica's state, as `ExchangeInputs` has them."""
+    return {name: [variable.handle for variable in of_all] for name, of_all in state.items()}
 
 
 def exchange_in_lockstep(
     compressor: Compressor, inputs: Sequence[ExchangeInputs]
-) -> tuple[list[Exchanged], list[LockstepCommunicator]]:
+) -> list[InLockstep]:
     """One step of all replicas.
 
     Args:
-        compressor: The method, with the same settings for all.
-        inputs: Each replica's own.
-
-    Returns:
-        What the exchange gives each replica, and what each has communicated.
+        compressor: The method, with the same settings for all; one with a warm-up runs eagerly.
+        inputs: Each replica's own, in the order of their ranks.
     """
-    communicators = [LockstepCommunicator(len(inputs)) for _ in inputs]
+    while compressor.warmup and inputs[0].step < compressor.warmup_steps:
+        compressor = compressor.warmup
     talks = [compressor.exchange(of_one) for of_one in inputs]
     answers: list[tf.Tensor | None] = [None for _ in inputs]
-    ends: list[Exchanged] = []
-    while not ends:
-        wishes = []
+    given: list[list[tf.Tensor]] = [[] for _ in inputs]
+    sent = [Sent.nothing() for _ in inputs]
+    while True:
+        wishes, ends = [], []
         for talk, answer in zip(talks, answers, strict=True):
             try:
                 wishes.append(talk.send(answer))
             except StopIteration as end:
                 ends.append(end.value)
-        if wishes and ends:
+        if ends and wishes:
             raise RuntimeError("Some replicas of an exchange still talk while others are done.")
-        if wishes:
-            meeting = _Meeting(wishes)
-            answers = [
-                communicator.answer_in(meeting, wish)
-                for communicator, wish in zip(communicators, wishes, strict=True)
-            ]
-    return ends, communicators
+        if ends:
+            return [InLockstep(*of_one) for of_one in zip(ends, sent, given, strict=True)]
+        meeting = _Meeting(wishes)
+        for i, wish in enumerate(wishes):
+            given[i].append(_given(wish))
+            answers[i], more = meeting.answer(wish)
+            sent[i] = sent[i].plus(more)
+
+
+def _given(wish: Wish) -> tf.Tensor:
+    return wish.values if isinstance(wish, AllReduce) else wish.payload

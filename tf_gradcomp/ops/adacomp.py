@@ -137,25 +137,23 @@ def adacomp_decode(
     payloads: tf.Tensor,
     step: tf.Tensor | int,
     *,
-    num_replicas: int,
     shapes: Sequence[tf.TensorShape | Sequence[int]],
     bin_sizes: Sequence[int],
     fingerprint: int,
-) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Adds up the payloads of all replicas.
 
     Args:
-        payloads: int32 [words], the payloads of all replicas one after another, without padding.
+        payloads: int32 [replicas, words], a payload in each row, with zeros behind shorter ones.
         step: int64 scalar, the step that all of them must be of.
-        num_replicas: How many payloads there are.
         shapes: Of the tensors, fully known.
         bin_sizes: As they were encoded with.
         fingerprint: As they were encoded with.
 
     Returns:
-        reduced, one float32 tensor per shape: the sum over the replicas, added in their order;
+        reduced, one float32 tensor per shape: the sum over the replicas, added in their order; and
         finite, bool scalar: whether no replica was flagged non-finite and no sum overflowed (if
-        not, reduced are zeros); and lengths, int64 [num_replicas], the words of each payload.
+        not, reduced are zeros).
 
     Raises:
         tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step or
@@ -165,7 +163,6 @@ def adacomp_decode(
         payloads=payloads,
         step=_step(step),
         N=len(shapes),
-        num_replicas=num_replicas,
         shapes=list(shapes),
         bin_sizes=list(bin_sizes),
         fingerprint=fingerprint,

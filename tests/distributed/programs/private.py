@@ -50,6 +50,20 @@ def launch_all_reduce():
     return replica_call(reduce)
 
 
+def launch_broadcast():
+    """From each worker in turn, as a step says."""
+
+    def broadcast(context, root):
+        launcher = _private.launcher(strategy, _private.local_replica_id(context))
+        mine = tf.constant([RANK, 10 + RANK])
+        return _private.launch_broadcast(launcher, mine, tf.equal(root, RANK))
+
+    run = tf.function(
+        lambda root: strategy.run(lambda: broadcast(tf.distribute.get_replica_context(), root))
+    )
+    return [run(tf.constant(step % 2)).numpy() for step in range(3)]
+
+
 def allow_collectives_in_loops():
     """Sums in a function that is called from a branch within a loop, as Keras does."""
     _private.allow_collectives_in_loops(strategy)
@@ -104,6 +118,7 @@ CHECKS = (
     set_cross_device_ops,
     launch_all_gather,
     launch_all_reduce,
+    launch_broadcast,
     allow_collectives_in_loops,
     stock_fit,
 )

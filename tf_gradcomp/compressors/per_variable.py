@@ -1,0 +1,89 @@
+"""A method's main setting, which may differ by layer kind and by variable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+
+Value = TypeVar("Value")
+Given: TypeAlias = Value | Mapping[str, Value | None] | None
+
+
+class PerVariable(Generic[Value]):
+    """The values of a setting, such as the size of a bin, for all variables.
+
+    Args:
+        what: Of which method and argument it is, such as `"AdaComp: bin_sizes"`; for messages.
+        given: One value for all variables, or by layer kind; kinds not named keep the default.
+        defaults: By layer kind.
+        overrides: Regular expression over variable paths to value, ahead of `given`; the first that
+            is found anywhere in the path counts.
+        check: Returns what is expected in place of a value, or an empty text if the value is good.
+            None is always good: the variable is sent whole.
+
+    Raises:
+        ValueError: If a value is not good, a layer kind is unknown, or a pattern is not a regular
+            expression.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        given: Given[Value],
+        defaults: Mapping[str, Value | None],
+        overrides: Mapping[str, Value | None] | None,
+        check: Callable[[Value], str],
+    ) -> None:
+        self._what = what
+        self._check = check
+        self.by_kind = {**defaults}
+        if isinstance(given, Mapping):
+            for kind, value in given.items():
+                self._check_kind(kind)
+                self._check_value(value, f" of {kind!r}")
+            self.by_kind.update(given)
+        else:
+            self._check_value(given, "")
+            self.by_kind = dict.fromkeys(LAYER_KINDS, given)
+        self.overrides = dict(overrides or {})
+        for pattern, value in self.overrides.items():
+            self._check_pattern(pattern)
+            self._check_value(value, f" of {pattern!r}")
+
+    def of(self, spec: GradientSpec) -> Value | None:
+        """The value for one variable; None if it is sent whole."""
+        for pattern, value in self.overrides.items():
+            if re.search(pattern, spec.path):
+                return value
+        return self.by_kind[spec.kind]
+
+    def _check_value(self, value: Any, of_what: str) -> None:
+        expected = "" if value is None else self._check(value)
+        if expected:
+            raise ValueError(
+                f"{self._what}{of_what} must be {expected}, or None to send variables whole; "
+                f"received {value!r}."
+            )
+
+    def _check_kind(self, kind: str) -> None:
+        if kind not in LAYER_KINDS:
+            raise ValueError(
+                f"{self._what}: unknown layer kind {kind!r}; expected one of "
+                f"{', '.join(LAYER_KINDS)}."
+            )
+
+    def _check_pattern(self, pattern: str) -> None:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"{self._what}: {pattern!r} in overrides is not a regular expression: {error}."
+            ) from None
+
+
+def is_whole_number(value: Any, smallest: int, largest: int) -> bool:
+    """Whether `value` is an int, and no bool, in that range."""
+    return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest

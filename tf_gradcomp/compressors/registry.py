@@ -1,0 +1,72 @@
+"""Compressors by name: how to name, save and load them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_gradcomp.compressors.base import Compressor
+
+_classes: dict[str, type[Compressor]] = {}
+
+
+def register(method: type[Compressor]) -> None:
+    """Makes a method known by its name; every subclass of `Compressor` with a name is."""
+    _classes[method.name] = method
+
+
+def get(identifier: str | Mapping[str, Any] | Compressor) -> Compressor:
+    """The compressor that `identifier` means.
+
+    Args:
+        identifier: A name such as `"adacomp"` (default settings), what `serialize` returned, or a
+            compressor, which is returned as it is.
+
+    Raises:
+        ValueError: If no compressor has that name.
+        TypeError: If `identifier` is of another type.
+    """
+    if isinstance(identifier, str):
+        return _class_named(identifier)()
+    if isinstance(identifier, Mapping):
+        return deserialize(identifier)
+    if isinstance(identifier, tuple(_classes.values())):
+        return identifier
+    raise TypeError(
+        f"compressor: expected a name ({', '.join(_classes)}), a config or a compressor such as "
+        f"gc.compressors.AdaComp(); received {identifier!r}."
+    )
+
+
+def names() -> list[str]:
+    """The names that `get` knows."""
+    return list(_classes)
+
+
+def serialize(compressor: Compressor) -> dict[str, Any]:
+    """A JSON-serializable description, for `deserialize`."""
+    return {"name": compressor.name, "config": compressor.get_config()}
+
+
+def deserialize(description: Mapping[str, Any]) -> Compressor:
+    """The compressor that `serialize` described.
+
+    Raises:
+        ValueError: If the description is not of that form, or names no compressor.
+    """
+    if set(description) != {"name", "config"}:
+        raise ValueError(
+            "compressor: expected a config with the keys 'name' and 'config', as "
+            f"gc.compressors.serialize returns; received {dict(description)!r}."
+        )
+    return _class_named(description["name"]).from_config(description["config"])
+
+
+def _class_named(name: str) -> type[Compressor]:
+    try:
+        return _classes[name.lower()]
+    except KeyError:
+        raise ValueError(
+            f"compressor: unknown name {name!r}; expected one of {', '.join(_classes)}."
+        ) from None

@@ -1,0 +1,33 @@
+"""What a compressor keeps from step to step, for all gradients of an exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_gradcomp.compressors.base import Compressor, StateSpec
+from tf_gradcomp.policy import GradientSpec
+
+
+def state_specs(
+    compressor: Compressor, specs: Sequence[GradientSpec]
+) -> dict[str, list[StateSpec]]:
+    """The state of each gradient by name, in the order of `specs`: the method's and its warm-up's.
+
+    Raises:
+        ValueError: If both keep state of one name in different shapes.
+    """
+    state: dict[str, list[StateSpec]] = {}
+    stage: Compressor | None = compressor
+    while stage:
+        own = [stage.state(spec) for spec in specs]
+        for name in own[0] if own else ():
+            of_all = [of_one[name] for of_one in own]
+            shapes = [of_one.shape for of_one in of_all]
+            known = [of_one.shape for of_one in state.setdefault(name, of_all)]
+            if shapes != known:
+                raise ValueError(
+                    f"{compressor!r}: the {name} of its warm-up has another shape; use settings "
+                    "that keep the same."
+                )
+        stage = stage.warmup
+    return state
