@@ -14,6 +14,7 @@ from tf_gradcomp.distribute.lockstep import InLockstep, exchange_in_lockstep, ha
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]
+State = dict[str, Arrays]  # of one replica, by name
 
 
 class Outcome(NamedTuple):
@@ -21,10 +22,14 @@ class Outcome(NamedTuple):
 
     reduced: list[Arrays]
     finite: list[bool]
-    residuals: list[Arrays]
+    state: list[State]
     payloads: Arrays  # of the last wish: what was gathered, or given to be summed
     tensor_bytes: Arrays
     payload_bytes: list[int] | None = None  # of all wishes
+
+    @property
+    def residuals(self) -> list[Arrays]:
+        return [of_one.get(RESIDUAL, []) for of_one in self.state]
 
 
 def specs_of(gradients: Sequence[np.ndarray]) -> list[GradientSpec]:
@@ -37,7 +42,7 @@ def specs_of(gradients: Sequence[np.ndarray]) -> list[GradientSpec]:
 
 
 class Lockstep:
-    """`size` replicas of a compressor, each with its residuals, which start at zero."""
+    """`size` replicas of a compressor, each with its state, which starts at zero."""
 
     def __init__(
         self,
@@ -49,18 +54,16 @@ class Lockstep:
     ) -> None:
         self._compressor = compressor
         self._specs = specs
-        self.state = [new_state(compressor, specs) for _ in range(size)]
+        self._state = [new_state(compressor, specs) for _ in range(size)]
         self._step = 0
         self._exchange = tf.function(self._exchanged, autograph=False) if graph else self._exchanged
 
     @property
-    def residuals(self) -> list[Arrays]:
-        return [[v.numpy() for v in state.get(RESIDUAL, [])] for state in self.state]
-
-    def set_residuals(self, residuals: Sequence[Sequence[np.ndarray]]) -> None:
-        for state, values in zip(self.state, residuals, strict=True):
-            for variable, value in zip(state[RESIDUAL], values, strict=True):
-                variable.assign(value)
+    def state(self) -> list[State]:
+        return [
+            {name: [variable.numpy() for variable in of_all] for name, of_all in of_one.items()}
+            for of_one in self._state
+        ]
 
     def step(self, gradients: Sequence[Sequence[np.ndarray]], *, finite: bool = True) -> Outcome:
         """One step; `gradients` by replica and tensor, `finite` as other parts of the step say."""
@@ -70,7 +73,7 @@ class Lockstep:
         return Outcome(
             [[tensor.numpy() for tensor in end.exchanged.reduced] for end in ends],
             [bool(end.exchanged.finite) for end in ends],
-            self.residuals,
+            self.state,
             [given.numpy() for end in ends for given in end.given[-1:]],
             [end.exchanged.tensor_bytes.numpy() for end in ends],
             [int(end.sent.payload_bytes) for end in ends],
@@ -79,12 +82,12 @@ class Lockstep:
     def _exchanged(
         self, gradients: list[list[tf.Tensor]], step: tf.Tensor, finite: tf.Tensor
     ) -> list[InLockstep]:
-        size = len(self.state)
+        size = len(self._state)
         return exchange_in_lockstep(
             self._compressor,
             [
                 ExchangeInputs(self._specs, of_one, handles(state), step, finite, rank, size)
-                for rank, (of_one, state) in enumerate(zip(gradients, self.state, strict=True))
+                for rank, (of_one, state) in enumerate(zip(gradients, self._state, strict=True))
             ],
         )
 

@@ -13,14 +13,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.compressors.lockstep import Arrays, Outcome
+from tests.compressors.lockstep import Arrays, Outcome, State
 from tf_gradcomp.compressors import AdaComp, Cast, Compressor, NoCompression
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 from tf_gradcomp.reference import adacomp, dense_sum
 
 Oracle = Callable[
-    [Compressor, Sequence[GradientSpec], Sequence[Arrays], Sequence[Arrays], int], Outcome
+    [Compressor, Sequence[GradientSpec], Sequence[State], Sequence[Arrays], int], Outcome
 ]
 
 
@@ -34,6 +34,9 @@ class Method:
     header_bytes: int = 0  # of a payload
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
+    sends_equals_at_once: bool = True  # all elements of a tensor where they are equal
+    # What a replica's gradients, with its state before, add to its residuals.
+    added: Callable[[State, Arrays], Arrays] = lambda state, gradients: gradients
 
     @property
     def keeps_residuals(self) -> bool:
@@ -43,7 +46,7 @@ class Method:
 def adacomp_oracle(
     compressor: AdaComp,
     specs: Sequence[GradientSpec],
-    residuals: Sequence[Arrays],
+    state: Sequence[State],
     gradients: Sequence[Arrays],
     step: int,
 ) -> Outcome:
@@ -51,14 +54,14 @@ def adacomp_oracle(
     shapes = [spec.shape for spec in specs]
     encoded = [
         adacomp.encode_payload(
-            of_one,
+            of_one[RESIDUAL],
             grads,
             step,
             bin_sizes=bin_sizes,
             fingerprint=compressor.fingerprint(specs),
             scale_factor=compressor.scale_factor,
         )
-        for of_one, grads in zip(residuals, gradients, strict=True)
+        for of_one, grads in zip(state, gradients, strict=True)
     ]
     payloads = [payload for payload, _, _ in encoded]
     left = [rest for _, rest, _ in encoded]
@@ -76,13 +79,14 @@ def adacomp_oracle(
         ]
     size = len(encoded)
     tensor_bytes = [np.array(n, np.int64) for _, _, n in encoded]
-    return Outcome([reduced] * size, [finite] * size, left, payloads, tensor_bytes)
+    after = [{RESIDUAL: of_one} for of_one in left]
+    return Outcome([reduced] * size, [finite] * size, after, payloads, tensor_bytes)
 
 
 def sum_oracle(
     compressor: NoCompression | Cast,
     specs: Sequence[GradientSpec],
-    residuals: Sequence[Arrays],
+    state: Sequence[State],
     gradients: Sequence[Arrays],
     step: int,
 ) -> Outcome:
@@ -99,7 +103,7 @@ def sum_oracle(
     if not sent[0].size:
         sent = []  # no replica asks for anything
     tensor_bytes = np.array([dtype.itemsize * spec.elements for spec in specs], np.int64)
-    return Outcome([reduced] * size, [finite] * size, list(residuals), sent, [tensor_bytes] * size)
+    return Outcome([reduced] * size, [finite] * size, list(state), sent, [tensor_bytes] * size)
 
 
 def adacomp_with(label: str, **settings: Any) -> Method:

@@ -16,6 +16,7 @@ import pytest
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tests.compressors.methods import METHODS, Method
 from tf_gradcomp import compressors
+from tf_gradcomp.compressors.base import RESIDUAL
 
 REPOSITORY = Path(__file__).parents[2]
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -34,34 +35,42 @@ def random_gradients(shapes, size, *, seed=0, dtype=np.float32, scale=1.0):
     ]
 
 
+def results(outcome, replica):
+    """All that a step gave one replica: reduced gradients and state."""
+    by_name = sorted(outcome.state[replica].items())
+    return [*outcome.reduced[replica], *(array for _, arrays in by_name for array in arrays)]
+
+
 def assert_as_oracle(method: Method, steps, *, graph=False):
     """Runs `steps` (gradients by step, replica and tensor) and compares all with the oracle."""
     size, specs = len(steps[0]), specs_of(steps[0][0])
     lockstep = Lockstep(method.compressor, specs, size, graph=graph)
     for number, gradients in enumerate(steps):
-        expected = method.oracle(method.compressor, specs, lockstep.residuals, gradients, number)
+        expected = method.oracle(method.compressor, specs, lockstep.state, gradients, number)
         actual = lockstep.step(gradients)
         assert actual.finite == expected.finite
         for payload, by_oracle in zip(actual.payloads, expected.payloads, strict=True):
             assert_equal_bits(payload, by_oracle)
         for replica in range(size):
             assert_equal_bits(actual.tensor_bytes[replica], expected.tensor_bytes[replica])
-            for arrays, by_oracle in (
-                (actual.reduced[replica], expected.reduced[replica]),
-                (actual.residuals[replica], expected.residuals[replica]),
+            for array, by_oracle in zip(
+                results(actual, replica), results(expected, replica), strict=True
             ):
-                for array, other in zip(arrays, by_oracle, strict=True):
-                    assert_equal_bits(array, other)
+                assert_equal_bits(array, by_oracle)
     return lockstep
 
 
 def conserved(method, before, gradients, outcome):
-    """Whether what all replicas had and got is what was reduced and what they keep, if any."""
+    """Whether what all replicas had and got is what was reduced and what they keep, if any.
+
+    `before` is their state.
+    """
+    added = [method.added(*of_one) for of_one in zip(before, gradients, strict=True)]
     for tensor, reduced in enumerate(outcome.reduced[0]):
-        had = sum(of_one[tensor].astype(np.float32) for of_one in gradients)
+        had = sum(of_one[tensor].astype(np.float32) for of_one in added)
         kept = np.zeros_like(reduced)
         if method.keeps_residuals:
-            had = had + sum(residuals[tensor] for residuals in before)
+            had = had + sum(state[RESIDUAL][tensor] for state in before)
             kept = sum(residuals[tensor] for residuals in outcome.residuals)
         largest = max(1.0, np.abs(had).max(initial=0), np.abs(kept).max(initial=0))
         np.testing.assert_allclose(reduced + kept, had, rtol=0, atol=method.rounding * largest)
@@ -95,7 +104,7 @@ def test_conservation_over_steps(method, size):
     lockstep = Lockstep(method.compressor, specs_of(random_gradients(shapes, 1)[0]), size)
     for seed in range(20):
         gradients = random_gradients(shapes, size, seed=seed)
-        before = lockstep.residuals
+        before = lockstep.state
         conserved(method, before, gradients, lockstep.step(gradients))
 
 
@@ -106,8 +115,7 @@ def test_zeros_reduce_to_zeros(method, size):
     lockstep = assert_as_oracle(method, [gradients, gradients])
     outcome = lockstep.step(gradients)
     assert outcome.finite == [True] * size
-    for arrays in (*outcome.reduced, *outcome.residuals):
-        assert not any(array.any() for array in arrays)
+    assert not any(array.any() for replica in range(size) for array in results(outcome, replica))
 
 
 @every_method
@@ -116,10 +124,14 @@ def test_zeros_reduce_to_zeros(method, size):
 def test_one_element_is_sent_at_once(method, size, shape):
     gradients = [[np.full(shape, 0.5 + replica, np.float32)] for replica in range(size)]
     lockstep = assert_as_oracle(method, [gradients])
-    assert not any(residual.any() for of_one in lockstep.residuals for residual in of_one)
+    assert not any(
+        residual.any() for of_one in lockstep.state for residual in of_one.get(RESIDUAL, [])
+    )
 
 
-@every_method
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m.sends_equals_at_once], ids=lambda method: method.label
+)
 @every_size
 def test_equal_elements_are_sent_at_once(method, size):
     gradients = [[np.full((25, 41), -0.25, np.float32)]] * size
@@ -160,7 +172,7 @@ def test_values_near_the_largest_of_float16(method, dtype):
     largest = min(65504, method.largest / 2)
     gradients = [[(largest * signs).astype(dtype)], [(largest * 0.9999 * signs).astype(dtype)]]
     lockstep = assert_as_oracle(method, [gradients, gradients])
-    before = lockstep.residuals
+    before = lockstep.state
     outcome = lockstep.step(gradients)
     assert outcome.finite == [True, True]
     assert np.isfinite(outcome.reduced[0][0]).all()
@@ -185,7 +197,7 @@ def test_ten_million_elements(method):
     gradients = random_gradients([shape], 1, scale=1e-3) * 2
     lockstep = Lockstep(method.compressor, specs_of(gradients[0]), 2)
     for _ in range(2):
-        before = lockstep.residuals
+        before = lockstep.state
         outcome = lockstep.step(gradients)
         conserved(method, before, gradients, outcome)
     assert_equal_bits(outcome.reduced[0][0], outcome.reduced[1][0])
@@ -200,17 +212,20 @@ def test_non_finite_on_one_replica_is_skipped_by_all(method, bad, culprit):
     gradients[culprit][0][17, 3] = bad
     specs = specs_of(gradients[0])
     lockstep = Lockstep(method.compressor, specs, 3)
-    before = lockstep.step(warm_up).residuals
+    before = lockstep.step(warm_up).state
     outcome = lockstep.step(gradients)
     assert outcome.finite == [False] * 3
     assert not any(reduced.any() for arrays in outcome.reduced for reduced in arrays)
     for replica in range(3 if method.keeps_residuals else 0):
-        for had, gradient, has in zip(
-            before[replica], gradients[replica], outcome.residuals[replica], strict=True
+        for had, added, has in zip(
+            before[replica][RESIDUAL],
+            method.added(before[replica], gradients[replica]),
+            outcome.residuals[replica],
+            strict=True,
         ):
-            expected = had if replica == culprit else had + gradient
+            expected = had if replica == culprit else had + added
             np.testing.assert_allclose(has, expected, rtol=1e-5, atol=1e-5)
-    before = outcome.residuals
+    before = outcome.state
     outcome = lockstep.step(after)
     assert outcome.finite == [True] * 3
     conserved(method, before, after, outcome)
@@ -255,9 +270,7 @@ def test_repeats_bit_by_bit(method):
     for first, second in zip(run(), run(), strict=True):
         for a, b in zip(first.payloads, second.payloads, strict=True):
             assert_equal_bits(a, b)
-        for a, b in zip(first.residuals[0], second.residuals[0], strict=True):
-            assert_equal_bits(a, b)
-        for a, b in zip(first.reduced[0], second.reduced[0], strict=True):
+        for a, b in zip(results(first, 0), results(second, 0), strict=True):
             assert_equal_bits(a, b)
 
 
@@ -280,25 +293,24 @@ import tensorflow as tf
 tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
 from tests.compressors.lockstep import Lockstep, specs_of
 from tests.compressors.methods import METHODS
-from tests.compressors.test_conformance import random_gradients
+from tests.compressors.test_conformance import random_gradients, results
 
-results = {}
+digests = {}
 for method in METHODS:
     shapes = [(1_000_003,), (3, 3, 256, 256), (7,)]
     lockstep = Lockstep(method.compressor, specs_of(random_gradients(shapes, 1)[0]), 2)
     digest = hashlib.sha256()
     for seed in range(2):
         outcome = lockstep.step(random_gradients(shapes, 2, seed=seed))
-        arrays = [*outcome.payloads, *outcome.reduced[0], *outcome.residuals[0]]
-        for array in arrays:
+        for array in [*outcome.payloads, *results(outcome, 0)]:
             digest.update(array.tobytes())
-    results[method.label] = digest.hexdigest()
-print(json.dumps(results))
+    digests[method.label] = digest.hexdigest()
+print(json.dumps(digests))
 """
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
-    def results(threads):
+    def digests(threads):
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
         run = subprocess.run(
             [sys.executable, "-c", _FINGERPRINTS_OF_RESULTS, str(threads)],
@@ -309,9 +321,9 @@ def test_results_do_not_depend_on_the_number_of_threads():
         )
         return json.loads(run.stdout)
 
-    one = results(1)
+    one = digests(1)
     assert list(one) == [method.label for method in METHODS]
-    assert results(2) == one
+    assert digests(2) == one
 
 
 @every_method
