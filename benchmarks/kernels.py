@@ -76,7 +76,7 @@ def measure(elements, replicas, warm_up, repeats):
             pair = [("floor", add, accumulator), (f"encode {bin_size}", replica.encode)]
             for name, work, *first in pair if step % 2 else reversed(pair):
                 stopwatch.run(name, work, *first, gradient)
-            payloads = tf.concat([replica.payload] * REPLICAS, 0)
+            payloads = tf.stack([replica.payload] * REPLICAS)
             stopwatch.run(f"decode {bin_size}", replica.decode, payloads)
         stopwatch.run("numpy", np.add, array, ones, out=array)
     return stopwatch.times

@@ -3,6 +3,7 @@
 import re
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 
@@ -54,9 +55,19 @@ def test_unknown_kinds_are_refused(wrong):
 
 
 def test_config_round_trips():
-    policy = gc.Policy({"a/kernel": "embedding"}, max_dense_elements=10)
+    policy = gc.Policy(
+        {"a/kernel": "embedding"},
+        positions={"b/kernel": 49},
+        first="c/kernel",
+        max_dense_elements=10,
+    )
     assert gc.Policy(**policy.get_config()).get_config() == policy.get_config()
-    assert gc.Policy().get_config() == {"kinds": {}, "max_dense_elements": 2**26}
+    assert gc.Policy().get_config() == {
+        "kinds": {},
+        "positions": {},
+        "first": None,
+        "max_dense_elements": 2**26,
+    }
 
 
 # One layer of each kind: what it is built on, and the kind of its variables of rank 2 and above.
@@ -188,7 +199,7 @@ def test_kinds_reach_the_exchange_and_its_bins():
     optimizer.build(model.trainable_variables)
     (spec,) = optimizer.exchange.specs
     assert spec == GradientSpec("x/kernel", (7, 2, 4), "float32", DENSE)
-    assert optimizer.compressor.bin_size(spec) == 500
+    assert optimizer.compressor.bin_sizes.of(spec) == 500
 
 
 def test_patterns_override_what_the_policy_says():
@@ -196,7 +207,7 @@ def test_patterns_override_what_the_policy_says():
     compressor = gc.compressors.AdaComp(overrides={r"^conv1_conv/": 20, r"predictions/": None})
     policy = gc.Policy.from_model(model)
     sizes = {
-        v.path: compressor.bin_size(
+        v.path: compressor.bin_sizes.of(
             GradientSpec(v.path, tuple(v.shape), "float32", policy.kind(v.path, v.shape))
         )
         for v in model.trainable_variables
@@ -204,3 +215,44 @@ def test_patterns_override_what_the_policy_says():
     assert sizes["conv1_conv/kernel"] == sizes["conv1_conv/bias"] == 20
     assert sizes["predictions/kernel"] is sizes["predictions/bias"] is None
     assert set(sizes.values()) == {20, None, 50, 500}
+
+
+def test_outputs_of_convolutions_and_the_first_one_are_read_off_a_model():
+    inner = keras.Sequential(
+        [keras.Input((6, 6, 8)), layers.DepthwiseConv2D(3, name="depthwise"), layers.Dense(4)],
+        name="inner",
+    )
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(8, 3, name="first"),
+            inner,
+            layers.Conv2D(5, 2, strides=2, name="last"),
+        ],
+        name="outer",
+    )
+    policy = gc.Policy.from_model(model)
+    assert policy.first == "outer/first/kernel"
+    assert policy.positions == {
+        "outer/first/kernel": 36,
+        "inner/depthwise/kernel": 16,
+        "outer/last/kernel": 4,
+    }
+    spec = policy.spec("outer/first/kernel", (3, 3, 3, 8), "float32")
+    assert (spec.first, spec.positions) == (True, 36)
+
+
+def test_sizes_of_outputs_that_are_not_known_are_left_out():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.convolution = keras.layers.Conv2D(4, 3)
+
+        def call(self, x):
+            return self.convolution(x)
+
+    model = Subclassed()
+    model(np.zeros((1, 8, 8, 3), "float32"))
+    policy = gc.Policy.from_model(model)
+    assert policy.positions == {}
+    assert policy.first == model.convolution.kernel.path

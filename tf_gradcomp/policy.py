@@ -1,4 +1,4 @@
-"""What kind of layer each variable belongs to: compressors choose their settings by it."""
+"""What layer each variable belongs to: compressors choose their settings by it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,17 @@ class GradientSpec:
         shape: Its shape, fully known.
         dtype: The gradient's dtype: `"float32"`, `"float16"` or `"bfloat16"`.
         kind: The layer kind, one of `LAYER_KINDS`.
+        positions: At how many places of its output the layer uses each entry, per sample: the
+            pixels of a convolution's output. None if it is not known.
+        first: Whether it is of the model's first convolution, as far as that is known.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     kind: str
+    positions: int | None = None
+    first: bool = False
 
     @property
     def elements(self) -> int:
@@ -61,6 +66,9 @@ class Policy:
 
     Args:
         kinds: Variable path to layer kind, ahead of the rules.
+        positions: Variable path to the number of places in its output, per sample, where the layer
+            uses each entry; some methods compress the more the fewer there are.
+        first: Path of the kernel of the first convolution, which some methods leave dense.
         max_dense_elements: `tf.IndexedSlices`, the gradient of Keras' `Embedding`, are merged and
             made dense, to be compressed like any other gradient, up to this number of elements in
             the table. Above it they travel uncompressed and sparse.
@@ -70,9 +78,16 @@ class Policy:
     """
 
     def __init__(
-        self, kinds: Mapping[str, str] | None = None, *, max_dense_elements: int = 2**26
+        self,
+        kinds: Mapping[str, str] | None = None,
+        *,
+        positions: Mapping[str, int] | None = None,
+        first: str | None = None,
+        max_dense_elements: int = 2**26,
     ) -> None:
         self.kinds = dict(kinds or {})
+        self.positions = dict(positions or {})
+        self.first = first
         self.max_dense_elements = max_dense_elements
         for path, kind in self.kinds.items():
             if kind not in LAYER_KINDS:
@@ -83,10 +98,10 @@ class Policy:
 
     @classmethod
     def from_model(cls, model: keras.Model, *, max_dense_elements: int = 2**26) -> Policy:
-        """Reads the layer kinds off a built Keras model, layer by layer.
+        """Reads layer kinds, and the sizes of convolutions' outputs, off a built Keras model.
 
         Args:
-            model: A built Keras model.
+            model: A built Keras model. Sizes are known of layers in functional and sequential ones.
             max_dense_elements: As for `Policy`.
 
         Raises:
@@ -98,22 +113,54 @@ class Policy:
                 "first, with an Input layer, model.build(input_shape), or a call on a batch."
             )
         kinds: dict[str, str] = {}
+        positions: dict[str, int] = {}
+        first = None
         for layer in reversed(_private.layers_of(model)):  # what a layer is made of comes first
             for variable in layer.trainable_variables:
                 kind = _kind_in_layer(layer, variable)
-                if kind:
-                    kinds.setdefault(variable.path, kind)
+                if kind and variable.path not in kinds:
+                    kinds[variable.path] = kind
+                    if kind == CONVOLUTION:
+                        first = variable.path
+                        positions |= _positions(layer, variable)
         for variable in model.trainable_variables:
             kinds.setdefault(variable.path, _kind_by_rule(variable.path, tuple(variable.shape)))
-        return cls(kinds, max_dense_elements=max_dense_elements)
+        return cls(kinds, positions=positions, first=first, max_dense_elements=max_dense_elements)
 
     def kind(self, path: str, shape: Iterable[int]) -> str:
         """The layer kind of the variable at `path` with `shape`."""
         return self.kinds.get(path) or _kind_by_rule(path, tuple(shape))
 
+    def spec(self, path: str, shape: Iterable[int], dtype: str) -> GradientSpec:
+        """What compressors are told of the gradient of the variable at `path`."""
+        shape = tuple(shape)
+        return GradientSpec(
+            path,
+            shape,
+            dtype,
+            self.kind(path, shape),
+            positions=self.positions.get(path),
+            first=path == self.first,
+        )
+
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""
-        return {"kinds": dict(self.kinds), "max_dense_elements": self.max_dense_elements}
+        return {
+            "kinds": dict(self.kinds),
+            "positions": dict(self.positions),
+            "first": self.first,
+            "max_dense_elements": self.max_dense_elements,
+        }
+
+
+def _positions(layer: keras.layers.Layer, variable: keras.Variable) -> dict[str, int]:
+    try:
+        shape = layer.output.shape
+    except (AttributeError, ValueError):  # it was called outside of a graph of layers, or often
+        return {}
+    channels_last = getattr(layer, "data_format", "channels_last") == "channels_last"
+    pixels = shape[1:-1] if channels_last else shape[2:]
+    return {} if None in pixels else {variable.path: math.prod(pixels)}
 
 
 def _kind_in_layer(layer: keras.layers.Layer, variable: keras.Variable) -> str | None:

@@ -25,10 +25,7 @@ class AdaCompEncodeOp : public OpKernel {
     OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes_));
     OP_REQUIRES_OK(context, context->GetAttr("scale_factor", &scale_factor_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
-    OP_REQUIRES(context, context->num_inputs() == 2 * num_tensors() + 1,
-                InvalidArgument(context->num_inputs() - num_tensors() - 1, " gradients for ",
-                                num_tensors(),
-                                " residuals; expected one gradient for each residual"));
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors(), 1));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -36,7 +33,7 @@ class AdaCompEncodeOp : public OpKernel {
     OP_REQUIRES_OK(context, GetStep(context, 2 * num_tensors(), &step));
     LockedResiduals residuals;
     OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors()));
-    OP_REQUIRES_OK(context, CheckShapes(context, residuals));
+    OP_REQUIRES_OK(context, CheckGradientShapes(context, residuals, num_tensors()));
     OP_REQUIRES_OK(context, residuals.Unshare(context));
 
     AdaCompEncoder encoder(Tensors(context, residuals), scale_factor_, ThreadPool(context));
@@ -54,16 +51,6 @@ class AdaCompEncodeOp : public OpKernel {
 
  private:
   int num_tensors() const { return bin_sizes_.size(); }
-
-  absl::Status CheckShapes(OpKernelContext* context, const LockedResiduals& residuals) const {
-    for (int i = 0; i < num_tensors(); ++i) {
-      const TensorShape& shape = context->input(num_tensors() + i).shape();
-      if (shape == residuals.shape(i)) continue;
-      return InvalidArgument("gradient ", i, " has shape ", shape.DebugString(), "; expected ",
-                             residuals.shape(i).DebugString(), ", that of its residual");
-    }
-    return absl::OkStatus();
-  }
 
   std::vector<EncoderTensor> Tensors(OpKernelContext* context,
                                      const LockedResiduals& residuals) const {

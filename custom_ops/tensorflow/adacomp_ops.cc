@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "../kernels/adacomp_layout.h"
+#include "shape_support.h"
 #include "status.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -23,18 +24,6 @@ absl::Status CheckBinSizesAttr(InferenceContext* c) {
   std::vector<int64_t> bin_sizes;
   TF_RETURN_IF_ERROR(c->GetAttr("bin_sizes", &bin_sizes));
   return ToTensorFlow(CheckBinSizes(bin_sizes, num_tensors));
-}
-
-// Merges what is known of the shape of the variable behind `input` into *shape.
-absl::Status MergeVariableShape(InferenceContext* c, int input, ShapeHandle* shape) {
-  const auto* handle = c->input_handle_shapes_and_types(input);
-  if (handle == nullptr || handle->empty()) return absl::OkStatus();
-  const DataType dtype = handle->front().dtype;
-  if (dtype != tensorflow::DT_FLOAT && dtype != tensorflow::DT_INVALID) {
-    return InvalidArgument("residual ", input, " is a variable of ", DataTypeString(dtype),
-                           "; expected float32, whatever the type of the gradient");
-  }
-  return c->Merge(handle->front().shape, *shape, shape);
 }
 
 absl::Status AccumulateShape(InferenceContext* c) {
@@ -73,16 +62,7 @@ absl::Status EncodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
   int64_t num_tensors;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
-  std::vector<DataType> types;
-  TF_RETURN_IF_ERROR(c->GetAttr("Tgradients", &types));
-  if (static_cast<int64_t>(types.size()) != num_tensors) {
-    return InvalidArgument(types.size(), " gradients for ", num_tensors,
-                           " residuals; expected one gradient for each residual");
-  }
-  for (int64_t i = 0; i < num_tensors; ++i) {
-    ShapeHandle shape = c->input(num_tensors + i);
-    TF_RETURN_IF_ERROR(MergeVariableShape(c, i, &shape));
-  }
+  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors), 0, &unused));
   c->set_output(0, c->Vector(c->UnknownDim()));

@@ -48,6 +48,14 @@ absl::Status GetStep(OpKernelContext* context, int input, int64_t* step) {
   return absl::OkStatus();
 }
 
+absl::Status CheckOneGradientEach(OpKernelConstruction* context, int num_tensors,
+                                  int num_own_inputs) {
+  const int num_gradients = context->num_inputs() - num_tensors - num_own_inputs;
+  if (num_gradients == num_tensors) return absl::OkStatus();
+  return InvalidArgument(num_gradients, " gradients for ", num_tensors,
+                         " residuals; expected one gradient for each residual");
+}
+
 absl::Status CheckRows(const Tensor& payloads) {
   if (payloads.dims() == 2 && payloads.dim_size(0) > 0) return absl::OkStatus();
   return InvalidArgument("payloads have shape ", payloads.shape().DebugString(),
@@ -98,6 +106,17 @@ absl::Status LockedResiduals::Unshare(OpKernelContext* context) {
       std::memcpy(to + begin, from + begin, (end - begin) * sizeof(float));
     });
     *tensor = copy;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGradientShapes(OpKernelContext* context, const LockedResiduals& residuals,
+                                 int num_tensors) {
+  for (int i = 0; i < num_tensors; ++i) {
+    const tensorflow::TensorShape& shape = context->input(num_tensors + i).shape();
+    if (shape == residuals.shape(i)) continue;
+    return InvalidArgument("gradient ", i, " has shape ", shape.DebugString(), "; expected ",
+                           residuals.shape(i).DebugString(), ", that of its residual");
   }
   return absl::OkStatus();
 }

@@ -25,6 +25,10 @@ absl::Status GetBinSizes(tensorflow::OpKernelConstruction* context,
 
 absl::Status GetStep(tensorflow::OpKernelContext* context, int input, int64_t* step);
 
+// Checks that the inputs are residuals, as many gradients, and what an op has of its own.
+absl::Status CheckOneGradientEach(tensorflow::OpKernelConstruction* context, int num_tensors,
+                                  int num_own_inputs);
+
 // Checks that there is a row for each replica.
 absl::Status CheckRows(const tensorflow::Tensor& payloads);
 
@@ -47,6 +51,10 @@ class LockedResiduals {
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
   std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks_;  // released before the variables
 };
+
+// Checks that the inputs behind the residuals are gradients of the same shapes.
+absl::Status CheckGradientShapes(tensorflow::OpKernelContext* context,
+                                 const LockedResiduals& residuals, int num_tensors);
 
 }  // namespace gradcomp
 

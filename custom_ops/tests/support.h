@@ -3,6 +3,7 @@
 #define TF_GRADCOMP_CUSTOM_OPS_TESTS_SUPPORT_H_
 
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
@@ -80,6 +81,11 @@ inline std::vector<float*> Pointers(std::vector<std::vector<float>>* values) {
   std::vector<float*> pointers;
   for (std::vector<float>& value : *values) pointers.push_back(value.data());
   return pointers;
+}
+
+inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
 }
 
 }  // namespace gradcomp

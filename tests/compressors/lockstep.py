@@ -26,6 +26,7 @@ class Outcome(NamedTuple):
     payloads: Arrays  # of the last wish: what was gathered, or given to be summed
     tensor_bytes: Arrays
     payload_bytes: list[int] | None = None  # of all wishes
+    sent_bytes: list[int] | None = None
 
     @property
     def residuals(self) -> list[Arrays]:
@@ -77,6 +78,7 @@ class Lockstep:
             [given.numpy() for end in ends for given in end.given[-1:]],
             [end.exchanged.tensor_bytes.numpy() for end in ends],
             [int(end.sent.payload_bytes) for end in ends],
+            [int(end.sent.sent_bytes) for end in ends],
         )
 
     def _exchanged(

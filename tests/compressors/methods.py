@@ -13,8 +13,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
 from tests.compressors.lockstep import Arrays, Outcome, State
-from tf_gradcomp.compressors import AdaComp, Cast, Compressor, NoCompression
+from tf_gradcomp.compressors import (
+    AdaComp,
+    Cast,
+    Compressor,
+    NoCompression,
+    RandomK,
+    ScaleCom,
+)
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 from tf_gradcomp.reference import adacomp, dense_sum
@@ -32,6 +40,7 @@ class Method:
     compressor: Compressor
     oracle: Oracle
     header_bytes: int = 0  # of a payload
+    padding: int = 0  # bytes that may be in it besides, at most
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
     sends_equals_at_once: bool = True  # all elements of a tensor where they are equal
@@ -110,6 +119,8 @@ def adacomp_with(label: str, **settings: Any) -> Method:
     return Method(f"AdaComp{label}", AdaComp(**settings), adacomp_oracle, header_bytes=48)
 
 
+CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
+
 METHODS = [
     adacomp_with(""),
     adacomp_with(", bins of 7", bin_sizes=7),
@@ -117,6 +128,16 @@ METHODS = [
     adacomp_with(", whole", bin_sizes=dict.fromkeys(LAYER_KINDS)),
     adacomp_with(", scale factor 1", scale_factor=1),
     adacomp_with(", overrides", overrides={"_0": 10, "_2": None}),
+    Method("ScaleCom", ScaleCom(), scalecom_oracle, **CHUNKED),
+    Method("ScaleCom, rate 7", ScaleCom(7), scalecom_oracle, **CHUNKED),
+    Method("ScaleCom, whole", ScaleCom(None), scalecom_oracle, header_bytes=4),
+    Method(
+        "ScaleCom, filtered",
+        ScaleCom({"vector": 3}, 0.25, overrides={"_0": 20, "_1": None}),
+        scalecom_oracle,
+        **CHUNKED,
+    ),
+    Method("RandomK", RandomK(), random_k_oracle, **CHUNKED),
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),
     Method("Cast to bfloat16", Cast("bfloat16"), sum_oracle, rounding=2e-2),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[2] / "custom_ops" / "tests"
+PROGRAMS = sorted(path.stem for path in [*TESTS.glob("*_test.cc"), *TESTS.glob("fuzz_*.cc")])
 SANITIZE = ["-fsanitize=address,undefined"]
 
 
@@ -35,11 +36,10 @@ def binaries(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize(
-    "command", [["kernels_test"], ["fuzz_decoder", "5"], ["large_test"]], ids=lambda c: c[0]
-)
-def test_native_test_passes(binaries, command):
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_native_test_passes(binaries, program):
+    seconds = ["5"] if program.startswith("fuzz_") else []
     result = subprocess.run(
-        [str(binaries / command[0]), *command[1:]], capture_output=True, text=True, check=False
+        [str(binaries / program), *seconds], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -4,7 +4,9 @@ from tf_gradcomp.compressors.adacomp import AdaComp
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.no_compression import NoCompression
+from tf_gradcomp.compressors.random_k import RandomK
 from tf_gradcomp.compressors.registry import deserialize, get, names, serialize
+from tf_gradcomp.compressors.scalecom import ScaleCom
 
 __all__ = [
     "AdaComp",
@@ -13,6 +15,8 @@ __all__ = [
     "ExchangeInputs",
     "Exchanged",
     "NoCompression",
+    "RandomK",
+    "ScaleCom",
     "StateSpec",
     "deserialize",
     "get",

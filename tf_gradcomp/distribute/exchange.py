@@ -323,7 +323,7 @@ def gradient_specs(
                 f"of {', '.join(_DTYPES)}. Change its dtype, or train without compression."
             )
         shape = tuple(int(size) for size in variable.shape)
-        specs.append(GradientSpec(path, shape, dtype, policy.kind(path, shape)))
+        specs.append(policy.spec(path, shape, dtype))
     return specs
 
 

@@ -8,13 +8,19 @@ from tf_gradcomp.ops.adacomp import (
     residual_accumulate,
     ternary_quantize,
 )
+from tf_gradcomp.ops.chunks import Chunked, chunk_apply, chunk_draw, chunk_select, chunk_take
 from tf_gradcomp.ops.library import LibraryError, library_info
 
 __all__ = [
+    "Chunked",
     "LibraryError",
     "adacomp_decode",
     "adacomp_encode",
     "adacomp_put_back",
+    "chunk_apply",
+    "chunk_draw",
+    "chunk_select",
+    "chunk_take",
     "library_info",
     "local_bin_select",
     "residual_accumulate",

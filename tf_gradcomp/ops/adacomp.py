@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
+from tf_gradcomp.ops.handles import handles_of
 
 
 def residual_accumulate(
@@ -124,7 +125,7 @@ def adacomp_encode(
         tf.errors.FailedPreconditionError: If a residual is not initialized.
     """
     return library.load().ada_comp_encode(
-        residuals=_handles(residuals),
+        residuals=handles_of(residuals),
         gradients=list(gradients),
         step=_step(step),
         bin_sizes=list(bin_sizes),
@@ -193,15 +194,11 @@ def adacomp_put_back(
         tf.errors.InvalidArgumentError: If the payload is broken; the residuals are then untouched.
     """
     return library.load().ada_comp_put_back(
-        residuals=_handles(residuals),
+        residuals=handles_of(residuals),
         payload=payload,
         bin_sizes=list(bin_sizes),
         fingerprint=fingerprint,
     )
-
-
-def _handles(residuals: Sequence[tf.Tensor | tf.Variable]) -> list[tf.Tensor]:
-    return [residual.handle if hasattr(residual, "handle") else residual for residual in residuals]
 
 
 def _step(step: tf.Tensor | int) -> tf.Tensor:

@@ -13,11 +13,6 @@ namespace {
 const std::vector<int64_t> kSizes = {0, 1, 3, 15, 16, 17, 49, 50, 51, 63, 64, 65, 500, 1000, 70001};
 const std::vector<int64_t> kBinSizes = {0, 1, 4, 15, 16, 17, 50, 63, 64, 65, 500, 16383};
 
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
-}
-
 std::vector<uint16_t> UpperHalves(const std::vector<float>& values) {
   std::vector<uint16_t> bits;
   for (float value : values) bits.push_back(ToBits(value) >> 16);

@@ -1,6 +1,6 @@
 // Fuzz target of AdaComp's decoder. With clang: -fsanitize=fuzzer. With any other compiler, a main
-// of its own mutates valid payloads, the same ones every time: fuzz_decoder SECONDS. It writes a
-// valid one for libFuzzer to start from: fuzz_decoder seed FILE.
+// of its own mutates valid payloads, the same ones every time: fuzz_adacomp SECONDS. It writes a
+// valid one for libFuzzer to start from: fuzz_adacomp seed FILE.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,0 +1,94 @@
+// Sums of one entry per chunk, at places that all replicas agree on: ScaleCom and RandomK.
+//
+// Tensors of one group are cut into chunks as if they lay one behind the other. The places travel as
+// offsets within the chunks, packed: docs/payload_format.md.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_CHUNKS_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_CHUNKS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common.h"
+#include "floats.h"
+
+namespace gradcomp {
+
+inline constexpr int64_t kMaxChunkSize = 65536;
+
+struct ChunkedTensor {
+  float* residual;
+  const void* gradient;
+  GradientType type;
+};
+
+// How tensors are grouped and cut. It depends on nothing else, so neither do results.
+class ChunkLayout {
+ public:
+  // One entry per tensor; those of the same group have one chunk size. Groups are in the order in
+  // which they first occur.
+  ChunkLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& chunk_sizes,
+              const std::vector<int64_t>& groups);
+  ChunkLayout(const ChunkLayout&) = delete;  // blocks point to groups
+
+  int64_t num_chunks() const { return num_chunks_; }
+  int64_t num_words() const { return num_words_; }  // of packed offsets
+
+  struct Group {
+    int64_t chunk_size;
+    int64_t bits;              // of an offset
+    int64_t size = 0;          // elements
+    int64_t first_chunk;       // of all
+    int64_t first_word;        // of all
+    std::vector<int64_t> tensors;
+    std::vector<int64_t> starts;  // of the tensors in the group; then its size
+  };
+
+  // Chunks that are worked on together: their offsets begin and end with a word.
+  struct Block {
+    const Group* group;
+    int64_t first_chunk;  // in the group
+    int64_t num_chunks;
+  };
+
+  const std::vector<Block>& blocks() const { return blocks_; }
+
+ private:
+  std::vector<Group> groups_;
+  std::vector<Block> blocks_;
+  int64_t num_chunks_ = 0;
+  int64_t num_words_ = 0;
+};
+
+// One sentence on the first setting that no layout can have.
+Status CheckChunks(const std::vector<int64_t>& chunk_sizes, const std::vector<int64_t>& groups,
+                   int64_t num_tensors);
+
+// Chooses the entry of largest magnitude of residual + gradient in each chunk, the first of equals,
+// if `offsets` is given. Returns whether all sums are finite.
+bool SelectLargest(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+                   const ParallelFor& parallel_for, int32_t* offsets);
+
+// Chooses an entry of each chunk at random, by `seed` and `step` alone.
+void DrawOffsets(const ChunkLayout& layout, uint64_t seed, uint64_t step, int32_t* offsets);
+
+// Offsets come from another replica: checks that each lies in its chunk.
+Status CheckOffsets(const ChunkLayout& layout, const int32_t* offsets);
+
+// values[i] = residual + gradient at the place chosen in chunk i.
+void TakeChosen(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+                const int32_t* offsets, const ParallelFor& parallel_for, float* values);
+
+// What all replicas gave is summed: outputs are the totals at the chosen places, else zeros; a
+// residual keeps (1 - filter) of itself where its sum with the gradient was sent, and elsewhere
+// takes filter times the gradient (ScaleCom, section 3).
+void ApplyTotals(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+                 const int32_t* offsets, const float* totals, float filter,
+                 const ParallelFor& parallel_for, const std::vector<float*>& outputs);
+
+// Nothing was sent: residuals take filter times the gradient everywhere.
+void KeepGradients(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+                   float filter, const ParallelFor& parallel_for);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_CHUNKS_H_

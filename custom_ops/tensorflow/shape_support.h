@@ -1,0 +1,18 @@
+// What the shape functions share.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPE_SUPPORT_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPE_SUPPORT_H_
+
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gradcomp {
+
+// Merges what is known of the shape of the variable behind `input` into *shape.
+absl::Status MergeVariableShape(tensorflow::shape_inference::InferenceContext* c, int input,
+                                tensorflow::shape_inference::ShapeHandle* shape);
+
+// For ops whose first inputs are N residuals and as many gradients: checks that they fit.
+absl::Status CheckGradientShapes(tensorflow::shape_inference::InferenceContext* c);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPE_SUPPORT_H_

@@ -1,0 +1,98 @@
+// Chunks of ScaleCom and RandomK, under sanitizers. That they are those of the paper is tested
+// against NumPy in tests/compressors.
+#include "../kernels/chunks.h"
+
+#include "check.h"
+#include "support.h"
+
+namespace gradcomp {
+namespace {
+
+struct Chunked {
+  std::vector<std::vector<float>> residuals;
+  std::vector<std::vector<float>> gradients;
+
+  explicit Chunked(const std::vector<int64_t>& sizes) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      residuals.push_back(Normal(sizes[i], 1, i));
+      gradients.push_back(Normal(sizes[i], 0.3f, 100 + i));
+    }
+  }
+
+  std::vector<ChunkedTensor> Tensors() {
+    std::vector<ChunkedTensor> tensors;
+    for (size_t i = 0; i < residuals.size(); ++i) {
+      tensors.push_back({residuals[i].data(), gradients[i].data(), GradientType::kFloat});
+    }
+    return tensors;
+  }
+};
+
+// Groups that span tensors, empty ones, and chunks of one, of few and of very many.
+void ChunksAreSentAndKeptOnAnyNumberOfThreads() {
+  const std::vector<int64_t> sizes = {300001, 7, 0, 60, 0, 70003, 1, 100000, 9};
+  const std::vector<int64_t> chunk_sizes = {400, 25, 25, 25, 3, 65536, 25, 1, 25};
+  const std::vector<int64_t> groups = {0, 9, 9, 9, 5, 6, 9, 7, 9};
+  const ChunkLayout layout(sizes, chunk_sizes, groups);
+  CHECK(layout.num_chunks() == 751 + CeilDiv(7 + 60 + 1 + 9, 25) + 2 + 100000);
+  std::vector<float> first_values;
+  for (int64_t threads : {1, 3}) {
+    Chunked chunked(sizes);
+    std::vector<int32_t> offsets(layout.num_words());
+    CHECK(SelectLargest(layout, chunked.Tensors(), Threads(threads), offsets.data()));
+    CHECK(CheckOffsets(layout, offsets.data()).ok());
+    std::vector<float> values(layout.num_chunks());
+    TakeChosen(layout, chunked.Tensors(), offsets.data(), Threads(threads), values.data());
+    if (threads == 1) first_values = values;
+    CHECK(SameBits(values, first_values));
+    const Chunked before = chunked;
+    std::vector<std::vector<float>> outputs;
+    for (int64_t size : sizes) outputs.emplace_back(size, 7.0f);
+    ApplyTotals(layout, chunked.Tensors(), offsets.data(), values.data(), 1, Threads(threads),
+                Pointers(&outputs));
+    int64_t sent = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      for (int64_t j = 0; j < sizes[i]; ++j) {
+        const float sum = before.residuals[i][j] + before.gradients[i][j];
+        CHECK(outputs[i][j] + chunked.residuals[i][j] == sum);
+        CHECK(outputs[i][j] == 0 || chunked.residuals[i][j] == 0);
+        sent += outputs[i][j] != 0;
+      }
+    }
+    CHECK(sent == layout.num_chunks());
+  }
+}
+
+// Whatever another replica says, nothing out of bounds is read or written.
+void RandomOffsetsAreRefusedOrInBounds() {
+  const std::vector<int64_t> sizes = {1001, 3, 77};
+  const ChunkLayout layout(sizes, {100, 7, 7}, {0, 1, 1});
+  std::mt19937 engine(3);
+  int64_t good = 0;
+  for (int64_t round = 0; round < 20000; ++round) {
+    Chunked chunked(sizes);
+    std::vector<int32_t> offsets(layout.num_words());
+    SelectLargest(layout, chunked.Tensors(), Threads(1), offsets.data());
+    for (int64_t n = engine() % 3; n >= 0; --n) {
+      offsets[engine() % offsets.size()] ^= 1u << engine() % 32;
+    }
+    if (!CheckOffsets(layout, offsets.data()).ok()) continue;
+    ++good;
+    std::vector<float> values(layout.num_chunks());
+    TakeChosen(layout, chunked.Tensors(), offsets.data(), Threads(1), values.data());
+    std::vector<std::vector<float>> outputs;
+    for (int64_t size : sizes) outputs.emplace_back(size);
+    ApplyTotals(layout, chunked.Tensors(), offsets.data(), values.data(), 0.5f, Threads(1),
+                Pointers(&outputs));
+  }
+  CHECK(good > 1000 && good < 19000);
+}
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  using namespace gradcomp;
+  RUN(ChunksAreSentAndKeptOnAnyNumberOfThreads);
+  RUN(RandomOffsetsAreRefusedOrInBounds);
+}

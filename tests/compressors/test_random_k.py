@@ -1,0 +1,51 @@
+"""RandomK's draws; what it shares with other compressors is in test_conformance.py."""
+
+import numpy as np
+import pytest
+
+from tests.compressors.lockstep import Lockstep, specs_of
+from tf_gradcomp.compressors import RandomK
+
+
+def places_of(compressor, steps, size=10_000):
+    gradients = [[np.ones(size, np.float32)]] * 2
+    lockstep = Lockstep(compressor, specs_of(gradients[0]), 2)
+    return [np.flatnonzero(lockstep.step(gradients).reduced[0][0]) for _ in range(steps)]
+
+
+def test_one_entry_of_each_chunk_is_drawn():
+    for places in places_of(RandomK(0.02), 3):
+        assert (places // 50).tolist() == list(range(200))
+
+
+def test_draws_differ_by_step_and_seed_alone():
+    first, again = places_of(RandomK(0.02), 2), places_of(RandomK(0.02), 2)
+    other = places_of(RandomK(0.02, seed=1), 2)
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (first[0] != first[1]).mean() > 0.9
+    assert (first[0] != other[0]).mean() > 0.9
+
+
+def test_draws_are_uniform():
+    counts = np.bincount(np.concatenate(places_of(RandomK(0.1), 200, 1000)) % 10, minlength=10)
+    expected = counts.sum() / 10
+    assert ((counts - expected) ** 2 / expected).sum() < 33  # chi-square, 9 degrees, 1e-4
+
+
+def test_no_index_travels():
+    gradients = [[np.ones(10_000, np.float32)]] * 2
+    outcome = Lockstep(RandomK(0.02), specs_of(gradients[0]), 2).step(gradients)
+    assert outcome.payload_bytes == [4 * (200 + 1)] * 2
+
+
+@pytest.mark.parametrize("density", [0, 1.1, -0.5, 1e-6, "0.1", True], ids=repr)
+def test_densities_out_of_range_are_refused(density):
+    with pytest.raises(ValueError, match="RandomK: density must be a number from 1/65536 to 1"):
+        RandomK(density)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, None, 2**63], ids=repr)
+def test_seeds_out_of_range_are_refused(seed):
+    with pytest.raises(ValueError, match="RandomK: seed must be a whole number"):
+        RandomK(seed=seed)

@@ -1,0 +1,210 @@
+"""ScaleCom's identities and rates; what it shares with other compressors is in the conformance."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.compressors.lockstep import Lockstep, specs_of
+from tf_gradcomp.compressors import AdaComp, ScaleCom
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.policy import GradientSpec, Policy
+
+
+def normal(shape, seed):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def steps_of(compressor, gradients):
+    """Outcomes of steps; `gradients` by step, replica and tensor."""
+    lockstep = Lockstep(compressor, specs_of(gradients[0][0]), len(gradients[0]))
+    return [lockstep.step(of_step) for of_step in gradients]
+
+
+def test_golden_run():
+    gradients = np.float32(
+        [
+            [[4, 1, 0, -2], [1, 3, 0, 1]],
+            [[0, 2, 1, 1], [2, 5, 0, -8]],
+            [[1, 1, 1, 1], [1, 1, 1, 1]],
+        ]
+    )
+    outcomes = steps_of(ScaleCom(4, beta=0.5), [[[g] for g in step] for step in gradients])
+    sent = [outcome.reduced[0][0].tolist() for outcome in outcomes]
+    assert sent == [[5, 0, 0, 0], [0, 0, 0, -7.5], [0, 7.5, 0, 0]]  # sums of two replicas
+    left = [state[RESIDUAL][0].tolist() for state in outcomes[-1].state]
+    assert left == [[0.5, 0.75, 1, 0], [1.5, 2, 0.5, 0.75]]
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3, 0.1])
+def test_sent_and_backlog_are_all_gradients(beta):
+    gradients = [[[normal((40, 30), 7 * t + i)] for i in range(4)] for t in range(30)]
+    outcomes = steps_of(ScaleCom(25, beta=beta), gradients)
+    sent = sum(np.float64(outcome.reduced[0][0]) for outcome in outcomes)
+    backlog = sum(np.float64(state[RESIDUAL][0]) for state in outcomes[-1].state) / beta
+    total = sum(np.float64(g) for step in gradients for (g,) in step)
+    np.testing.assert_allclose(sent + backlog, total, rtol=0, atol=3e-4)
+
+
+def test_a_filtered_residual_is_not_cleared_where_it_is_sent():
+    gradients = [[[normal(60, i)] for i in range(2)] for _ in range(2)]
+    first, second = steps_of(ScaleCom(20, beta=0.5), gradients)
+    chosen = second.reduced[0][0] != 0
+    before, after = first.state[0][RESIDUAL][0], second.state[0][RESIDUAL][0]
+    np.testing.assert_array_equal(after[chosen], np.float32(0.5) * before[chosen])
+    assert after[chosen].any()
+
+
+def test_choosing_and_adding_commute():
+    gradients = [[np.float32(np.round(normal((33, 31), i) * 64) / 64)] for i in range(4)]
+    (separate,) = steps_of(ScaleCom(25), [gradients])
+    total = sum(g for (g,) in gradients)
+    chosen = separate.reduced[0][0] != 0
+    assert chosen.sum() == -(-33 * 31 // 25)
+    np.testing.assert_array_equal(separate.reduced[0][0], np.where(chosen, total, 0))
+
+
+def test_replicas_lead_in_turn():
+    peaks = np.zeros((3, 20), np.float32)
+    peaks[[0, 1, 2], [4, 9, 14]] = 1.0
+    outcomes = steps_of(ScaleCom(20), [[[peak] for peak in peaks]] * 4)
+    places = [int(np.flatnonzero(outcome.reduced[0][0])[0]) for outcome in outcomes]
+    assert places == [4, 9, 14, 4]
+
+
+def test_at_rate_1_it_is_the_dense_sum():
+    gradients = [[[normal((5, 7), 3 * t + i)] for i in range(3)] for t in range(2)]
+    for outcome, step in zip(steps_of(ScaleCom(1), gradients), gradients, strict=True):
+        (a,), (b,), (c,) = step
+        np.testing.assert_array_equal(outcome.reduced[0][0], a + b + c)
+        assert not any(state[RESIDUAL][0].any() for state in outcome.state)
+
+
+def test_vectors_of_one_rate_share_their_chunks():
+    compressor = ScaleCom()
+    shapes = {"a/kernel": (30, 40), "a/bias": (40,), "b/kernel": (40, 10), "b/bias": (10,)}
+    specs = [Policy().spec(path, shape, "float32") for path, shape in shapes.items()]
+    assert compressor.groups(specs) == [0, 1, 2, 1]
+    lockstep = Lockstep(compressor, specs, 2)
+    ones = [[np.ones(shape, np.float32) for shape in shapes.values()]] * 2
+    sent = [np.count_nonzero(tensor) for tensor in lockstep.step(ones).reduced[0]]
+    assert sent == [3, 2, 1, 0]  # 50 elements of vectors are two chunks of 25
+
+
+def bytes_of(compressor, size):
+    gradients = [[normal((200, 400), i)] for i in range(size)]
+    lockstep = Lockstep(compressor, specs_of(gradients[0]), size)
+    for _ in range(3):
+        outcome = lockstep.step(gradients)
+    return outcome
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 64])
+def test_bytes_do_not_grow_with_the_number_of_replicas(size):
+    outcome = bytes_of(ScaleCom(400), size)
+    chunks, bits = 200, 9
+    offsets = 4 * -(-chunks * bits // 32)
+    assert outcome.payload_bytes == [offsets // size + 4 * (chunks + 1)] * size
+    # Each passes on the offsets, and twice its part of the values and the flag.
+    values = 2 * (size - 1) * 4 * (chunks + 1) // size
+    assert outcome.sent_bytes == [(size - 1) * offsets // size + values] * size
+
+
+def test_gathered_bytes_do_grow():
+    few, many = (bytes_of(AdaComp(500), size).sent_bytes[0] for size in (2, 16))
+    assert many > 10 * few
+
+
+def test_payload_ratio_is_that_of_values_and_offset_bits():
+    for rate, expected in ((25, 21.6), (50, 42.1), (400, 312)):
+        gradients = [[normal(40_000_0, 0)]]
+        lockstep = Lockstep(ScaleCom(rate), specs_of(gradients[0]), 1)
+        ratio = 4 * 400_000 / lockstep.step(gradients).payload_bytes[0]
+        assert ratio == pytest.approx(expected, rel=2e-3)
+
+
+def rate_of(model):
+    policy = Policy.from_model(model)
+    specs = [policy.spec(v.path, v.shape, "float32") for v in model.trainable_variables]
+    compressor = ScaleCom()
+    chosen: dict[int, list[int]] = {}
+    for spec, group in zip(specs, compressor.groups(specs), strict=True):
+        chosen.setdefault(group, [compressor.rate(spec), 0])[1] += spec.elements
+    elements = sum(size for _, size in chosen.values())
+    return elements / sum(-(-size // rate) for rate, size in chosen.values())
+
+
+def residual_network(blocks, bottleneck):
+    """The ResNet of the paper: stride in the 3x3 convolution, no biases in convolutions."""
+    layers = keras.layers
+
+    def convolve(x, filters, size, stride=1):
+        x = layers.Conv2D(filters, size, stride, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization()(x)
+
+    def block(x, filters, stride):
+        widths = [(filters, 1, 1), (filters, 3, stride), (4 * filters, 1, 1)]
+        if not bottleneck:
+            widths = [(filters, 3, stride), (filters, 3, 1)]
+        y = x
+        for i, (width, size, by) in enumerate(widths):
+            y = convolve(y if i == 0 else layers.ReLU()(y), width, size, by)
+        if stride > 1 or x.shape[-1] != y.shape[-1]:
+            x = convolve(x, y.shape[-1], 1, stride)
+        return layers.ReLU()(layers.Add()([x, y]))
+
+    inputs = keras.Input((224, 224, 3))
+    x = layers.ReLU()(convolve(inputs, 64, 7, 2))
+    x = layers.MaxPooling2D(3, 2, padding="same")(x)
+    for stage, number in enumerate(blocks):
+        for i in range(number):
+            x = block(x, 64 * 2**stage, 2 if stage and i == 0 else 1)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(1000)(x))
+
+
+@pytest.mark.parametrize(
+    ("build", "rate"),
+    [
+        (lambda: residual_network([3, 4, 6, 3], bottleneck=True), 96.7),
+        (lambda: keras.applications.ResNet50(weights=None), 100.8),
+        (lambda: keras.applications.MobileNetV2(weights=None), 157.4),
+        (lambda: residual_network([2, 2, 2, 2], bottleneck=False), 115.9),
+    ],
+    ids=["ResNet-50 of the paper", "ResNet-50 of Keras", "MobileNetV2", "ResNet-18"],
+)
+def test_the_rule_gives_the_rates_of_the_paper(build, rate):
+    assert rate_of(build()) == pytest.approx(rate, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [((7, 7, 3, 64), 1), ((3, 3, 64, 64), 25), ((3, 3, 256, 512), 50), ((1, 1, 512, 2048), 400)],
+)
+def test_without_a_model_the_channels_of_a_convolution_decide(shape, rate):
+    assert ScaleCom().rate(GradientSpec("conv/kernel", shape, "float32", "convolution")) == rate
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "rate"),
+    [
+        ("dense", (128, 10), 400),
+        ("dense", (64, 4, 16), 50),
+        ("recurrent", (64, 256), 400),
+        ("embedding", (1000, 64), 50),
+        ("vector", (64,), 25),
+    ],
+)
+def test_rates_of_other_layers(kind, shape, rate):
+    assert ScaleCom().rate(GradientSpec("layer/kernel", shape, "float32", kind)) == rate
+
+
+@pytest.mark.parametrize("beta", [0, -0.1, 1.1, float("nan"), "1", True, None], ids=repr)
+def test_filters_out_of_range_are_refused(beta):
+    with pytest.raises(ValueError, match="ScaleCom: beta must be a number above 0, and at most 1"):
+        ScaleCom(beta=beta)
+
+
+@pytest.mark.parametrize("rate", [0, 65537, 2.5, "rules", True], ids=repr)
+def test_rates_out_of_range_are_refused(rate):
+    with pytest.raises(ValueError, match=r"a whole number from 1 to 65536, or 'rule', or None"):
+        ScaleCom(rate)

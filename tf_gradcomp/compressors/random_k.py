@@ -1,0 +1,99 @@
+"""Random entries are sent, the same ones by all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
+from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.distribute.communicator import AllReduce
+from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
+from tf_gradcomp.policy import LAYER_KINDS
+
+_DEFAULT_DENSITY = 0.01
+_LEAST_DENSITY = 1 / MAX_CHUNK_SIZE
+
+
+class RandomK(Compressor):
+    """Sums a random share of the entries, and keeps the others in the residual.
+
+    Each variable is cut into chunks, of 1 / density entries, rounded; in each step one entry of
+    each chunk is drawn, the same on all replicas, by seed and step alone. So no index travels, the
+    bytes do not grow with the number of replicas, and what is sent is summed by one all-reduce. It
+    does not look at the gradient: it needs a higher density than methods that do.
+
+    Use it as the baseline of sparse methods, or where a plain, cheap one is enough. It costs two
+    passes over gradient and residual.
+
+    Args:
+        density: The share of entries that is sent, from 1/65536 to 1, for all variables or by layer
+            kind (see `gc.Policy`); at least one of each variable. None sends variables whole.
+        seed: Of the draws; the same on all replicas.
+        overrides: Regular expression over variable paths to density or None, ahead of `density`;
+            the first that is found anywhere in the path counts.
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
+
+    Raises:
+        ValueError: If a density, the seed or a layer kind is out of range, or a pattern is not a
+            regular expression.
+
+    Reference:
+        Stich et al., "Sparsified SGD with Memory", NeurIPS 2018, https://arxiv.org/abs/1809.07599
+    """
+
+    name = "random_k"
+
+    def __init__(
+        self,
+        density: float | Mapping[str, float | None] | None = _DEFAULT_DENSITY,
+        seed: int = 0,
+        overrides: Mapping[str, float | None] | None = None,
+        **warmup: Any,
+    ) -> None:
+        super().__init__(**warmup)
+        self.density = PerVariable(
+            "RandomK: density",
+            density,
+            dict.fromkeys(LAYER_KINDS, _DEFAULT_DENSITY),
+            overrides,
+            _expected_density,
+        )
+        if not is_whole_number(seed, 0, 2**63 - 1):
+            raise ValueError(
+                f"RandomK: seed must be a whole number from 0 to 2^63 - 1; received {seed!r}."
+            )
+        self.seed = seed
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+        """Sums the entries that are drawn for this step."""
+        densities = [self.density.of(spec) or 1 for spec in inputs.specs]
+        chunked = ops.Chunked(
+            inputs.residuals,
+            inputs.gradients,
+            [round(1 / density) for density in densities],
+            range(len(inputs.specs)),
+        )
+        _, own_finite = ops.chunk_select(chunked, lead=False)
+        offsets = ops.chunk_draw(chunked, inputs.step, seed=self.seed)
+        reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite)
+        sizes = [spec.elements for spec in inputs.specs]
+        return Exchanged(reduced, finite, tensor_bytes(chunked, sizes))
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, JSON-serializable, as the constructor takes them."""
+        return {
+            "density": self.density.by_kind,
+            "seed": self.seed,
+            "overrides": self.density.overrides,
+            **super().get_config(),
+        }
+
+
+def _expected_density(density: Any) -> str:
+    number = isinstance(density, (int, float)) and not isinstance(density, bool)
+    return "" if number and _LEAST_DENSITY <= density <= 1 else "a number from 1/65536 to 1"

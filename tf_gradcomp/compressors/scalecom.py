@@ -1,0 +1,160 @@
+"""ScaleCom: a leader, another one in each step, chooses the entries that all replicas send."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
+from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.distribute.communicator import Broadcast, Wish
+from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
+from tf_gradcomp.policy import (
+    CONVOLUTION,
+    DENSE,
+    EMBEDDING,
+    RECURRENT,
+    VECTOR,
+    GradientSpec,
+)
+
+RULE = "rule"
+_DEFAULT_RATES: dict[str, int | str | None] = {
+    CONVOLUTION: RULE,
+    DENSE: RULE,
+    RECURRENT: 400,
+    EMBEDDING: 50,
+    VECTOR: 25,
+}
+_SENT_WHOLE = 1  # a chunk of one entry
+
+
+class ScaleCom(Compressor):
+    """Scalable sparsified gradient compression: cyclic local top-k with a filtered residual.
+
+    In each step one replica leads: it finds the largest entry of residual plus gradient in each
+    chunk of `rate` entries, and broadcasts where they are. All replicas sum what they have there.
+    So the bytes of a replica do not grow with the number of replicas, unlike with methods that
+    gather. The last, shorter chunk of a variable sends one entry, too; vectors are cut into chunks
+    as if they were one variable.
+
+    Use it for many replicas, whose gradients should be alike: each has its share of every batch. It
+    loses more accuracy early in training than AdaComp unless it is warmed up (the paper: densely
+    for less than a tenth of the training). It costs two passes over gradient and residual.
+
+    With a `beta` below 1, the residual is low-pass filtered: a place that is sent releases only
+    that share of what the replica has not sent yet. Use 0.1 where batch and learning rate are
+    scaled up; otherwise 1, which is plain error feedback.
+
+    Args:
+        rates: How many entries there are for one that is sent, 1 to 65536, for all variables or by
+            layer kind (see `gc.Policy`; kinds not named keep the defaults). `"rule"` is that of the
+            paper, for 32 samples per replica and step (for other numbers, scale inversely): the
+            first convolution dense, others 25 if their output has more than 196 pixels, 50 from 128
+            on, 400 below, so also for dense layers; projections of attention 50. Sizes of outputs
+            are known with `gc.Policy.from_model`; without, convolutions of up to 4 input channels
+            are dense, and others are at 25, 50 or 400 where the smaller number of channels is up
+            to 128, up to 256, or more. None sends variables whole.
+        beta: Of the filter, above 0 and at most 1.
+        overrides: Regular expression over variable paths to rate or None, ahead of `rates`; the
+            first that is found anywhere in the path counts.
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
+
+    Raises:
+        ValueError: If a rate, `beta` or a layer kind is out of range, or a pattern is not a regular
+            expression.
+
+    Reference:
+        Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
+        Distributed Training", NeurIPS 2020, https://arxiv.org/abs/2104.11125
+    """
+
+    name = "scalecom"
+
+    def __init__(
+        self,
+        rates: int | str | Mapping[str, int | str | None] | None = _DEFAULT_RATES,
+        beta: float = 1.0,
+        overrides: Mapping[str, int | str | None] | None = None,
+        **warmup: Any,
+    ) -> None:
+        super().__init__(**warmup)
+        self.rates: PerVariable[int | str] = PerVariable(
+            "ScaleCom: rates", rates, _DEFAULT_RATES, overrides, _expected_rate
+        )
+        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta <= 1:
+            raise ValueError(
+                f"ScaleCom: beta must be a number above 0, and at most 1; received {beta!r}."
+            )
+        self.beta = self.residual_scale = float(beta)
+
+    def rate(self, spec: GradientSpec) -> int:
+        """How many entries of this variable there are for one that is sent."""
+        rate = self.rates.of(spec)
+        if isinstance(rate, str):
+            return _rate_by_rule(spec)
+        return rate or _SENT_WHOLE
+
+    def groups(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """The variables that are cut into chunks together: vectors of one rate."""
+        numbers: dict[Any, int] = {}
+        return [
+            numbers.setdefault(self.rate(spec) if spec.kind == VECTOR else spec.path, len(numbers))
+            for spec in specs
+        ]
+
+    def _chooses(self, specs: Sequence[GradientSpec]) -> bool:
+        return any(self.rate(spec) > _SENT_WHOLE and spec.elements for spec in specs)
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+        """Broadcasts where the leader's largest entries are, and sums them (paper, section 3)."""
+        chunked = ops.Chunked(
+            inputs.residuals,
+            inputs.gradients,
+            [self.rate(spec) for spec in inputs.specs],
+            self.groups(inputs.specs),
+        )
+        leader = tf.cast(inputs.step % inputs.size, tf.int32)
+        offsets, own_finite = ops.chunk_select(chunked, tf.equal(leader, inputs.rank))
+        if self._chooses(inputs.specs):
+            offsets = yield Broadcast(offsets, leader)
+        reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite, self.beta)
+        sizes = [spec.elements for spec in inputs.specs]
+        return Exchanged(reduced, finite, tensor_bytes(chunked, sizes, inputs.size))
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, JSON-serializable, as the constructor takes them."""
+        return {
+            "rates": self.rates.by_kind,
+            "beta": self.beta,
+            "overrides": self.rates.overrides,
+            **super().get_config(),
+        }
+
+
+def _expected_rate(rate: Any) -> str:
+    good = rate == RULE or is_whole_number(rate, 1, MAX_CHUNK_SIZE)
+    return "" if good else f"a whole number from 1 to {MAX_CHUNK_SIZE}, or {RULE!r}"
+
+
+def _rate_by_rule(spec: GradientSpec) -> int:
+    if spec.kind == CONVOLUTION:
+        return _convolution_rate(spec)
+    attention = spec.kind == DENSE and len(spec.shape) > 2
+    return 50 if attention or spec.kind == EMBEDDING else 25 if spec.kind == VECTOR else 400
+
+
+def _convolution_rate(spec: GradientSpec) -> int:
+    if spec.positions is not None:
+        if spec.first:
+            return _SENT_WHOLE
+        return 25 if spec.positions > 196 else 50 if spec.positions >= 128 else 400
+    inputs, outputs = (1, 1, *spec.shape)[-2:]
+    if inputs <= 4:
+        return _SENT_WHOLE
+    channels = min(inputs, outputs)
+    return 25 if channels <= 128 else 50 if channels <= 256 else 400

@@ -1,0 +1,85 @@
+"""Sums of one entry per chunk, in NumPy: ScaleCom (arXiv 2104.11125, section 3) and RandomK.
+
+Tensors of one group are cut into chunks as if they lay one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Arrays = list[np.ndarray]
+
+_MASK = 2**64 - 1
+
+
+def joined(tensors: Sequence[np.ndarray], groups: Sequence[int]) -> Arrays:
+    """The flat float32 vector of each group, in the order in which groups first occur."""
+    vectors: dict[int, Arrays] = {}
+    for tensor, group in zip(tensors, groups, strict=True):
+        vectors.setdefault(group, []).append(tensor.reshape(-1).astype(np.float32))
+    return [np.concatenate(parts) for parts in vectors.values()]
+
+
+def separated(
+    vectors: Sequence[np.ndarray], groups: Sequence[int], like: Sequence[np.ndarray]
+) -> Arrays:
+    """Tensors in the shapes of `like` from the vectors of their groups."""
+    rest = dict(zip(dict.fromkeys(groups), vectors, strict=True))
+    tensors = []
+    for tensor, group in zip(like, groups, strict=True):
+        part, rest[group] = np.split(rest[group], [tensor.size])
+        tensors.append(part.reshape(tensor.shape))
+    return tensors
+
+
+def select(y: np.ndarray, chunk_size: int) -> np.ndarray:
+    """The offset of the largest magnitude in each chunk, the first of equals; uint32 [chunks]."""
+    chunks = -(-y.size // chunk_size)
+    padded = np.full(chunks * chunk_size, -1.0, np.float32)
+    padded[: y.size] = np.abs(y)
+    return padded.reshape(chunks, chunk_size).argmax(1).astype(np.uint32)
+
+
+def draw(sizes: Sequence[int], chunk_sizes: Sequence[int], seed: int, step: int) -> Arrays:
+    """An offset in each chunk of each group at random; splitmix64 of seed, step and chunk."""
+    stream = _mix(_mix(seed & _MASK) ^ step)
+    drawn, chunk = [], 0
+    for size, chunk_size in zip(sizes, chunk_sizes, strict=True):
+        offsets = []
+        for first in range(0, size, chunk_size):
+            length = min(chunk_size, size - first)
+            offsets.append((_mix(stream ^ chunk) >> 32) * length >> 32)
+            chunk += 1
+        drawn.append(np.array(offsets, np.uint32))
+    return drawn
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
+    return value ^ value >> 31
+
+
+def pack(offsets: np.ndarray, chunk_size: int) -> np.ndarray:
+    """Offsets in as many bits as the chunk needs, the first lowest, in whole words; int32."""
+    bits = (chunk_size - 1).bit_length()
+    ones = (offsets[:, np.newaxis] >> np.arange(bits, dtype=np.uint32)) & 1
+    padded = np.zeros(-(-ones.size // 32) * 32, np.uint8)
+    padded[: ones.size] = ones.reshape(-1)
+    return np.packbits(padded, bitorder="little").view("<i4")
+
+
+def places(offsets: np.ndarray, chunk_size: int) -> np.ndarray:
+    """Where the chosen entries lie in the vector of a group."""
+    return np.arange(offsets.size) * chunk_size + offsets
+
+
+def keep(m: np.ndarray, g: np.ndarray, at: np.ndarray, filter_: float) -> np.ndarray:
+    """The residual after the entries `at` of m + g were sent."""
+    beta = np.float32(filter_)
+    left = m + beta * g
+    left[at] = (np.float32(1) - beta) * m[at]
+    return left
