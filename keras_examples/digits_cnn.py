@@ -42,6 +42,31 @@ def make_optimizer(name: str, learning_rate: float, compressor: str) -> keras.op
     return optimizer if compressor == "none" else gc.CompressedOptimizer(optimizer, compressor)
 
 
+def simulation_task(
+    batch_size: int = 64, seed: int = 0, optimizer: str = "adam"
+) -> gc.simulation.Task:
+    """For `gradcomp simulate digits_cnn.py`: the same training, by learners in one process."""
+    keras.utils.set_random_seed(seed)
+    train, test = common.load_images("digits", seed)
+    model = build_model(train[0].shape[1:], classes=10)
+    model.compile(
+        optimizer=make_optimizer(optimizer, LEARNING_RATES[optimizer], "none"),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    batches = (
+        tf.data.Dataset.from_tensor_slices(train)
+        .shuffle(len(train[0]), seed=seed)
+        .batch(batch_size, drop_remainder=True)
+    )
+    return gc.simulation.Task(model, batches, len(train[0]) // batch_size, test)
+
+
+def simulation_task_sgd(batch_size: int = 64, seed: int = 0) -> gc.simulation.Task:
+    """The same with momentum: `gradcomp simulate digits_cnn.py:simulation_task_sgd`."""
+    return simulation_task(batch_size, seed, "sgd")
+
+
 def make_callbacks(
     strategy: gc.MultiWorkerMirroredStrategy, checkpoints: str | None
 ) -> list[keras.callbacks.Callback]:

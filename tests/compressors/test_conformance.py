@@ -405,6 +405,20 @@ def test_get_refuses_other_types(wrong):
         compressors.get(wrong)
 
 
+def test_a_name_may_have_settings():
+    compressor = compressors.get("AdaComp(bin_sizes={'dense': 70}, scale_factor=3)")
+    assert compressor.bin_sizes.by_kind["dense"] == 70
+    assert compressor.scale_factor == 3
+
+
+@pytest.mark.parametrize("text", ["adacomp(", "adacomp(3)", "adacomp(bins=3)"])
+def test_settings_that_cannot_be_read_are_refused(text):
+    with pytest.raises(
+        ValueError, match=r"compressor: cannot read 'adacomp\(.*expected a name, or"
+    ):
+        compressors.get(text)
+
+
 def test_get_names_the_known_names_where_one_is_unknown():
     with pytest.raises(ValueError, match=r"unknown name 'zip'; expected one of adacomp"):
         compressors.get("zip")

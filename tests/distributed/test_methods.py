@@ -10,7 +10,7 @@ from tf_gradcomp import compressors
 
 PROGRAM = Path(__file__).parent / "programs" / "methods.py"
 SUMMING = {"no_compression": 1, "cast": 2, "bfloat16": 2}
-METHODS = [*compressors.names(), "bfloat16"]
+METHODS = [*compressors.names(), "bfloat16", "warmed up"]
 
 every_method = pytest.mark.parametrize("method", METHODS)
 

@@ -18,7 +18,9 @@ def jobs(request):
     return result(real[0]), result(simulated[0])
 
 
-@pytest.mark.parametrize("method", ["adacomp", "cast", "no_compression"])
+@pytest.mark.parametrize(
+    "method", ["adacomp", "cast", "no_compression", "random_k", "scalecom", "warmed up"]
+)
 def test_simulation_and_job_agree_step_by_step(jobs, method):
     real, simulated = (job[method] for job in jobs)
     assert len(real) == len(simulated) == 20

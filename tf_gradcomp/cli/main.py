@@ -7,6 +7,7 @@ import click
 from tf_gradcomp import __version__
 from tf_gradcomp.cli.info import info
 from tf_gradcomp.cli.run import run
+from tf_gradcomp.cli.simulate import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -16,4 +17,5 @@ def main() -> None:
 
 
 main.add_command(run)
+main.add_command(simulate)
 main.add_command(info)

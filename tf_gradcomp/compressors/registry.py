@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +21,16 @@ def get(identifier: str | Mapping[str, Any] | Compressor) -> Compressor:
     """The compressor that `identifier` means.
 
     Args:
-        identifier: A name such as `"adacomp"` (default settings), what `serialize` returned, or a
-            compressor, which is returned as it is.
+        identifier: A name such as `"adacomp"` (default settings), one with settings such as
+            `"adacomp(bin_sizes=100)"`, what `serialize` returned, or a compressor, which is
+            returned as it is.
 
     Raises:
-        ValueError: If no compressor has that name.
+        ValueError: If no compressor has that name or takes these settings.
         TypeError: If `identifier` is of another type.
     """
     if isinstance(identifier, str):
-        return _class_named(identifier)()
+        return _from_text(identifier)
     if isinstance(identifier, Mapping):
         return deserialize(identifier)
     if isinstance(identifier, tuple(_classes.values())):
@@ -61,6 +63,23 @@ def deserialize(description: Mapping[str, Any]) -> Compressor:
             f"gc.compressors.serialize returns; received {dict(description)!r}."
         )
     return _class_named(description["name"]).from_config(description["config"])
+
+
+def _from_text(text: str) -> Compressor:
+    name, bracket, _ = text.partition("(")
+    method = _class_named(name.strip())
+    if not bracket:
+        return method()
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise SyntaxError("settings have names")
+        return method(**{str(g.arg): ast.literal_eval(g.value) for g in call.keywords})
+    except (SyntaxError, TypeError) as error:
+        raise ValueError(
+            f"compressor: cannot read {text!r} ({error}); expected a name, or one with settings "
+            f"such as {method.name}(warmup_steps=100)."
+        ) from None
 
 
 def _class_named(name: str) -> type[Compressor]:

@@ -49,4 +49,6 @@ def train(compressor):
 if __name__ == "__main__":
     methods = {name: functools.partial(train, name) for name in compressors.names()}
     methods["bfloat16"] = functools.partial(train, compressors.Cast("bfloat16"))
+    warmed_up = compressors.ScaleCom(20, warmup_steps=BAD_STEP + 2)
+    methods["warmed up"] = functools.partial(train, warmed_up)
     report({"rank": RANK, **{name: run() for name, run in methods.items()}})

@@ -11,6 +11,9 @@ METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
     "cast": gc.compressors.Cast(),
     "no_compression": gc.compressors.NoCompression(),
+    "random_k": gc.compressors.RandomK(0.1),
+    "scalecom": gc.compressors.ScaleCom(8, beta=0.5),
+    "warmed up": gc.compressors.ScaleCom(8, warmup_steps=7),
 }
 learners = int(argument(2))
 

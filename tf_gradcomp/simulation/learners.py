@@ -1,9 +1,9 @@
-"""Many learners in one process: what a job of N workers would do, without the workers."""
+"""Learners that train one model in lockstep."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -17,8 +17,12 @@ from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.exchange import dense, gradient_specs, norm
 from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
 from tf_gradcomp.policy import Policy
-
-__all__ = ["Learners", "StepReport"]
+from tf_gradcomp.simulation.similarity import (
+    Similarity,
+    hamming_distance,
+    mean_cosine_distance,
+    union_density,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,7 @@ class StepReport:
         sent_bytes: What a ring of workers would make it send, with what it passes on for others.
         dense_bytes: Its gradients as float32.
         residual_norm: The Euclidean norm of its residuals.
+        similarity: If it was asked for.
     """
 
     loss: float
@@ -40,6 +45,7 @@ class StepReport:
     sent_bytes: float
     dense_bytes: int
     residual_norm: float
+    similarity: Similarity | None = None
 
 
 class Learners:
@@ -89,12 +95,13 @@ class Learners:
         self._apply = tf.function(self._apply_reduced)
         model.optimizer.build(model.trainable_variables)
 
-    def train_on_batch(self, x: Any, y: Any) -> StepReport:
+    def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
         """One step of all learners.
 
         Args:
             x: The inputs of the batch of all learners together: an array, or a nest of arrays.
             y: Its labels, likewise.
+            similarity: Whether to measure how alike the learners are.
 
         Raises:
             ValueError: If the batch cannot be shared out equally.
@@ -109,6 +116,7 @@ class Learners:
             inputs.append(
                 ExchangeInputs(self.specs, gradients, handles(state), step, finite, rank, size)
             )
+        wanted = self._wanted(inputs) if similarity else []
         ends = exchange_in_lockstep(self.compressor, inputs)
         self._step += 1
         exchanged = ends[0].exchanged
@@ -121,6 +129,25 @@ class Learners:
             sent_bytes=float(np.mean([end.sent.sent_bytes for end in ends])),
             dense_bytes=sum(4 * spec.elements for spec in self.specs),
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
+            similarity=self._similarity(exchanged.reduced, wanted) if similarity else None,
+        )
+
+    def _wanted(self, inputs: list[ExchangeInputs]) -> list[tf.Tensor]:
+        """What all learners together have to send, before a step."""
+        wanted = [
+            tf.add_n([tf.cast(gradient, tf.float32) for gradient in of_variable])
+            for of_variable in zip(*(of_one.gradients for of_one in inputs), strict=True)
+        ]
+        for residuals in self.residuals:
+            if residuals:
+                wanted = [total + own for total, own in zip(wanted, residuals, strict=True)]
+        return wanted
+
+    def _similarity(self, reduced: list[tf.Tensor], wanted: list[tf.Tensor]) -> Similarity:
+        return Similarity(
+            union_density(reduced),
+            mean_cosine_distance(self.residuals),
+            hamming_distance(reduced, wanted),
         )
 
     @property
@@ -133,18 +160,28 @@ class Learners:
         batches: Iterable[tuple[Any, Any]],
         epochs: int = 1,
         validation_data: Any = None,
+        on_step: Callable[[StepReport], None] = lambda report: None,
     ) -> dict[str, list[float]]:
         """Trains, and returns for each epoch what Keras and `CompressionMonitor` would log.
+
+        With it come the measures of `Similarity`, of the last step of each epoch.
 
         Args:
             batches: Pairs of inputs and labels, of all learners together; gone through once for
                 each epoch, such as a batched `tf.data.Dataset`.
             epochs: Their number.
             validation_data: As for `model.evaluate`: a dataset, or a pair of arrays.
+            on_step: Called after each step.
         """
         history: dict[str, list[float]] = {}
         for _ in range(epochs):
-            logs = self._summary([self.train_on_batch(x, y) for x, y in batches])
+            reports = self._epoch(batches, on_step)
+            if not reports:
+                raise ValueError(
+                    "Learners.fit: there are no batches; one that can be gone through "
+                    "only once is empty in the second epoch."
+                )
+            logs = self._summary(reports)
             if validation_data is not None:
                 pair = isinstance(validation_data, tuple)
                 data = validation_data if pair else (validation_data,)
@@ -153,6 +190,19 @@ class Learners:
             for name, value in logs.items():
                 history.setdefault(name, []).append(value)
         return history
+
+    def _epoch(
+        self, batches: Iterable[tuple[Any, Any]], on_step: Callable[[StepReport], None]
+    ) -> list[StepReport]:
+        reports = []
+        rest = iter(batches)
+        batch = next(rest, None)
+        while batch is not None:
+            following = next(rest, None)
+            reports.append(self.train_on_batch(*batch, similarity=following is None))
+            on_step(reports[-1])
+            batch = following
+        return reports
 
     def _summary(self, reports: list[StepReport]) -> dict[str, float]:
         payload = float(np.mean([report.payload_bytes for report in reports]))
@@ -163,6 +213,7 @@ class Learners:
             **measures_per_step(len(self.state), payload, sent, whole),
             "skipped_steps": float(sum(not report.finite for report in reports)),
             "residual_norm": reports[-1].residual_norm,
+            **(dataclasses.asdict(reports[-1].similarity) if reports[-1].similarity else {}),
         }
 
     def _gradients_of_one(self, x: Any, y: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:

@@ -1,0 +1,87 @@
+"""`gradcomp simulate`, from a program to its table, record and plot."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tf_gradcomp.cli.main import main
+
+PROGRAM = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+
+def simulation_task(batch_size, seed):
+    keras.utils.set_random_seed(seed)
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+    return gc.simulation.Task(model, batches, 64 // batch_size, (x, y))
+
+
+other = None
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def simulate(program, *options):
+    return CliRunner().invoke(main, ["simulate", str(program), *options])
+
+
+def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
+    methods = ["no_compression", "adacomp(bin_sizes=4)"]
+    options = ["-n", "2", "-n", "4", "--epochs", "2", "--seeds", "2", "--batch-size", "16"]
+    for method in methods:
+        options += ["-c", method]
+    folder = tmp_path / "results"
+    result = simulate(program, *options, "--results", str(folder))
+    assert result.exit_code == 0, result.output
+    runs = json.loads((folder / "simulation.json").read_text())
+    kinds = [(run["learners"], run["compressor"], run["seed"]) for run in runs]
+    assert kinds == [(n, method, seed) for n in (2, 4) for method in methods for seed in (0, 1)]
+    for run in runs:
+        history = run["history"]
+        assert len(history["loss"]) == 2
+        assert history["val_loss"][-1] < history["val_loss"][0]
+        assert 0 < history["union_density"][-1] <= 1
+    table = (folder / "simulation.md").read_text().splitlines()
+    assert len(table) == 2 + 4
+    assert "| adacomp(bin_sizes=4) | 4 |" in table[-1]
+    assert all(line.count("|") == table[0].count("|") for line in table)
+    assert (folder / "simulation.png").stat().st_size > 10_000
+    assert "| adacomp(bin_sizes=4) | 4 |" in result.output
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options", "message"),
+    [
+        ("x", [], "is no file; expected FILE.py"),
+        (":missing", [], "has no function 'missing'; expected one that takes batch_size and seed"),
+        (":other", [], "has no function 'other'"),
+        ("", ["-c", "zip"], "unknown name 'zip'"),
+        ("", ["-c", "adacomp(bins=3)"], "cannot read 'adacomp(bins=3)'"),
+        (
+            "",
+            ["-c", "adacomp(3)"],
+            "(settings have names); expected a name, or one with settings such as",
+        ),
+        ("", ["-c", "adacomp(bin_sizes=0)"], "a whole number from 1 to 16383"),
+        ("", ["-n", "0"], "0 is not in the range"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(program, suffix, options, message):
+    result = simulate(f"{program}{suffix}", *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())

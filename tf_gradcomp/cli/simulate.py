@@ -1,0 +1,131 @@
+"""`gradcomp simulate`: trains with many learners in one process, and compares methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from tf_gradcomp.simulation import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """One training.
+
+    Attributes:
+        compressor: As it was named.
+        learners: Their number.
+        seed: Of the model and the data.
+        seconds_per_step: Of all learners together, which take turns.
+        history: A value for each epoch, by name: see `gc.simulation.Learners.fit`.
+    """
+
+    compressor: str
+    learners: int
+    seed: int
+    seconds_per_step: float
+    history: dict[str, list[float]]
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("program", metavar="FILE.py[:FUNCTION]")
+@click.option(
+    "-n", "--learners", multiple=True, default=[8], type=click.IntRange(min=1), help="Repeatable."
+)
+@click.option(
+    "-c",
+    "--compressor",
+    multiple=True,
+    default=["no_compression", "adacomp"],
+    metavar="NAME|NAME(KEY=VALUE,...)",
+    help="Repeatable.",
+)
+@click.option("--epochs", default=10, type=click.IntRange(min=1))
+@click.option("--batch-size", default=64, help="Of all learners together.")
+@click.option("--seeds", default=1, type=click.IntRange(min=1), help="How many: 0, 1, ...")
+@click.option("--results", default="simulation", metavar="FOLDER", help="Where all goes.")
+def simulate(
+    program: str,
+    learners: Sequence[int],
+    compressor: Sequence[str],
+    epochs: int,
+    batch_size: int,
+    seeds: int,
+    results: str,
+) -> None:
+    """Train with many learners in one process.
+
+    FUNCTION of the program, by default simulation_task, takes batch_size and seed and returns a
+    gc.simulation.Task: a model, its batches, and data to validate on. For each compressor and
+    number of learners the program is trained anew; what it reaches, what a learner would send and
+    how alike the learners are goes into a table, a JSON file and a plot.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
+    from tf_gradcomp import compressors
+    from tf_gradcomp.cli import simulation_report
+    from tf_gradcomp.simulation import task
+
+    try:
+        make_task = task.load(program)
+        for name in compressor:
+            compressors.get(name)
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(str(error)) from error
+    console = Console()
+    runs = []
+    with _progress(console) as progress:
+        for count in learners:
+            for name in compressor:
+                for seed in range(seeds):
+                    made = make_task(batch_size=batch_size, seed=seed)
+                    runs.append(_run(made, name, count, seed, epochs, progress))
+    folder = Path(results)
+    folder.mkdir(parents=True, exist_ok=True)
+    record = [dataclasses.asdict(run) for run in runs]
+    (folder / "simulation.json").write_text(json.dumps(record, indent=1) + "\n")
+    lines = simulation_report.markdown(runs)
+    (folder / "simulation.md").write_text("\n".join(lines) + "\n")
+    simulation_report.plot(runs, folder / "simulation.png")
+    simulation_report.show(console, lines)
+    console.print(f"Written: {folder}/simulation.json, .md and .png", soft_wrap=True)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[loss]}"),
+        console=console,
+    )
+
+
+def _run(
+    task: Task, compressor: str, learners: int, seed: int, epochs: int, progress: Progress
+) -> Simulated:
+    from tf_gradcomp.simulation import Learners, StepReport
+
+    label = f"{compressor}, {learners} learners, seed {seed}"
+    steps = epochs * task.steps_per_epoch
+    bar = progress.add_task(label, total=steps, loss="")
+
+    def on_step(report: StepReport) -> None:
+        progress.update(bar, advance=1, loss=f"loss {report.loss:.4f}")
+
+    started = time.perf_counter()
+    history = Learners(task.model, learners, compressor).fit(
+        task.batches, epochs, task.validation_data, on_step
+    )
+    seconds = (time.perf_counter() - started) / steps
+    return Simulated(compressor, learners, seed, seconds, history)

@@ -1,0 +1,111 @@
+"""What simulated trainings are compared by: a table and a plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from tf_gradcomp.cli.simulate import Simulated
+
+_LAST_EPOCHS = 5
+_COLUMNS = {  # name in the history: title and format
+    "payload_bytes": ("payload, bytes", ",.0f"),
+    "sent_bytes": ("sent, bytes", ",.0f"),
+    "compression_ratio": ("payload ratio", ",.1f"),
+    "wire_ratio": ("wire ratio", ",.1f"),
+    "union_density": ("union density", ".4f"),
+    "residual_norm": ("residual norm", ".3g"),
+    "cosine_distance": ("cosine distance", ".3f"),
+    "hamming_distance": ("Hamming distance", ".3f"),
+}
+
+
+def markdown(runs: Sequence[Simulated]) -> list[str]:
+    """The table, as lines of Markdown: means over the seeds, and over the last epochs of each."""
+    metrics = _metrics(runs)
+    header = ["method", "learners", *metrics, *(title for title, _ in _COLUMNS.values())]
+    header += ["whole run's ratio", "ms per step and learner"]
+    rows = [header, ["---"] * len(header)]
+    for (compressor, learners), same in _by_kind(runs).items():
+        cells = [compressor, str(learners)]
+        for metric in metrics:
+            values = [_last(run, metric) for run in same]
+            deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.4f}{deviation}")
+        for name, (_, form) in _COLUMNS.items():
+            cells.append(f"{statistics.mean(_last(run, name) for run in same):{form}}")
+        cells.append(f"{statistics.mean(_whole_ratio(run) for run in same):,.1f}")
+        seconds = statistics.mean(run.seconds_per_step for run in same)
+        rows.append([*cells, f"{1000 * seconds / learners:.1f}"])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def show(console: Console, lines: Sequence[str]) -> None:
+    """Prints the table, as Markdown where the output goes to a file."""
+    if not console.is_terminal:
+        print("\n".join(lines))
+        return
+    header, _, *body = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    table = Table()
+    for name in header:
+        table.add_column(name, justify="right")
+    for cells in body:
+        table.add_row(*cells)
+    console.print(table)
+
+
+def plot(runs: Sequence[Simulated], path: Path) -> None:
+    """Draws quality over epochs, and bytes and similarity over the number of learners."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    metric = (_metrics(runs) or ["loss"])[-1]
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    methods = list(dict.fromkeys(run.compressor for run in runs))
+    most = max(run.learners for run in runs)
+    for i, method in enumerate(methods):
+        style = {"color": f"C{i}", "label": method}
+        of_most = _by_kind(runs)[method, most]
+        curves = zip(*(run.history[metric] for run in of_most), strict=True)
+        axes[0].plot([statistics.mean(values) for values in curves], **style)
+        kinds = {n: same for (name, n), same in _by_kind(runs).items() if name == method}
+        for axis, name in ((axes[1], "sent_bytes"), (axes[2], "cosine_distance")):
+            values = [statistics.mean(_last(run, name) for run in same) for same in kinds.values()]
+            axis.plot(list(kinds), values, marker="o", **style)
+    axes[0].set(xlabel="epoch", ylabel=metric, title=f"{most} learners")
+    axes[1].set(xlabel="learners", ylabel="bytes sent per step and learner", yscale="log")
+    axes[2].set(xlabel="learners", ylabel="cosine distance of residuals")
+    for axis in axes[1:]:
+        axis.set_xscale("log", base=2)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _metrics(runs: Sequence[Simulated]) -> list[str]:
+    return [name for name in runs[0].history if name.startswith("val_")]
+
+
+def _by_kind(runs: Sequence[Simulated]) -> dict[tuple[str, int], list[Simulated]]:
+    kinds: dict[tuple[str, int], list[Simulated]] = {}
+    for run in runs:
+        kinds.setdefault((run.compressor, run.learners), []).append(run)
+    return kinds
+
+
+def _whole_ratio(run: Simulated) -> float:
+    return sum(run.history["dense_bytes"]) / sum(run.history["payload_bytes"])
+
+
+def _last(run: Simulated, name: str) -> float:
+    return statistics.mean(run.history[name][-_LAST_EPOCHS:])

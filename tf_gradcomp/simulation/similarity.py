@@ -1,0 +1,68 @@
+"""How alike learners are, and how good what they send: the measures of ScaleCom's paper."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Similarity:
+    """Measures of one step; NaN where there is nothing to measure.
+
+    Attributes:
+        union_density: The share of entries that the learners together sent something of.
+        cosine_distance: 1 - cosine between the residuals of two learners, the mean over all pairs.
+        hamming_distance: d / k (ScaleCom, Lemma 1): the share of the k entries sent, of each
+            variable, that are not among the k largest of all learners' residuals plus gradients.
+
+    Source:
+        Chen et al., "ScaleCom", NeurIPS 2020, https://arxiv.org/abs/2104.11125
+    """
+
+    union_density: float
+    cosine_distance: float
+    hamming_distance: float
+
+
+def union_density(reduced: Sequence[tf.Tensor]) -> float:
+    """The share of entries that are not zero in reduced gradients."""
+    sent = sum(int(tf.math.count_nonzero(tensor)) for tensor in reduced)
+    return sent / max(1, sum(int(tf.size(tensor)) for tensor in reduced))
+
+
+def mean_cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
+    """Over all pairs of learners; NaN for less than two, or if one's residual is zero.
+
+    Args:
+        residuals: By learner and variable.
+    """
+    learners = len(residuals)
+    if learners < 2 or not residuals[0]:
+        return float("nan")
+    # The sum of unit vectors has all pairs in its square.
+    norms = [tf.linalg.global_norm(of_one) for of_one in residuals]
+    total = 0.0
+    for of_variable in zip(*residuals, strict=True):
+        units = [residual / length for residual, length in zip(of_variable, norms, strict=True)]
+        total += float(tf.reduce_sum(tf.square(tf.add_n(units))))
+    return 1 - (total - learners) / (learners * (learners - 1))
+
+
+def hamming_distance(reduced: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]) -> float:
+    """The share of entries sent that are not among the largest; NaN if none were.
+
+    Args:
+        reduced: What was sent: the reduced gradients.
+        wanted: What all learners together had to send, in the same shapes.
+    """
+    sent = missed = 0
+    for given, target in zip(reduced, wanted, strict=True):
+        places = tf.reshape(tf.not_equal(given, 0), [-1])
+        count = int(tf.math.count_nonzero(places))
+        _, largest = tf.math.top_k(tf.abs(tf.reshape(target, [-1])), count)
+        sent += count
+        missed += count - int(tf.math.count_nonzero(tf.gather(places, largest)))
+    return missed / sent if sent else float("nan")

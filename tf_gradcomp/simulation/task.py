@@ -1,0 +1,58 @@
+"""What there is to train, and a program that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What learners are to train.
+
+    Attributes:
+        model: Built, and compiled with a loss and a plain Keras optimizer.
+        batches: Pairs of inputs and labels, of all learners together; gone through in each epoch.
+        steps_per_epoch: The number of batches.
+        validation_data: As for `model.evaluate`: a dataset, or a pair of arrays.
+    """
+
+    model: keras.Model
+    batches: Iterable[tuple[Any, Any]]
+    steps_per_epoch: int
+    validation_data: Any = None
+
+
+def load(program: str) -> Callable[..., Task]:
+    """The function that makes the task of a program.
+
+    Args:
+        program: `FILE.py:FUNCTION`; without a function, it is `simulation_task`.
+
+    Raises:
+        ValueError: If there is no such file or function.
+    """
+    path, _, name = program.partition(":")
+    name = name or "simulation_task"
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise ValueError(f"{path!r} is no file; expected FILE.py or FILE.py:FUNCTION.")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path!r} is no Python program.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))  # as Python does for a program
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(
+            f"{path!r} has no function {name!r}; expected one that takes batch_size and seed, and "
+            "returns a gc.simulation.Task."
+        )
+    return function
