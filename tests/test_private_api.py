@@ -64,6 +64,10 @@ def test_launch_all_reduce(workers):
     assert [worker["launch_all_reduce"] for worker in workers] == [[3, 20]] * 2
 
 
+def test_rank(workers):
+    assert [worker["rank"] for worker in workers] == [0, 1]
+
+
 def test_launch_broadcast(workers):
     from_each = [[0, 10], [1, 11], [0, 10]]
     assert [worker["launch_broadcast"] for worker in workers] == [from_each] * 2

@@ -64,6 +64,14 @@ def local_replica_id(context: tf.distribute.ReplicaContext) -> int:
     return context._replica_id
 
 
+def rank(strategy: tf.distribute.Strategy, local_replica: int) -> int:
+    """A local replica's number among all; publicly it is known in a replica context only.
+
+    There is none where an all-reduce runs eagerly.
+    """
+    return strategy.extended._get_replica_id_in_sync_group(local_replica)
+
+
 def launcher(strategy: tf.distribute.Strategy, local_replica: int) -> Any:
     """What launches collectives of one local replica.
 

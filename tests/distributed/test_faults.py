@@ -1,6 +1,7 @@
 """Bad gradients, workers that disagree, and workers that die: nobody hangs, nothing is lost."""
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -161,6 +162,14 @@ def killed(tmp_path_factory):
 
 def test_survivor_of_a_killed_worker_ends_with_a_named_error(killed):
     _, survivor = killed
+    assert survivor.returncode not in (0, None)
+    assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
+
+
+def test_a_leader_that_dies_before_it_broadcasts_leaves_nobody_hanging():
+    program = PROGRAMS / "leader_dies.py"
+    survivor, leader = run_workers(program, 2, deadline=150, check=False)
+    assert leader.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, None)
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
 

@@ -16,8 +16,18 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 
 @pytest.fixture(scope="module")
-def workers():
-    return [result(worker) for worker in run_workers(PROGRAM, 2)]
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="module")
+def workers(folder):
+    return [result(worker) for worker in run_workers(PROGRAM, 2, ["train", folder])]
+
+
+@pytest.fixture(scope="module")
+def resumed(workers, folder):
+    return [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder])]
 
 
 @every_method
@@ -39,6 +49,21 @@ def test_the_spoilt_step_is_skipped_by_all_and_training_goes_on(workers, method)
 def test_the_bytes_of_the_tensors_are_in_the_payload(workers, method):
     for worker in workers:
         assert 0 < worker[method]["tensor bytes"] <= worker[method]["payload bytes"]
+
+
+@every_method
+def test_another_number_of_workers_goes_on_with_the_state_as_saved(workers, resumed, method):
+    saved = workers[0][method]
+    for worker in resumed:
+        after = worker[method]
+        assert after["values"] == saved["values"]
+        assert set(after["state"]) == set(saved["state"])
+        for name, variables in saved["state"].items():
+            for restored, before in zip(after["state"][name], variables, strict=True):
+                np.testing.assert_allclose(restored, before, rtol=1e-5, atol=1e-6)
+        assert after["skipped"] == 1
+        assert after["weights"] == resumed[0][method]["weights"]
+        assert after["weights"] != saved["weights"]
 
 
 @pytest.mark.parametrize("method", SUMMING)

@@ -81,7 +81,7 @@ class CompressedAllReduce(_private.CollectiveAllReduce):
                 tf.distribute.ReduceOp.SUM, [slices], replica_id, options
             )[0]
 
-        rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+        rank = _private.rank(tf.distribute.get_strategy(), replica_id)
         reduced, finite = self.gradient_exchange(self._variables).reduce(
             value,
             self._variables,

@@ -128,6 +128,14 @@ def residual_sums(exchange):
     return [np.asarray(residual) for residual in exchange.residuals]
 
 
+def state_sums(exchange):
+    """By name, for each variable: what a checkpoint holds of a method's state; a collective."""
+    return {
+        name: [np.asarray(variable) for variable in variables]
+        for name, variables in exchange.state.items()
+    }
+
+
 def local_residuals(exchange):
     """For each variable, this worker's own residual."""
     return [

@@ -1,6 +1,6 @@
-"""Trains with each compression method; a gradient of worker 1 is not finite in one step."""
+"""Trains with each method, a gradient of worker 1 not finite in one step: train|resume FOLDER."""
 
-import functools
+import pathlib
 
 import keras
 import numpy as np
@@ -8,14 +8,17 @@ from common import (
     RANK,
     WORKERS,
     Setup,
+    argument,
     dense_model,
     digits,
     exchange_of,
     report,
     scalar,
     state_digest,
+    state_sums,
 )
 
+import tf_gradcomp as gc
 from tf_gradcomp import compressors
 
 BATCH, STEPS, BAD_STEP = 32, 8, 3
@@ -27,17 +30,37 @@ def data():
     return x, y
 
 
-def train(compressor):
-    setup = Setup("optimizer", compressor)
+METHODS = {
+    **{name: name for name in compressors.names()},
+    "bfloat16": compressors.Cast("bfloat16"),
+    "warmed up": compressors.ScaleCom(20, warmup_steps=BAD_STEP + 2),
+}
+FOLDER = pathlib.Path(argument(2))
+
+
+def built(name):
+    setup = Setup("optimizer", METHODS[name])
     model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.SGD(0.1)))
+    with setup.strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    return model, exchange_of(setup, model)
+
+
+def values(model):
+    return [np.asarray(variable) for variable in model.trainable_variables]
+
+
+def train(name):
+    model, exchange = built(name)
     before = model.evaluate(*digits(BATCH * STEPS), verbose=0)
     model.fit(*data(), batch_size=BATCH, verbose=0, shuffle=False)
-    exchange = exchange_of(setup, model)
+    model.save_weights(gc.worker_path(FOLDER / f"{name}.weights.h5"))
     traffic = exchange.traffic()
     return {
         **state_digest(model),
         "improved": model.evaluate(*digits(BATCH * STEPS), verbose=0) < before,
-        "values": [np.asarray(variable) for variable in model.trainable_variables],
+        "values": values(model),
+        "state": state_sums(exchange),
         "skipped": scalar(exchange.skipped_steps),
         "payload bytes": traffic.payload_bytes / traffic.exchanges,
         "sent bytes": traffic.sent_bytes / traffic.exchanges,
@@ -46,9 +69,15 @@ def train(compressor):
     }
 
 
+def resume(name):
+    model, exchange = built(name)
+    model.load_weights(FOLDER / f"{name}.weights.h5")
+    restored = {"values": values(model), "state": state_sums(exchange)}
+    x, y = digits(BATCH * STEPS)
+    model.fit(x, y, batch_size=3 * BATCH // 2, verbose=0, shuffle=False)
+    return {**restored, **state_digest(model), "skipped": scalar(exchange.skipped_steps)}
+
+
 if __name__ == "__main__":
-    methods = {name: functools.partial(train, name) for name in compressors.names()}
-    methods["bfloat16"] = functools.partial(train, compressors.Cast("bfloat16"))
-    warmed_up = compressors.ScaleCom(20, warmup_steps=BAD_STEP + 2)
-    methods["warmed up"] = functools.partial(train, warmed_up)
-    report({"rank": RANK, **{name: run() for name, run in methods.items()}})
+    check = {"train": train, "resume": resume}[argument(1)]
+    report({"rank": RANK, **{name: check(name) for name in METHODS}})

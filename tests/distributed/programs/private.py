@@ -50,6 +50,10 @@ def launch_all_reduce():
     return replica_call(reduce)
 
 
+def rank():
+    return _private.rank(strategy, 0)
+
+
 def launch_broadcast():
     """From each worker in turn, as a step says."""
 
@@ -118,6 +122,7 @@ CHECKS = (
     set_cross_device_ops,
     launch_all_gather,
     launch_all_reduce,
+    rank,
     launch_broadcast,
     allow_collectives_in_loops,
     stock_fit,

@@ -1,0 +1,39 @@
+"""Trains with ScaleCom; worker 1 kills itself when it is to broadcast, in its second turn."""
+
+import os
+import signal
+
+import keras
+import tensorflow as tf
+from common import RANK, Setup, dense_model, digits
+
+from tf_gradcomp import compressors
+from tf_gradcomp.distribute.communicator import Broadcast
+
+LAST_STEP = 3
+
+
+def die_if_last(step):
+    if step == LAST_STEP:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Dying(compressors.ScaleCom):
+    """What ScaleCom does, up to a broadcast."""
+
+    def exchange(self, inputs):
+        talk, answer = super().exchange(inputs), None
+        while True:
+            try:
+                wish = talk.send(answer)
+            except StopIteration as end:
+                return end.value
+            if isinstance(wish, Broadcast) and RANK == 1:
+                with tf.control_dependencies([tf.py_function(die_if_last, [inputs.step], [])]):
+                    wish = Broadcast(tf.identity(wish.payload), wish.root)
+            answer = yield wish
+
+
+setup = Setup("optimizer", Dying(8))
+model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.SGD(0.1)))
+model.fit(*digits(320), batch_size=32, verbose=0)
