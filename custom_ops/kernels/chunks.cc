@@ -101,13 +101,56 @@ std::vector<uint32_t> Unpack(const ChunkLayout::Block& block, const int32_t* off
   return values;
 }
 
-int32_t Largest(const int32_t* magnitudes, int64_t size) {
+// What the variants of a function call must become a part of them.
+#define GRADCOMP_INLINE inline __attribute__((always_inline))
+
+GRADCOMP_INLINE int32_t LargestOf(const int32_t* magnitudes, int64_t size) {
   int32_t largest = 0;
   for (int64_t i = 0; i < size; ++i) largest = std::max(largest, magnitudes[i]);
   return largest;
 }
 
-// Calls work(first_element, magnitudes, size) for strips of whole chunks: MagnitudeBits of residual
+// Where `value` is first. Without branches, which would be guessed wrong in every chunk, and as a
+// maximum, which compilers know to do with vectors.
+GRADCOMP_INLINE int32_t PlaceOf(int32_t value, const int32_t* magnitudes, int32_t size) {
+  int32_t from_end = 0;
+  for (int32_t i = 0; i < size; ++i) {
+    from_end = std::max(from_end, (size - i) & -int32_t{magnitudes[i] == value});
+  }
+  return size - from_end;
+}
+
+GRADCOMP_VARIANTS int32_t Largest(const int32_t* magnitudes, int64_t size) {
+  return LargestOf(magnitudes, size);
+}
+
+// Writes the place of the largest magnitude of each chunk, and returns the largest of all.
+GRADCOMP_VARIANTS int32_t Choose(const int32_t* magnitudes, int64_t size, int64_t chunk_size,
+                                 uint32_t* chosen) {
+  int32_t largest = 0;
+  for (int64_t begin = 0; begin < size; begin += chunk_size) {
+    const int64_t length = std::min(chunk_size, size - begin);
+    const int32_t maximum = LargestOf(magnitudes + begin, length);
+    *chosen++ = static_cast<uint32_t>(PlaceOf(maximum, magnitudes + begin, length));
+    largest = std::max(largest, maximum);
+  }
+  return largest;
+}
+
+GRADCOMP_VARIANTS void MagnitudesOfSums(const float* residual, const float* gradient, int64_t size,
+                                        int32_t* magnitudes) {
+  for (int64_t i = 0; i < size; ++i) magnitudes[i] = MagnitudeBits(residual[i] + gradient[i]);
+}
+
+template <typename Gradient>
+void MagnitudesOfSums(const float* residual, const Gradient* gradient, int64_t size,
+                      int32_t* magnitudes) {
+  for (int64_t i = 0; i < size; ++i) {
+    magnitudes[i] = MagnitudeBits(residual[i] + ToFloat(gradient[i]));
+  }
+}
+
+// Calls work(magnitudes, size) for strips of whole chunks: MagnitudeBits of residual
 // plus gradient, side by side even where a chunk spans tensors.
 template <typename DoStrip>
 void ForEachStrip(const ChunkLayout::Block& block, const std::vector<ChunkedTensor>& tensors,
@@ -121,36 +164,25 @@ void ForEachStrip(const ChunkLayout::Block& block, const std::vector<ChunkedTens
     const int64_t end = std::min(last, first + strip);
     ForEachPart(*block.group, first, end,
                 [&](int64_t tensor, int64_t from, int64_t to, int64_t at) {
-                  const float* residual = tensors[tensor].residual + from;
-                  int32_t* out = magnitudes.data() + (at - first);
                   WithGradient(tensors[tensor], [&](const auto* gradient) {
-                    for (int64_t i = 0; i < to - from; ++i) {
-                      out[i] = MagnitudeBits(residual[i] + ToFloat(gradient[from + i]));
-                    }
+                    MagnitudesOfSums(tensors[tensor].residual + from, gradient + from, to - from,
+                                     magnitudes.data() + (at - first));
                   });
                 });
-    work(first, magnitudes.data(), end - first);
+    work(magnitudes.data(), end - first);
   }
 }
 
 // Returns the largest magnitude of the block, and chooses if `chosen` is given.
 int32_t SelectInBlock(const ChunkLayout::Block& block, const std::vector<ChunkedTensor>& tensors,
-                      std::vector<uint32_t>* chosen) {
+                      uint32_t* chosen) {
   const int64_t chunk_size = block.group->chunk_size;
   int32_t largest = 0;
-  ForEachStrip(block, tensors, [&](int64_t, const int32_t* magnitudes, int64_t size) {
-    if (chosen == nullptr) {
-      largest = std::max(largest, Largest(magnitudes, size));
-      return;
-    }
-    for (int64_t begin = 0; begin < size; begin += chunk_size) {
-      const int64_t end = std::min(size, begin + chunk_size);
-      const int32_t maximum = Largest(magnitudes + begin, end - begin);
-      int64_t at = begin;
-      while (magnitudes[at] != maximum) ++at;
-      chosen->push_back(at - begin);
-      largest = std::max(largest, maximum);
-    }
+  ForEachStrip(block, tensors, [&](const int32_t* magnitudes, int64_t size) {
+    const int32_t of_strip = chosen ? Choose(magnitudes, size, chunk_size, chosen)
+                                    : Largest(magnitudes, size);
+    if (chosen) chosen += CeilDiv(size, chunk_size);
+    largest = std::max(largest, of_strip);
   });
   return largest;
 }
@@ -253,9 +285,8 @@ bool SelectLargest(const ChunkLayout& layout, const std::vector<ChunkedTensor>& 
                    const ParallelFor& parallel_for, int32_t* offsets) {
   std::atomic<bool> finite{true};
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
-    std::vector<uint32_t> chosen;
-    chosen.reserve(block.num_chunks);
-    const int32_t largest = SelectInBlock(block, tensors, offsets ? &chosen : nullptr);
+    std::vector<uint32_t> chosen(offsets ? block.num_chunks : 0);
+    const int32_t largest = SelectInBlock(block, tensors, offsets ? chosen.data() : nullptr);
     if (!IsFiniteMagnitude(largest)) finite = false;
     if (offsets != nullptr) Pack(block, chosen, offsets);
   });
