@@ -15,34 +15,6 @@ namespace {
 
 constexpr int64_t kCyclesPerBlock = Binning::kBlockSize;
 
-Status OfTensor(int64_t tensor, const Status& status) {
-  if (status.ok()) return status;
-  return {Concat("tensor ", tensor, ": ", status.message)};
-}
-
-// Runs all checks, in parallel, and returns the first error in their order.
-template <typename Check>
-Status CheckAll(const ParallelFor& parallel_for, int64_t count, int64_t cost, const Check& check) {
-  std::vector<Status> statuses(count);
-  parallel_for(count, cost, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) statuses[i] = check(i);
-  });
-  for (const Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
-  return {};
-}
-
-bool AllFinite(const uint8_t* values, int64_t size) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, values + 4 * i, sizeof bits);
-    largest = std::max(largest, bits & ~kSignBit);
-  }
-  return IsFiniteMagnitude(largest);
-}
-
 Status CheckEntry(const TableEntry& entry, int64_t words_left, const Binning& bins) {
   if (entry.code_words > words_left) {
     return {Concat(entry.code_words, " words of codes; expected at most ", words_left,
@@ -99,10 +71,10 @@ Status AdaCompDecoder::ReadBlockLengths(const Binning& bins, Codes* codes) {
 
 AdaCompDecoder::AdaCompDecoder(const std::vector<DecoderTensor>& tensors, int64_t fingerprint,
                                ParallelFor parallel_for)
-    : fingerprint_(fingerprint), parallel_for_(std::move(parallel_for)), first_block_(1, 0) {
+    : fingerprint_(fingerprint), parallel_for_(std::move(parallel_for)) {
   for (const DecoderTensor& tensor : tensors) {
     tensors_.emplace_back(tensor.size, tensor.bin_size);
-    first_block_.push_back(first_block_.back() + tensors_.back().num_blocks);
+    blocks_.AddTensor(tensors_.back().num_blocks);
   }
 }
 
@@ -117,7 +89,7 @@ Status AdaCompDecoder::Read(const int32_t* words, int64_t num_payloads, int64_t 
   Status status = ReadRows(words, num_payloads, row_words, &payloads_);
   if (!status.ok()) return status;
   const int64_t num_tensors = tensors_.size();
-  const ExpectedHeader expected = {Method::kAdaComp, fingerprint_, step, num_tensors};
+  const ExpectedHeader expected = {Method::kAdaComp, fingerprint_, step, num_tensors, {}};
   codes_.assign(num_payloads * num_tensors, Codes());
   status = CheckAll(parallel_for_, num_payloads, kCyclesPerBlock, [&](int64_t payload) {
     const Status header = CheckHeader(payloads_[payload], expected);
@@ -204,13 +176,13 @@ bool AdaCompDecoder::ScalesAreFinite() const {
 bool AdaCompDecoder::Reduce(const std::vector<float*>& outputs) {
   if (finite_) {
     std::atomic<bool> finite{true};
-    ForEachBlock([&](int64_t tensor, int64_t block) {
+    blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
       if (!ReduceBlock(tensor, block, outputs[tensor])) finite = false;
     });
     finite_ = finite;
   }
   if (!finite_) {
-    ForEachBlock([&](int64_t tensor, int64_t block) {
+    blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
       const Binning& bins = tensors_[tensor];
       std::memset(outputs[tensor] + bins.FirstElement(block), 0, 4 * bins.BlockSize(block));
     });
@@ -226,11 +198,11 @@ bool AdaCompDecoder::ReduceBlock(int64_t tensor, int64_t block, float* output) c
   for (size_t payload = 0; payload < payloads_.size(); ++payload) {
     AddBlock(CodesOf(payload, tensor), bins, block, output);
   }
-  return !bins.sent_whole || AllFinite(reinterpret_cast<const uint8_t*>(values), size);
+  return !bins.sent_whole || AllFinite(values, size);
 }
 
 void AdaCompDecoder::AddTo(const std::vector<float*>& values) {
-  ForEachBlock([&](int64_t tensor, int64_t block) {
+  blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
     for (size_t payload = 0; payload < payloads_.size(); ++payload) {
       AddBlock(CodesOf(payload, tensor), tensors_[tensor], block, values[tensor]);
     }
@@ -251,19 +223,6 @@ void AdaCompDecoder::AddBlock(const Codes& codes, const Binning& bins, int64_t b
     std::memcpy(&value, codes.data + 4 * i, sizeof value);
     values[i] += value;
   }
-}
-
-void AdaCompDecoder::ForEachBlock(
-    const std::function<void(int64_t tensor, int64_t block)>& work) const {
-  parallel_for_(first_block_.back(), kCyclesPerBlock, [&](int64_t begin, int64_t end) {
-    const IeeeArithmetic ieee;
-    const auto after = std::upper_bound(first_block_.begin(), first_block_.end(), begin);
-    int64_t tensor = after - first_block_.begin() - 1;
-    for (int64_t i = begin; i < end; ++i) {
-      while (i >= first_block_[tensor + 1]) ++tensor;
-      work(tensor, i - first_block_[tensor]);
-    }
-  });
 }
 
 }  // namespace gradcomp

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "adacomp_layout.h"
+#include "blocks.h"
 #include "common.h"
 #include "payload.h"
 
@@ -54,12 +55,11 @@ class AdaCompDecoder {
   static Status CheckBlock(const Binning& bins, int64_t block, const Codes& codes);
   void AddBlock(const Codes& codes, const Binning& bins, int64_t block, float* values) const;
   bool ScalesAreFinite() const;
-  void ForEachBlock(const std::function<void(int64_t tensor, int64_t block)>& work) const;
 
   const int64_t fingerprint_;
   const ParallelFor parallel_for_;
   std::vector<Binning> tensors_;
-  std::vector<int64_t> first_block_;  // of each tensor, and the number of all blocks
+  Blocks blocks_;
   std::vector<PayloadView> payloads_;
   std::vector<Codes> codes_;  // by payload, then tensor
   bool finite_ = false;

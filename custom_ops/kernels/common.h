@@ -6,6 +6,7 @@
 #include <functional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace gradcomp {
 
@@ -24,6 +25,19 @@ std::string Concat(const Parts&... parts) {
   std::ostringstream stream;
   (stream << ... << parts);
   return stream.str();
+}
+
+// Runs all checks, in parallel, and returns the first error in their order.
+template <typename Check>
+Status CheckAll(const ParallelFor& parallel_for, int64_t count, int64_t cost, const Check& check) {
+  std::vector<Status> statuses(count);
+  parallel_for(count, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) statuses[i] = check(i);
+  });
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return {};
 }
 
 // Compiles a function for processors with wider vectors, too, of which the loader picks one. The

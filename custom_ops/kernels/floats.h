@@ -39,15 +39,16 @@ inline float FromBits(uint32_t bits) {
 inline uint32_t MagnitudeBits(float value) { return ToBits(value) & ~kSignBit; }
 inline bool IsFiniteMagnitude(uint32_t bits) { return bits < kInfinityBits; }
 
+// Of float32 values.
+bool AllFinite(const void* values, int64_t size);
+
 inline float ToFloat(float value) { return value; }
 inline float ToFloat(BFloat16 value) { return FromBits(uint32_t{value.bits} << 16); }
-inline float ToFloat(Half value) {
-  const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
+inline float ToFloat(Half value) {  // without branches, for vector instructions
   const uint32_t magnitude = value.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return FromBits(sign | kInfinityBits | (magnitude & 0x3ffu) << 13);
-  if (magnitude >= 0x400u) return FromBits(sign | ((magnitude << 13) + (112u << 23)));
-  const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
-  return FromBits(sign | ToBits(subnormal));
+  const uint32_t exact = ToBits(FromBits(magnitude << 13) * 0x1p112f);  // denormals, too
+  const uint32_t not_finite = magnitude >= 0x7c00u ? kInfinityBits : 0;
+  return FromBits(uint32_t{value.bits & 0x8000u} << 16 | exact | not_finite);
 }
 
 // TensorFlow flushes denormals to zero on some of its threads and not on others. Results must not

@@ -126,6 +126,11 @@ Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected) {
   if (header.flags & ~kNonFiniteFlag) {
     return {Concat("flags ", header.flags, "; expected 0 or ", kNonFiniteFlag)};
   }
+  if (expected.length) {
+    if (header.length == *expected.length) return {};
+    return {Concat("length of ", header.length, " words; expected ", *expected.length,
+                   ", which tensors and settings give")};
+  }
   if (header.non_finite() && header.length != kHeaderWords) {
     return {Concat("length of ", header.length, " words with the non-finite flag; expected ",
                    kHeaderWords, ": the header alone")};
@@ -136,6 +141,11 @@ Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected) {
 Status OfReplica(int64_t replica, const Status& status) {
   if (status.ok()) return status;
   return {Concat("payload of replica ", replica, ": ", status.message)};
+}
+
+Status OfTensor(int64_t tensor, const Status& status) {
+  if (status.ok()) return status;
+  return {Concat("tensor ", tensor, ": ", status.message)};
 }
 
 }  // namespace gradcomp

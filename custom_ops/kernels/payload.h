@@ -14,7 +14,7 @@ inline constexpr uint32_t kPayloadMagic = 0x43474654;  // "TFGC"
 inline constexpr uint16_t kPayloadVersion = 1;
 inline constexpr uint32_t kNonFiniteFlag = 1;
 
-enum class Method : uint16_t { kAdaComp = 1 };
+enum class Method : uint16_t { kAdaComp = 1, kQsgd = 2, kSignSgd = 3 };
 
 struct PayloadHeader {
   uint32_t magic = kPayloadMagic;
@@ -51,6 +51,7 @@ struct ExpectedHeader {
   int64_t fingerprint;
   std::optional<int64_t> step;  // absent: any
   int64_t num_tensors;
+  std::optional<int64_t> length;  // absent: it varies, and is that of the header if not finite
 };
 
 // Fills in the checksum over the header and the body behind it, and writes the header.
@@ -63,8 +64,9 @@ Status ReadRows(const int32_t* words, int64_t num_payloads, int64_t row_words,
 // Checks checksum, method, fingerprint, step, number of tensors and flags.
 Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected);
 
-// Says which payload an error is about.
+// Say which payload, and which tensor of it, an error is about.
 Status OfReplica(int64_t replica, const Status& status);
+Status OfTensor(int64_t tensor, const Status& status);
 
 }  // namespace gradcomp
 

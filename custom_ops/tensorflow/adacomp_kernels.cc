@@ -30,7 +30,7 @@ class AdaCompEncodeOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     int64_t step;
-    OP_REQUIRES_OK(context, GetStep(context, 2 * num_tensors(), &step));
+    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors(), "step", &step));
     LockedResiduals residuals;
     OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors()));
     OP_REQUIRES_OK(context, CheckGradientShapes(context, residuals, num_tensors()));
@@ -102,7 +102,7 @@ class AdaCompDecodeOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor& payloads = context->input(0);
     int64_t step;
-    OP_REQUIRES_OK(context, GetStep(context, 1, &step));
+    OP_REQUIRES_OK(context, GetScalar(context, 1, "step", &step));
     OP_REQUIRES_OK(context, CheckRows(payloads));
     AdaCompDecoder decoder(tensors_, fingerprint_, ThreadPool(context));
     OP_REQUIRES_OK(context,

@@ -12,8 +12,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::DataType;
-using ::tensorflow::TensorShape;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
@@ -24,6 +22,12 @@ absl::Status CheckBinSizesAttr(InferenceContext* c) {
   std::vector<int64_t> bin_sizes;
   TF_RETURN_IF_ERROR(c->GetAttr("bin_sizes", &bin_sizes));
   return ToTensorFlow(CheckBinSizes(bin_sizes, num_tensors));
+}
+
+template <absl::Status (*ShapeFunction)(InferenceContext*)>
+absl::Status WithBinSizes(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
+  return ShapeFunction(c);
 }
 
 absl::Status AccumulateShape(InferenceContext* c) {
@@ -56,51 +60,6 @@ absl::Status QuantizeShape(InferenceContext* c) {
   c->set_output(1, c->Scalar());
   c->set_output(2, c->input(0));
   return absl::OkStatus();
-}
-
-absl::Status EncodeShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
-  int64_t num_tensors;
-  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
-  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors), 0, &unused));
-  c->set_output(0, c->Vector(c->UnknownDim()));
-  c->set_output(1, c->Vector(num_tensors));
-  return absl::OkStatus();
-}
-
-absl::Status DecodeShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
-  std::vector<TensorShape> shapes;
-  TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
-  int num_tensors;
-  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
-  if (static_cast<int>(shapes.size()) != num_tensors) {
-    return InvalidArgument("shapes has ", shapes.size(), " entries; expected ", num_tensors,
-                           ": give one shape for each tensor");
-  }
-  for (int i = 0; i < num_tensors; ++i) {
-    ShapeHandle shape;
-    TF_RETURN_IF_ERROR(c->MakeShapeFromTensorShape(shapes[i], &shape));
-    c->set_output(i, shape);
-  }
-  c->set_output(num_tensors, c->Scalar());
-  return absl::OkStatus();
-}
-
-absl::Status PutBackShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
-  const int num_tensors = c->num_inputs() - 1;
-  for (int i = 0; i < num_tensors; ++i) {
-    ShapeHandle shape = c->UnknownShape();
-    TF_RETURN_IF_ERROR(MergeVariableShape(c, i, &shape));
-  }
-  ShapeHandle unused;
-  return c->WithRank(c->input(num_tensors), 1, &unused);
 }
 
 REGISTER_OP("ResidualAccumulate")
@@ -141,7 +100,7 @@ REGISTER_OP("AdaCompEncode")
     .Attr("scale_factor: float = 2.0")
     .Attr("fingerprint: int")
     .SetIsStateful()
-    .SetShapeFn(EncodeShape);
+    .SetShapeFn(WithBinSizes<EncodeShape>);
 
 REGISTER_OP("AdaCompDecode")
     .Input("payloads: int32")
@@ -152,7 +111,7 @@ REGISTER_OP("AdaCompDecode")
     .Attr("shapes: list(shape)")
     .Attr("bin_sizes: list(int)")
     .Attr("fingerprint: int")
-    .SetShapeFn(DecodeShape);
+    .SetShapeFn(WithBinSizes<DecodeShape>);
 
 REGISTER_OP("AdaCompPutBack")
     .Input("residuals: N * resource")
@@ -161,7 +120,7 @@ REGISTER_OP("AdaCompPutBack")
     .Attr("bin_sizes: list(int)")
     .Attr("fingerprint: int")
     .SetIsStateful()
-    .SetShapeFn(PutBackShape);
+    .SetShapeFn(WithBinSizes<PutBackShape>);
 
 }  // namespace
 }  // namespace gradcomp

@@ -38,13 +38,13 @@ absl::Status GetBinSizes(OpKernelConstruction* context, std::vector<int64_t>* bi
   return ToTensorFlow(CheckBinSizes(*bin_sizes, num_tensors));
 }
 
-absl::Status GetStep(OpKernelContext* context, int input, int64_t* step) {
+absl::Status GetScalar(OpKernelContext* context, int input, const char* name, int64_t* value) {
   const Tensor& tensor = context->input(input);
   if (tensor.dims() != 0) {
-    return InvalidArgument("step has shape ", tensor.shape().DebugString(),
-                           "; expected a scalar: give the number of the step");
+    return InvalidArgument(name, " has shape ", tensor.shape().DebugString(),
+                           "; expected a scalar");
   }
-  *step = tensor.scalar<int64_t>()();
+  *value = tensor.scalar<int64_t>()();
   return absl::OkStatus();
 }
 

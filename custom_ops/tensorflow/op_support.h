@@ -23,7 +23,9 @@ ParallelFor ThreadPool(tensorflow::OpKernelContext* context);
 absl::Status GetBinSizes(tensorflow::OpKernelConstruction* context,
                          std::vector<int64_t>* bin_sizes);
 
-absl::Status GetStep(tensorflow::OpKernelContext* context, int input, int64_t* step);
+// Reads the input, an int64 scalar that errors call `name`.
+absl::Status GetScalar(tensorflow::OpKernelContext* context, int input, const char* name,
+                       int64_t* value);
 
 // Checks that the inputs are residuals, as many gradients, and what an op has of its own.
 absl::Status CheckOneGradientEach(tensorflow::OpKernelConstruction* context, int num_tensors,

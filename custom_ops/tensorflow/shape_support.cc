@@ -4,11 +4,13 @@
 #include <vector>
 
 #include "status.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace gradcomp {
 
 using ::tensorflow::DataType;
+using ::tensorflow::TensorShape;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
@@ -37,6 +39,50 @@ absl::Status CheckGradientShapes(InferenceContext* c) {
     TF_RETURN_IF_ERROR(MergeVariableShape(c, i, &shape));
   }
   return absl::OkStatus();
+}
+
+absl::Status EncodeShape(InferenceContext* c) {
+  int num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
+  ShapeHandle unused;
+  for (int i = 2 * num_tensors; i < c->num_inputs(); ++i) {
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
+  }
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  c->set_output(1, c->Vector(num_tensors));
+  return absl::OkStatus();
+}
+
+absl::Status DecodeShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
+  std::vector<TensorShape> shapes;
+  TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+  int num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  if (shapes.size() != num_tensors) {
+    return InvalidArgument("shapes has ", shapes.size(), " entries; expected ", num_tensors,
+                           ": give one shape for each tensor");
+  }
+  for (int i = 0; i < num_tensors; ++i) {
+    ShapeHandle shape;
+    TF_RETURN_IF_ERROR(c->MakeShapeFromTensorShape(shapes[i], &shape));
+    c->set_output(i, shape);
+  }
+  c->set_output(num_tensors, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status PutBackShape(InferenceContext* c) {
+  const int num_tensors = c->num_inputs() - 1;
+  for (int i = 0; i < num_tensors; ++i) {
+    ShapeHandle shape = c->UnknownShape();
+    TF_RETURN_IF_ERROR(MergeVariableShape(c, i, &shape));
+  }
+  ShapeHandle unused;
+  return c->WithRank(c->input(num_tensors), 1, &unused);
 }
 
 }  // namespace gradcomp

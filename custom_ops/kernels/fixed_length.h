@@ -1,0 +1,69 @@
+// Payloads whose length follows from shapes and settings: the header, then the words of each
+// tensor, all of them 0 with the non-finite flag. A method gives a codec for each tensor.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_FIXED_LENGTH_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_FIXED_LENGTH_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "blocks.h"
+#include "codec.h"
+#include "common.h"
+#include "payload.h"
+
+namespace gradcomp {
+
+using Codecs = std::vector<std::unique_ptr<const Codec>>;
+
+int64_t PayloadWords(const Codecs& codecs);
+
+// What the header says beside the length and the flags.
+struct Sender {
+  Method method;
+  int64_t fingerprint;
+  int64_t step;
+  int64_t replica;
+};
+
+// Writes a whole payload of PayloadWords and updates the residuals. If residual plus gradient is
+// not finite anywhere, the residuals are untouched.
+void EncodeFixedLength(const Codecs& codecs, const std::vector<Source>& sources,
+                       const Sender& sender, const ParallelFor& parallel_for, int32_t* payload);
+
+class FixedLengthDecoder {
+ public:
+  // The codecs must outlive the decoder.
+  FixedLengthDecoder(const Codecs& codecs, Method method, int64_t fingerprint,
+                     ParallelFor parallel_for);
+
+  // Checks all of `num_payloads` payloads, each at the start of a row of `words`, which must outlive
+  // the decoder. Nothing else may be called unless this succeeds.
+  Status Read(const int32_t* words, int64_t num_payloads, int64_t row_words,
+              std::optional<int64_t> step);
+
+  // outputs[i] = sum over the payloads of what they say of tensor i, in the order of the payloads.
+  // Returns whether all replicas and all sums were finite; if not, outputs are zeros.
+  bool Reduce(const std::vector<float*>& outputs) const;
+
+  // values[i] += what the payloads say of tensor i; nothing for a payload with the non-finite flag.
+  void AddTo(const std::vector<float*>& values) const;
+
+ private:
+  Status CheckZeros(const PayloadView& payload) const;
+  void AddBlock(int64_t tensor, int64_t block, float* values) const;
+  bool ReduceBlock(int64_t tensor, int64_t block, float* output) const;
+
+  const Codecs& codecs_;
+  const Method method_;
+  const int64_t fingerprint_;
+  const ParallelFor parallel_for_;
+  Blocks blocks_;
+  std::vector<int64_t> first_word_;  // of each tensor, behind the header
+  std::vector<PayloadView> payloads_;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_FIXED_LENGTH_H_

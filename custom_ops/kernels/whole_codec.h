@@ -1,0 +1,24 @@
+// Sends a tensor whole: its elements as float32, one word each.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_WHOLE_CODEC_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_WHOLE_CODEC_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "codec.h"
+
+namespace gradcomp {
+
+class WholeCodec : public Codec {
+ public:
+  explicit WholeCodec(int64_t size) : Codec(size, size, kBlockSize) {}
+
+  std::unique_ptr<TensorEncoder> NewEncoder(const Source& source, const Turn& turn,
+                                            int32_t* words) const override;
+  Status Check(const int32_t* words) const override;
+  void AddBlock(const int32_t* words, int64_t block, float* values) const override;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_WHOLE_CODEC_H_
