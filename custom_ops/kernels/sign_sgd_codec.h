@@ -1,0 +1,26 @@
+// SignSGD with error feedback: the sign of each element, and the mean magnitude of the tensor.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_SIGN_SGD_CODEC_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_SIGN_SGD_CODEC_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "codec.h"
+
+namespace gradcomp {
+
+// One word for the mean magnitude, then one bit per element: 1 if it is negative. A tensor without
+// elements takes no words.
+class SignSgdCodec : public Codec {
+ public:
+  explicit SignSgdCodec(int64_t size);
+
+  std::unique_ptr<TensorEncoder> NewEncoder(const Source& source, const Turn& turn,
+                                            int32_t* words) const override;
+  Status Check(const int32_t* words) const override;
+  void AddBlock(const int32_t* words, int64_t block, float* values) const override;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_SIGN_SGD_CODEC_H_
