@@ -121,7 +121,7 @@ class ChunkDrawOp : public ChunkOp {
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
     int64_t step;
-    OP_REQUIRES_OK(context, GetStep(context, 2 * num_tensors_, &step));
+    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_, "step", &step));
     Tensor* offsets;
     const TensorShape shape({work.layout->num_words()});
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &offsets));

@@ -10,6 +10,8 @@ from tf_gradcomp.ops.adacomp import (
 )
 from tf_gradcomp.ops.chunks import Chunked, chunk_apply, chunk_draw, chunk_select, chunk_take
 from tf_gradcomp.ops.library import LibraryError, library_info
+from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_put_back
+from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
 
 __all__ = [
     "Chunked",
@@ -23,6 +25,12 @@ __all__ = [
     "chunk_take",
     "library_info",
     "local_bin_select",
+    "qsgd_decode",
+    "qsgd_encode",
+    "qsgd_put_back",
     "residual_accumulate",
+    "sign_sgd_decode",
+    "sign_sgd_encode",
+    "sign_sgd_put_back",
     "ternary_quantize",
 ]

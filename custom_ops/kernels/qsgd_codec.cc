@@ -1,0 +1,273 @@
+#include "qsgd_codec.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cstring>
+#include <limits>
+
+#include "pack_bits.h"
+#include "philox.h"
+
+namespace gradcomp {
+namespace {
+
+constexpr int64_t kScaleWords = 2;
+constexpr int64_t kChunk = CodeChunk::kSize;
+
+int64_t WordsOf(int64_t size, const QsgdSettings& settings) {
+  return kScaleWords * CeilDiv(size, settings.bucket_size) + PackedWords(size, settings.bits);
+}
+
+int64_t BlockSizeOf(int64_t bucket_size) {
+  return std::max<int64_t>(1, Codec::kBlockSize / bucket_size) * bucket_size;
+}
+
+// Calls work(words, begin, end) for each bucket of a block.
+template <typename Word, typename BucketWork>
+void ForEachBucket(const Codec& codec, const QsgdSettings& settings, int64_t block, Word* words,
+                   const BucketWork& work) {
+  const int64_t bucket_words = WordsOf(settings.bucket_size, settings);
+  const int64_t end = codec.BlockEnd(block);
+  for (int64_t begin = codec.BlockBegin(block); begin < end; begin += settings.bucket_size) {
+    work(words + begin / settings.bucket_size * bucket_words, begin,
+         std::min(begin + settings.bucket_size, end));
+  }
+}
+
+// Calls work(levels, begin, size) for each chunk of a bucket, with the words of its levels.
+template <typename Word, typename ChunkWork>
+void ForEachChunk(Word* words, int64_t begin, int64_t end, int bits, const ChunkWork& work) {
+  words += kScaleWords;
+  for (; begin < end; begin += kChunk, words += PackedWords(kChunk, bits)) {
+    work(words, begin, std::min(kChunk, end - begin));
+  }
+}
+
+// What the levels of a bucket stand for: minimum + unit * level.
+struct Scale {
+  float minimum;
+  float unit;
+};
+static_assert(sizeof(Scale) == kScaleWords * sizeof(int32_t), "it lies so in payloads");
+
+Scale LoadScale(const int32_t* words) {
+  Scale scale;
+  std::memcpy(&scale, words, sizeof scale);
+  return scale;
+}
+
+float ValueOf(const Scale& scale, float level) { return scale.minimum + scale.unit * level; }
+
+// Floats as integers of the same order. Infinities and NaNs come out at the ends.
+int32_t Ordered(float value) {
+  const int32_t bits = static_cast<int32_t>(ToBits(value));
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
+float FromOrdered(int32_t ordered) {
+  return FromBits(static_cast<uint32_t>(ordered ^ (ordered >> 31 & 0x7fffffff)));
+}
+
+struct Range {
+  int32_t smallest = std::numeric_limits<int32_t>::max();
+  int32_t largest = std::numeric_limits<int32_t>::min();
+
+  bool IsFinite() const {
+    return smallest > Ordered(FromBits(kSignBit | kInfinityBits)) &&
+           largest < Ordered(FromBits(kInfinityBits));
+  }
+};
+
+GRADCOMP_VARIANTS void Extend(const float* values, int64_t size, Range* range) {
+  Range all = *range;
+  for (int64_t i = 0; i < size; ++i) {
+    const int32_t value = Ordered(values[i]);
+    all.smallest = std::min(all.smallest, value);
+    all.largest = std::max(all.largest, value);
+  }
+  *range = all;
+}
+
+// Below the largest float by enough that no rounding makes a value of a finite bucket overflow.
+constexpr float kLargest = FLT_MAX * (1 - 0x1p-20f);
+
+float LastLevel(int bits) { return static_cast<float>((1 << bits) - 1); }
+
+Scale ScaleOf(const Range& range, int bits) {
+  const float minimum = FromOrdered(range.smallest) + 0.0f;  // never -0
+  const float extent = std::min(FromOrdered(range.largest), kLargest) - minimum;
+  return {minimum, std::clamp(extent, 0.0f, kLargest) / LastLevel(bits)};
+}
+
+// 1 / unit, or 0 where it would overflow: then all elements are sent as the minimum.
+float InverseOf(const Scale& scale) { return scale.unit < FLT_MIN ? 0 : 1 / scale.unit; }
+
+// Sends each value as the level below it or above it, and keeps the rest. Offsets of 1/2 round to
+// the nearest; random ones round up as often as the value is near to the upper level.
+GRADCOMP_VARIANTS void SendLevels(const float* values, const float* offsets, int64_t size,
+                                  Scale scale, float last_level, uint8_t* levels,
+                                  float* residual) {
+  const float inverse = InverseOf(scale);
+  for (int64_t i = 0; i < size; ++i) {
+    const float position = (values[i] - scale.minimum) * inverse + offsets[i];
+    const int32_t level = static_cast<int32_t>(position < last_level ? position : last_level);
+    levels[i] = static_cast<uint8_t>(level);
+    residual[i] = values[i] - ValueOf(scale, static_cast<float>(level));
+  }
+}
+
+GRADCOMP_VARIANTS void AddLevels(const uint8_t* levels, int64_t size, Scale scale, float* values) {
+  for (int64_t i = 0; i < size; ++i) values[i] += ValueOf(scale, static_cast<float>(levels[i]));
+}
+
+GRADCOMP_VARIANTS void ToOffsets(const uint64_t* random, int64_t size, float* offsets) {
+  const char* from = reinterpret_cast<const char*>(random);
+  for (int64_t i = 0; i < size; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, from + 2 * i, sizeof bits);
+    offsets[i] = (static_cast<float>(bits) + 0.5f) * 0x1p-16f;
+  }
+}
+
+// The offsets of elements. Random ones are the middles of 2^16 steps from 0 to 1.
+class Offsets {
+ public:
+  Offsets(const QsgdSettings& settings, const Turn& turn)
+      : stochastic_(settings.stochastic), turn_(turn), philox_(settings.seed, turn.replica) {
+    std::fill_n(offsets_, kChunk, 0.5f);
+  }
+
+  // Those of a chunk that begins with element `begin`, a multiple of kPerCounter.
+  const float* Of(int64_t begin, int64_t size) {
+    if (stochastic_) Draw(begin, size);
+    return offsets_;
+  }
+
+ private:
+  static constexpr int64_t kPerWord = sizeof(uint64_t) / sizeof(uint16_t);
+  static constexpr int64_t kPerCounter = Philox::kWords * kPerWord;
+
+  void Draw(int64_t begin, int64_t size) {
+    const Philox philox = philox_;  // nothing else points to it: much of it moves out of the loop
+    const int64_t first = begin / kPerCounter + 1;
+    const int64_t count = CeilDiv(size, kPerCounter);
+    uint64_t random[kChunk / kPerWord];
+    for (int64_t i = 0; i < count; ++i) {
+      philox.Generate(first + i, turn_.tensor, turn_.step, 0, random + i * Philox::kWords);
+    }
+    ToOffsets(random, size, offsets_);
+  }
+
+  const bool stochastic_;
+  const Turn turn_;
+  const Philox philox_;
+  float offsets_[kChunk];
+};
+
+class QsgdEncoder : public TensorEncoder {
+ public:
+  QsgdEncoder(const QsgdCodec& codec, const QsgdSettings& settings, const Source& source,
+              const Turn& turn, int32_t* words)
+      : TensorEncoder(2),
+        codec_(codec),
+        settings_(settings),
+        source_(source),
+        turn_(turn),
+        words_(words) {}
+
+  void RunBlock(int pass, int64_t block) override {
+    Offsets offsets(settings_, turn_);
+    ForEachBucket(codec_, settings_, block, words_, [&](int32_t* words, int64_t begin, int64_t end) {
+      if (pass == 0) {
+        Measure(words, begin, end);
+      } else {
+        Send(words, begin, end, &offsets);
+      }
+    });
+  }
+
+ private:
+  void Measure(int32_t* words, int64_t begin, int64_t end) {
+    Range range;
+    for (; begin < end; begin += kChunk) {
+      const int64_t size = std::min(kChunk, end - begin);
+      float values[kChunk];
+      Accumulate(source_, begin, size, values);
+      Extend(values, size, &range);
+    }
+    if (!range.IsFinite()) return SetNotFinite();
+    const Scale scale = ScaleOf(range, settings_.bits);
+    std::memcpy(words, &scale, sizeof scale);
+  }
+
+  void Send(int32_t* words, int64_t begin, int64_t end, Offsets* offsets) const {
+    const int bits = settings_.bits;
+    const Scale scale = LoadScale(words);
+    ForEachChunk(words, begin, end, bits, [&](int32_t* levels, int64_t first, int64_t size) {
+      float values[kChunk];
+      Accumulate(source_, first, size, values);
+      CodeChunk chunk;
+      SendLevels(values, offsets->Of(first, size), size, scale, LastLevel(bits), chunk.codes(),
+                 source_.residual + first);
+      chunk.Pack(size, bits, levels);
+    });
+  }
+
+  const QsgdCodec& codec_;
+  const QsgdSettings settings_;
+  const Source source_;
+  const Turn turn_;
+  int32_t* const words_;
+};
+
+Status CheckBucket(const int32_t* words, int64_t size, int bits) {
+  const Scale scale = LoadScale(words);
+  if (ToBits(scale.unit) >= kInfinityBits ||
+      !IsFiniteMagnitude(MagnitudeBits(ValueOf(scale, LastLevel(bits))))) {
+    return {Concat("minimum ", scale.minimum, " and unit ", scale.unit,
+                   "; expected a unit that is not negative, and finite values")};
+  }
+  return CheckPadding(words + kScaleWords, size, bits);
+}
+
+}  // namespace
+
+QsgdCodec::QsgdCodec(int64_t size, const QsgdSettings& settings)
+    : Codec(size, WordsOf(size, settings), BlockSizeOf(settings.bucket_size)),
+      settings_(settings) {}
+
+std::unique_ptr<TensorEncoder> QsgdCodec::NewEncoder(const Source& source, const Turn& turn,
+                                                     int32_t* words) const {
+  return std::make_unique<QsgdEncoder>(*this, settings_, source, turn, words);
+}
+
+Status QsgdCodec::Check(const int32_t* words) const {
+  Status status;
+  for (int64_t block = 0; block < num_blocks(); ++block) {
+    ForEachBucket(*this, settings_, block, words,
+                  [&](const int32_t* bucket, int64_t begin, int64_t end) {
+                    if (!status.ok()) return;
+                    status = CheckBucket(bucket, end - begin, settings_.bits);
+                    if (status.ok()) return;
+                    status.message = Concat("bucket ", begin / settings_.bucket_size, ": ",
+                                            status.message);
+                  });
+  }
+  return status;
+}
+
+void QsgdCodec::AddBlock(const int32_t* words, int64_t block, float* values) const {
+  const int bits = settings_.bits;
+  ForEachBucket(*this, settings_, block, words,
+                [&](const int32_t* bucket, int64_t begin, int64_t end) {
+                  const Scale scale = LoadScale(bucket);
+                  ForEachChunk(bucket, begin, end, bits,
+                               [&](const int32_t* levels, int64_t first, int64_t size) {
+                                 CodeChunk chunk;
+                                 chunk.Unpack(levels, size, bits);
+                                 AddLevels(chunk.codes(), size, scale, values + first);
+                               });
+                });
+}
+
+}  // namespace gradcomp

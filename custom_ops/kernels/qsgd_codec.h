@@ -1,0 +1,42 @@
+// QSGD in the form of CGX and L-GreCo: each bucket has a minimum and a unit, and its elements are
+// levels of a few bits.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_QSGD_CODEC_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_QSGD_CODEC_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "codec.h"
+
+namespace gradcomp {
+
+inline constexpr int64_t kMinQsgdBits = 2;
+inline constexpr int64_t kMaxQsgdBits = 8;
+inline constexpr int64_t kBucketStep = 32;  // so many levels take whole words
+inline constexpr int64_t kMaxBucketSize = 1 << 16;
+
+struct QsgdSettings {
+  int bits;             // of a level
+  int64_t bucket_size;  // elements, a multiple of kBucketStep
+  bool stochastic;      // otherwise values are rounded to the nearest level
+  int64_t seed;
+};
+
+// For each bucket in turn: minimum and unit, one word each, then the levels. The last bucket may be
+// short, with zeros behind its last level.
+class QsgdCodec : public Codec {
+ public:
+  QsgdCodec(int64_t size, const QsgdSettings& settings);
+
+  std::unique_ptr<TensorEncoder> NewEncoder(const Source& source, const Turn& turn,
+                                            int32_t* words) const override;
+  Status Check(const int32_t* words) const override;
+  void AddBlock(const int32_t* words, int64_t block, float* values) const override;
+
+ private:
+  const QsgdSettings settings_;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_QSGD_CODEC_H_
