@@ -88,15 +88,16 @@ GRADCOMP_VARIANTS void Extend(const float* values, int64_t size, Range* range) {
   *range = all;
 }
 
-// Below the largest float by enough that no rounding makes a value of a finite bucket overflow.
-constexpr float kLargest = FLT_MAX * (1 - 0x1p-20f);
+// Beyond it, values are sent as the limit: no difference or sum of what is sent overflows.
+constexpr float kLimit = 0x1p126f;
 
 float LastLevel(int bits) { return static_cast<float>((1 << bits) - 1); }
 
 Scale ScaleOf(const Range& range, int bits) {
-  const float minimum = FromOrdered(range.smallest) + 0.0f;  // never -0
-  const float extent = std::min(FromOrdered(range.largest), kLargest) - minimum;
-  return {minimum, std::clamp(extent, 0.0f, kLargest) / LastLevel(bits)};
+  const float smallest = std::clamp(FromOrdered(range.smallest), -kLimit, kLimit);
+  const float largest = std::clamp(FromOrdered(range.largest), -kLimit, kLimit);
+  const float minimum = smallest + 0.0f;  // never -0
+  return {minimum, (largest - minimum) / LastLevel(bits)};
 }
 
 // 1 / unit, or 0 where it would overflow: then all elements are sent as the minimum.
@@ -110,7 +111,8 @@ GRADCOMP_VARIANTS void SendLevels(const float* values, const float* offsets, int
   const float inverse = InverseOf(scale);
   for (int64_t i = 0; i < size; ++i) {
     const float position = (values[i] - scale.minimum) * inverse + offsets[i];
-    const int32_t level = static_cast<int32_t>(position < last_level ? position : last_level);
+    const float above = position > 0 ? position : 0;
+    const int32_t level = static_cast<int32_t>(above < last_level ? above : last_level);
     levels[i] = static_cast<uint8_t>(level);
     residual[i] = values[i] - ValueOf(scale, static_cast<float>(level));
   }

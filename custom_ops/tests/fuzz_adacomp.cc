@@ -1,15 +1,5 @@
-// Fuzz target of AdaComp's decoder. With clang: -fsanitize=fuzzer. With any other compiler, a main
-// of its own mutates valid payloads, the same ones every time: fuzz_adacomp SECONDS. It writes a
-// valid one for libFuzzer to start from: fuzz_adacomp seed FILE.
-#include <algorithm>
-#include <chrono>
-#include <cstddef>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-
-#include "check.h"
-#include "support.h"
+// Fuzz target of AdaComp's decoder.
+#include "fuzz.h"
 
 namespace gradcomp {
 namespace {
@@ -24,15 +14,6 @@ const Tensors kModels[] = {{{9, 0}, {1203, 500}, {0, 50}, {1, 1}, {40000, 16383}
                            {{140000, 63}}};
 constexpr int64_t kMaxReplicas = 3;
 
-// Nobody without a checksum gets past the header: give broken payloads a valid one.
-void Reseal(std::vector<int32_t>* words) {
-  PayloadHeader header;
-  if (static_cast<int64_t>(words->size()) < kHeaderWords) return;
-  std::memcpy(static_cast<void*>(&header), words->data(), sizeof header);
-  if (header.length < kHeaderWords || header.length > static_cast<int64_t>(words->size())) return;
-  WriteHeader(header, words->data());
-}
-
 void Decode(const Tensors& tensors, const std::vector<int32_t>& words, int64_t num_replicas) {
   AdaCompDecoder decoder(tensors, kFingerprint, Threads(1));
   const int64_t row_words = words.size() / num_replicas;
@@ -42,18 +23,7 @@ void Decode(const Tensors& tensors, const std::vector<int32_t>& words, int64_t n
   decoder.AddTo(Pointers(&outputs));
 }
 
-// A copy that ends where its memory ends, so that the sanitizer sees every word read behind it.
-void DecodeAll(const std::vector<int32_t>& words) {
-  std::vector<int32_t> exact(words.begin(), words.end());
-  exact.shrink_to_fit();
-  for (const Tensors& tensors : kModels) {
-    for (int64_t replicas = 1; replicas <= kMaxReplicas; ++replicas) {
-      Decode(tensors, exact, replicas);
-    }
-  }
-}
-
-[[maybe_unused]] std::vector<int32_t> ValidPayload(const Tensors& tensors) {
+std::vector<int32_t> ValidPayload(const Tensors& tensors) {
   std::vector<std::vector<float>> residuals;
   std::vector<std::vector<float>> gradients;
   std::vector<int64_t> bin_sizes;
@@ -65,90 +35,24 @@ void DecodeAll(const std::vector<int32_t>& words) {
   return Encode<float>(&residuals, gradients, bin_sizes);
 }
 
-// Mostly the header, the table and the end of the last codes: bounds are kept there.
-size_t InterestingPlace(std::mt19937* random, size_t size) {
-  const size_t near = (*random)() % std::min<size_t>(size, 40);
-  switch ((*random)() % 4) {
-    case 0:
-      return near;
-    case 1:
-      return size - 1 - near / 10;
-    default:
-      return (*random)() % size;
-  }
-}
+}  // namespace
 
-int32_t MutateWord(std::mt19937* random, int32_t word) {
-  switch ((*random)() % 6) {
-    case 0:
-      return static_cast<int32_t>((*random)());
-    case 1:
-      return 0;
-    case 2:
-      return -1;
-    case 3:
-      return static_cast<int32_t>(static_cast<uint32_t>(word) + ((*random)() & 2) - 1);
-    default:
-      return word ^ static_cast<int32_t>(1u << (*random)() % 32);
-  }
-}
-
-void Resize(std::mt19937* random, std::vector<int32_t>* words) {
-  if ((*random)() % 2 == 0) {
-    words->resize((*random)() % words->size());
-  } else {
-    words->insert(words->end(), words->begin(), words->begin() + (*random)() % words->size());
-  }
-  if (static_cast<int64_t>(words->size()) < kHeaderWords || (*random)() % 4 == 0) return;
-  const int64_t length = words->size();
-  std::memcpy(words->data() + offsetof(PayloadHeader, length) / 4, &length, sizeof length);
-}
-
-[[maybe_unused]] void Mutate(std::mt19937* random, std::vector<int32_t>* words) {
-  for (uint32_t n = 1 + (*random)() % 4; n > 0 && !words->empty(); --n) {
-    if ((*random)() % 8 == 0) {
-      Resize(random, words);
-    } else {
-      int32_t& word = (*words)[InterestingPlace(random, words->size())];
-      word = MutateWord(random, word);
+void DecodeAll(const std::vector<int32_t>& words) {
+  for (const Tensors& tensors : kModels) {
+    for (int64_t replicas = 1; replicas <= kMaxReplicas; ++replicas) {
+      Decode(tensors, words, replicas);
     }
   }
 }
 
-}  // namespace
-}  // namespace gradcomp
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  std::vector<int32_t> words(size / 4);
-  if (!words.empty()) std::memcpy(words.data(), data, 4 * words.size());
-  gradcomp::DecodeAll(words);
-  gradcomp::Reseal(&words);
-  gradcomp::DecodeAll(words);
-  return 0;
-}
-
-#ifndef GRADCOMP_LIBFUZZER
-int main(int argc, char** argv) {
-  using Clock = std::chrono::steady_clock;
+std::vector<std::vector<int32_t>> ValidPayloads() {
   std::vector<std::vector<int32_t>> valid;
-  for (const gradcomp::Tensors& tensors : gradcomp::kModels) {
-    valid.push_back(gradcomp::ValidPayload(tensors));
-    gradcomp::AdaCompDecoder decoder(tensors, gradcomp::kFingerprint, gradcomp::Threads(1));
-    CHECK(decoder.Read(valid.back().data(), 1, valid.back().size(), gradcomp::kStep).ok());
+  for (const Tensors& tensors : kModels) {
+    valid.push_back(ValidPayload(tensors));
+    AdaCompDecoder decoder(tensors, kFingerprint, Threads(1));
+    CHECK(decoder.Read(valid.back().data(), 1, valid.back().size(), kStep).ok());
   }
-  if (argc == 3) {
-    std::ofstream(argv[2]).write(reinterpret_cast<const char*>(valid[0].data()),
-                                 4 * valid[0].size());
-    return 0;
-  }
-  const auto end = Clock::now() + std::chrono::duration<double>(argc > 1 ? std::atof(argv[1]) : 20);
-  std::mt19937 engine(1);
-  int64_t inputs = 0;
-  for (; Clock::now() < end; ++inputs) {
-    std::vector<int32_t> words = valid[inputs % valid.size()];
-    gradcomp::Mutate(&engine, &words);
-    LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(words.data()), 4 * words.size());
-  }
-  std::printf("%lld inputs\n", static_cast<long long>(inputs));
+  return valid;
 }
-#endif
+
+}  // namespace gradcomp

@@ -14,14 +14,18 @@ import ml_dtypes
 import numpy as np
 
 from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
+from tests.compressors.gathered import summed
 from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
 from tf_gradcomp.compressors import (
+    QSGD,
     AdaComp,
     Cast,
     Compressor,
     NoCompression,
     RandomK,
     ScaleCom,
+    SignSGD,
 )
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
@@ -75,17 +79,7 @@ def adacomp_oracle(
     payloads = [payload for payload, _, _ in encoded]
     left = [rest for _, rest, _ in encoded]
     sent = [adacomp.decode_payload(payload, shapes, bin_sizes) for payload in payloads]
-    finite = all(values is not None for values in sent)
-    if finite:
-        reduced = [np.zeros(shape, np.float32) for shape in shapes]
-        for of_one in sent:
-            reduced = [total + values for total, values in zip(reduced, of_one, strict=True)]
-    else:
-        reduced = [np.zeros(shape, np.float32) for shape in shapes]
-        left = [
-            rest if values is None else [r + v for r, v in zip(rest, values, strict=True)]
-            for rest, values in zip(left, sent, strict=True)
-        ]
+    left, reduced, finite = summed(left, sent, shapes)
     size = len(encoded)
     tensor_bytes = [np.array(n, np.int64) for _, _, n in encoded]
     after = [{RESIDUAL: of_one} for of_one in left]
@@ -119,6 +113,10 @@ def adacomp_with(label: str, **settings: Any) -> Method:
     return Method(f"AdaComp{label}", AdaComp(**settings), adacomp_oracle, header_bytes=48)
 
 
+def qsgd_with(label: str, **settings: Any) -> Method:
+    return Method(f"QSGD{label}", QSGD(**settings), qsgd_oracle, header_bytes=48)
+
+
 CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
 
 METHODS = [
@@ -138,6 +136,13 @@ METHODS = [
         **CHUNKED,
     ),
     Method("RandomK", RandomK(), random_k_oracle, **CHUNKED),
+    qsgd_with(""),
+    qsgd_with(", to the nearest", stochastic=False),
+    qsgd_with(", 2 bits in small buckets", bits=2, bucket_size=32),
+    qsgd_with(", 5 bits, vectors too", bits={"dense": 5, "vector": 3}, bucket_size=96, seed=7),
+    qsgd_with(", 8 bits in large buckets", bits=8, bucket_size=2080),
+    qsgd_with(", overrides", bits=None, overrides={"_0": 7, "_2": 6, "_3": None}),
+    Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=48),
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),
     Method("Cast to bfloat16", Cast("bfloat16"), sum_oracle, rounding=2e-2),

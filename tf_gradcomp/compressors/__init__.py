@@ -4,11 +4,14 @@ from tf_gradcomp.compressors.adacomp import AdaComp
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.no_compression import NoCompression
+from tf_gradcomp.compressors.qsgd import QSGD
 from tf_gradcomp.compressors.random_k import RandomK
 from tf_gradcomp.compressors.registry import deserialize, get, names, serialize
 from tf_gradcomp.compressors.scalecom import ScaleCom
+from tf_gradcomp.compressors.sign_sgd import SignSGD
 
 __all__ = [
+    "QSGD",
     "AdaComp",
     "Cast",
     "Compressor",
@@ -17,6 +20,7 @@ __all__ = [
     "NoCompression",
     "RandomK",
     "ScaleCom",
+    "SignSGD",
     "StateSpec",
     "deserialize",
     "get",

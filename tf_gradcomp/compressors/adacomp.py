@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.distribute.communicator import AllGather
 from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR
@@ -71,27 +73,16 @@ class AdaComp(Compressor):
             "bin_sizes": [self.bin_sizes.of(spec) or SENT_WHOLE for spec in inputs.specs],
             "fingerprint": self.fingerprint(inputs.specs),
         }
-        payload, tensor_bytes = ops.adacomp_encode(
-            inputs.residuals,
-            inputs.gradients,
-            inputs.step,
-            scale_factor=self.scale_factor,
-            **layout,
+        encode = functools.partial(ops.adacomp_encode, scale_factor=self.scale_factor, **layout)
+        return (
+            yield from sum_gathered(
+                inputs,
+                encode,
+                functools.partial(ops.adacomp_decode, **layout),
+                functools.partial(ops.adacomp_put_back, **layout),
+                same_length=False,
+            )
         )
-        payloads = yield AllGather(payload)
-        reduced, finite = ops.adacomp_decode(
-            payloads,
-            inputs.step,
-            shapes=[spec.shape for spec in inputs.specs],
-            **layout,
-        )
-        finite = tf.logical_and(finite, inputs.finite)
-        tf.cond(
-            finite,
-            tf.no_op,
-            lambda: ops.adacomp_put_back(inputs.residuals, payload, **layout),
-        )
-        return Exchanged(reduced, finite, tensor_bytes)
 
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""

@@ -1,0 +1,59 @@
+// Steps of a replica of a method whose payloads have a fixed length.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_FIXED_LENGTH_SUPPORT_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TESTS_FIXED_LENGTH_SUPPORT_H_
+
+#include "../kernels/fixed_length.h"
+#include "check.h"
+#include "support.h"
+
+namespace gradcomp {
+
+// A whole payload from flat float32 tensors; the residuals are updated.
+inline std::vector<int32_t> EncodeFixed(Method method, const Codecs& codecs,
+                                        std::vector<std::vector<float>>* residuals,
+                                        const std::vector<std::vector<float>>& gradients,
+                                        const ParallelFor& parallel_for) {
+  std::vector<Source> sources;
+  for (size_t i = 0; i < codecs.size(); ++i) {
+    sources.push_back({(*residuals)[i].data(), gradients[i].data(), GradientType::kFloat});
+  }
+  std::vector<int32_t> payload(PayloadWords(codecs));
+  EncodeFixedLength(codecs, sources, {method, kFingerprint, kStep, 0}, parallel_for,
+                    payload.data());
+  return payload;
+}
+
+// For each codec, a tensor of its size.
+inline std::vector<std::vector<float>> NormalTensors(const Codecs& codecs, float deviation,
+                                                     uint32_t seed) {
+  std::vector<std::vector<float>> tensors;
+  for (const auto& codec : codecs) tensors.push_back(Normal(codec->size(), deviation, seed++));
+  return tensors;
+}
+
+// A payload of random tensors that can be decoded.
+inline std::vector<int32_t> ValidFixed(Method method, const Codecs& codecs) {
+  std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 7);
+  const auto payload =
+      EncodeFixed(method, codecs, &residuals, NormalTensors(codecs, 0.3f, 8), Threads(1));
+  FixedLengthDecoder decoder(codecs, method, kFingerprint, Threads(1));
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
+  return payload;
+}
+
+// Reads untrusted words as payloads of one replica, of two, and so on.
+inline void DecodeFixed(Method method, const Codecs& codecs, const std::vector<int32_t>& words,
+                        int64_t max_replicas) {
+  for (int64_t replicas = 1; replicas <= max_replicas; ++replicas) {
+    FixedLengthDecoder decoder(codecs, method, kFingerprint, Threads(1));
+    const int64_t row_words = words.size() / replicas;
+    if (!decoder.Read(words.data(), replicas, row_words, kStep).ok()) continue;
+    std::vector<std::vector<float>> outputs = NormalTensors(codecs, 1, 1);
+    decoder.Reduce(Pointers(&outputs));
+    decoder.AddTo(Pointers(&outputs));
+  }
+}
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_FIXED_LENGTH_SUPPORT_H_

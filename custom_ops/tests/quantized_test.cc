@@ -1,0 +1,178 @@
+// The kernels of QSGD and SignSGD by themselves, under sanitizers. That they compute what the papers
+// say is tested against NumPy in tests/compressors.
+#include <cmath>
+#include <limits>
+
+#include "../kernels/pack_bits.h"
+#include "../kernels/qsgd_codec.h"
+#include "../kernels/sign_sgd_codec.h"
+#include "../kernels/whole_codec.h"
+#include "check.h"
+#include "fixed_length_support.h"
+
+namespace gradcomp {
+namespace {
+
+constexpr Method kMethod = Method::kQsgd;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// One of each kind, whole blocks and odd ends, and none at all.
+Codecs AllKinds() {
+  Codecs codecs;
+  for (int64_t size : {200003, 65536, 1025, 33, 1, 0}) {
+    codecs.push_back(std::make_unique<SignSgdCodec>(size));
+    codecs.push_back(std::make_unique<WholeCodec>(size));
+    for (int bits = kMinQsgdBits; bits <= kMaxQsgdBits; ++bits) {
+      const int64_t bucket_size = bits % 2 == 0 ? 1024 : 96 * bits;
+      const QsgdSettings settings = {bits, bucket_size, bits % 3 != 0, -5};
+      codecs.push_back(std::make_unique<QsgdCodec>(size, settings));
+    }
+  }
+  return codecs;
+}
+
+void CodesComeOutAsTheyWentIn() {
+  std::mt19937 engine(1);
+  for (int bits = 1; bits <= kMaxCodeBits; ++bits) {
+    for (int64_t num_codes : {1, 2, 7, 8, 9, 31, 32, 33, 1023, 1024}) {
+      std::vector<uint8_t> codes(num_codes);
+      for (uint8_t& code : codes) code = engine() >> (32 - bits);
+      CodeChunk chunk;
+      std::copy(codes.begin(), codes.end(), chunk.codes());
+      std::vector<int32_t> words(PackedWords(num_codes, bits), -1);
+      chunk.Pack(num_codes, bits, words.data());
+      CHECK(CheckPadding(words.data(), num_codes, bits).ok());
+      for (int64_t i = 0; i < num_codes * bits; ++i) {  // bit by bit, as the format says
+        CHECK((words[i / 32] >> i % 32 & 1) == (codes[i / bits] >> i % bits & 1));
+      }
+      chunk.Unpack(words.data(), num_codes, bits);
+      CHECK(std::equal(codes.begin(), codes.end(), chunk.codes()));
+      if (num_codes * bits % 32 == 0) continue;
+      words.back() |= static_cast<int32_t>(kSignBit);
+      CHECK(!CheckPadding(words.data(), num_codes, bits).ok());
+    }
+  }
+}
+
+void ThreadsDoNotChangeResults() {
+  const Codecs codecs = AllKinds();
+  const std::vector<std::vector<float>> gradients = NormalTensors(codecs, 0.3f, 100);
+  std::vector<std::vector<float>> expected = NormalTensors(codecs, 1, 1);
+  const auto payload = EncodeFixed(kMethod, codecs, &expected, gradients, Threads(1));
+  std::vector<std::vector<float>> sums;
+  for (int64_t threads : {1, 2, 3, 16}) {
+    std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
+    CHECK(EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(threads)) == payload);
+    FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(threads));
+    CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
+    std::vector<std::vector<float>> outputs = NormalTensors(codecs, 1, 9);
+    CHECK(decoder.Reduce(Pointers(&outputs)));
+    if (threads == 1) sums = outputs;
+    for (size_t i = 0; i < codecs.size(); ++i) {
+      CHECK(SameBits(residuals[i], expected[i]));
+      CHECK(SameBits(outputs[i], sums[i]));
+    }
+  }
+}
+
+void WhatIsSentAndKeptIsWhatWasThereAndCanBePutBack() {
+  const Codecs codecs = AllKinds();
+  const std::vector<std::vector<float>> gradients = NormalTensors(codecs, 0.3f, 100);
+  std::vector<std::vector<float>> sums = NormalTensors(codecs, 1, 1);
+  std::vector<std::vector<float>> residuals = sums;
+  const auto payload = EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(2));
+  FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(2));
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), std::nullopt).ok());
+  decoder.AddTo(Pointers(&residuals));
+  for (size_t i = 0; i < codecs.size(); ++i) {
+    for (size_t j = 0; j < sums[i].size(); ++j) {
+      CHECK(std::fabs(residuals[i][j] - (sums[i][j] + gradients[i][j])) < 1e-6f);
+    }
+  }
+}
+
+void ANonFiniteGradientLeavesTheResidualsUntouched() {
+  const Codecs codecs = AllKinds();
+  for (float bad : {kInfinity, -kInfinity, std::nanf(""), -std::nanf(""), 3e38f}) {
+    for (size_t tensor : {0, 1, 2, 5}) {
+      std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
+      std::vector<std::vector<float>> gradients = NormalTensors(codecs, 1, 100);
+      gradients[tensor][200002] = bad;
+      residuals[tensor][200002] = 3e38f;  // overflows only as a sum
+      const std::vector<std::vector<float>> before = residuals;
+      const auto payload = EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(2));
+      CHECK(static_cast<int64_t>(payload.size()) == PayloadWords(codecs));
+      CHECK(std::all_of(payload.begin() + kHeaderWords, payload.end(),
+                        [](int32_t word) { return word == 0; }));
+      FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(2));
+      CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
+      CHECK(!decoder.Reduce(Pointers(&gradients)));
+      decoder.AddTo(Pointers(&residuals));
+      for (size_t i = 0; i < codecs.size(); ++i) {
+        CHECK(SameBits(residuals[i], before[i]));
+        CHECK(SameBits(gradients[i], std::vector<float>(gradients[i].size())));
+      }
+    }
+  }
+}
+
+// However far apart and however close together.
+void ExtremeBucketsAreFinite() {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kLeast = std::numeric_limits<float>::denorm_min();
+  const std::vector<std::vector<float>> extremes = {
+      {kMost, -kMost, 0, 1e38f}, {kMost, kMost},  {kMost, 0},         {-kMost, -kMost},
+      {kMost, std::nextafter(kMost, 0.0f)},       {kLeast, -kLeast},  {kLeast, 0},
+      {-0.0f, -0.0f},            {0.0f, -0.0f},   {1, 1 + 0x1p-23f}};
+  for (const std::vector<float>& gradient : extremes) {
+    Codecs codecs;
+    for (int bits = kMinQsgdBits; bits <= kMaxQsgdBits; ++bits) {
+      codecs.push_back(std::make_unique<QsgdCodec>(gradient.size(), QsgdSettings{bits, 32, true, 0}));
+    }
+    codecs.push_back(std::make_unique<SignSgdCodec>(gradient.size()));
+    const std::vector<std::vector<float>> gradients(codecs.size(), gradient);
+    std::vector<std::vector<float>> residuals(codecs.size(), std::vector<float>(gradient.size()));
+    const auto payload = EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(1));
+    FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(1));
+    CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
+    std::vector<std::vector<float>> outputs = residuals;
+    CHECK(decoder.Reduce(Pointers(&outputs)));
+    for (size_t i = 0; i < codecs.size(); ++i) {
+      for (size_t j = 0; j < gradient.size(); ++j) {
+        CHECK(std::isfinite(residuals[i][j]));
+        const double sum = double{outputs[i][j]} + double{residuals[i][j]};
+        CHECK(std::fabs(sum - gradient[j]) <= 1e-6 * std::fabs(double{outputs[i][j]}));
+      }
+    }
+  }
+}
+
+void EveryBitFlipIsAnError() {
+  Codecs codecs;
+  codecs.push_back(std::make_unique<QsgdCodec>(300, QsgdSettings{4, 96, true, 0}));
+  codecs.push_back(std::make_unique<SignSgdCodec>(70));
+  codecs.push_back(std::make_unique<WholeCodec>(5));
+  auto payload = ValidFixed(kMethod, codecs);
+  FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(1));
+  for (size_t word = 0; word < payload.size(); ++word) {
+    for (int bit = 0; bit < 32; ++bit) {
+      payload[word] ^= 1u << bit;
+      const Status status = decoder.Read(payload.data(), 1, payload.size(), kStep);
+      CHECK(status.message.find("payload of replica 0: ") == 0);
+      payload[word] ^= 1u << bit;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  using namespace gradcomp;
+  RUN(CodesComeOutAsTheyWentIn);
+  RUN(ThreadsDoNotChangeResults);
+  RUN(WhatIsSentAndKeptIsWhatWasThereAndCanBePutBack);
+  RUN(ANonFiniteGradientLeavesTheResidualsUntouched);
+  RUN(ExtremeBucketsAreFinite);
+  RUN(EveryBitFlipIsAnError);
+}

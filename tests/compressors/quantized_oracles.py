@@ -1,0 +1,76 @@
+"""The oracles of QSGD and SignSGD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tests.compressors.gathered import summed
+from tests.compressors.lockstep import Arrays, Outcome, State
+from tf_gradcomp.compressors import QSGD, SignSGD
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.reference import qsgd, sign_sgd
+
+Encoded = tuple[np.ndarray, Arrays, list[int]]  # payload, residuals, bytes of tensors
+
+
+def qsgd_oracle(
+    compressor: QSGD,
+    specs: Sequence[GradientSpec],
+    state: Sequence[State],
+    gradients: Sequence[Arrays],
+    step: int,
+) -> Outcome:
+    bits = [compressor.bits.of(spec) or 0 for spec in specs]
+    encoded = [
+        qsgd.encode_payload(
+            of_one[RESIDUAL],
+            grads,
+            step,
+            replica=replica,
+            bits=bits,
+            bucket_size=compressor.bucket_size,
+            stochastic=compressor.stochastic,
+            seed=compressor.seed,
+            fingerprint=compressor.fingerprint(specs),
+        )
+        for replica, (of_one, grads) in enumerate(zip(state, gradients, strict=True))
+    ]
+    shapes = [spec.shape for spec in specs]
+    return _gathered(
+        encoded,
+        shapes,
+        lambda payload: qsgd.decode_payload(payload, shapes, bits, compressor.bucket_size),
+    )
+
+
+def sign_sgd_oracle(
+    compressor: SignSGD,
+    specs: Sequence[GradientSpec],
+    state: Sequence[State],
+    gradients: Sequence[Arrays],
+    step: int,
+) -> Outcome:
+    fingerprint = compressor.fingerprint(specs)
+    encoded = [
+        sign_sgd.encode_payload(of_one[RESIDUAL], grads, step, fingerprint=fingerprint)
+        for of_one, grads in zip(state, gradients, strict=True)
+    ]
+    shapes = [spec.shape for spec in specs]
+    return _gathered(encoded, shapes, lambda payload: sign_sgd.decode_payload(payload, shapes))
+
+
+def _gathered(
+    encoded: Sequence[Encoded],
+    shapes: Sequence[tuple[int, ...]],
+    decode: Callable[[np.ndarray], Arrays | None],
+) -> Outcome:
+    payloads = [payload for payload, _, _ in encoded]
+    sent = [decode(payload) for payload in payloads]
+    left, reduced, finite = summed([rest for _, rest, _ in encoded], sent, shapes)
+    size = len(encoded)
+    tensor_bytes = [np.array(n, np.int64) for _, _, n in encoded]
+    after = [{RESIDUAL: of_one} for of_one in left]
+    return Outcome([reduced] * size, [finite] * size, after, payloads, tensor_bytes)

@@ -1,0 +1,50 @@
+"""SignSGD: one bit per element, with error feedback."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator
+
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.gathered import sum_gathered
+from tf_gradcomp.distribute.communicator import AllGather
+
+
+class SignSGD(Compressor):
+    """SignSGD with error feedback.
+
+    Of the residual plus gradient of each variable, it sends the sign of each element, one bit, and
+    the mean magnitude, one float32 for the whole variable; 0 counts as positive. What that does not
+    say stays in the residual. The ratio is 32 for all but small variables. Payloads are gathered,
+    so what each replica receives grows with their number.
+
+    Use it where a fixed ratio of 32 is enough, or as the one-bit baseline. It reads gradient and
+    residual twice. Without the residual, which is always kept here, signs alone need not converge.
+
+    Args:
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
+
+    Reference:
+        Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+        ICML 2019, https://arxiv.org/abs/1901.09847, EF-SignSGD; SignSGD itself: Bernstein et al.,
+        "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018,
+        https://arxiv.org/abs/1802.04434
+    """
+
+    name = "sign_sgd"
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
+        """Gathers the payloads of all replicas and adds them up."""
+        fingerprint = self.fingerprint(inputs.specs)
+        return (
+            yield from sum_gathered(
+                inputs,
+                functools.partial(ops.sign_sgd_encode, fingerprint=fingerprint),
+                functools.partial(ops.sign_sgd_decode, fingerprint=fingerprint),
+                functools.partial(ops.sign_sgd_put_back, fingerprint=fingerprint),
+                same_length=True,
+            )
+        )
