@@ -1,7 +1,6 @@
 #include "qsgd_codec.h"
 
 #include <algorithm>
-#include <cfloat>
 #include <cstring>
 #include <limits>
 
@@ -100,15 +99,13 @@ Scale ScaleOf(const Range& range, int bits) {
   return {minimum, (largest - minimum) / LastLevel(bits)};
 }
 
-// 1 / unit, or 0 where it would overflow: then all elements are sent as the minimum.
-float InverseOf(const Scale& scale) { return scale.unit < FLT_MIN ? 0 : 1 / scale.unit; }
-
 // Sends each value as the level below it or above it, and keeps the rest. Offsets of 1/2 round to
-// the nearest; random ones round up as often as the value is near to the upper level.
+// the nearest; random ones round up as often as the value is near to the upper level. Where the
+// inverse is infinite, the minimum has no position, which is not above 0 either.
 GRADCOMP_VARIANTS void SendLevels(const float* values, const float* offsets, int64_t size,
                                   Scale scale, float last_level, uint8_t* levels,
                                   float* residual) {
-  const float inverse = InverseOf(scale);
+  const float inverse = 1 / scale.unit;
   for (int64_t i = 0; i < size; ++i) {
     const float position = (values[i] - scale.minimum) * inverse + offsets[i];
     const float above = position > 0 ? position : 0;

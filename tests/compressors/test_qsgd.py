@@ -189,9 +189,10 @@ def test_values_beyond_the_limit_are_sent_over_several_steps():
     np.testing.assert_allclose(sent[0, :2], gradient[0, :2], rtol=1e-2)
 
 
-def test_differences_that_have_no_inverse_are_kept():
-    gradient = np.array([[1e-44, 0, 3e-45, -2e-45]], np.float32)
+def test_denormals_are_sent_and_kept():
+    gradient = np.array([[1e-40, 0, 3e-41, -2e-41]], np.float32)
     outcome = step(QSGD(), [[gradient]])
+    assert outcome.reduced[0][0].any()
     np.testing.assert_array_equal(outcome.reduced[0][0] + outcome.residuals[0][0], gradient)
 
 

@@ -62,11 +62,11 @@ def quantize(
     last_level = np.float32(2**bits - 1)
     minimum = np.clip(values.min(), -LIMIT, LIMIT) + np.float32(0)  # never -0
     unit = (np.clip(values.max(), -LIMIT, LIMIT) - minimum) / last_level
-    with np.errstate(over="ignore"):
-        # Where 1 / unit would overflow, all elements are sent as the minimum.
-        inverse = np.float32(0) if unit < np.finfo(np.float32).tiny else np.float32(1) / unit
-        positions = (values - minimum) * inverse + offsets
-    return minimum, unit, np.clip(positions, np.float32(0), last_level).astype(np.uint8)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        positions = (values - minimum) * (np.float32(1) / unit) + offsets
+        # Where the inverse is infinite, the minimum has no position, which is not above 0 either.
+        levels = np.where(positions > 0, np.minimum(positions, last_level), 0)
+    return minimum, unit, levels.astype(np.uint8)
 
 
 def random_offsets(seed: int, replica: int, tensor: int, step: int, size: int) -> np.ndarray:
