@@ -34,7 +34,7 @@ class SignSGD(Compressor):
         https://arxiv.org/abs/1802.04434
     """
 
-    name = "signsgd"
+    name = "sign_sgd"
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up."""
