@@ -62,18 +62,19 @@ absl::Status CheckRows(const Tensor& payloads) {
                          "; expected a row for each replica: [replicas, words]");
 }
 
-absl::Status LockedResiduals::Lock(OpKernelContext* context, int num_variables) {
+absl::Status LockedResiduals::Lock(OpKernelContext* context, int num_variables, int first_input,
+                                   const char* name) {
   variables_.resize(num_variables);
   std::vector<Var*> in_order(num_variables);
   for (int i = 0; i < num_variables; ++i) {
-    TF_RETURN_IF_ERROR(
-        LookupResource(context, tensorflow::HandleFromInput(context, i), &variables_[i]));
+    TF_RETURN_IF_ERROR(LookupResource(
+        context, tensorflow::HandleFromInput(context, first_input + i), &variables_[i]));
     in_order[i] = variables_[i].get();
   }
   // By address, so that two ops with the same variables don't wait for each other.
   std::sort(in_order.begin(), in_order.end(), [](Var* a, Var* b) { return a->mu() < b->mu(); });
   if (std::adjacent_find(in_order.begin(), in_order.end()) != in_order.end()) {
-    return InvalidArgument("a residual is given twice; expected a variable of its own for each "
+    return InvalidArgument("a ", name, " is given twice; expected a variable of its own for each "
                            "tensor");
   }
   for (Var* variable : in_order) {
@@ -83,10 +84,10 @@ absl::Status LockedResiduals::Lock(OpKernelContext* context, int num_variables) 
     const Tensor& tensor = *variables_[i]->tensor();
     if (!variables_[i]->is_initialized || !tensor.IsInitialized()) {
       return absl::FailedPreconditionError(
-          Concat("residual ", i, " is not initialized; assign zeros to it first"));
+          Concat(name, " ", i, " is not initialized; assign zeros to it first"));
     }
     if (tensor.dtype() != tensorflow::DT_FLOAT) {
-      return InvalidArgument("residual ", i, " is a variable of ", DataTypeString(tensor.dtype()),
+      return InvalidArgument(name, " ", i, " is a variable of ", DataTypeString(tensor.dtype()),
                              "; expected float32, whatever the type of the gradient");
     }
     TF_RETURN_IF_ERROR(ToTensorFlow(CheckTensorSize(i, tensor.NumElements())));

@@ -37,8 +37,9 @@ absl::Status CheckRows(const tensorflow::Tensor& payloads);
 // Resource variables, locked for as long as this lives, that may be written in place.
 class LockedResiduals {
  public:
-  // The variables are the inputs [0, num_variables).
-  absl::Status Lock(tensorflow::OpKernelContext* context, int num_variables);
+  // The variables are `num_variables` inputs from the first on; errors call each of them `name`.
+  absl::Status Lock(tensorflow::OpKernelContext* context, int num_variables, int first_input = 0,
+                    const char* name = "residual");
 
   const tensorflow::TensorShape& shape(int i) const { return variables_[i]->tensor()->shape(); }
 

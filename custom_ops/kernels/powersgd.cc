@@ -1,0 +1,307 @@
+#include "powersgd.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "powersgd_tiles.h"
+
+namespace gradcomp {
+namespace {
+
+// Both dimensions of a block are large against the rank, and so is its work against its part of P
+// and Q.
+constexpr int64_t kBlockSize = 1 << 17;    // elements, about
+constexpr int64_t kBlockColumns = 1 << 9;  // at most
+constexpr int64_t kCyclesPerBlock = 2 * kBlockSize;
+
+// What is left of a column of P, once the columns before it are taken away, is rounding errors if it
+// is shorter than this part of it.
+constexpr double kVanished = 1e-4;
+
+int64_t Padded(int64_t columns) { return CeilDiv(columns, kLanes) * kLanes; }
+
+const void* GradientAt(const PowerSgdTensor& tensor, int64_t element) {
+  const int64_t bytes = tensor.type == GradientType::kFloat ? 4 : 2;
+  return static_cast<const char*>(tensor.gradient) + element * bytes;
+}
+
+bool AllFinite(const float* values, int64_t size) {
+  bool finite = true;
+  for (int64_t i = 0; i < size; ++i) finite &= IsFiniteMagnitude(MagnitudeBits(values[i]));
+  return finite;
+}
+
+template <typename A, typename B>
+double Dot(const A* a, const B* b, int64_t size) {
+  constexpr int kSums = 8;  // that can be added to at the same time
+  double sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums <= size; i += kSums) {
+    for (int j = 0; j < kSums; ++j) sums[j] += static_cast<double>(a[i + j]) * b[i + j];
+  }
+  for (int j = 0; i < size; ++i, ++j) sums[j] += static_cast<double>(a[i]) * b[i];
+  double total = 0;
+  for (double sum : sums) total += sum;
+  return total;
+}
+
+template <typename A>
+double Length(const A* values, int64_t size) {
+  return std::sqrt(Dot(values, values, size));
+}
+
+// Gram-Schmidt, twice over: once leaves too much of the columns before if little is left of this one.
+void OrthonormalizeColumns(int64_t rows, int64_t rank, float* columns) {
+  std::vector<double> column(rows);
+  for (int64_t k = 0; k < rank; ++k) {
+    float* values = columns + k * rows;
+    std::copy(values, values + rows, column.begin());
+    const double before = Length(column.data(), rows);
+    for (int64_t i = 0; i < 2 * k; ++i) {
+      const float* other = columns + i % k * rows;
+      const double along = Dot(other, column.data(), rows);
+      for (int64_t j = 0; j < rows; ++j) column[j] -= along * other[j];
+    }
+    const double left = Length(column.data(), rows);
+    const double scale = left > kVanished * before ? 1 / left : 0;
+    for (int64_t j = 0; j < rows; ++j) values[j] = static_cast<float>(column[j] * scale);
+  }
+}
+
+// Adds a block's part of P or Q to the whole; the first part begins it.
+void AddPart(Columns<const float> part, int64_t rank, int64_t size, bool first,
+             Columns<float> whole) {
+  for (int64_t k = 0; k < rank; ++k) {
+    const float* from = part.values + k * part.stride;
+    float* to = whole.values + k * whole.stride;
+    for (int64_t i = 0; i < size; ++i) to[i] = first ? from[i] : to[i] + from[i];
+  }
+}
+
+}  // namespace
+
+PowerSgd::PowerSgd(const std::vector<PowerSgdTensor>& tensors, ParallelFor parallel_for)
+    : tensors_(tensors), parallel_for_(std::move(parallel_for)) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const PowerSgdTensor& tensor = tensors_[i];
+    left_begin_.push_back(left_size_);
+    right_begin_.push_back(right_size_);
+    left_size_ += tensor.rank == 0 ? tensor.size() : tensor.rank * tensor.rows;
+    right_size_ += tensor.rank * tensor.columns;
+    AddBlocks(i);
+  }
+}
+
+void PowerSgd::AddBlocks(int64_t index) {
+  const PowerSgdTensor& tensor = tensors_[index];
+  if (tensor.rank == 0) {
+    for (int64_t i = 0; i < tensor.size(); i += kBlockSize) {
+      blocks_.push_back({index, 0, i, 1, std::min(kBlockSize, tensor.size() - i)});
+    }
+    return;
+  }
+  const int64_t columns = std::min(kBlockColumns, tensor.columns);
+  const int64_t rows = kBlockSize / columns;
+  for (int64_t i = 0; i < tensor.rows; i += rows) {
+    for (int64_t j = 0; j < tensor.columns; j += columns) {
+      blocks_.push_back({index, i, j, std::min(rows, tensor.rows - i),
+                         std::min(columns, tensor.columns - j)});
+    }
+  }
+}
+
+template <typename Work>
+void PowerSgd::ForEachBlock(const Work& work) const {
+  parallel_for_(blocks_.size(), kCyclesPerBlock, [&](int64_t begin, int64_t end) {
+    const IeeeArithmetic ieee;
+    for (int64_t i = begin; i < end; ++i) work(i, blocks_[i], tensors_[blocks_[i].tensor]);
+  });
+}
+
+// Calls work(tile, its first row in the block). Returns whether all is finite.
+template <typename Work>
+bool PowerSgd::ForEachTile(const Block& block, const Work& work) const {
+  const PowerSgdTensor& tensor = tensors_[block.tensor];
+  Tile tile;
+  tile.width = Padded(block.columns);
+  const int64_t rows = Tile::kSize / tile.width;
+  bool finite = true;
+  for (int64_t row = 0; row < block.rows; row += rows) {
+    const int64_t at = (block.row + row) * tensor.columns + block.column;
+    tile.rows = std::min(rows, block.rows - row);
+    finite &= AddRows(tensor.residual + at, GradientAt(tensor, at), tensor.type, tile.rows,
+                      block.columns, tensor.columns, tile.values, tile.width);
+    work(&tile, row);
+  }
+  return finite;
+}
+
+bool PowerSgd::ComputeLeft(const std::vector<const float*>& factors, int64_t step,
+                           float* left) const {
+  const std::vector<float> start = Start(factors, step);
+  Parts parts(blocks_.size());
+  std::atomic<bool> finite{true};
+  ForEachBlock([&](int64_t i, const Block& block, const PowerSgdTensor& tensor) {
+    bool block_finite;
+    if (tensor.rank == 0) {
+      const int64_t at = block.column;
+      block_finite = AddRows(tensor.residual + at, GradientAt(tensor, at), tensor.type, 1,
+                             block.columns, 0, left + left_begin_[block.tensor] + at, 0);
+    } else {
+      const std::vector<float> right = PaddedRight(block, start.data());
+      parts[i].resize(tensor.rank * block.rows);
+      block_finite = ForEachTile(block, [&](Tile* tile, int64_t row) {
+        AddTimesRight(*tile, {right.data(), tile->width}, tensor.rank,
+                      {parts[i].data() + row, block.rows});
+      });
+    }
+    if (!block_finite) finite = false;
+  });
+  const IeeeArithmetic ieee;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Block& block = blocks_[i];
+    const PowerSgdTensor& tensor = tensors_[block.tensor];
+    AddPart({parts[i].data(), block.rows}, tensor.rank, block.rows, block.column == 0,
+            {left + left_begin_[block.tensor] + block.row, tensor.rows});
+  }
+  left[0] = finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+  return finite;
+}
+
+// The factors, transposed, with random columns in place of zeros.
+std::vector<float> PowerSgd::Start(const std::vector<const float*>& factors, int64_t step) const {
+  const IeeeArithmetic ieee;
+  std::vector<float> start(right_size_);
+  std::mt19937 random(static_cast<uint32_t>(step));  // gives the same numbers everywhere
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const int64_t rank = tensors_[i].rank;
+    const int64_t size = tensors_[i].columns;
+    for (int64_t k = 0; k < rank; ++k) {
+      float* column = start.data() + right_begin_[i] + k * size;
+      for (int64_t j = 0; j < size; ++j) column[j] = factors[i][j * rank + k];
+      if (std::any_of(column, column + size, [](float value) { return value != 0; })) continue;
+      for (int64_t j = 0; j < size; ++j) {
+        column[j] = static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f;
+      }
+    }
+  }
+  return start;
+}
+
+// The part of Q that belongs to the block's columns, padded as its tiles are.
+std::vector<float> PowerSgd::PaddedRight(const Block& block, const float* right) const {
+  const PowerSgdTensor& tensor = tensors_[block.tensor];
+  const int64_t width = Padded(block.columns);
+  std::vector<float> padded(tensor.rank * width);
+  for (int64_t k = 0; k < tensor.rank; ++k) {
+    const float* from = right + right_begin_[block.tensor] + k * tensor.columns + block.column;
+    std::copy_n(from, block.columns, padded.data() + k * width);
+  }
+  return padded;
+}
+
+bool PowerSgd::Orthonormalize(float* left) const {
+  if (!AllFinite(left, left_size_)) return false;
+  parallel_for_(tensors_.size(), kCyclesPerBlock / 32, [&](int64_t begin, int64_t end) {
+    const IeeeArithmetic ieee;
+    for (int64_t i = begin; i < end; ++i) {
+      OrthonormalizeColumns(tensors_[i].rows, tensors_[i].rank, left + left_begin_[i]);
+    }
+  });
+  return true;
+}
+
+void PowerSgd::ComputeRight(const float* left, float* right) const {
+  Parts parts(blocks_.size());
+  ForEachBlock([&](int64_t i, const Block& block, const PowerSgdTensor& tensor) {
+    if (tensor.rank == 0) return;
+    const float* from = left + left_begin_[block.tensor] + block.row;
+    parts[i].resize(tensor.rank * Padded(block.columns));
+    ForEachTile(block, [&](Tile* tile, int64_t row) {
+      AddTimesLeft(*tile, {from + row, tensor.rows}, tensor.rank, {parts[i].data(), tile->width});
+    });
+  });
+  const IeeeArithmetic ieee;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Block& block = blocks_[i];
+    const PowerSgdTensor& tensor = tensors_[block.tensor];
+    AddPart({parts[i].data(), Padded(block.columns)}, tensor.rank, block.columns, block.row == 0,
+            {right + right_begin_[block.tensor] + block.column, tensor.columns});
+  }
+}
+
+bool PowerSgd::CanMultiply(const float* right) const {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const PowerSgdTensor& tensor = tensors_[i];
+    for (int64_t j = 0; j < tensor.columns; ++j) {
+      float sum = 0;
+      for (int64_t k = 0; k < tensor.rank; ++k) {
+        sum += 2 * std::fabs(right[right_begin_[i] + k * tensor.columns + j]);
+      }
+      if (!std::isfinite(sum)) return false;
+    }
+  }
+  return true;
+}
+
+void PowerSgd::Reduce(const float* left, const float* right, const float* total,
+                      const std::vector<float*>& reduced) const {
+  ForEachBlock([&](int64_t, const Block& block, const PowerSgdTensor& tensor) {
+    const float* from = left + left_begin_[block.tensor];
+    float* to = reduced[block.tensor];
+    if (tensor.rank > 0) return ReduceBlock(block, from, right, total, to);
+    std::copy_n(from + block.column, block.columns, to + block.column);
+    std::fill_n(tensor.residual + block.column, block.columns, 0.0f);
+  });
+}
+
+void PowerSgd::ReduceBlock(const Block& block, const float* left, const float* right,
+                           const float* total, float* reduced) const {
+  const PowerSgdTensor& tensor = tensors_[block.tensor];
+  const std::vector<float> own = PaddedRight(block, right);
+  const std::vector<float> sum = PaddedRight(block, total);
+  Tile product;
+  product.width = Padded(block.columns);
+  ForEachTile(block, [&](Tile* rest, int64_t row) {
+    const Columns<const float> rows = {left + block.row + row, tensor.rows};
+    product.rows = rest->rows;
+    std::fill_n(product.values, product.rows * product.width, 0.0f);
+    AddProduct(rows, {own.data(), product.width}, tensor.rank, -1, rest);
+    AddProduct(rows, {sum.data(), product.width}, tensor.rank, 1, &product);
+    for (int64_t i = 0; i < rest->rows; ++i) {
+      const int64_t at = (block.row + row + i) * tensor.columns + block.column;
+      std::copy_n(rest->values + i * rest->width, block.columns, tensor.residual + at);
+      std::copy_n(product.values + i * product.width, block.columns, reduced + at);
+    }
+  });
+}
+
+void PowerSgd::Keep() const {
+  ForEachBlock([&](int64_t, const Block& block, const PowerSgdTensor& tensor) {
+    const int64_t at = block.row * tensor.columns + block.column;
+    AddRows(tensor.residual + at, GradientAt(tensor, at), tensor.type, block.rows, block.columns,
+            tensor.columns, tensor.residual + at, tensor.columns);
+  });
+}
+
+void PowerSgd::StoreFactors(const float* total, const std::vector<float*>& factors) const {
+  const IeeeArithmetic ieee;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const int64_t rank = tensors_[i].rank;
+    const int64_t size = tensors_[i].columns;
+    for (int64_t k = 0; k < rank; ++k) {
+      const float* column = total + right_begin_[i] + k * size;
+      const double length = Length(column, size);
+      const double scale = length > 0 ? 1 / length : 0;
+      for (int64_t j = 0; j < size; ++j) {
+        factors[i][j * rank + k] = static_cast<float>(column[j] * scale);
+      }
+    }
+  }
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,99 @@
+// PowerSGD: gradients as products of two thin matrices.
+//
+// A tensor is seen as a matrix M, residual plus gradient, whose columns are its last axis. It is sent
+// as P Q^T, P being `rows` x `rank` and Q `columns` x `rank`. P and Q of all tensors lie in one vector
+// each, transposed: column after column. A tensor of rank 0 is sent whole: itself in place of P.
+//
+// Partial sums are those of blocks, which depend on shapes alone, and are added in order: results
+// don't depend on threads. What replicas compute from sums, which they all have, is equal to the bit
+// on any processor.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common.h"
+#include "floats.h"
+
+namespace gradcomp {
+
+struct PowerSgdTensor {
+  float* residual;
+  const void* gradient;
+  GradientType type;
+  int64_t rows;
+  int64_t columns;
+  int64_t rank;  // 0: sent whole
+
+  int64_t size() const { return rows * columns; }
+};
+
+class PowerSgd {
+ public:
+  PowerSgd(const std::vector<PowerSgdTensor>& tensors, ParallelFor parallel_for);
+
+  // Elements of the vectors of P and Q. In front of the former is a flag, 0 or NaN.
+  int64_t left_size() const { return left_size_; }
+  int64_t right_size() const { return right_size_; }
+
+  // P = M factor; factors are [columns, rank]. In place of a column of zeros, which would stay so for
+  // ever, come pseudo-random values that are the same for one `step` on all replicas. Returns
+  // whether all of M is finite; if not, the flag is NaN.
+  bool ComputeLeft(const std::vector<const float*>& factors, int64_t step, float* left) const;
+
+  // Makes the columns of P orthonormal in place. One that depends on those before it becomes zero.
+  // Returns whether all of `left` is finite; if not, nothing is done.
+  bool Orthonormalize(float* left) const;
+
+  // Q = M^T P.
+  void ComputeRight(const float* left, float* right) const;
+
+  // Whether P Q^T is finite for any orthonormal P.
+  bool CanMultiply(const float* right) const;
+
+  // reduced = P total^T, or what was summed whole; residual = M - P right^T, or zeros. `reduced` may
+  // be where the gradient is.
+  void Reduce(const float* left, const float* right, const float* total,
+              const std::vector<float*>& reduced) const;
+
+  // residual = M.
+  void Keep() const;
+
+  // factor = total, its columns scaled to length 1: that changes no product, and whatever the scale
+  // of gradients, P has it, too.
+  void StoreFactors(const float* total, const std::vector<float*>& factors) const;
+
+ private:
+  // A piece of a tensor that one thread works on.
+  struct Block {
+    int64_t tensor;
+    int64_t row;
+    int64_t column;
+    int64_t rows;
+    int64_t columns;
+  };
+  using Parts = std::vector<std::vector<float>>;  // of each block
+
+  void AddBlocks(int64_t tensor);
+  template <typename Work>
+  void ForEachBlock(const Work& work) const;
+  template <typename Work>
+  bool ForEachTile(const Block& block, const Work& work) const;
+  std::vector<float> Start(const std::vector<const float*>& factors, int64_t step) const;
+  std::vector<float> PaddedRight(const Block& block, const float* right) const;
+  void ReduceBlock(const Block& block, const float* left, const float* right, const float* total,
+                   float* reduced) const;
+
+  const std::vector<PowerSgdTensor> tensors_;
+  const ParallelFor parallel_for_;
+  std::vector<Block> blocks_;
+  std::vector<int64_t> left_begin_;   // of each tensor
+  std::vector<int64_t> right_begin_;  // of each tensor
+  int64_t left_size_ = 1;
+  int64_t right_size_ = 0;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_H_

@@ -1,0 +1,48 @@
+// PowerSGD's inner loops. A tile is a piece of a matrix, residual plus gradient as float32, that fits
+// the processor's first cache.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
+
+#include <cstdint>
+
+#include "floats.h"
+
+namespace gradcomp {
+
+// Rows are padded to a multiple of it with zeros. So there are no rests, and sums have one order
+// whatever the processor's vectors are.
+inline constexpr int64_t kLanes = 8;
+
+struct Tile {
+  static constexpr int64_t kSize = 1 << 12;  // elements
+
+  alignas(64) float values[kSize] = {};
+  int64_t rows = 0;
+  int64_t width = 0;  // of a row with its padding
+};
+
+// Columns of P or Q: element i of column k is at values[k * stride + i].
+template <typename Float>
+struct Columns {
+  Float* values;
+  int64_t stride;
+};
+
+// sum = residual + gradient, in rows that begin `stride` elements apart, and sum_stride apart in
+// `sum`, which may be the residual. Returns whether all is finite.
+bool AddRows(const float* residual, const void* gradient, GradientType type, int64_t rows,
+             int64_t columns, int64_t stride, float* sum, int64_t sum_stride);
+
+// left += tile right.
+void AddTimesRight(const Tile& tile, Columns<const float> right, int64_t rank, Columns<float> left);
+
+// right += tile^T left.
+void AddTimesLeft(const Tile& tile, Columns<const float> left, int64_t rank, Columns<float> right);
+
+// tile += sign left right^T.
+void AddProduct(Columns<const float> left, Columns<const float> right, int64_t rank, float sign,
+                Tile* tile);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_

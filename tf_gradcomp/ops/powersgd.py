@@ -1,0 +1,150 @@
+"""PowerSGD: the ops of one step, each for all tensors at once.
+
+Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727, Algorithms 1 and 2.
+`tf_gradcomp.reference.powersgd` is the same in NumPy.
+
+A tensor of rank r above 0 is seen as a matrix M of n rows and m columns, its last axis being the
+columns; of rank 0, it is sent whole. With E the residual, G the gradient and Q the factor:
+
+    M = E + G
+    P = M Q                        `power_sgd_left`, summed over the replicas
+    P <- orthonormal columns of P
+    R = M^T P                      `power_sgd_right`, S = R summed over the replicas
+    reduced = P S^T                `power_sgd_reduce`
+    E <- M - P R^T
+    Q <- S, columns scaled to length 1
+
+Whatever all replicas compute from sums is equal on all to the bit. Results don't depend on the
+number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp.ops import library
+from tf_gradcomp.ops.adacomp import handles, scalar_step
+
+
+def power_sgd_left(
+    residuals: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    factors: Sequence[tf.Tensor | tf.Variable],
+    step: tf.Tensor | int,
+    *,
+    ranks: Sequence[int],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What a replica gives to the first sum. No variable is changed.
+
+    A column of a factor that is zero counts as pseudo-random values, from -1 to 1, which depend on
+    `step` and the place of the tensor alone: of a column of zeros nothing would ever be sent.
+
+    Args:
+        residuals: float32 variables or their resource handles.
+        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
+        factors: float32 variables or their resource handles, of shape [m, r], or [0] for a tensor
+            that is sent whole.
+        step: int64 scalar, the same on all replicas.
+        ranks: One per tensor, 1 to min(n, m), or 0 to send the tensor whole.
+
+    Returns:
+        left, float32 [1 + elements]: a flag, 0 or NaN where residual plus gradient is not finite
+        anywhere; then for each tensor P as [r, n], or the tensor itself. And finite, bool scalar:
+        whether the flag is 0.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If shapes, types or ranks are wrong.
+        tf.errors.FailedPreconditionError: If a variable is not initialized.
+    """
+    return library.load().power_sgd_left(
+        residuals=handles(residuals),
+        gradients=list(gradients),
+        factors=handles(factors),
+        step=scalar_step(step),
+        ranks=list(ranks),
+    )
+
+
+def power_sgd_right(
+    residuals: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    left_sum: tf.Tensor,
+    *,
+    ranks: Sequence[int],
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Makes P orthonormal, and computes what a replica gives to the second sum.
+
+    A column of P that is, to 1e-4 of its length, a combination of the columns before it becomes
+    zero. No variable is changed.
+
+    Args:
+        residuals: As for `power_sgd_left`.
+        gradients: As for `power_sgd_left`.
+        left_sum: float32, `left` summed over the replicas.
+        ranks: As for `power_sgd_left`.
+
+    Returns:
+        left, left_sum with orthonormal P; right, float32 [elements]: for each tensor R as [r, m],
+        and nothing for those sent whole; and finite, bool scalar: whether left_sum is. If not,
+        right is zeros.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If shapes, types or ranks are wrong.
+        tf.errors.FailedPreconditionError: If a residual is not initialized.
+    """
+    return library.load().power_sgd_right(
+        residuals=handles(residuals),
+        gradients=list(gradients),
+        left_sum=left_sum,
+        ranks=list(ranks),
+    )
+
+
+def power_sgd_reduce(
+    residuals: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    factors: Sequence[tf.Tensor | tf.Variable],
+    left: tf.Tensor,
+    right: tf.Tensor,
+    right_sum: tf.Tensor,
+    *,
+    keep: tf.Tensor | bool,
+    finite: tf.Tensor | bool,
+    ranks: Sequence[int],
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Multiplies the factors, and updates residuals and factors.
+
+    Args:
+        residuals: As for `power_sgd_left`; updated in place.
+        gradients: As for `power_sgd_left`.
+        factors: As for `power_sgd_left`; updated in place.
+        left: From `power_sgd_right`.
+        right: From `power_sgd_right`.
+        right_sum: float32, `right` summed over the replicas.
+        keep: bool scalar: if the step is skipped, whether this replica's gradients are added to its
+            residuals.
+        finite: bool scalar, the same on all replicas; false skips the step.
+        ranks: As for `power_sgd_left`.
+
+    Returns:
+        reduced, one float32 tensor per gradient, in its shape; and all_finite, bool scalar: whether
+        `finite` and all products are. If not, reduced are zeros and factors stay as they are.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If shapes, types or ranks are wrong.
+        tf.errors.FailedPreconditionError: If a variable is not initialized.
+    """
+    return library.load().power_sgd_reduce(
+        residuals=handles(residuals),
+        gradients=list(gradients),
+        factors=handles(factors),
+        left=left,
+        right=right,
+        right_sum=right_sum,
+        keep=keep,
+        finite=finite,
+        ranks=list(ranks),
+    )
