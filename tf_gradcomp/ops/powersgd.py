@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
-from tf_gradcomp.ops.adacomp import handles, scalar_step
+from tf_gradcomp.ops.handles import handles_of
 
 
 def power_sgd_left(
@@ -60,10 +60,10 @@ def power_sgd_left(
         tf.errors.FailedPreconditionError: If a variable is not initialized.
     """
     return library.load().power_sgd_left(
-        residuals=handles(residuals),
+        residuals=handles_of(residuals),
         gradients=list(gradients),
-        factors=handles(factors),
-        step=scalar_step(step),
+        factors=handles_of(factors),
+        step=tf.convert_to_tensor(step, tf.int64),
         ranks=list(ranks),
     )
 
@@ -96,7 +96,7 @@ def power_sgd_right(
         tf.errors.FailedPreconditionError: If a residual is not initialized.
     """
     return library.load().power_sgd_right(
-        residuals=handles(residuals),
+        residuals=handles_of(residuals),
         gradients=list(gradients),
         left_sum=left_sum,
         ranks=list(ranks),
@@ -138,9 +138,9 @@ def power_sgd_reduce(
         tf.errors.FailedPreconditionError: If a variable is not initialized.
     """
     return library.load().power_sgd_reduce(
-        residuals=handles(residuals),
+        residuals=handles_of(residuals),
         gradients=list(gradients),
-        factors=handles(factors),
+        factors=handles_of(factors),
         left=left,
         right=right,
         right_sum=right_sum,

@@ -1,0 +1,121 @@
+"""PowerSGD: a gradient is sent as the product of two thin matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.distribute.communicator import AllReduce
+from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+
+FACTOR = "factor"
+SENT_WHOLE = 0  # in place of a rank, to the ops
+_DEFAULT_RANKS = dict.fromkeys(LAYER_KINDS, 4)
+
+
+class PowerSGD(Compressor):
+    """Low-rank gradient compression by one step of power iteration, with error feedback.
+
+    The residual plus gradient of each variable is seen as a matrix of n rows and m columns, its
+    last axis, and sent as the product of an n x r and an m x r matrix; what that misses stays in
+    the residual. Each step begins with the factors of the step before, and so comes close to the
+    best approximation of rank r. The ratio is fixed: n m / (r (n + m)).
+
+    Use it where layers are large and there are many replicas, for it sums: what a replica sends and
+    receives does not grow with their number. It communicates twice in a step, and reads gradient
+    and residual three times. Vectors, and matrices of which the two factors are more than half as
+    large, are summed whole, as float32.
+
+    Args:
+        rank: r, at least 1, for all variables or by layer kind (see `gc.Policy`; kinds not named
+            keep the default). A larger one follows dense training more closely; start with 4 for
+            convolutional networks, with 32 for Transformers. A kind with None is summed whole.
+        overrides: Regular expression over variable paths to rank or None, ahead of `rank`; the
+            first that is found anywhere in the path counts.
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
+
+    Raises:
+        ValueError: If a rank or a layer kind is out of range, or a pattern is not a regular
+            expression.
+
+    Reference:
+        Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+        Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727
+    """
+
+    name = "powersgd"
+
+    def __init__(
+        self,
+        rank: int | Mapping[str, int | None] | None = 4,
+        overrides: Mapping[str, int | None] | None = None,
+        **warmup: Any,
+    ) -> None:
+        super().__init__(**warmup)
+        self.rank = PerVariable("PowerSGD: rank", rank, _DEFAULT_RANKS, overrides, _expected_rank)
+
+    def effective_rank(self, spec: GradientSpec) -> int:
+        """The rank that a variable is sent with; 0 if it is summed whole."""
+        rows, columns = _matrix(spec)
+        rank = min(self.rank.of(spec) or SENT_WHOLE, rows, columns)
+        return rank if 2 * rank * (rows + columns) < rows * columns else SENT_WHOLE
+
+    def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
+        """The residual, and the factor [m, r] that the next step begins with; none sent whole."""
+        rank = self.effective_rank(spec)
+        shape = (_matrix(spec)[1], rank) if rank else (0,)
+        return {**super().state(spec), FACTOR: StateSpec(shape, shared=True)}
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+        """Sums the left factors, then the right ones (paper, Algorithms 1 and 2)."""
+        residuals, factors, gradients = inputs.residuals, inputs.state[FACTOR], inputs.gradients
+        ranks = [self.effective_rank(spec) for spec in inputs.specs]
+        left, own_finite = ops.power_sgd_left(
+            residuals, gradients, factors, inputs.step, ranks=ranks
+        )
+        left_sum = yield AllReduce(left)
+        left, right, finite = ops.power_sgd_right(residuals, gradients, left_sum, ranks=ranks)
+        right_sum = right
+        if any(ranks):
+            right_sum = yield AllReduce(right)
+        reduced, finite = ops.power_sgd_reduce(
+            residuals,
+            gradients,
+            factors,
+            left,
+            right,
+            right_sum,
+            keep=own_finite,
+            finite=tf.logical_and(finite, inputs.finite),
+            ranks=ranks,
+        )
+        elements = [
+            rank * sum(_matrix(spec)) if rank else spec.elements
+            for rank, spec in zip(ranks, inputs.specs, strict=True)
+        ]
+        return Exchanged(reduced, finite, tf.constant(4 * np.array(elements, np.int64)))
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, JSON-serializable, as the constructor takes them."""
+        return {
+            "rank": self.rank.by_kind,
+            "overrides": self.rank.overrides,
+            **super().get_config(),
+        }
+
+
+def _matrix(spec: GradientSpec) -> tuple[int, int]:
+    """Rows and columns of a variable as a matrix."""
+    *rows, columns = spec.shape or (1,)
+    return math.prod(rows), columns
+
+
+def _expected_rank(rank: Any) -> str:
+    return "" if is_whole_number(rank, 1, math.inf) else "a whole number of at least 1"
