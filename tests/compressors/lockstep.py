@@ -105,6 +105,14 @@ def assert_equal_bits(actual: np.ndarray, expected: np.ndarray) -> None:
     )
 
 
+def assert_close(actual: np.ndarray, expected: np.ndarray, error: float) -> None:
+    """Equal in dtype and shape, and elements up to `error`; with 0, in every bit."""
+    if error == 0:
+        return assert_equal_bits(actual, expected)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=error, strict=True)
+
+
 def _bits(values: np.ndarray) -> np.ndarray:
     flat = np.ascontiguousarray(values).reshape(-1)
     return flat.view(f"u{flat.dtype.itemsize}")

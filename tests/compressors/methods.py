@@ -16,6 +16,7 @@ import numpy as np
 from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
 from tests.compressors.gathered import summed
 from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.compressors.powersgd_oracle import powersgd_oracle
 from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
 from tf_gradcomp.compressors import (
     QSGD,
@@ -23,6 +24,7 @@ from tf_gradcomp.compressors import (
     Cast,
     Compressor,
     NoCompression,
+    PowerSGD,
     RandomK,
     ScaleCom,
     SignSGD,
@@ -45,6 +47,7 @@ class Method:
     oracle: Oracle
     header_bytes: int = 0  # of a payload
     padding: int = 0  # bytes that may be in it besides, at most
+    tolerance: float = 0.0  # of all that the oracle gives, relative to the largest; 0: bits
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
     sends_equals_at_once: bool = True  # all elements of a tensor where they are equal
@@ -119,6 +122,18 @@ def qsgd_with(label: str, **settings: Any) -> Method:
 
 CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
 
+
+def powersgd_with(label: str, **settings: Any) -> Method:
+    return Method(
+        f"PowerSGD{label}",
+        PowerSGD(**settings),
+        powersgd_oracle,
+        header_bytes=4,
+        tolerance=1e-5,
+        sends_equals_at_once=False,
+    )
+
+
 METHODS = [
     adacomp_with(""),
     adacomp_with(", bins of 7", bin_sizes=7),
@@ -146,4 +161,9 @@ METHODS = [
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),
     Method("Cast to bfloat16", Cast("bfloat16"), sum_oracle, rounding=2e-2),
+    powersgd_with(""),
+    powersgd_with(", rank 1", rank=1),
+    powersgd_with(", rank 7", rank=7),
+    powersgd_with(", whole", rank=None),
+    powersgd_with(", overrides", rank={"convolution": 2}, overrides={"_0": 3, "_4": None}),
 ]

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
+from tests.compressors.lockstep import Lockstep, assert_close, assert_equal_bits, specs_of
 from tests.compressors.methods import METHODS, Method
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import RESIDUAL
@@ -41,6 +41,11 @@ def results(outcome, replica):
     return [*outcome.reduced[replica], *(array for _, arrays in by_name for array in arrays)]
 
 
+def magnitude(arrays):
+    """The largest finite one in them."""
+    return max(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in arrays)
+
+
 def assert_as_oracle(method: Method, steps, *, graph=False):
     """Runs `steps` (gradients by step, replica and tensor) and compares all with the oracle."""
     size, specs = len(steps[0]), specs_of(steps[0][0])
@@ -50,13 +55,13 @@ def assert_as_oracle(method: Method, steps, *, graph=False):
         actual = lockstep.step(gradients)
         assert actual.finite == expected.finite
         for payload, by_oracle in zip(actual.payloads, expected.payloads, strict=True):
-            assert_equal_bits(payload, by_oracle)
+            assert_close(payload, by_oracle, method.tolerance * magnitude([by_oracle]))
         for replica in range(size):
             assert_equal_bits(actual.tensor_bytes[replica], expected.tensor_bytes[replica])
-            for array, by_oracle in zip(
-                results(actual, replica), results(expected, replica), strict=True
-            ):
-                assert_equal_bits(array, by_oracle)
+            both = [results(outcome, replica) for outcome in (actual, expected)]
+            error = method.tolerance * magnitude(both[1])
+            for array, by_oracle in zip(*both, strict=True):
+                assert_close(array, by_oracle, error)
     return lockstep
 
 

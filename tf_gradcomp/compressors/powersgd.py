@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -64,7 +65,8 @@ class PowerSGD(Compressor):
     def effective_rank(self, spec: GradientSpec) -> int:
         """The rank that a variable is sent with; 0 if it is summed whole."""
         rows, columns = _matrix(spec)
-        rank = min(self.rank.of(spec) or SENT_WHOLE, rows, columns)
+        rank = self.rank.of(spec) or SENT_WHOLE
+        # So it is also below rows and columns.
         return rank if 2 * rank * (rows + columns) < rows * columns else SENT_WHOLE
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
@@ -118,4 +120,4 @@ def _matrix(spec: GradientSpec) -> tuple[int, int]:
 
 
 def _expected_rank(rank: Any) -> str:
-    return "" if is_whole_number(rank, 1, math.inf) else "a whole number of at least 1"
+    return "" if is_whole_number(rank, 1, sys.maxsize) else "a whole number of at least 1"

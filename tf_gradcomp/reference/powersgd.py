@@ -15,33 +15,36 @@ VANISHED = 1e-4
 
 
 class Step(NamedTuple):
-    """What PowerSGD makes of one matrix in one step; all float64."""
+    """What PowerSGD makes of one tensor in one step; all float64."""
 
-    lefts: list[np.ndarray]  # by replica, [n, r]: what is summed first
-    rights: list[np.ndarray]  # by replica, [m, r]: what is summed then
-    reduced: np.ndarray  # [n, m]
-    residuals: list[np.ndarray]  # by replica, [n, m]
-    factor: np.ndarray  # [m, r], of the next step
+    rights: list[np.ndarray]  # by replica, [m, r]: what is summed second
+    reduced: np.ndarray  # in the tensor's shape
+    residuals: list[np.ndarray]  # by replica, in the tensor's shape
+    factor: np.ndarray  # [m, r], for the next step
 
 
-def step(matrices: Sequence[np.ndarray], factor: np.ndarray) -> Step:
+def step(tensors: Sequence[np.ndarray], factor: np.ndarray) -> Step:
     """One step of all replicas.
 
     Args:
-        matrices: By replica, residual plus gradient, [n, m].
-        factor: [m, r], without columns of zeros.
+        tensors: By replica, residual plus gradient, seen as [n, m], m being the last axis.
+        factor: [m, r], without columns of zeros; or [0], to send the tensor whole.
     """
-    matrices = [matrix.astype(np.float64) for matrix in matrices]
-    lefts = [matrix @ factor for matrix in matrices]
-    left = orthonormal(sum(lefts))
+    if factor.size == 0:
+        zeros = [np.zeros(tensor.shape) for tensor in tensors]
+        return Step([factor for _ in tensors], sum(tensors, np.zeros(())), zeros, factor)
+    matrices = [tensor.reshape(-1, len(factor)).astype(np.float64) for tensor in tensors]
+    left = orthonormal(sum(matrix @ factor for matrix in matrices))
     rights = [matrix.T @ left for matrix in matrices]
     total = sum(rights)
-    residuals = [
-        matrix - left @ right.T for matrix, right in zip(matrices, rights, strict=True)
-    ]
     lengths = np.linalg.norm(total, axis=0)
-    scaled = total / np.where(lengths > 0, lengths, 1)
-    return Step(lefts, rights, left @ total.T, residuals, scaled)
+    shape = tensors[0].shape
+    return Step(
+        rights,
+        (left @ total.T).reshape(shape),
+        [(m - left @ right.T).reshape(shape) for m, right in zip(matrices, rights, strict=True)],
+        total / np.where(lengths > 0, lengths, 1),
+    )
 
 
 def orthonormal(columns: np.ndarray) -> np.ndarray:
@@ -64,15 +67,16 @@ def start(factors: Sequence[np.ndarray], step: int) -> list[np.ndarray]:
     """The factors that a step begins with: pseudo-random values in place of columns of zeros.
 
     Args:
-        factors: By matrix, [m, r].
+        factors: By tensor, [m, r]; or [0] for one that is sent whole.
         step: The number of the step.
     """
-    random = np.random.RandomState(step % 2**32)
+    random = np.random.RandomState(step % 2**32)  # the same numbers as std::mt19937
     started = []
     for factor in factors:
-        columns = np.array(factor, np.float64)
-        for k in np.flatnonzero(~columns.any(axis=0)):
-            bits = random.randint(0, 2**32, len(columns), np.uint32)
-            columns[:, k] = bits.view(np.int32).astype(np.float32) * np.float32(2**-31)
-        started.append(columns)
+        columns = factor.T.astype(np.float64)
+        for column in columns if factor.size else ():
+            if not column.any():
+                bits = random.randint(0, 2**32, column.size, np.uint32)
+                column[:] = bits.view(np.int32).astype(np.float32) * np.float32(2**-31)
+        started.append(columns.T)
     return started

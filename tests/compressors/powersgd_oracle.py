@@ -1,0 +1,68 @@
+"""What PowerSGD does in one step, for the conformance tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tests.compressors.lockstep import Arrays, Outcome, State
+from tf_gradcomp.compressors import PowerSGD
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.powersgd import FACTOR
+from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.reference import powersgd
+
+
+def powersgd_oracle(
+    compressor: PowerSGD,
+    specs: Sequence[GradientSpec],
+    state: Sequence[State],
+    gradients: Sequence[Arrays],
+    step: int,
+) -> Outcome:
+    ranks = [compressor.effective_rank(spec) for spec in specs]
+    sums = [
+        [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
+        for of_one, grads in zip(state, gradients, strict=True)
+    ]
+    finite = [all(np.isfinite(array).all() for array in of_one) for of_one in sums]
+    size = len(sums)
+    if all(finite):
+        steps = [
+            powersgd.step(of_all, factor)
+            for of_all, factor in zip(
+                zip(*sums, strict=True), powersgd.start(state[0][FACTOR], step), strict=True
+            )
+        ]
+        reduced = as_float32(one.reduced for one in steps)
+        factors = as_float32(one.factor for one in steps)
+        after = [
+            {RESIDUAL: as_float32(one.residuals[i] for one in steps), FACTOR: factors}
+            for i in range(size)
+        ]
+        rights = [[one.rights[i].T for one in steps] for i in range(size)]
+    else:
+        reduced = [np.zeros(spec.shape, np.float32) for spec in specs]
+        after = [
+            {**of_one, RESIDUAL: own} if is_finite else of_one
+            for of_one, own, is_finite in zip(state, sums, finite, strict=True)
+        ]
+        rights = [[np.zeros_like(factor) for factor in state[0][FACTOR]]] * size
+    flags = [[np.array(0 if is_finite else np.nan)] for is_finite in finite]
+    lefts = [flag + of_one for flag, of_one in zip(flags, sums, strict=True)]
+    payloads = [
+        np.concatenate([array.ravel() for array in of_one]).astype(np.float32)
+        for of_one in (rights if any(ranks) else lefts)
+    ]
+    elements = [
+        rank * (math.prod(spec.shape[:-1]) + spec.shape[-1]) if rank else spec.elements
+        for rank, spec in zip(ranks, specs, strict=True)
+    ]
+    tensor_bytes = 4 * np.array(elements, np.int64)
+    return Outcome([reduced] * size, [all(finite)] * size, after, payloads, [tensor_bytes] * size)
+
+
+def as_float32(arrays: Iterable[np.ndarray]) -> Arrays:
+    return [array.astype(np.float32) for array in arrays]
