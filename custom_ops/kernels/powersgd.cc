@@ -13,9 +13,10 @@ namespace gradcomp {
 namespace {
 
 // Both dimensions of a block are large against the rank, and so is its work against its part of P
-// and Q.
-constexpr int64_t kBlockSize = 1 << 17;    // elements, about
+// and Q; but not so large that sums over them lose precision.
+constexpr int64_t kBlockSize = 1 << 17;    // elements, at most
 constexpr int64_t kBlockColumns = 1 << 9;  // at most
+constexpr int64_t kBlockRows = 1 << 12;    // at most
 constexpr int64_t kCyclesPerBlock = 2 * kBlockSize;
 
 // What is left of a column of P, once the columns before it are taken away, is rounding errors if it
@@ -105,7 +106,7 @@ void PowerSgd::AddBlocks(int64_t index) {
     return;
   }
   const int64_t columns = std::min(kBlockColumns, tensor.columns);
-  const int64_t rows = kBlockSize / columns;
+  const int64_t rows = std::min(kBlockRows, kBlockSize / columns);
   for (int64_t i = 0; i < tensor.rows; i += rows) {
     for (int64_t j = 0; j < tensor.columns; j += columns) {
       blocks_.push_back({index, i, j, std::min(rows, tensor.rows - i),

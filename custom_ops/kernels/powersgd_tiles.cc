@@ -1,5 +1,7 @@
 #include "powersgd_tiles.h"
 
+#include <cstring>
+
 // The same code, compiled a second time for AVX2, which takes a third of the time.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
 #define GRADCOMP_CLONES __attribute__((target_clones("avx2", "default")))
@@ -12,12 +14,15 @@
 namespace gradcomp {
 namespace {
 
-typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef float Vector __attribute__((vector_size(4 * kLanes)));
 
-GRADCOMP_INLINE const Vector& At(const float* values) {
-  return *reinterpret_cast<const Vector*>(values);
+// Not returned or passed by value: how that is done differs between the clones.
+GRADCOMP_INLINE void Load(const float* values, Vector* vector) {
+  std::memcpy(vector, values, sizeof *vector);
 }
-GRADCOMP_INLINE Vector& At(float* values) { return *reinterpret_cast<Vector*>(values); }
+GRADCOMP_INLINE void Store(const Vector& vector, float* values) {
+  std::memcpy(values, &vector, sizeof vector);
+}
 
 GRADCOMP_INLINE float Sum(const Vector& lanes) {
   const float a = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6]);
@@ -54,7 +59,13 @@ GRADCOMP_INLINE void TimesRight(const Tile& tile, Columns<const float> right, Co
     const float* row = tile.values + i * tile.width;
     Vector sums[kRank] = {};
     for (int64_t j = 0; j < tile.width; j += kLanes) {
-      for (int k = 0; k < kRank; ++k) sums[k] += At(row + j) * At(From(right, k).values + j);
+      Vector elements;
+      Load(row + j, &elements);
+      for (int k = 0; k < kRank; ++k) {
+        Vector factors;
+        Load(From(right, k).values + j, &factors);
+        sums[k] += elements * factors;
+      }
     }
     for (int k = 0; k < kRank; ++k) From(left, k).values[i] += Sum(sums[k]);
   }
@@ -64,12 +75,13 @@ template <int kRank>
 GRADCOMP_INLINE void TimesLeft(const Tile& tile, Columns<const float> left, Columns<float> right) {
   for (int64_t j = 0; j < tile.width; j += kLanes) {
     Vector sums[kRank];
-    for (int k = 0; k < kRank; ++k) sums[k] = At(From(right, k).values + j);
+    for (int k = 0; k < kRank; ++k) Load(From(right, k).values + j, &sums[k]);
     for (int64_t i = 0; i < tile.rows; ++i) {
-      const Vector row = At(tile.values + i * tile.width + j);
-      for (int k = 0; k < kRank; ++k) sums[k] += row * From(left, k).values[i];
+      Vector elements;
+      Load(tile.values + i * tile.width + j, &elements);
+      for (int k = 0; k < kRank; ++k) sums[k] += elements * From(left, k).values[i];
     }
-    for (int k = 0; k < kRank; ++k) At(From(right, k).values + j) = sums[k];
+    for (int k = 0; k < kRank; ++k) Store(sums[k], From(right, k).values + j);
   }
 }
 
@@ -78,12 +90,17 @@ GRADCOMP_INLINE void Product(Columns<const float> left, Columns<const float> rig
                              Tile* tile) {
   for (int64_t i = 0; i < tile->rows; ++i) {
     float* row = tile->values + i * tile->width;
-    float factors[kRank];
-    for (int k = 0; k < kRank; ++k) factors[k] = sign * From(left, k).values[i];
+    float scaled[kRank];
+    for (int k = 0; k < kRank; ++k) scaled[k] = sign * From(left, k).values[i];
     for (int64_t j = 0; j < tile->width; j += kLanes) {
-      Vector sum = At(row + j);
-      for (int k = 0; k < kRank; ++k) sum += factors[k] * At(From(right, k).values + j);
-      At(row + j) = sum;
+      Vector sum;
+      Load(row + j, &sum);
+      for (int k = 0; k < kRank; ++k) {
+        Vector factors;
+        Load(From(right, k).values + j, &factors);
+        sum += scaled[k] * factors;
+      }
+      Store(sum, row + j);
     }
   }
 }

@@ -1,5 +1,5 @@
-// PowerSGD's inner loops. A tile is a piece of a matrix, residual plus gradient as float32, that fits
-// the processor's first cache.
+// PowerSGD's inner loops. A tile is a piece of a matrix, residual plus gradient as float32, that stays
+// in the processor's cache.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
 
@@ -14,7 +14,7 @@ namespace gradcomp {
 inline constexpr int64_t kLanes = 8;
 
 struct Tile {
-  static constexpr int64_t kSize = 1 << 12;  // elements
+  static constexpr int64_t kSize = 1 << 13;  // elements
 
   alignas(64) float values[kSize] = {};
   int64_t rows = 0;

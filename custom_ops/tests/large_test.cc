@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 
+#include "../kernels/powersgd.h"
 #include "check.h"
 #include "support.h"
 
@@ -58,6 +59,33 @@ void LargeTensor(int64_t bin_size) {
   for (float* memory : {residual, gradient, output}) munmap(memory, kSize * sizeof(float));
 }
 
+// All but what writes residuals or reduced gradients, for that would fill all pages.
+void FactorsOfMoreThan2To31Elements() {
+  constexpr int64_t kRows = (int64_t{1} << 20) + 1;
+  constexpr int64_t kColumns = 2049;
+  constexpr int64_t kElements = kRows * kColumns;
+  static_assert(kElements > int64_t{1} << 31);
+  float* residual = MapZeros(kElements);
+  float* gradient = MapZeros(kElements);
+  gradient[1] = 3;
+  gradient[kElements - 1] = 4;
+  const PowerSgd method({{residual, gradient, GradientType::kFloat, kRows, kColumns, 1}},
+                        Threads(2));
+  const std::vector<float> factor(kColumns, 1.0f);
+  std::vector<float> left(method.left_size());
+  std::vector<float> right(method.right_size());
+  CHECK(method.ComputeLeft({factor.data()}, 0, left.data()));
+  CHECK(left[1] == 3 && left[kRows] == 4);
+  CHECK(method.Orthonormalize(left.data()));
+  CHECK(std::fabs(left[1] - 0.6f) < 1e-6f && std::fabs(left[kRows] - 0.8f) < 1e-6f);
+  method.ComputeRight(left.data(), right.data());
+  for (int64_t i = 0; i < kColumns; ++i) {
+    const float expected = i == 1 ? 1.8f : i == kColumns - 1 ? 3.2f : 0;
+    CHECK(std::fabs(right[i] - expected) < 1e-6f);
+  }
+  for (float* memory : {residual, gradient}) munmap(memory, kElements * sizeof(float));
+}
+
 void TensorsOfMoreThan2To31ElementsIn16BitCodes() { LargeTensor(16383); }
 void TensorsOfMoreThan2To31ElementsIn8BitCodes() { LargeTensor(63); }
 
@@ -68,6 +96,7 @@ int main() {
   using namespace gradcomp;
   RUN(TensorsOfMoreThan2To31ElementsIn16BitCodes);
   RUN(TensorsOfMoreThan2To31ElementsIn8BitCodes);
+  RUN(FactorsOfMoreThan2To31Elements);
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
   std::printf("at most %ld MiB resident\n", usage.ru_maxrss / 1024);
