@@ -19,8 +19,8 @@ constexpr int64_t kBlockColumns = 1 << 9;  // at most
 constexpr int64_t kBlockRows = 1 << 12;    // at most
 constexpr int64_t kCyclesPerBlock = 2 * kBlockSize;
 
-// What is left of a column of P, once the columns before it are taken away, is rounding errors if it
-// is shorter than this part of it.
+// What is left of a column of P, once the columns before it are taken away, is rounding errors if
+// it is shorter than this part of it.
 constexpr double kVanished = 1e-4;
 
 int64_t Padded(int64_t columns) { return CeilDiv(columns, kLanes) * kLanes; }
@@ -55,7 +55,7 @@ double Length(const A* values, int64_t size) {
   return std::sqrt(Dot(values, values, size));
 }
 
-// Gram-Schmidt, twice over: once leaves too much of the columns before if little is left of this one.
+// Gram-Schmidt, twice over: once leaves too much of the columns before if little is left of this.
 void OrthonormalizeColumns(int64_t rows, int64_t rank, float* columns) {
   std::vector<double> column(rows);
   for (int64_t k = 0; k < rank; ++k) {

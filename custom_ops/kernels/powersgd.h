@@ -1,12 +1,13 @@
 // PowerSGD: gradients as products of two thin matrices.
 //
-// A tensor is seen as a matrix M, residual plus gradient, whose columns are its last axis. It is sent
-// as P Q^T, P being `rows` x `rank` and Q `columns` x `rank`. P and Q of all tensors lie in one vector
-// each, transposed: column after column. A tensor of rank 0 is sent whole: itself in place of P.
+// A tensor is seen as a matrix M, residual plus gradient, whose columns are its last axis. It is
+// sent as P Q^T, P being `rows` x `rank` and Q `columns` x `rank`. P and Q of all tensors lie in one
+// vector each, transposed: column after column. A tensor of rank 0 is sent whole: itself in place of
+// P.
 //
 // Partial sums are those of blocks, which depend on shapes alone, and are added in order: results
-// don't depend on threads. What replicas compute from sums, which they all have, is equal to the bit
-// on any processor.
+// don't depend on threads. What replicas compute from sums, which they all have, is equal to the
+// bit on any processor.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_H_
 #define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_H_
 
@@ -37,8 +38,8 @@ class PowerSgd {
   int64_t left_size() const { return left_size_; }
   int64_t right_size() const { return right_size_; }
 
-  // P = M factor; factors are [columns, rank]. In place of a column of zeros, which would stay so for
-  // ever, come pseudo-random values that are the same for one `step` on all replicas. Returns
+  // P = M factor; factors are [columns, rank]. In place of a column of zeros, which would stay so
+  // for ever, come pseudo-random values that are the same for one `step` on all replicas. Returns
   // whether all of M is finite; if not, the flag is NaN.
   bool ComputeLeft(const std::vector<const float*>& factors, int64_t step, float* left) const;
 
@@ -52,8 +53,8 @@ class PowerSgd {
   // Whether P Q^T is finite for any orthonormal P.
   bool CanMultiply(const float* right) const;
 
-  // reduced = P total^T, or what was summed whole; residual = M - P right^T, or zeros. `reduced` may
-  // be where the gradient is.
+  // reduced = P total^T, or what was summed whole; residual = M - P right^T, or zeros. `reduced`
+  // may be where the gradient is.
   void Reduce(const float* left, const float* right, const float* total,
               const std::vector<float*>& reduced) const;
 

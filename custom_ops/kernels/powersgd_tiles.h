@@ -1,5 +1,5 @@
-// PowerSGD's inner loops. A tile is a piece of a matrix, residual plus gradient as float32, that stays
-// in the processor's cache.
+// PowerSGD's inner loops. A tile is a piece of a matrix, residual plus gradient as float32, that
+// stays in the processor's cache.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
 

@@ -16,38 +16,32 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-// What the three ops have in common. Their inputs begin with N residuals and N gradients.
+// What the three ops have in common. Residuals and gradients are the first inputs, then there may
+// be factors; those of the op itself follow.
 class PowerSgdOp : public OpKernel {
  public:
-  explicit PowerSgdOp(OpKernelConstruction* context) : OpKernel(context) {
-    std::vector<tensorflow::DataType> types;
+  PowerSgdOp(OpKernelConstruction* context, bool has_factors, int num_own_inputs)
+      : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    OP_REQUIRES_OK(context, context->GetAttr("Tgradients", &types));
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
-    const int num_gradients = types.size();
-    OP_REQUIRES(context, num_gradients == num_tensors_,
-                InvalidArgument(num_gradients, " gradients for ", num_tensors_,
-                                " residuals; expected one gradient for each residual"));
     OP_REQUIRES(context, static_cast<int>(ranks_.size()) == num_tensors_,
                 InvalidArgument("ranks has ", ranks_.size(), " entries; expected ", num_tensors_,
                                 ": give one rank for each tensor"));
+    own_inputs_ = (has_factors ? 3 : 2) * num_tensors_;
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_,
+                                                 own_inputs_ - 2 * num_tensors_ + num_own_inputs));
   }
 
  protected:
   absl::Status LockResiduals(OpKernelContext* context, LockedResiduals* residuals) const {
     TF_RETURN_IF_ERROR(residuals->Lock(context, num_tensors_));
+    TF_RETURN_IF_ERROR(CheckGradientShapes(context, *residuals, num_tensors_));
     for (int i = 0; i < num_tensors_; ++i) {
-      const TensorShape& shape = context->input(num_tensors_ + i).shape();
-      if (shape != residuals->shape(i)) {
-        return InvalidArgument("gradient ", i, " has shape ", shape.DebugString(), "; expected ",
-                               residuals->shape(i).DebugString(), ", that of its residual");
-      }
+      const TensorShape& shape = residuals->shape(i);
       const int64_t largest = std::min(Rows(shape), Columns(shape));
-      if (ranks_[i] < 0 || ranks_[i] > largest) {
-        return InvalidArgument("ranks[", i, "] is ", ranks_[i], "; expected 1 to ", largest,
-                               ", the smaller dimension of tensor ", i,
-                               ", or 0 to send it whole");
-      }
+      if (ranks_[i] >= 0 && ranks_[i] <= largest) continue;
+      return InvalidArgument("ranks[", i, "] is ", ranks_[i], "; expected 1 to ", largest,
+                             ", the smaller dimension of tensor ", i, ", or 0 to send it whole");
     }
     return absl::OkStatus();
   }
@@ -55,9 +49,9 @@ class PowerSgdOp : public OpKernel {
   absl::Status LockFactors(OpKernelContext* context, LockedResiduals* factors) const {
     TF_RETURN_IF_ERROR(factors->Lock(context, num_tensors_, 2 * num_tensors_, "factor"));
     for (int i = 0; i < num_tensors_; ++i) {
-      const int64_t columns = Columns(context->input(num_tensors_ + i).shape());
+      const TensorShape& gradient = context->input(num_tensors_ + i).shape();
       const TensorShape expected =
-          ranks_[i] == 0 ? TensorShape({0}) : TensorShape({columns, ranks_[i]});
+          ranks_[i] == 0 ? TensorShape({0}) : TensorShape({Columns(gradient), ranks_[i]});
       if (factors->shape(i) == expected) continue;
       return InvalidArgument("factor ", i, " has shape ", factors->shape(i).DebugString(),
                              "; expected ", expected.DebugString());
@@ -75,10 +69,10 @@ class PowerSgdOp : public OpKernel {
     return PowerSgd(tensors, ThreadPool(context));
   }
 
-  // The input, a vector of `size` elements that errors call `name`.
-  absl::Status Vector(OpKernelContext* context, int input, const char* name, int64_t size,
-                      const float** values) const {
-    const Tensor& tensor = context->input(input);
+  // An own input, a vector of `size` elements that errors call `name`.
+  absl::Status GetVector(OpKernelContext* context, int own_input, const char* name, int64_t size,
+                         const float** values) const {
+    const Tensor& tensor = context->input(own_inputs_ + own_input);
     if (tensor.shape() != TensorShape({size})) {
       return InvalidArgument(name, " has shape ", tensor.shape().DebugString(), "; expected [",
                              size, "] for these tensors and ranks");
@@ -87,8 +81,9 @@ class PowerSgdOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status Boolean(OpKernelContext* context, int input, const char* name, bool* value) const {
-    const Tensor& tensor = context->input(input);
+  absl::Status GetBool(OpKernelContext* context, int own_input, const char* name,
+                       bool* value) const {
+    const Tensor& tensor = context->input(own_inputs_ + own_input);
     if (tensor.dims() != 0) {
       return InvalidArgument(name, " has shape ", tensor.shape().DebugString(),
                              "; expected a scalar");
@@ -98,6 +93,7 @@ class PowerSgdOp : public OpKernel {
   }
 
   int num_tensors() const { return num_tensors_; }
+  int own_inputs() const { return own_inputs_; }
 
  private:
   static int64_t Columns(const TensorShape& shape) {
@@ -108,16 +104,17 @@ class PowerSgdOp : public OpKernel {
   }
 
   int num_tensors_;
+  int own_inputs_;  // the first of them
   std::vector<int64_t> ranks_;
 };
 
 class PowerSgdLeftOp : public PowerSgdOp {
  public:
-  using PowerSgdOp::PowerSgdOp;
+  explicit PowerSgdLeftOp(OpKernelConstruction* context) : PowerSgdOp(context, true, 1) {}
 
   void Compute(OpKernelContext* context) override {
     int64_t step = 0;
-    OP_REQUIRES_OK(context, GetStep(context, 3 * num_tensors(), &step));
+    OP_REQUIRES_OK(context, GetStep(context, own_inputs(), &step));
     LockedResiduals residuals;
     LockedResiduals factors;
     OP_REQUIRES_OK(context, LockResiduals(context, &residuals));
@@ -136,21 +133,21 @@ class PowerSgdLeftOp : public PowerSgdOp {
 
 class PowerSgdRightOp : public PowerSgdOp {
  public:
-  using PowerSgdOp::PowerSgdOp;
+  explicit PowerSgdRightOp(OpKernelConstruction* context) : PowerSgdOp(context, false, 1) {}
 
   void Compute(OpKernelContext* context) override {
-    const int input = 2 * num_tensors();
     LockedResiduals residuals;
     OP_REQUIRES_OK(context, LockResiduals(context, &residuals));
     const PowerSgd method = Method(context, residuals);
     const float* sum = nullptr;
-    OP_REQUIRES_OK(context, Vector(context, input, "left_sum", method.left_size(), &sum));
+    OP_REQUIRES_OK(context, GetVector(context, 0, "left_sum", method.left_size(), &sum));
     Tensor* left_output;
     Tensor* right_output;
     Tensor* finite;
     const TensorShape shape({method.left_size()});
     OP_REQUIRES_OK(context,
-                   context->forward_input_or_allocate_output({input}, 0, shape, &left_output));
+                   context->forward_input_or_allocate_output({own_inputs()}, 0, shape,
+                                                              &left_output));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({method.right_size()}),
                                                      &right_output));
     OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &finite));
@@ -170,10 +167,9 @@ class PowerSgdRightOp : public PowerSgdOp {
 
 class PowerSgdReduceOp : public PowerSgdOp {
  public:
-  using PowerSgdOp::PowerSgdOp;
+  explicit PowerSgdReduceOp(OpKernelConstruction* context) : PowerSgdOp(context, true, 5) {}
 
   void Compute(OpKernelContext* context) override {
-    const int input = 3 * num_tensors();
     LockedResiduals residuals;
     LockedResiduals factors;
     OP_REQUIRES_OK(context, LockResiduals(context, &residuals));
@@ -186,12 +182,12 @@ class PowerSgdReduceOp : public PowerSgdOp {
     const float* right_sum = nullptr;
     bool keep = false;
     bool finite = false;
-    OP_REQUIRES_OK(context, Vector(context, input, "left", method.left_size(), &left));
-    OP_REQUIRES_OK(context, Vector(context, input + 1, "right", method.right_size(), &right));
+    OP_REQUIRES_OK(context, GetVector(context, 0, "left", method.left_size(), &left));
+    OP_REQUIRES_OK(context, GetVector(context, 1, "right", method.right_size(), &right));
     OP_REQUIRES_OK(context,
-                   Vector(context, input + 2, "right_sum", method.right_size(), &right_sum));
-    OP_REQUIRES_OK(context, Boolean(context, input + 3, "keep", &keep));
-    OP_REQUIRES_OK(context, Boolean(context, input + 4, "finite", &finite));
+                   GetVector(context, 2, "right_sum", method.right_size(), &right_sum));
+    OP_REQUIRES_OK(context, GetBool(context, 3, "keep", &keep));
+    OP_REQUIRES_OK(context, GetBool(context, 4, "finite", &finite));
     std::vector<float*> reduced;
     std::vector<float*> to;
     for (int i = 0; i < num_tensors(); ++i) {

@@ -1,8 +1,5 @@
 // The ops and their shapes. What they compute: tf_gradcomp/ops/powersgd.py.
-#include <cstdint>
-#include <vector>
-
-#include "status.h"
+#include "shape_support.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -13,12 +10,14 @@ namespace {
 using ::tensorflow::shape_inference::InferenceContext;
 
 absl::Status LeftShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   c->set_output(0, c->Vector(c->UnknownDim()));
   c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }
 
 absl::Status RightShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   c->set_output(0, c->input(c->num_inputs() - 1));
   c->set_output(1, c->Vector(c->UnknownDim()));
   c->set_output(2, c->Scalar());
@@ -26,6 +25,7 @@ absl::Status RightShape(InferenceContext* c) {
 }
 
 absl::Status ReduceShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   int num_tensors;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
   for (int i = 0; i < num_tensors; ++i) c->set_output(i, c->input(num_tensors + i));
