@@ -6,7 +6,7 @@
 #include <cmath>
 #include <set>
 
-#include "../kernels/powersgd.h"
+#include "../kernels/power_sgd.h"
 #include "check.h"
 #include "support.h"
 

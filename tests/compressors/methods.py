@@ -16,7 +16,7 @@ import numpy as np
 from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
 from tests.compressors.gathered import summed
 from tests.compressors.lockstep import Arrays, Outcome, State
-from tests.compressors.powersgd_oracle import powersgd_oracle
+from tests.compressors.power_sgd_oracle import power_sgd_oracle
 from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
 from tf_gradcomp.compressors import (
     QSGD,
@@ -123,11 +123,11 @@ def qsgd_with(label: str, **settings: Any) -> Method:
 CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
 
 
-def powersgd_with(label: str, **settings: Any) -> Method:
+def power_sgd_with(label: str, **settings: Any) -> Method:
     return Method(
         f"PowerSGD{label}",
         PowerSGD(**settings),
-        powersgd_oracle,
+        power_sgd_oracle,
         header_bytes=4,
         tolerance=1e-5,
         sends_equals_at_once=False,
@@ -161,9 +161,9 @@ METHODS = [
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),
     Method("Cast to bfloat16", Cast("bfloat16"), sum_oracle, rounding=2e-2),
-    powersgd_with(""),
-    powersgd_with(", rank 1", rank=1),
-    powersgd_with(", rank 7", rank=7),
-    powersgd_with(", whole", rank=None),
-    powersgd_with(", overrides", rank={"convolution": 2}, overrides={"_0": 3, "_4": None}),
+    power_sgd_with(""),
+    power_sgd_with(", rank 1", rank=1),
+    power_sgd_with(", rank 7", rank=7),
+    power_sgd_with(", whole", rank=None),
+    power_sgd_with(", overrides", rank={"convolution": 2}, overrides={"_0": 3, "_4": None}),
 ]

@@ -4,7 +4,7 @@ from tf_gradcomp.compressors.adacomp import AdaComp
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.no_compression import NoCompression
-from tf_gradcomp.compressors.powersgd import PowerSGD
+from tf_gradcomp.compressors.power_sgd import PowerSGD
 from tf_gradcomp.compressors.qsgd import QSGD
 from tf_gradcomp.compressors.random_k import RandomK
 from tf_gradcomp.compressors.registry import deserialize, get, names, serialize

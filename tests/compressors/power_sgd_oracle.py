@@ -10,12 +10,12 @@ import numpy as np
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tf_gradcomp.compressors import PowerSGD
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.powersgd import FACTOR
+from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference import powersgd
+from tf_gradcomp.reference import power_sgd
 
 
-def powersgd_oracle(
+def power_sgd_oracle(
     compressor: PowerSGD,
     specs: Sequence[GradientSpec],
     state: Sequence[State],
@@ -31,9 +31,9 @@ def powersgd_oracle(
     size = len(sums)
     if all(finite):
         steps = [
-            powersgd.step(of_all, factor)
+            power_sgd.step(of_all, factor)
             for of_all, factor in zip(
-                zip(*sums, strict=True), powersgd.start(state[0][FACTOR], step), strict=True
+                zip(*sums, strict=True), power_sgd.start(state[0][FACTOR], step), strict=True
             )
         ]
         reduced = as_float32(one.reduced for one in steps)

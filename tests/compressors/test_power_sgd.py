@@ -8,7 +8,7 @@ from tests.compressors.methods import METHODS
 from tests.compressors.test_conformance import conserved
 from tf_gradcomp.compressors import PowerSGD
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.powersgd import FACTOR
+from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.policy import GradientSpec
 
 

@@ -51,7 +51,7 @@ class PowerSGD(Compressor):
         Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727
     """
 
-    name = "powersgd"
+    name = "power_sgd"
 
     def __init__(
         self,

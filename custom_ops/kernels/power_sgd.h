@@ -1,15 +1,15 @@
 // PowerSGD: gradients as products of two thin matrices.
 //
 // A tensor is seen as a matrix M, residual plus gradient, whose columns are its last axis. It is
-// sent as P Q^T, P being `rows` x `rank` and Q `columns` x `rank`. P and Q of all tensors lie in one
-// vector each, transposed: column after column. A tensor of rank 0 is sent whole: itself in place of
-// P.
+// sent as P Q^T, P being `rows` x `rank` and Q `columns` x `rank`. P and Q of all tensors lie in
+// one vector each, transposed: column after column. A tensor of rank 0 is sent whole: itself in
+// place of P.
 //
 // Partial sums are those of blocks, which depend on shapes alone, and are added in order: results
 // don't depend on threads. What replicas compute from sums, which they all have, is equal to the
 // bit on any processor.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_H_
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_H_
 
 #include <cstdint>
 #include <vector>
@@ -97,4 +97,4 @@ class PowerSgd {
 
 }  // namespace gradcomp
 
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_H_
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_H_

@@ -1,7 +1,7 @@
 // PowerSGD's inner loops. A tile is a piece of a matrix, residual plus gradient as float32, that
 // stays in the processor's cache.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_TILES_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_TILES_H_
 
 #include <cstdint>
 
@@ -45,4 +45,4 @@ void AddProduct(Columns<const float> left, Columns<const float> right, int64_t r
 
 }  // namespace gradcomp
 
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWERSGD_TILES_H_
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_TILES_H_

@@ -2,7 +2,7 @@
 #include <limits>
 #include <vector>
 
-#include "../kernels/powersgd.h"
+#include "../kernels/power_sgd.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -114,7 +114,7 @@ class PowerSgdLeftOp : public PowerSgdOp {
 
   void Compute(OpKernelContext* context) override {
     int64_t step = 0;
-    OP_REQUIRES_OK(context, GetStep(context, own_inputs(), &step));
+    OP_REQUIRES_OK(context, GetScalar(context, own_inputs(), "step", &step));
     LockedResiduals residuals;
     LockedResiduals factors;
     OP_REQUIRES_OK(context, LockResiduals(context, &residuals));

@@ -1,14 +1,10 @@
-#include "powersgd_tiles.h"
+#include "power_sgd_tiles.h"
 
 #include <cstring>
 
-// The same code, compiled a second time for AVX2, which takes a third of the time.
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
-#define GRADCOMP_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define GRADCOMP_CLONES
-#endif
-// What the clones call must become a part of them.
+#include "common.h"
+
+// What the variants of a function call must become a part of them.
 #define GRADCOMP_INLINE inline __attribute__((always_inline))
 
 namespace gradcomp {
@@ -16,7 +12,7 @@ namespace {
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 
-// Not returned or passed by value: how that is done differs between the clones.
+// Not returned or passed by value: how that is done differs between the variants.
 GRADCOMP_INLINE void Load(const float* values, Vector* vector) {
   std::memcpy(vector, values, sizeof *vector);
 }
@@ -107,7 +103,7 @@ GRADCOMP_INLINE void Product(Columns<const float> left, Columns<const float> rig
 
 }  // namespace
 
-GRADCOMP_CLONES
+GRADCOMP_VARIANTS
 bool AddRows(const float* residual, const void* gradient, GradientType type, int64_t rows,
              int64_t columns, int64_t stride, float* sum, int64_t sum_stride) {
   switch (type) {
@@ -121,7 +117,7 @@ bool AddRows(const float* residual, const void* gradient, GradientType type, int
   return false;
 }
 
-GRADCOMP_CLONES
+GRADCOMP_VARIANTS
 void AddTimesRight(const Tile& tile, Columns<const float> right, int64_t rank,
                    Columns<float> left) {
   int64_t k = 0;
@@ -130,7 +126,7 @@ void AddTimesRight(const Tile& tile, Columns<const float> right, int64_t rank,
   for (; k < rank; ++k) TimesRight<1>(tile, From(right, k), From(left, k));
 }
 
-GRADCOMP_CLONES
+GRADCOMP_VARIANTS
 void AddTimesLeft(const Tile& tile, Columns<const float> left, int64_t rank,
                   Columns<float> right) {
   int64_t k = 0;
@@ -139,7 +135,7 @@ void AddTimesLeft(const Tile& tile, Columns<const float> left, int64_t rank,
   for (; k < rank; ++k) TimesLeft<1>(tile, From(left, k), From(right, k));
 }
 
-GRADCOMP_CLONES
+GRADCOMP_VARIANTS
 void AddProduct(Columns<const float> left, Columns<const float> right, int64_t rank, float sign,
                 Tile* tile) {
   int64_t k = 0;

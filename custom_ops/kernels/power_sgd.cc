@@ -1,4 +1,4 @@
-#include "powersgd.h"
+#include "power_sgd.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,7 +7,7 @@
 #include <random>
 #include <utility>
 
-#include "powersgd_tiles.h"
+#include "power_sgd_tiles.h"
 
 namespace gradcomp {
 namespace {
@@ -28,12 +28,6 @@ int64_t Padded(int64_t columns) { return CeilDiv(columns, kLanes) * kLanes; }
 const void* GradientAt(const PowerSgdTensor& tensor, int64_t element) {
   const int64_t bytes = tensor.type == GradientType::kFloat ? 4 : 2;
   return static_cast<const char*>(tensor.gradient) + element * bytes;
-}
-
-bool AllFinite(const float* values, int64_t size) {
-  bool finite = true;
-  for (int64_t i = 0; i < size; ++i) finite &= IsFiniteMagnitude(MagnitudeBits(values[i]));
-  return finite;
 }
 
 template <typename A, typename B>

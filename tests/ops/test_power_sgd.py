@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.ops.adacomp_cases import DTYPES, assert_same_bits, normal
 from tf_gradcomp import ops
-from tf_gradcomp.reference import powersgd as reference
+from tf_gradcomp.reference import power_sgd as reference
 
 REPOSITORY = Path(__file__).parents[2]
 WRONG = (tf.errors.InvalidArgumentError, ValueError)  # in eager execution, in a graph
@@ -293,7 +293,7 @@ PROGRAM = """
 import hashlib, sys
 import tensorflow as tf
 tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
-from tests.ops.test_powersgd import Replica
+from tests.ops.test_power_sgd import Replica
 replica = Replica([(700, 1300), (400000, 9), (5, 70000), (300001,)], [4, 1, 3, 0])
 for _ in range(2):
     reduced, _ = replica.step()

@@ -1,5 +1,5 @@
 // PowerSGD's kernels by themselves, under sanitizers, beside plain loops in double.
-#include "../kernels/powersgd.h"
+#include "../kernels/power_sgd.h"
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-// The ops and their shapes. What they compute: tf_gradcomp/ops/powersgd.py.
+// The ops and their shapes. What they compute: tf_gradcomp/ops/power_sgd.py.
 #include "shape_support.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
