@@ -1,5 +1,7 @@
 // The kernels of QSGD and SignSGD by themselves, under sanitizers. That they compute what the papers
 // say is tested against NumPy in tests/compressors.
+#include <sys/mman.h>
+
 #include <cmath>
 #include <limits>
 
@@ -147,6 +149,48 @@ void ExtremeBucketsAreFinite() {
   }
 }
 
+// Memory of which only what is touched takes place.
+template <typename Value>
+Value* MapZeros(int64_t size) {
+  void* memory = mmap(nullptr, size * sizeof(Value), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(memory != MAP_FAILED);
+  return static_cast<Value*>(memory);
+}
+
+// The last block alone.
+void TensorsOfMoreThan2To31Elements() {
+  constexpr int64_t kSize = (int64_t{1} << 31) + 12345;
+  Codecs codecs;
+  codecs.push_back(std::make_unique<QsgdCodec>(kSize, QsgdSettings{4, 1024, true, 0}));
+  codecs.push_back(std::make_unique<SignSgdCodec>(kSize));
+  codecs.push_back(std::make_unique<WholeCodec>(kSize));
+  for (const auto& codec : codecs) {
+    float* residual = MapZeros<float>(kSize);
+    float* gradient = MapZeros<float>(kSize);
+    float* output = MapZeros<float>(kSize);
+    int32_t* words = MapZeros<int32_t>(codec->words());
+    const int64_t block = codec->num_blocks() - 1;
+    CHECK(codec->BlockBegin(block) >= int64_t{1} << 31);
+    CHECK(codec->BlockEnd(block) == kSize);
+    const std::vector<float> values = Normal(kSize - codec->BlockBegin(block), 1, 1);
+    std::copy(values.begin(), values.end(), gradient + codec->BlockBegin(block));
+    const auto encoder =
+        codec->NewEncoder({residual, gradient, GradientType::kFloat}, {kStep, 0, 0}, words);
+    for (int pass = 0; pass < encoder->num_passes(); ++pass) {
+      encoder->RunBlock(pass, block);
+      encoder->EndPass(pass);
+    }
+    codec->AddBlock(words, block, output);
+    for (int64_t i = codec->BlockBegin(block); i < kSize; ++i) {
+      CHECK(output[i] != 0);
+      CHECK(std::fabs(output[i] + residual[i] - gradient[i]) < 1e-6f);
+    }
+    for (float* memory : {residual, gradient, output}) munmap(memory, kSize * sizeof(float));
+    munmap(words, codec->words() * sizeof(int32_t));
+  }
+}
+
 void EveryBitFlipIsAnError() {
   Codecs codecs;
   codecs.push_back(std::make_unique<QsgdCodec>(300, QsgdSettings{4, 96, true, 0}));
@@ -174,5 +218,6 @@ int main() {
   RUN(WhatIsSentAndKeptIsWhatWasThereAndCanBePutBack);
   RUN(ANonFiniteGradientLeavesTheResidualsUntouched);
   RUN(ExtremeBucketsAreFinite);
+  RUN(TensorsOfMoreThan2To31Elements);
   RUN(EveryBitFlipIsAnError);
 }
