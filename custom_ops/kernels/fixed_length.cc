@@ -97,11 +97,11 @@ Status FixedLengthDecoder::Read(const int32_t* words, int64_t num_payloads, int6
   });
   if (!status.ok()) return status;
   return CheckAll(parallel_for_, num_payloads * num_tensors, kCyclesPerBlock, [&](int64_t i) {
-    const PayloadView& payload = payloads_[i / num_tensors];
+    const int64_t payload = i / num_tensors;
     const int64_t tensor = i % num_tensors;
-    if (payload.header.non_finite()) return Status();
-    const Status checked = codecs_[tensor]->Check(payload.body() + first_word_[tensor]);
-    return OfReplica(i / num_tensors, OfTensor(tensor, checked));
+    if (payloads_[payload].header.non_finite()) return Status();
+    const Status checked = codecs_[tensor]->Check(WordsOf(payload, tensor));
+    return OfReplica(payload, OfTensor(tensor, checked));
   });
 }
 
@@ -112,10 +112,13 @@ Status FixedLengthDecoder::CheckZeros(const PayloadView& payload) const {
   return {"a word behind the header is not 0; expected zeros with the non-finite flag"};
 }
 
+bool FixedLengthDecoder::finite() const {
+  return std::none_of(payloads_.begin(), payloads_.end(),
+                      [](const PayloadView& payload) { return payload.header.non_finite(); });
+}
+
 bool FixedLengthDecoder::Reduce(const std::vector<float*>& outputs) const {
-  std::atomic<bool> finite{
-      std::none_of(payloads_.begin(), payloads_.end(),
-                   [](const PayloadView& payload) { return payload.header.non_finite(); })};
+  std::atomic<bool> finite{this->finite()};
   if (finite) {
     blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
       if (!ReduceBlock(tensor, block, outputs[tensor])) finite = false;
@@ -143,9 +146,9 @@ void FixedLengthDecoder::AddTo(const std::vector<float*>& values) const {
 }
 
 void FixedLengthDecoder::AddBlock(int64_t tensor, int64_t block, float* values) const {
-  for (const PayloadView& payload : payloads_) {
-    if (payload.header.non_finite()) continue;
-    codecs_[tensor]->AddBlock(payload.body() + first_word_[tensor], block, values);
+  for (size_t payload = 0; payload < payloads_.size(); ++payload) {
+    if (payloads_[payload].header.non_finite()) continue;
+    codecs_[tensor]->AddBlock(WordsOf(payload, tensor), block, values);
   }
 }
 

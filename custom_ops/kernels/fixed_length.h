@@ -43,6 +43,14 @@ class FixedLengthDecoder {
   Status Read(const int32_t* words, int64_t num_payloads, int64_t row_words,
               std::optional<int64_t> step);
 
+  // Whether all replicas were finite.
+  bool finite() const;
+
+  // What a payload says of a tensor.
+  const int32_t* WordsOf(int64_t payload, int64_t tensor) const {
+    return payloads_[payload].body() + first_word_[tensor];
+  }
+
   // outputs[i] = sum over the payloads of what they say of tensor i, in the order of the payloads.
   // Returns whether all replicas and all sums were finite; if not, outputs are zeros.
   bool Reduce(const std::vector<float*>& outputs) const;

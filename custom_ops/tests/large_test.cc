@@ -7,6 +7,7 @@
 #include <set>
 
 #include "../kernels/power_sgd.h"
+#include "../kernels/top_k_codec.h"
 #include "check.h"
 #include "support.h"
 
@@ -89,6 +90,30 @@ void FactorsOfMoreThan2To31Elements() {
 void TensorsOfMoreThan2To31ElementsIn16BitCodes() { LargeTensor(16383); }
 void TensorsOfMoreThan2To31ElementsIn8BitCodes() { LargeTensor(63); }
 
+void TensorsOfMoreThan2To31ElementsByTopK() {
+  float* residual = MapZeros(kSize);
+  float* gradient = MapZeros(kSize);
+  float* output = MapZeros(kSize);
+  for (int64_t i : kSent) gradient[i] = i % 2 == 0 ? 1.0f : -1.0f;
+  const int64_t entries = kSent.size();
+  const TopKCodec codec(kSize, entries);
+  std::vector<int32_t> words(codec.words());
+  const auto encoder = codec.NewEncoder({residual, gradient, GradientType::kFloat}, {}, words.data());
+  for (int pass = 0; pass < encoder->num_passes(); ++pass) {
+    for (int64_t block = 0; block < codec.num_blocks(); ++block) encoder->RunBlock(pass, block);
+    encoder->EndPass(pass);
+  }
+  CHECK(codec.Check(words.data()).ok());
+  for (int64_t i = 0; i < entries; ++i) CHECK(static_cast<uint32_t>(words[i]) == kSent[i]);
+  for (int64_t block = 0; block < codec.num_blocks(); ++block) {
+    codec.AddBlock(words.data(), block, output);
+  }
+  for (int64_t i : kSent) CHECK(residual[i] == 0 && output[i] == gradient[i]);
+  codec.ClearSent(words.data(), output);
+  for (int64_t i : kSent) CHECK(output[i] == 0);
+  for (float* memory : {residual, gradient, output}) munmap(memory, kSize * sizeof(float));
+}
+
 }  // namespace
 }  // namespace gradcomp
 
@@ -97,6 +122,7 @@ int main() {
   RUN(TensorsOfMoreThan2To31ElementsIn16BitCodes);
   RUN(TensorsOfMoreThan2To31ElementsIn8BitCodes);
   RUN(FactorsOfMoreThan2To31Elements);
+  RUN(TensorsOfMoreThan2To31ElementsByTopK);
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
   std::printf("at most %ld MiB resident\n", usage.ru_maxrss / 1024);

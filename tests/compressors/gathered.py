@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tests.compressors.lockstep import Arrays
+from tests.compressors.lockstep import Arrays, Outcome
+from tf_gradcomp.compressors.base import RESIDUAL
+
+Encoded = tuple[np.ndarray, Arrays, list[int]]  # payload, residuals, bytes of tensors
 
 
-def summed(
+def gathered(
+    encoded: Sequence[Encoded],
+    shapes: Sequence[tuple[int, ...]],
+    decode: Callable[[np.ndarray], Arrays | None],
+) -> Outcome:
+    """The outcome of a step in which replicas have `encoded`; `decode` gives None if not finite."""
+    payloads = [payload for payload, _, _ in encoded]
+    sent = [decode(payload) for payload in payloads]
+    left, reduced, finite = _summed([rest for _, rest, _ in encoded], sent, shapes)
+    size = len(encoded)
+    tensor_bytes = [np.array(n, np.int64) for _, _, n in encoded]
+    after = [{RESIDUAL: of_one} for of_one in left]
+    return Outcome([reduced] * size, [finite] * size, after, payloads, tensor_bytes)
+
+
+def _summed(
     left: Sequence[Arrays], sent: Sequence[Arrays | None], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[list[Arrays], Arrays, bool]:
-    """What gathering gives: residuals, reduced gradients, and whether the step counts.
-
-    `sent` is None for a replica whose gradients were not finite; the others then put theirs back.
-    """
+    """Residuals, reduced gradients, and whether the step counts; if not, all is put back."""
     reduced = [np.zeros(shape, np.float32) for shape in shapes]
     if all(values is not None for values in sent):
         for of_one in sent:

@@ -7,6 +7,7 @@ sends, keeps and gets in one step.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ import ml_dtypes
 import numpy as np
 
 from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
-from tests.compressors.gathered import summed
+from tests.compressors.gathered import gathered
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tests.compressors.power_sgd_oracle import power_sgd_oracle
 from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
+from tests.compressors.top_k_oracle import top_k_added, top_k_oracle
 from tf_gradcomp.compressors import (
     QSGD,
     AdaComp,
@@ -28,9 +30,10 @@ from tf_gradcomp.compressors import (
     RandomK,
     ScaleCom,
     SignSGD,
+    TopK,
 )
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+from tf_gradcomp.policy import DENSE, LAYER_KINDS, GradientSpec
 from tf_gradcomp.reference import adacomp, dense_sum
 
 Oracle = Callable[
@@ -51,8 +54,8 @@ class Method:
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
     sends_equals_at_once: bool = True  # all elements of a tensor where they are equal
-    # What a replica's gradients, with its state before, add to its residuals.
-    added: Callable[[State, Arrays], Arrays] = lambda state, gradients: gradients
+    # What the gradients of one of so many replicas, with its state before, add to its residuals.
+    added: Callable[[int, State, Arrays], Arrays] = lambda size, state, gradients: gradients
 
     @property
     def keeps_residuals(self) -> bool:
@@ -79,14 +82,9 @@ def adacomp_oracle(
         )
         for of_one, grads in zip(state, gradients, strict=True)
     ]
-    payloads = [payload for payload, _, _ in encoded]
-    left = [rest for _, rest, _ in encoded]
-    sent = [adacomp.decode_payload(payload, shapes, bin_sizes) for payload in payloads]
-    left, reduced, finite = summed(left, sent, shapes)
-    size = len(encoded)
-    tensor_bytes = [np.array(n, np.int64) for _, _, n in encoded]
-    after = [{RESIDUAL: of_one} for of_one in left]
-    return Outcome([reduced] * size, [finite] * size, after, payloads, tensor_bytes)
+    return gathered(
+        encoded, shapes, lambda payload: adacomp.decode_payload(payload, shapes, bin_sizes)
+    )
 
 
 def sum_oracle(
@@ -118,6 +116,18 @@ def adacomp_with(label: str, **settings: Any) -> Method:
 
 def qsgd_with(label: str, **settings: Any) -> Method:
     return Method(f"QSGD{label}", QSGD(**settings), qsgd_oracle, header_bytes=48)
+
+
+def top_k_with(label: str, **settings: Any) -> Method:
+    compressor = TopK(**settings)
+    return Method(
+        f"TopK{label}",
+        compressor,
+        top_k_oracle,
+        header_bytes=48,
+        sends_equals_at_once=compressor.density.by_kind[DENSE] is None,
+        added=functools.partial(top_k_added, compressor),
+    )
 
 
 CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
@@ -157,6 +167,13 @@ METHODS = [
     qsgd_with(", 5 bits, vectors too", bits={"dense": 5, "vector": 3}, bucket_size=96, seed=7),
     qsgd_with(", 8 bits in large buckets", bits=8, bucket_size=2080),
     qsgd_with(", overrides", bits=None, overrides={"_0": 7, "_2": 6, "_3": None}),
+    top_k_with(""),
+    top_k_with(", a third", density=0.3),
+    top_k_with(", whole", density=None),
+    top_k_with(", overrides", overrides={"_0": 0.5, "_2": None}),
+    top_k_with(", momentum", momentum=0.9),
+    top_k_with(", momentum and clipping", density={"vector": None}, momentum=0.5, clip_norm=3.0),
+    top_k_with(", clipping", clip_norm=20.0),
     Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=48),
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from tests.compressors.gathered import summed
+from tests.compressors.gathered import gathered
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tf_gradcomp.compressors import QSGD, SignSGD
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.reference import qsgd, sign_sgd
-
-Encoded = tuple[np.ndarray, Arrays, list[int]]  # payload, residuals, bytes of tensors
 
 
 def qsgd_oracle(
@@ -39,7 +35,7 @@ def qsgd_oracle(
         for replica, (of_one, grads) in enumerate(zip(state, gradients, strict=True))
     ]
     shapes = [spec.shape for spec in specs]
-    return _gathered(
+    return gathered(
         encoded,
         shapes,
         lambda payload: qsgd.decode_payload(payload, shapes, bits, compressor.bucket_size),
@@ -59,18 +55,4 @@ def sign_sgd_oracle(
         for of_one, grads in zip(state, gradients, strict=True)
     ]
     shapes = [spec.shape for spec in specs]
-    return _gathered(encoded, shapes, lambda payload: sign_sgd.decode_payload(payload, shapes))
-
-
-def _gathered(
-    encoded: Sequence[Encoded],
-    shapes: Sequence[tuple[int, ...]],
-    decode: Callable[[np.ndarray], Arrays | None],
-) -> Outcome:
-    payloads = [payload for payload, _, _ in encoded]
-    sent = [decode(payload) for payload in payloads]
-    left, reduced, finite = summed([rest for _, rest, _ in encoded], sent, shapes)
-    size = len(encoded)
-    tensor_bytes = [np.array(n, np.int64) for _, _, n in encoded]
-    after = [{RESIDUAL: of_one} for of_one in left]
-    return Outcome([reduced] * size, [finite] * size, after, payloads, tensor_bytes)
+    return gathered(encoded, shapes, lambda payload: sign_sgd.decode_payload(payload, shapes))

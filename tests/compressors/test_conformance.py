@@ -70,7 +70,8 @@ def conserved(method, before, gradients, outcome):
 
     `before` is their state.
     """
-    added = [method.added(*of_one) for of_one in zip(before, gradients, strict=True)]
+    size = len(gradients)
+    added = [method.added(size, *of_one) for of_one in zip(before, gradients, strict=True)]
     for tensor, reduced in enumerate(outcome.reduced[0]):
         had = sum(of_one[tensor].astype(np.float32) for of_one in added)
         kept = np.zeros_like(reduced)
@@ -227,7 +228,7 @@ def test_non_finite_on_one_replica_is_skipped_by_all(method, bad, culprit):
     for replica in range(3 if method.keeps_residuals else 0):
         for had, added, has in zip(
             before[replica][RESIDUAL],
-            method.added(before[replica], gradients[replica]),
+            method.added(3, before[replica], gradients[replica]),
             outcome.residuals[replica],
             strict=True,
         ):
@@ -250,14 +251,16 @@ def test_non_finite_steps_equal_the_oracle_from_empty_residuals(method):
 def test_a_step_that_others_found_not_finite_keeps_all_gradients(method):
     gradients = random_gradients([(60, 10), (9,)], 2)
     lockstep = Lockstep(method.compressor, specs_of(gradients[0]), 2)
+    before = lockstep.state
     outcome = lockstep.step(gradients, finite=False)
     assert outcome.finite == [False, False]
     if not method.keeps_residuals:
         return
-    for kept, of_one in zip(outcome.residuals, gradients, strict=True):
-        for residual, gradient in zip(kept, of_one, strict=True):
-            expected = method.compressor.residual_scale * gradient
-            np.testing.assert_allclose(residual, expected, rtol=1e-6, atol=1e-6)
+    scale = method.compressor.residual_scale
+    for replica, kept in enumerate(outcome.residuals):
+        added = method.added(2, before[replica], gradients[replica])
+        for residual, of_one in zip(kept, added, strict=True):
+            np.testing.assert_allclose(residual, scale * of_one, rtol=1e-6, atol=1e-6)
 
 
 @every_method

@@ -10,6 +10,7 @@ from tf_gradcomp.compressors.random_k import RandomK
 from tf_gradcomp.compressors.registry import deserialize, get, names, serialize
 from tf_gradcomp.compressors.scalecom import ScaleCom
 from tf_gradcomp.compressors.sign_sgd import SignSGD
+from tf_gradcomp.compressors.top_k import TopK
 
 __all__ = [
     "QSGD",
@@ -24,6 +25,7 @@ __all__ = [
     "ScaleCom",
     "SignSGD",
     "StateSpec",
+    "TopK",
     "deserialize",
     "get",
     "names",

@@ -18,6 +18,7 @@ def sum_gathered(
     put_back: Callable[..., Any],
     *,
     same_length: bool,
+    keep: Callable[[tf.Tensor, tf.Tensor], Any] | None = None,
 ) -> Generator[AllGather, tf.Tensor, Exchanged]:
     """Encodes, gathers and decodes; where the step is to be skipped, puts back what was packed.
 
@@ -27,6 +28,8 @@ def sum_gathered(
         decode: The method's op, called with rows of payloads, step and `shapes`.
         put_back: The method's op, called with residuals and payload.
         same_length: Whether payloads have as many words on all replicas.
+        keep: Called last, with the payload and whether the step counts, by a method that keeps more
+            than residuals.
     """
     payload, tensor_bytes = encode(inputs.residuals, inputs.gradients, inputs.step)
     payloads = yield AllGather(payload, same_length)
@@ -34,4 +37,6 @@ def sum_gathered(
     reduced, finite = decode(payloads, inputs.step, shapes=shapes)
     finite = tf.logical_and(finite, inputs.finite)
     tf.cond(finite, tf.no_op, lambda: put_back(inputs.residuals, payload))
+    if keep:
+        keep(payload, finite)
     return Exchanged(reduced, finite, tensor_bytes)

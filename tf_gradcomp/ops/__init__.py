@@ -13,6 +13,13 @@ from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
 from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_put_back
 from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
+from tf_gradcomp.ops.top_k import (
+    momentum_correction,
+    top_k_decode,
+    top_k_encode,
+    top_k_keep_velocity,
+    top_k_put_back,
+)
 
 __all__ = [
     "Chunked",
@@ -26,6 +33,7 @@ __all__ = [
     "chunk_take",
     "library_info",
     "local_bin_select",
+    "momentum_correction",
     "power_sgd_left",
     "power_sgd_reduce",
     "power_sgd_right",
@@ -37,4 +45,8 @@ __all__ = [
     "sign_sgd_encode",
     "sign_sgd_put_back",
     "ternary_quantize",
+    "top_k_decode",
+    "top_k_encode",
+    "top_k_keep_velocity",
+    "top_k_put_back",
 ]

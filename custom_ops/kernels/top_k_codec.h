@@ -1,0 +1,38 @@
+// Sends the entries of a tensor with the largest magnitudes: their indices, ascending, and then their
+// values. Of entries with equal magnitudes, the first ones are sent.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_TOP_K_CODEC_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_TOP_K_CODEC_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "codec.h"
+
+namespace gradcomp {
+
+class TopKCodec : public Codec {
+ public:
+  // `entries` is at most `size`, and `size` at most 2^32.
+  TopKCodec(int64_t size, int64_t entries)
+      : Codec(size, 2 * entries, kTopKBlockSize), entries_(entries) {}
+
+  int64_t entries() const { return entries_; }
+
+  std::unique_ptr<TensorEncoder> NewEncoder(const Source& source, const Turn& turn,
+                                            int32_t* words) const override;
+  Status Check(const int32_t* words) const override;
+  void AddBlock(const int32_t* words, int64_t block, float* values) const override;
+
+  // Sets `values` to zero where the words, which have been checked, say something.
+  void ClearSent(const int32_t* words, float* values) const;
+
+ private:
+  // Large, for the encoder has a histogram of each.
+  static constexpr int64_t kTopKBlockSize = 1 << 17;
+
+  const int64_t entries_;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_TOP_K_CODEC_H_

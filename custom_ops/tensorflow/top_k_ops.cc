@@ -1,0 +1,189 @@
+// TopK's ops. What they compute: tf_gradcomp/ops/top_k.py.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../kernels/momentum.h"
+#include "../kernels/top_k_codec.h"
+#include "../kernels/whole_codec.h"
+#include "fixed_length_ops.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+
+namespace gradcomp {
+namespace {
+
+using ::tensorflow::DEVICE_CPU;
+using ::tensorflow::OpInputList;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpOutputList;
+using ::tensorflow::Tensor;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+struct TopKSettings {
+  static constexpr Method kMethod = Method::kTopK;
+  static constexpr bool kDependsOnReplica = false;
+
+  absl::Status Read(OpKernelConstruction* context, int num_tensors) {
+    TF_RETURN_IF_ERROR(context->GetAttr("entries", &entries));
+    if (entries.size() != num_tensors) {
+      return InvalidArgument("entries has ", entries.size(), " entries; expected ", num_tensors,
+                             ": give one number for each tensor");
+    }
+    for (int i = 0; i < num_tensors; ++i) {
+      if (entries[i] >= 0) continue;
+      return InvalidArgument("entries[", i, "] is ", entries[i],
+                             "; expected 1 or more, or 0 to send the tensor whole");
+    }
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<const Codec> NewCodec(int tensor, int64_t size) const {
+    if (entries[tensor] == 0) return std::make_unique<WholeCodec>(size);
+    return std::make_unique<TopKCodec>(size, std::min(size, entries[tensor]));
+  }
+
+  std::vector<int64_t> entries;
+};
+
+class MomentumCorrectionOp : public OpKernel {
+ public:
+  explicit MomentumCorrectionOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("momentum", &momentum_));
+    OP_REQUIRES_OK(context, context->GetAttr("clip_norm", &clip_norm_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList velocities;
+    OpInputList gradients;
+    OpOutputList corrected;
+    OP_REQUIRES_OK(context, context->input_list("velocities", &velocities));
+    OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
+    OP_REQUIRES_OK(context, context->output_list("corrected", &corrected));
+    OP_REQUIRES(context, velocities.size() == 0 || velocities.size() == gradients.size(),
+                InvalidArgument(velocities.size(), " velocities for ", gradients.size(),
+                                " gradients; expected one for each gradient, or none"));
+    std::vector<MomentumTensor> tensors;
+    for (int i = 0; i < gradients.size(); ++i) {
+      const Tensor& gradient = gradients[i];
+      const float* velocity = nullptr;
+      if (velocities.size() > 0) {
+        OP_REQUIRES(context, velocities[i].shape() == gradient.shape(),
+                    InvalidArgument("velocity ", i, " has shape ",
+                                    velocities[i].shape().DebugString(), "; expected ",
+                                    gradient.shape().DebugString(), ", that of its gradient"));
+        velocity = velocities[i].flat<float>().data();
+      }
+      Tensor* output;
+      OP_REQUIRES_OK(context, corrected.allocate(i, gradient.shape(), &output));
+      tensors.push_back({velocity, gradient.data(), ToGradientType(gradient.dtype()),
+                         gradient.NumElements(), output->flat<float>().data()});
+    }
+    const ParallelFor parallel_for = ThreadPool(context);
+    const float scale = ClipScale(tensors, clip_norm_, parallel_for);
+    CorrectMomentum(tensors, scale, momentum_, parallel_for);
+  }
+
+ private:
+  float momentum_;
+  float clip_norm_;
+};
+
+// Makes the corrected gradients the velocities, and, where they were sent, zeros (Lin et al. 2018,
+// section 3.3, momentum factor masking). What was not finite is dropped.
+class TopKKeepVelocityOp : public OpKernel {
+ public:
+  explicit TopKKeepVelocityOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
+    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
+    OP_REQUIRES_OK(context, settings_.Read(context, num_tensors_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& payload = context->input(2 * num_tensors_);
+    const Tensor& sent = context->input(2 * num_tensors_ + 1);
+    OP_REQUIRES(context, sent.dims() == 0,
+                InvalidArgument("sent has shape ", sent.shape().DebugString(),
+                                "; expected a scalar"));
+    LockedResiduals velocities;
+    OP_REQUIRES_OK(context, velocities.Lock(context, num_tensors_));
+    OP_REQUIRES_OK(context, CheckGradientShapes(context, velocities, num_tensors_));
+    Codecs codecs;
+    for (int i = 0; i < num_tensors_; ++i) {
+      codecs.push_back(settings_.NewCodec(i, velocities.shape(i).num_elements()));
+    }
+    FixedLengthDecoder decoder(codecs, TopKSettings::kMethod, fingerprint_, ThreadPool(context));
+    OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(), 1,
+                                                      payload.NumElements(), std::nullopt)));
+    if (!decoder.finite()) return;
+    OP_REQUIRES_OK(context, velocities.Unshare(context));
+    for (int i = 0; i < num_tensors_; ++i) {
+      float* velocity = velocities.data(i);
+      const float* corrected = context->input(num_tensors_ + i).flat<float>().data();
+      ThreadPool(context)(codecs[i]->size(), 1, [=](int64_t begin, int64_t end) {
+        std::memcpy(velocity + begin, corrected + begin, (end - begin) * sizeof(float));
+      });
+      // What is sent whole is never late, and keeps its velocity.
+      if (sent.scalar<bool>()() && settings_.entries[i] > 0) {
+        static_cast<const TopKCodec&>(*codecs[i]).ClearSent(decoder.WordsOf(0, i), velocity);
+      }
+    }
+  }
+
+ private:
+  int num_tensors_;
+  int64_t fingerprint_;
+  TopKSettings settings_;
+};
+
+absl::Status MomentumCorrectionShape(InferenceContext* c) {
+  int num_velocities;
+  int num_gradients = c->num_outputs();
+  TF_RETURN_IF_ERROR(c->GetAttr("M", &num_velocities));
+  for (int i = 0; i < num_gradients; ++i) {
+    ShapeHandle shape = c->input(num_velocities + i);
+    if (num_velocities == num_gradients) TF_RETURN_IF_ERROR(c->Merge(c->input(i), shape, &shape));
+    c->set_output(i, shape);
+  }
+  return absl::OkStatus();
+}
+
+GRADCOMP_ENCODE_OP("TopKEncode").Attr("entries: list(int)");
+GRADCOMP_DECODE_OP("TopKDecode").Attr("entries: list(int)");
+GRADCOMP_PUT_BACK_OP("TopKPutBack").Attr("entries: list(int)");
+
+REGISTER_OP("MomentumCorrection")
+    .Input("velocities: M * float")
+    .Input("gradients: Tgradients")
+    .Output("corrected: N * float")
+    .Attr("M: int >= 0")
+    .Attr("N: int >= 1")
+    .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
+    .Attr("momentum: float")
+    .Attr("clip_norm: float")
+    .SetShapeFn(MomentumCorrectionShape);
+
+REGISTER_OP("TopKKeepVelocity")
+    .Input("velocities: N * resource")
+    .Input("corrected: N * float")
+    .Input("payload: int32")
+    .Input("sent: bool")
+    .Attr("N: int >= 1")
+    .Attr("entries: list(int)")
+    .Attr("fingerprint: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_KERNEL_BUILDER(Name("TopKEncode").Device(DEVICE_CPU), FixedLengthEncodeOp<TopKSettings>);
+REGISTER_KERNEL_BUILDER(Name("TopKDecode").Device(DEVICE_CPU), FixedLengthDecodeOp<TopKSettings>);
+REGISTER_KERNEL_BUILDER(Name("TopKPutBack").Device(DEVICE_CPU),
+                        FixedLengthPutBackOp<TopKSettings>);
+REGISTER_KERNEL_BUILDER(Name("MomentumCorrection").Device(DEVICE_CPU), MomentumCorrectionOp);
+REGISTER_KERNEL_BUILDER(Name("TopKKeepVelocity").Device(DEVICE_CPU), TopKKeepVelocityOp);
+
+}  // namespace
+}  // namespace gradcomp
