@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.workers import result, run_workers
+from tf_gradcomp import compressors
 
 PROGRAM = Path(__file__).parent / "programs" / "simulated.py"
 
@@ -18,9 +19,7 @@ def jobs(request):
     return result(real[0]), result(simulated[0])
 
 
-@pytest.mark.parametrize(
-    "method", ["adacomp", "cast", "no_compression", "random_k", "scalecom", "warmed up"]
-)
+@pytest.mark.parametrize("method", [*compressors.names(), "warmed up"])
 def test_simulation_and_job_agree_step_by_step(jobs, method):
     real, simulated = (job[method] for job in jobs)
     assert len(real) == len(simulated) == 20

@@ -11,8 +11,12 @@ METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
     "cast": gc.compressors.Cast(),
     "no_compression": gc.compressors.NoCompression(),
+    "power_sgd": gc.compressors.PowerSGD(2),
+    "qsgd": gc.compressors.QSGD(),
     "random_k": gc.compressors.RandomK(0.1),
     "scalecom": gc.compressors.ScaleCom(8, beta=0.5),
+    "sign_sgd": gc.compressors.SignSGD(),
+    "top_k": gc.compressors.TopK(0.1, momentum=0.5),
     "warmed up": gc.compressors.ScaleCom(8, warmup_steps=7),
 }
 learners = int(argument(2))
