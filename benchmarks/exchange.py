@@ -34,6 +34,8 @@ Reduction = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 @click.option("--json", "json_path", type=click.Path(), help="Where to write the figures.")
 def main(warmup: int, repeats: int, json_path: str | None) -> None:
     strategy = gc.MultiWorkerMirroredStrategy(compressor="adacomp")
+    if strategy.num_replicas_in_sync == 1:
+        raise click.UsageError("One worker exchanges nothing; start it by `gradcomp run -n 2`.")
     with strategy.scope():
         model = keras.applications.ResNet50(weights=None)
     variables = model.trainable_variables

@@ -94,7 +94,7 @@ class ChunkSelectOp : public ChunkOp {
   explicit ChunkSelectOp(OpKernelConstruction* context) : ChunkOp(context, 1) {}
 
   void Compute(OpKernelContext* context) override {
-    bool lead;
+    bool lead = false;
     OP_REQUIRES_OK(context, GetFlag(context, 0, &lead));
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
@@ -120,7 +120,7 @@ class ChunkDrawOp : public ChunkOp {
   void Compute(OpKernelContext* context) override {
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
-    int64_t step;
+    int64_t step = 0;
     OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_, "step", &step));
     Tensor* offsets;
     const TensorShape shape({work.layout->num_words()});
@@ -137,12 +137,12 @@ class ChunkTakeOp : public ChunkOp {
   explicit ChunkTakeOp(OpKernelConstruction* context) : ChunkOp(context, 2) {}
 
   void Compute(OpKernelContext* context) override {
-    bool finite;
+    bool finite = false;
     OP_REQUIRES_OK(context, GetFlag(context, 1, &finite));
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
     Point(context, &work);
-    const int32_t* offsets;
+    const int32_t* offsets = nullptr;
     OP_REQUIRES_OK(context, GetOffsets(context, work, &offsets));
     const int64_t count = work.layout->num_chunks();
     Tensor* values;
@@ -160,13 +160,13 @@ class ChunkApplyOp : public ChunkOp {
   }
 
   void Compute(OpKernelContext* context) override {
-    bool own_finite;
-    bool finite;
+    bool own_finite = false;
+    bool finite = false;
     OP_REQUIRES_OK(context, GetFlag(context, 2, &own_finite));
     OP_REQUIRES_OK(context, GetFlag(context, 3, &finite));
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
-    const int32_t* offsets;
+    const int32_t* offsets = nullptr;
     OP_REQUIRES_OK(context, GetOffsets(context, work, &offsets));
     const Tensor& totals = own_input(context, 1);
     const int64_t count = work.layout->num_chunks() + 1;
