@@ -23,7 +23,8 @@ import rich.table
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tf_gradcomp.distribute.exchange import GradientExchange, Traffic
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.traffic import Traffic
 
 Reduction = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tf_gradcomp import _private, compressors
 from tf_gradcomp.distribute.communicator import replica_communicator
-from tf_gradcomp.distribute.exchange import GradientExchange, all_finite, check_strategy
+from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
+from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.policy import Policy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices

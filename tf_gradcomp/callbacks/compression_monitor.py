@@ -12,7 +12,8 @@ import rich.table
 from tf_gradcomp import _private
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
-from tf_gradcomp.distribute.exchange import GradientExchange, Traffic
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.traffic import Traffic
 from tf_gradcomp.optimizer import CompressedOptimizer
 
 

@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import _private
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
+from tf_gradcomp.distribute.gradients import (
+    all_finite,
+    dense,
+    gradient_specs,
+    native,
+    norm,
+    path_of,
+    plus_residual,
+)
+from tf_gradcomp.distribute.host_state import OnHost
 from tf_gradcomp.distribute.state import state_specs
+from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy
 
 _LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
-_DTYPES = ("float32", "float16", "bfloat16")
-
-
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """What one replica has exchanged so far; bytes are totals over `exchanges` steps."""
-
-    exchanges: int
-    payload_bytes: int
-    sent_bytes: int
-    dense_bytes: int
-    tensor_bytes: dict[str, int]  # of the payload, by variable path
-
-    def since(self, earlier: Traffic) -> Traffic:
-        """What was exchanged after `earlier`."""
-        return Traffic(
-            self.exchanges - earlier.exchanges,
-            self.payload_bytes - earlier.payload_bytes,
-            self.sent_bytes - earlier.sent_bytes,
-            self.dense_bytes - earlier.dense_bytes,
-            {path: n - earlier.tensor_bytes.get(path, 0) for path, n in self.tensor_bytes.items()},
-        )
 
 
 class GradientExchange(tf.Module):
@@ -94,7 +81,7 @@ class GradientExchange(tf.Module):
             self.step = _state_variable(0, "int64", "exchange_step")
             self.skipped_steps = _state_variable(0, "int64", "skipped_steps")
             self.unsent = _state_variable(False, "bool", "unsent")
-            self._traffic = _Traffic(len(specs))
+            self._traffic = TrafficCounter(len(specs))
         self._strategy = strategy
         self._numbers = _Numbers(variables)
         self.specs = specs
@@ -195,7 +182,7 @@ class GradientExchange(tf.Module):
 
         def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
             sums = [
-                _plus_residual(gradient, residual.value * factor)
+                plus_residual(gradient, residual.value * factor)
                 for gradient, residual in zip(gradients, residuals, strict=True)
             ]
             with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
@@ -242,7 +229,7 @@ class GradientExchange(tf.Module):
             name: [self._local(variables[number], local_replica) for number in numbers]
             for name, variables in self.state.items()
         }
-        with _OnHost(state) as handles:
+        with OnHost(state) as handles:
             inputs = ExchangeInputs(
                 specs,
                 gradients,
@@ -268,7 +255,7 @@ class GradientExchange(tf.Module):
         self.unsent.assign(True)
 
     def _local(self, variable: keras.Variable | tf.Variable, local_replica: int) -> tf.Variable:
-        return self._strategy.experimental_local_results(_native(variable))[local_replica]
+        return self._strategy.experimental_local_results(native(variable))[local_replica]
 
     def _facts(self, specs: Sequence[GradientSpec]) -> dict[str, Any]:
         return {
@@ -283,7 +270,7 @@ class GradientExchange(tf.Module):
         number = self._numbers.get(variable)
         if number is None:
             raise ValueError(
-                f"Variable {_path(variable)!r} is not among those whose gradients are exchanged: "
+                f"Variable {path_of(variable)!r} is not among those whose gradients are exchanged: "
                 f"{', '.join(spec.path for spec in self.specs)}. Build the optimizer with all "
                 "variables that it will be given, or use another one for this variable."
             )
@@ -304,27 +291,6 @@ class GradientExchange(tf.Module):
     def _stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
         large = self.specs[number].elements > self.policy.max_dense_elements
         return large and isinstance(gradient, tf.IndexedSlices)
-
-
-def gradient_specs(
-    variables: Sequence[keras.Variable | tf.Variable], policy: Policy
-) -> list[GradientSpec]:
-    """What compressors know of the gradients of `variables`.
-
-    Raises:
-        ValueError: If a variable's dtype is not supported.
-    """
-    specs = []
-    for path, variable in zip(_unique_paths(variables), variables, strict=True):
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        if dtype not in _DTYPES:
-            raise ValueError(
-                f"Variable {path!r} is {dtype}, whose gradients are not compressed; expected one "
-                f"of {', '.join(_DTYPES)}. Change its dtype, or train without compression."
-            )
-        shape = tuple(int(size) for size in variable.shape)
-        specs.append(policy.spec(path, shape, dtype))
-    return specs
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
@@ -362,103 +328,15 @@ def _announce(strategy: tf.distribute.Strategy, compressor: Compressor) -> None:
         _LOG.info("Gradients are copied from the GPU to the host for compression.")
 
 
-class _Traffic:
-    """Totals of each local replica: a plain object, so that no checkpoint holds them."""
-
-    def __init__(self, tensors: int) -> None:
-        # exchanges, payload bytes, sent bytes, dense bytes, then the bytes of each tensor
-        self.totals = tf.Variable(
-            np.zeros(4 + tensors, np.int64),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
-
-    @staticmethod
-    def add(
-        totals: tf.Variable,
-        sent: Sent,
-        dense_bytes: int,
-        indices: Sequence[int],
-        tensor_bytes: tf.Tensor,
-    ) -> None:
-        places = tf.constant([[index] for index in indices])
-        spread = tf.scatter_nd(places, tensor_bytes, [totals.shape[0] - 4])
-        head = tf.stack(
-            [
-                tf.constant(1, tf.int64),
-                *sent,
-                tf.constant(dense_bytes, tf.int64),
-            ]
-        )
-        totals.assign_add(tf.concat([head, spread], 0))
-
-
 class _Numbers:
     """Which place a variable has, by identity: a plain object, which `tf.Module` does not track."""
 
     def __init__(self, variables: Sequence[keras.Variable | tf.Variable]) -> None:
-        self._variables = [_native(variable) for variable in variables]  # keeps the ids taken
+        self._variables = [native(variable) for variable in variables]  # keeps the ids taken
         self._numbers = {id(variable): i for i, variable in enumerate(self._variables)}
 
     def get(self, variable: keras.Variable | tf.Variable) -> int | None:
-        return self._numbers.get(id(_native(variable)))
-
-
-class _OnHost:
-    """State where the ops can update it: on the host.
-
-    A variable on an accelerator is copied to the host for the exchange, and back.
-    """
-
-    def __init__(self, state: Mapping[str, Sequence[tf.Variable]]) -> None:
-        self._state = state
-        self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
-
-    def __enter__(self) -> dict[str, list[tf.Tensor]]:
-        return {name: [self._handle(v) for v in of_all] for name, of_all in self._state.items()}
-
-    def __exit__(self, *_: Any) -> None:
-        for variable, handle in self._copies:
-            variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
-
-    def _handle(self, variable: tf.Variable) -> tf.Tensor:
-        if _on_host(variable):
-            return variable.handle
-        handle = _host_copy(variable)
-        self._copies.append((variable, handle))
-        return handle
-
-
-def _on_host(variable: tf.Variable) -> bool:
-    return tf.DeviceSpec.from_string(variable.device).device_type in (None, "CPU")
-
-
-def _host_copy(variable: tf.Variable) -> tf.Tensor:
-    with tf.device("CPU:0"):
-        handle = tf.raw_ops.VarHandleOp(
-            dtype=tf.float32, shape=variable.shape, shared_name=f"gradcomp_host_{id(variable)}"
-        )
-        tf.raw_ops.AssignVariableOp(resource=handle, value=variable.read_value())
-    return handle
-
-
-def _native(variable: keras.Variable | tf.Variable) -> tf.Variable:
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _path(variable: keras.Variable | tf.Variable) -> str:
-    return variable.path if isinstance(variable, keras.Variable) else variable.name.split(":")[0]
-
-
-def _unique_paths(variables: Sequence[keras.Variable | tf.Variable]) -> list[str]:
-    paths: list[str] = []
-    for variable in variables:
-        path, number = _path(variable), 1
-        while path in paths:
-            path, number = f"{_path(variable)}_{number}", number + 1
-        paths.append(path)
-    return paths
+        return self._numbers.get(id(native(variable)))
 
 
 def _state_variable(initial: Any, dtype: str, name: str) -> keras.Variable:
@@ -497,36 +375,4 @@ def _exchange_by(
         inputs.step < compressor.warmup_steps,
         lambda: _exchange_by(compressor.warmup, inputs, communicator),
         lambda: converse(compressor.exchange(inputs), communicator),
-    )
-
-
-def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """The gradient of a whole table, where only some of its rows were used."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    rows = gradient.dense_shape[0]
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
-
-
-def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
-    """Whether all gradients of this replica are finite; bool scalar."""
-    tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
-
-
-def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
-    """The Euclidean norm of all residuals of a replica; 0 without any."""
-    return float(tf.linalg.global_norm(residuals)) if residuals else 0.0
-
-
-def _plus_residual(
-    gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor
-) -> tf.Tensor | tf.IndexedSlices:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient + tf.cast(residual, gradient.dtype)
-    rows = tf.range(tf.shape(residual)[0])
-    return tf.IndexedSlices(
-        tf.concat([gradient.values, tf.cast(residual, gradient.values.dtype)], 0),
-        tf.concat([gradient.indices, tf.cast(rows, gradient.indices.dtype)], 0),
-        gradient.dense_shape,
     )

@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.distribute.communicator import measures_per_step
-from tf_gradcomp.distribute.exchange import dense, gradient_specs, norm
+from tf_gradcomp.distribute.gradients import dense, gradient_specs, norm
 from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.simulation.similarity import (

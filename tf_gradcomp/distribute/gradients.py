@@ -1,0 +1,86 @@
+"""Gradients and their variables, whatever their form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp.policy import GradientSpec, Policy
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def gradient_specs(
+    variables: Sequence[keras.Variable | tf.Variable], policy: Policy
+) -> list[GradientSpec]:
+    """What compressors know of the gradients of `variables`.
+
+    Raises:
+        ValueError: If a variable's dtype is not supported.
+    """
+    specs = []
+    for path, variable in zip(_unique_paths(variables), variables, strict=True):
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if dtype not in _DTYPES:
+            raise ValueError(
+                f"Variable {path!r} is {dtype}, whose gradients are not compressed; expected one "
+                f"of {', '.join(_DTYPES)}. Change its dtype, or train without compression."
+            )
+        shape = tuple(int(size) for size in variable.shape)
+        specs.append(policy.spec(path, shape, dtype))
+    return specs
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """The gradient of a whole table, where only some of its rows were used."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = gradient.dense_shape[0]
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+
+
+def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
+    """Whether all gradients of this replica are finite; bool scalar."""
+    tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
+    """The Euclidean norm of all residuals of a replica; 0 without any."""
+    return float(tf.linalg.global_norm(residuals)) if residuals else 0.0
+
+
+def plus_residual(
+    gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor
+) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient with what is left of earlier ones."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient + tf.cast(residual, gradient.dtype)
+    rows = tf.range(tf.shape(residual)[0])
+    return tf.IndexedSlices(
+        tf.concat([gradient.values, tf.cast(residual, gradient.values.dtype)], 0),
+        tf.concat([gradient.indices, tf.cast(rows, gradient.indices.dtype)], 0),
+        gradient.dense_shape,
+    )
+
+
+def native(variable: keras.Variable | tf.Variable) -> tf.Variable:
+    """TensorFlow's variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def path_of(variable: keras.Variable | tf.Variable) -> str:
+    """The path of a variable, such as `"sequential/conv2d/kernel"`."""
+    return variable.path if isinstance(variable, keras.Variable) else variable.name.split(":")[0]
+
+
+def _unique_paths(variables: Sequence[keras.Variable | tf.Variable]) -> list[str]:
+    paths: list[str] = []
+    for variable in variables:
+        path, number = path_of(variable), 1
+        while path in paths:
+            path, number = f"{path_of(variable)}_{number}", number + 1
+        paths.append(path)
+    return paths

@@ -1,0 +1,46 @@
+"""State where the ops can update it: on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class OnHost:
+    """State where the ops can update it: on the host.
+
+    A variable on an accelerator is copied to the host for the exchange, and back.
+    """
+
+    def __init__(self, state: Mapping[str, Sequence[tf.Variable]]) -> None:
+        self._state = state
+        self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def __enter__(self) -> dict[str, list[tf.Tensor]]:
+        return {name: [self._handle(v) for v in of_all] for name, of_all in self._state.items()}
+
+    def __exit__(self, *_: Any) -> None:
+        for variable, handle in self._copies:
+            variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+
+    def _handle(self, variable: tf.Variable) -> tf.Tensor:
+        if _on_host(variable):
+            return variable.handle
+        handle = _host_copy(variable)
+        self._copies.append((variable, handle))
+        return handle
+
+
+def _on_host(variable: tf.Variable) -> bool:
+    return tf.DeviceSpec.from_string(variable.device).device_type in (None, "CPU")
+
+
+def _host_copy(variable: tf.Variable) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=tf.float32, shape=variable.shape, shared_name=f"gradcomp_host_{id(variable)}"
+        )
+        tf.raw_ops.AssignVariableOp(resource=handle, value=variable.read_value())
+    return handle
