@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import time
@@ -82,17 +83,16 @@ def simulate(
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
     console = Console()
-    runs = []
-    with _progress(console) as progress:
-        for count in learners:
-            for name in compressor:
-                for seed in range(seeds):
-                    made = make_task(batch_size=batch_size, seed=seed)
-                    runs.append(_run(made, name, count, seed, epochs, progress))
     folder = Path(results)
     folder.mkdir(parents=True, exist_ok=True)
-    record = [dataclasses.asdict(run) for run in runs]
-    (folder / "simulation.json").write_text(json.dumps(record, indent=1) + "\n")
+    runs = []
+    with _progress(console) as progress:
+        for count, name, seed in itertools.product(learners, compressor, range(seeds)):
+            made = make_task(batch_size=batch_size, seed=seed)
+            runs.append(_run(made, name, count, seed, epochs, progress))
+            # After each, for those behind it may be interrupted.
+            record = [dataclasses.asdict(run) for run in runs]
+            (folder / "simulation.json").write_text(json.dumps(record, indent=1) + "\n")
     lines = simulation_report.markdown(runs)
     (folder / "simulation.md").write_text("\n".join(lines) + "\n")
     simulation_report.plot(runs, folder / "simulation.png")
