@@ -10,7 +10,7 @@ namespace gradcomp {
 namespace {
 
 constexpr int64_t kBlockElements = 1 << 16;
-constexpr int64_t kStripElements = 1 << 12;  // whose magnitudes stay in the first cache
+constexpr int64_t kStripElements = 1 << 12;  // whose sums stay in the first cache
 constexpr int64_t kChunksPerWords = 32;      // so many offsets fill whole words, of any bits
 
 int64_t OffsetBits(int64_t chunk_size) {
@@ -31,18 +31,6 @@ void ForEachPart(const ChunkLayout::Group& group, int64_t first, int64_t last,
       work(group.tensors[i], first - group.starts[i], end - group.starts[i], first);
       first = end;
     }
-  }
-}
-
-template <typename DoTyped>
-void WithGradient(const ChunkedTensor& tensor, const DoTyped& work) {
-  switch (tensor.type) {
-    case GradientType::kFloat:
-      return work(static_cast<const float*>(tensor.gradient));
-    case GradientType::kHalf:
-      return work(static_cast<const Half*>(tensor.gradient));
-    case GradientType::kBFloat16:
-      return work(static_cast<const BFloat16*>(tensor.gradient));
   }
 }
 
@@ -101,86 +89,67 @@ std::vector<uint32_t> Unpack(const ChunkLayout::Block& block, const int32_t* off
   return values;
 }
 
-// What the variants of a function call must become a part of them.
-#define GRADCOMP_INLINE inline __attribute__((always_inline))
-
-GRADCOMP_INLINE int32_t LargestOf(const int32_t* magnitudes, int64_t size) {
+GRADCOMP_PART int32_t LargestOf(const float* sums, int64_t size) {
   int32_t largest = 0;
-  for (int64_t i = 0; i < size; ++i) largest = std::max(largest, magnitudes[i]);
+  for (int64_t i = 0; i < size; ++i) {
+    largest = std::max(largest, static_cast<int32_t>(MagnitudeBits(sums[i])));
+  }
   return largest;
 }
 
-// Where `value` is first. Without branches, which would be guessed wrong in every chunk, and as a
-// maximum, which compilers know to do with vectors.
-GRADCOMP_INLINE int32_t PlaceOf(int32_t value, const int32_t* magnitudes, int32_t size) {
+// Where the magnitude is first. Without branches, which would be guessed wrong in every chunk, and
+// as a maximum, which compilers know to do with vectors.
+GRADCOMP_PART int32_t PlaceOf(uint32_t magnitude, const float* sums, int32_t size) {
   int32_t from_end = 0;
   for (int32_t i = 0; i < size; ++i) {
-    from_end = std::max(from_end, (size - i) & -int32_t{magnitudes[i] == value});
+    from_end = std::max(from_end, (size - i) & -int32_t{MagnitudeBits(sums[i]) == magnitude});
   }
   return size - from_end;
 }
 
-GRADCOMP_VARIANTS int32_t Largest(const int32_t* magnitudes, int64_t size) {
-  return LargestOf(magnitudes, size);
-}
+GRADCOMP_VARIANTS int32_t Largest(const float* sums, int64_t size) { return LargestOf(sums, size); }
 
 // Writes the place of the largest magnitude of each chunk, and returns the largest of all.
-GRADCOMP_VARIANTS int32_t Choose(const int32_t* magnitudes, int64_t size, int64_t chunk_size,
+GRADCOMP_VARIANTS int32_t Choose(const float* sums, int64_t size, int64_t chunk_size,
                                  uint32_t* chosen) {
   int32_t largest = 0;
   for (int64_t begin = 0; begin < size; begin += chunk_size) {
     const int64_t length = std::min(chunk_size, size - begin);
-    const int32_t maximum = LargestOf(magnitudes + begin, length);
-    *chosen++ = static_cast<uint32_t>(PlaceOf(maximum, magnitudes + begin, length));
+    const int32_t maximum = LargestOf(sums + begin, length);
+    *chosen++ = static_cast<uint32_t>(PlaceOf(maximum, sums + begin, length));
     largest = std::max(largest, maximum);
   }
   return largest;
 }
 
-GRADCOMP_VARIANTS void MagnitudesOfSums(const float* residual, const float* gradient, int64_t size,
-                                        int32_t* magnitudes) {
-  for (int64_t i = 0; i < size; ++i) magnitudes[i] = MagnitudeBits(residual[i] + gradient[i]);
-}
-
-template <typename Gradient>
-void MagnitudesOfSums(const float* residual, const Gradient* gradient, int64_t size,
-                      int32_t* magnitudes) {
-  for (int64_t i = 0; i < size; ++i) {
-    magnitudes[i] = MagnitudeBits(residual[i] + ToFloat(gradient[i]));
-  }
-}
-
-// Calls work(magnitudes, size) for strips of whole chunks: MagnitudeBits of residual
-// plus gradient, side by side even where a chunk spans tensors.
+// Calls work(sums, size) for strips of whole chunks: residual plus gradient, side by side even where
+// a chunk spans tensors.
 template <typename DoStrip>
-void ForEachStrip(const ChunkLayout::Block& block, const std::vector<ChunkedTensor>& tensors,
+void ForEachStrip(const ChunkLayout::Block& block, const std::vector<Source>& tensors,
                   const DoStrip& work) {
   const int64_t chunk_size = block.group->chunk_size;
   const int64_t strip = std::max<int64_t>(1, kStripElements / chunk_size) * chunk_size;
-  thread_local std::vector<int32_t> magnitudes;
-  magnitudes.resize(strip);
+  thread_local std::vector<float> sums;
+  sums.resize(strip);
   const int64_t last = LastElement(block);
   for (int64_t first = FirstElement(block); first < last; first += strip) {
     const int64_t end = std::min(last, first + strip);
     ForEachPart(*block.group, first, end,
                 [&](int64_t tensor, int64_t from, int64_t to, int64_t at) {
-                  WithGradient(tensors[tensor], [&](const auto* gradient) {
-                    MagnitudesOfSums(tensors[tensor].residual + from, gradient + from, to - from,
-                                     magnitudes.data() + (at - first));
-                  });
+                  Accumulate(tensors[tensor], from, to - from, sums.data() + (at - first));
                 });
-    work(magnitudes.data(), end - first);
+    work(sums.data(), end - first);
   }
 }
 
 // Returns the largest magnitude of the block, and chooses if `chosen` is given.
-int32_t SelectInBlock(const ChunkLayout::Block& block, const std::vector<ChunkedTensor>& tensors,
+int32_t SelectInBlock(const ChunkLayout::Block& block, const std::vector<Source>& tensors,
                       uint32_t* chosen) {
   const int64_t chunk_size = block.group->chunk_size;
   int32_t largest = 0;
-  ForEachStrip(block, tensors, [&](const int32_t* magnitudes, int64_t size) {
-    const int32_t of_strip = chosen ? Choose(magnitudes, size, chunk_size, chosen)
-                                    : Largest(magnitudes, size);
+  ForEachStrip(block, tensors, [&](const float* sums, int64_t size) {
+    const int32_t of_strip =
+        chosen ? Choose(sums, size, chunk_size, chosen) : Largest(sums, size);
     if (chosen) chosen += CeilDiv(size, chunk_size);
     largest = std::max(largest, of_strip);
   });
@@ -201,21 +170,16 @@ void ForEachChosen(const ChunkLayout::Block& block, const int32_t* offsets, cons
   }
 }
 
-void AddFiltered(const ChunkLayout::Block& block, const std::vector<ChunkedTensor>& tensors,
+void AddFiltered(const ChunkLayout::Block& block, const std::vector<Source>& tensors,
                  float filter) {
   ForEachPart(*block.group, FirstElement(block), LastElement(block),
               [&](int64_t tensor, int64_t from, int64_t to, int64_t) {
-                float* residual = tensors[tensor].residual;
-                WithGradient(tensors[tensor], [&](const auto* gradient) {
+                const Source& source = tensors[tensor];
+                float* residual = source.residual;
+                WithGradient(source.type, source.gradient, [&](const auto* gradient) {
                   for (int64_t i = from; i < to; ++i) residual[i] += filter * ToFloat(gradient[i]);
                 });
               });
-}
-
-float GradientAt(const ChunkedTensor& tensor, int64_t element) {
-  float value = 0;
-  WithGradient(tensor, [&](const auto* gradient) { value = ToFloat(gradient[element]); });
-  return value;
 }
 
 uint64_t Mix(uint64_t value) {  // splitmix64
@@ -281,7 +245,7 @@ Status CheckChunks(const std::vector<int64_t>& chunk_sizes, const std::vector<in
   return {};
 }
 
-bool SelectLargest(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+bool SelectLargest(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    const ParallelFor& parallel_for, int32_t* offsets) {
   std::atomic<bool> finite{true};
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
@@ -319,16 +283,16 @@ Status CheckOffsets(const ChunkLayout& layout, const int32_t* offsets) {
   return {};
 }
 
-void TakeChosen(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+void TakeChosen(const ChunkLayout& layout, const std::vector<Source>& tensors,
                 const int32_t* offsets, const ParallelFor& parallel_for, float* values) {
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
     ForEachChosen(block, offsets, [&](int64_t tensor, int64_t element, int64_t chunk) {
-      values[chunk] = tensors[tensor].residual[element] + GradientAt(tensors[tensor], element);
+      Accumulate(tensors[tensor], element, 1, values + chunk);
     });
   });
 }
 
-void ApplyTotals(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+void ApplyTotals(const ChunkLayout& layout, const std::vector<Source>& tensors,
                  const int32_t* offsets, const float* totals, float filter,
                  const ParallelFor& parallel_for, const std::vector<float*>& outputs) {
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
@@ -350,7 +314,7 @@ void ApplyTotals(const ChunkLayout& layout, const std::vector<ChunkedTensor>& te
   });
 }
 
-void KeepGradients(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+void KeepGradients(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    float filter, const ParallelFor& parallel_for) {
   ForEachBlock(layout, parallel_for,
                [&](const ChunkLayout::Block& block) { AddFiltered(block, tensors, filter); });

@@ -9,17 +9,11 @@
 #include <vector>
 
 #include "common.h"
-#include "floats.h"
+#include "source.h"
 
 namespace gradcomp {
 
 inline constexpr int64_t kMaxChunkSize = 65536;
-
-struct ChunkedTensor {
-  float* residual;
-  const void* gradient;
-  GradientType type;
-};
 
 // How tensors are grouped and cut. It depends on nothing else, so neither do results.
 class ChunkLayout {
@@ -65,7 +59,7 @@ Status CheckChunks(const std::vector<int64_t>& chunk_sizes, const std::vector<in
 
 // Chooses the entry of largest magnitude of residual + gradient in each chunk, the first of equals,
 // if `offsets` is given. Returns whether all sums are finite.
-bool SelectLargest(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+bool SelectLargest(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    const ParallelFor& parallel_for, int32_t* offsets);
 
 // Chooses an entry of each chunk at random, by `seed` and `step` alone.
@@ -75,18 +69,18 @@ void DrawOffsets(const ChunkLayout& layout, uint64_t seed, uint64_t step, int32_
 Status CheckOffsets(const ChunkLayout& layout, const int32_t* offsets);
 
 // values[i] = residual + gradient at the place chosen in chunk i.
-void TakeChosen(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+void TakeChosen(const ChunkLayout& layout, const std::vector<Source>& tensors,
                 const int32_t* offsets, const ParallelFor& parallel_for, float* values);
 
 // What all replicas gave is summed: outputs are the totals at the chosen places, else zeros; a
 // residual keeps (1 - filter) of itself where its sum with the gradient was sent, and elsewhere
 // takes filter times the gradient (ScaleCom, section 3).
-void ApplyTotals(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+void ApplyTotals(const ChunkLayout& layout, const std::vector<Source>& tensors,
                  const int32_t* offsets, const float* totals, float filter,
                  const ParallelFor& parallel_for, const std::vector<float*>& outputs);
 
 // Nothing was sent: residuals take filter times the gradient everywhere.
-void KeepGradients(const ChunkLayout& layout, const std::vector<ChunkedTensor>& tensors,
+void KeepGradients(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    float filter, const ParallelFor& parallel_for);
 
 }  // namespace gradcomp

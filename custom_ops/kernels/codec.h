@@ -9,16 +9,9 @@
 #include <memory>
 
 #include "common.h"
-#include "floats.h"
+#include "source.h"
 
 namespace gradcomp {
-
-// A tensor of the replica that encodes.
-struct Source {
-  float* residual;  // updated in place
-  const void* gradient;
-  GradientType type;
-};
 
 // Whose codes they are, and when: what random numbers depend on.
 struct Turn {
@@ -26,9 +19,6 @@ struct Turn {
   int64_t replica;
   int64_t tensor;
 };
-
-// sums[i] = residual[begin + i] + gradient[begin + i].
-void Accumulate(const Source& source, int64_t begin, int64_t size, float* sums);
 
 // One tensor while it is encoded: in passes over its blocks, each of which begins when all tensors
 // are done with the one before.

@@ -48,6 +48,9 @@ Status CheckAll(const ParallelFor& parallel_for, int64_t count, int64_t cost, co
 #define GRADCOMP_VARIANTS
 #endif
 
+// What the variants of a function call must become a part of them.
+#define GRADCOMP_PART inline __attribute__((always_inline))
+
 inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 }  // namespace gradcomp

@@ -19,6 +19,19 @@ struct BFloat16 {
 };
 enum class GradientType { kFloat, kHalf, kBFloat16 };
 
+// Calls work(gradient), a pointer of the type that it has.
+template <typename Work>
+void WithGradient(GradientType type, const void* gradient, const Work& work) {
+  switch (type) {
+    case GradientType::kFloat:
+      return work(static_cast<const float*>(gradient));
+    case GradientType::kHalf:
+      return work(static_cast<const Half*>(gradient));
+    case GradientType::kBFloat16:
+      return work(static_cast<const BFloat16*>(gradient));
+  }
+}
+
 inline constexpr uint32_t kSignBit = 0x80000000u;
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
 

@@ -13,19 +13,6 @@ namespace {
 constexpr int64_t kBlockSize = 1 << 16;  // elements
 constexpr int64_t kLanes = 8;            // of a sum: independent, so that they overlap
 
-// Calls work(gradient), a pointer of the type that it has.
-template <typename Work>
-void WithGradient(const MomentumTensor& tensor, const Work& work) {
-  switch (tensor.type) {
-    case GradientType::kFloat:
-      return work(static_cast<const float*>(tensor.gradient));
-    case GradientType::kHalf:
-      return work(static_cast<const Half*>(tensor.gradient));
-    case GradientType::kBFloat16:
-      return work(static_cast<const BFloat16*>(tensor.gradient));
-  }
-}
-
 // Calls work(tensor, begin, end).
 template <typename Work>
 void ForEachBlock(const std::vector<MomentumTensor>& tensors, const ParallelFor& parallel_for,
@@ -61,7 +48,7 @@ float ClipScale(const std::vector<MomentumTensor>& tensors, float clip_norm,
     squares.emplace_back(CeilDiv(tensor.size, kBlockSize));
   }
   ForEachBlock(tensors, parallel_for, [&](int64_t i, int64_t begin, int64_t end) {
-    WithGradient(tensors[i], [&](auto* gradient) {
+    WithGradient(tensors[i].type, tensors[i].gradient, [&](auto* gradient) {
       squares[i][begin / kBlockSize] = SumOfSquares(gradient, begin, end);
     });
   });
@@ -78,7 +65,7 @@ void CorrectMomentum(const std::vector<MomentumTensor>& tensors, float scale, fl
   ForEachBlock(tensors, parallel_for, [&](int64_t i, int64_t begin, int64_t end) {
     const float* velocity = tensors[i].velocity;
     float* corrected = tensors[i].corrected;
-    WithGradient(tensors[i], [=](auto* gradient) {
+    WithGradient(tensors[i].type, tensors[i].gradient, [=](auto* gradient) {
       if (velocity == nullptr) {
         for (int64_t j = begin; j < end; ++j) corrected[j] = scale * ToFloat(gradient[j]);
       } else {

@@ -4,35 +4,32 @@
 
 #include "common.h"
 
-// What the variants of a function call must become a part of them.
-#define GRADCOMP_INLINE inline __attribute__((always_inline))
-
 namespace gradcomp {
 namespace {
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 
 // Not returned or passed by value: how that is done differs between the variants.
-GRADCOMP_INLINE void Load(const float* values, Vector* vector) {
+GRADCOMP_PART void Load(const float* values, Vector* vector) {
   std::memcpy(vector, values, sizeof *vector);
 }
-GRADCOMP_INLINE void Store(const Vector& vector, float* values) {
+GRADCOMP_PART void Store(const Vector& vector, float* values) {
   std::memcpy(values, &vector, sizeof vector);
 }
 
-GRADCOMP_INLINE float Sum(const Vector& lanes) {
+GRADCOMP_PART float Sum(const Vector& lanes) {
   const float a = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6]);
   const float b = (lanes[1] + lanes[5]) + (lanes[3] + lanes[7]);
   return a + b;
 }
 
 template <typename Float>
-GRADCOMP_INLINE Columns<Float> From(Columns<Float> columns, int64_t first) {
+GRADCOMP_PART Columns<Float> From(Columns<Float> columns, int64_t first) {
   return {columns.values + first * columns.stride, columns.stride};
 }
 
 template <typename Gradient>
-GRADCOMP_INLINE bool AddRowsOf(const float* residual, const void* gradient, int64_t rows,
+GRADCOMP_PART bool AddRowsOf(const float* residual, const void* gradient, int64_t rows,
                                int64_t columns, int64_t stride, float* sum, int64_t sum_stride) {
   uint32_t not_finite = 0;
   for (int64_t i = 0; i < rows; ++i) {
@@ -50,7 +47,7 @@ GRADCOMP_INLINE bool AddRowsOf(const float* residual, const void* gradient, int6
 // The following do kRank columns at a time, whose sums stay in registers.
 
 template <int kRank>
-GRADCOMP_INLINE void TimesRight(const Tile& tile, Columns<const float> right, Columns<float> left) {
+GRADCOMP_PART void TimesRight(const Tile& tile, Columns<const float> right, Columns<float> left) {
   for (int64_t i = 0; i < tile.rows; ++i) {
     const float* row = tile.values + i * tile.width;
     Vector sums[kRank] = {};
@@ -68,7 +65,7 @@ GRADCOMP_INLINE void TimesRight(const Tile& tile, Columns<const float> right, Co
 }
 
 template <int kRank>
-GRADCOMP_INLINE void TimesLeft(const Tile& tile, Columns<const float> left, Columns<float> right) {
+GRADCOMP_PART void TimesLeft(const Tile& tile, Columns<const float> left, Columns<float> right) {
   for (int64_t j = 0; j < tile.width; j += kLanes) {
     Vector sums[kRank];
     for (int k = 0; k < kRank; ++k) Load(From(right, k).values + j, &sums[k]);
@@ -82,7 +79,7 @@ GRADCOMP_INLINE void TimesLeft(const Tile& tile, Columns<const float> left, Colu
 }
 
 template <int kRank>
-GRADCOMP_INLINE void Product(Columns<const float> left, Columns<const float> right, float sign,
+GRADCOMP_PART void Product(Columns<const float> left, Columns<const float> right, float sign,
                              Tile* tile) {
   for (int64_t i = 0; i < tile->rows; ++i) {
     float* row = tile->values + i * tile->width;

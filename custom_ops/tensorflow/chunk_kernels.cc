@@ -33,7 +33,7 @@ class ChunkOp : public OpKernel {
   // What an op works on, locked for as long as this lives.
   struct Work {
     LockedResiduals residuals;
-    std::vector<ChunkedTensor> tensors;
+    std::vector<Source> tensors;
     std::unique_ptr<ChunkLayout> layout;
   };
 
@@ -72,14 +72,8 @@ class ChunkOp : public OpKernel {
     return context->input(2 * num_tensors_ + i);
   }
 
-  absl::Status GetFlag(OpKernelContext* context, int i, bool* flag) const {
-    const Tensor& tensor = own_input(context, i);
-    if (tensor.dims() != 0) {
-      return InvalidArgument("a flag has shape ", tensor.shape().DebugString(),
-                             "; expected a scalar");
-    }
-    *flag = tensor.scalar<bool>()();
-    return absl::OkStatus();
+  absl::Status GetFlag(OpKernelContext* context, int i, const char* name, bool* flag) const {
+    return GetScalar(context, 2 * num_tensors_ + i, name, flag);
   }
 
   int num_tensors_;
@@ -95,7 +89,7 @@ class ChunkSelectOp : public ChunkOp {
 
   void Compute(OpKernelContext* context) override {
     bool lead = false;
-    OP_REQUIRES_OK(context, GetFlag(context, 0, &lead));
+    OP_REQUIRES_OK(context, GetFlag(context, 0, "lead", &lead));
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
     Point(context, &work);
@@ -138,7 +132,7 @@ class ChunkTakeOp : public ChunkOp {
 
   void Compute(OpKernelContext* context) override {
     bool finite = false;
-    OP_REQUIRES_OK(context, GetFlag(context, 1, &finite));
+    OP_REQUIRES_OK(context, GetFlag(context, 1, "finite", &finite));
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
     Point(context, &work);
@@ -162,8 +156,8 @@ class ChunkApplyOp : public ChunkOp {
   void Compute(OpKernelContext* context) override {
     bool own_finite = false;
     bool finite = false;
-    OP_REQUIRES_OK(context, GetFlag(context, 2, &own_finite));
-    OP_REQUIRES_OK(context, GetFlag(context, 3, &finite));
+    OP_REQUIRES_OK(context, GetFlag(context, 2, "own_finite", &own_finite));
+    OP_REQUIRES_OK(context, GetFlag(context, 3, "finite", &finite));
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
     const int32_t* offsets = nullptr;

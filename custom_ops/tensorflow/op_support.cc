@@ -38,16 +38,6 @@ absl::Status GetBinSizes(OpKernelConstruction* context, std::vector<int64_t>* bi
   return ToTensorFlow(CheckBinSizes(*bin_sizes, num_tensors));
 }
 
-absl::Status GetScalar(OpKernelContext* context, int input, const char* name, int64_t* value) {
-  const Tensor& tensor = context->input(input);
-  if (tensor.dims() != 0) {
-    return InvalidArgument(name, " has shape ", tensor.shape().DebugString(),
-                           "; expected a scalar");
-  }
-  *value = tensor.scalar<int64_t>()();
-  return absl::OkStatus();
-}
-
 absl::Status CheckOneGradientEach(OpKernelConstruction* context, int num_tensors,
                                   int num_own_inputs) {
   const int num_gradients = context->num_inputs() - num_tensors - num_own_inputs;

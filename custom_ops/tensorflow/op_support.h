@@ -23,9 +23,18 @@ ParallelFor ThreadPool(tensorflow::OpKernelContext* context);
 absl::Status GetBinSizes(tensorflow::OpKernelConstruction* context,
                          std::vector<int64_t>* bin_sizes);
 
-// Reads the input, an int64 scalar that errors call `name`.
+// Reads the input, a scalar that errors call `name`.
+template <typename Value>
 absl::Status GetScalar(tensorflow::OpKernelContext* context, int input, const char* name,
-                       int64_t* value);
+                       Value* value) {
+  const tensorflow::Tensor& tensor = context->input(input);
+  if (tensor.dims() != 0) {
+    return InvalidArgument(name, " has shape ", tensor.shape().DebugString(),
+                           "; expected a scalar");
+  }
+  *value = tensor.scalar<Value>()();
+  return absl::OkStatus();
+}
 
 // Checks that the inputs are residuals, as many gradients, and what an op has of its own.
 absl::Status CheckOneGradientEach(tensorflow::OpKernelConstruction* context, int num_tensors,

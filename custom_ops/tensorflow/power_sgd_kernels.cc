@@ -81,17 +81,6 @@ class PowerSgdOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status GetBool(OpKernelContext* context, int own_input, const char* name,
-                       bool* value) const {
-    const Tensor& tensor = context->input(own_inputs_ + own_input);
-    if (tensor.dims() != 0) {
-      return InvalidArgument(name, " has shape ", tensor.shape().DebugString(),
-                             "; expected a scalar");
-    }
-    *value = tensor.scalar<bool>()();
-    return absl::OkStatus();
-  }
-
   int num_tensors() const { return num_tensors_; }
   int own_inputs() const { return own_inputs_; }
 
@@ -186,8 +175,8 @@ class PowerSgdReduceOp : public PowerSgdOp {
     OP_REQUIRES_OK(context, GetVector(context, 1, "right", method.right_size(), &right));
     OP_REQUIRES_OK(context,
                    GetVector(context, 2, "right_sum", method.right_size(), &right_sum));
-    OP_REQUIRES_OK(context, GetBool(context, 3, "keep", &keep));
-    OP_REQUIRES_OK(context, GetBool(context, 4, "finite", &finite));
+    OP_REQUIRES_OK(context, GetScalar(context, own_inputs() + 3, "keep", &keep));
+    OP_REQUIRES_OK(context, GetScalar(context, own_inputs() + 4, "finite", &finite));
     std::vector<float*> reduced;
     std::vector<float*> to;
     for (int i = 0; i < num_tensors(); ++i) {

@@ -105,10 +105,8 @@ class TopKKeepVelocityOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     const Tensor& payload = context->input(2 * num_tensors_);
-    const Tensor& sent = context->input(2 * num_tensors_ + 1);
-    OP_REQUIRES(context, sent.dims() == 0,
-                InvalidArgument("sent has shape ", sent.shape().DebugString(),
-                                "; expected a scalar"));
+    bool sent = false;
+    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_ + 1, "sent", &sent));
     LockedResiduals velocities;
     OP_REQUIRES_OK(context, velocities.Lock(context, num_tensors_));
     OP_REQUIRES_OK(context, CheckGradientShapes(context, velocities, num_tensors_));
@@ -128,7 +126,7 @@ class TopKKeepVelocityOp : public OpKernel {
         std::memcpy(velocity + begin, corrected + begin, (end - begin) * sizeof(float));
       });
       // What is sent whole is never late, and keeps its velocity.
-      if (sent.scalar<bool>()() && settings_.entries[i] > 0) {
+      if (sent && settings_.entries[i] > 0) {
         static_cast<const TopKCodec&>(*codecs[i]).ClearSent(decoder.WordsOf(0, i), velocity);
       }
     }

@@ -19,8 +19,8 @@ struct Chunked {
     }
   }
 
-  std::vector<ChunkedTensor> Tensors() {
-    std::vector<ChunkedTensor> tensors;
+  std::vector<Source> Tensors() {
+    std::vector<Source> tensors;
     for (size_t i = 0; i < residuals.size(); ++i) {
       tensors.push_back({residuals[i].data(), gradients[i].data(), GradientType::kFloat});
     }
