@@ -21,6 +21,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 
 SEQUENCE = 64
+STEPS_PER_EPOCH = 200
 LEARNING_RATES = {"adam": 2e-3, "sgd": 0.5}
 
 
@@ -56,6 +57,39 @@ def sequences(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return inputs, labels
 
 
+def shuffled(text: np.ndarray, batch_size: int, seed: int) -> tf.data.Dataset:
+    """Batches without end, in an order that all workers share."""
+    inputs, labels = sequences(text)
+    return (
+        tf.data.Dataset.from_tensor_slices((inputs, labels))
+        .shuffle(len(inputs), seed=seed)
+        .repeat()
+        .batch(batch_size, drop_remainder=True)
+    )
+
+
+def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
+    model = build_model(len(common.ALPHABET))
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[bits_per_character],
+    )
+    return model
+
+
+def simulation_task(
+    batch_size: int = 32, seed: int = 0, optimizer: str = "adam"
+) -> gc.simulation.Task:
+    """For `gradcomp simulate char_lstm.py`: the same training, by learners in one process."""
+    keras.utils.set_random_seed(seed)
+    text, held_out = common.load_text(None)
+    model = compiled_model(make_optimizer(optimizer, LEARNING_RATES[optimizer], "none"))
+    batches = shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
+    validation = tf.data.Dataset.from_tensor_slices(sequences(held_out)).batch(batch_size)
+    return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, validation)
+
+
 @click.command(context_settings={"show_default": True})
 @click.option(
     "--compressor",
@@ -65,7 +99,7 @@ def sequences(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     help="Of the gradients.",
 )
 @click.option("--epochs", default=20)
-@click.option("--steps-per-epoch", default=200)
+@click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
 @click.option("--batch-size", default=32, help="Sequences, of all workers together.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
 @click.option("--learning-rate", type=float, help="By default 0.002 for Adam, 0.5 for SGD.")
@@ -90,23 +124,12 @@ def main(
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = common.load_text(dataset)
-    inputs, labels = sequences(text)
-    train = (
-        tf.data.Dataset.from_tensor_slices((inputs, labels))
-        .shuffle(len(inputs), seed=seed)
-        .repeat()
-        .batch(batch_size, drop_remainder=True)
-    )
+    train = shuffled(text, batch_size, seed)
     validation = tf.data.Dataset.from_tensor_slices(sequences(held_out)).batch(batch_size)
 
     with strategy.scope():
-        model = build_model(len(common.ALPHABET))
-        model.compile(
-            optimizer=make_optimizer(
-                optimizer, learning_rate or LEARNING_RATES[optimizer], compressor
-            ),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=[bits_per_character],
+        model = compiled_model(
+            make_optimizer(optimizer, learning_rate or LEARNING_RATES[optimizer], compressor)
         )
     fitted = model.fit(
         train,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.workers import Job, result, run_workers
+from tf_gradcomp import compressors
 
 PROGRAMS = Path(__file__).parent / "programs"
 BAD_STEP = 2
@@ -120,9 +121,9 @@ def mismatches():
         ("classes", "(8, 4)"),
         ("inner optimizer", "inner optimizer's class: worker 0 has '\"Adam\"'"),
         ("clipping", "inner optimizer's clipnorm: worker 0 has '2.0', worker 1 has '1.0'"),
-        ("compressor", "AdaComp(bin_sizes={'convolution': 7"),
         ("wrapped", "creating variable"),
         ("policy", "max_dense_elements"),
+        *((method, "compressor") for method in compressors.names()),
     ],
 )
 def test_every_worker_is_told_what_differs_in(mismatches, what, named):

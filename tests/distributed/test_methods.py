@@ -1,5 +1,6 @@
-"""Every compression method, between two real workers, with a step that one of them spoils."""
+"""Every compression method between real workers: one spoils a step, one is killed, more go on."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +11,32 @@ from tf_gradcomp import compressors
 
 PROGRAM = Path(__file__).parent / "programs" / "methods.py"
 SUMMING = {"no_compression": 1, "cast": 2, "bfloat16": 2}
-METHODS = [*compressors.names(), "bfloat16", "warmed up"]
+METHODS = compressors.names()
 
-every_method = pytest.mark.parametrize("method", METHODS)
+every_method = pytest.mark.parametrize("method", [*METHODS, "bfloat16", "warmed up"])
+
+
+@pytest.fixture(scope="module")
+def workers():
+    return [result(worker) for worker in run_workers(PROGRAM, 2, ["train"])]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("weights")
+    return tmp_path_factory.mktemp("backups")
 
 
 @pytest.fixture(scope="module")
-def workers(folder):
-    return [result(worker) for worker in run_workers(PROGRAM, 2, ["train", folder])]
+def killed(folder):
+    """For each method a job of two, of which the second killed itself after a backup."""
+    return {
+        method: run_workers(PROGRAM, 2, ["killed", folder, method], deadline=150, check=False)
+        for method in METHODS
+    }
 
 
 @pytest.fixture(scope="module")
-def resumed(workers, folder):
+def resumed(killed, folder):
     return [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder])]
 
 
@@ -51,11 +61,20 @@ def test_the_bytes_of_the_tensors_are_in_the_payload(workers, method):
         assert 0 < worker[method]["tensor bytes"] <= worker[method]["payload bytes"]
 
 
-@every_method
-def test_another_number_of_workers_goes_on_with_the_state_as_saved(workers, resumed, method):
-    saved = workers[0][method]
+@pytest.mark.parametrize("method", METHODS)
+def test_survivor_of_a_killed_worker_ends_with_a_named_error(killed, method):
+    survivor, dead = killed[method]
+    assert dead.returncode == -signal.SIGKILL
+    assert survivor.returncode not in (0, None)
+    assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_more_workers_go_on_from_the_backup_of_a_killed_job(killed, resumed, method):
+    saved = result(killed[method][0])
     for worker in resumed:
         after = worker[method]
+        assert after["epochs"] == [1]
         assert after["values"] == saved["values"]
         assert set(after["state"]) == set(saved["state"])
         for name, variables in saved["state"].items():
@@ -63,7 +82,6 @@ def test_another_number_of_workers_goes_on_with_the_state_as_saved(workers, resu
                 np.testing.assert_allclose(restored, before, rtol=1e-5, atol=1e-6)
         assert after["skipped"] == 1
         assert after["weights"] == resumed[0][method]["weights"]
-        assert after["weights"] != saved["weights"]
 
 
 @pytest.mark.parametrize("method", SUMMING)

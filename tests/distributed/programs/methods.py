@@ -1,6 +1,13 @@
-"""Trains with each method, a gradient of worker 1 not finite in one step: train|resume FOLDER."""
+"""Trains with compression methods, a gradient of worker 1 not finite in one step.
 
+methods.py train                   with each in turn
+methods.py killed FOLDER METHOD    with a backup; worker 1 kills itself in the second epoch
+methods.py resume FOLDER           with each in turn, from where its backup was made
+"""
+
+import os
 import pathlib
+import signal
 
 import keras
 import numpy as np
@@ -35,7 +42,7 @@ METHODS = {
     "bfloat16": compressors.Cast("bfloat16"),
     "warmed up": compressors.ScaleCom(20, warmup_steps=BAD_STEP + 2),
 }
-FOLDER = pathlib.Path(argument(2))
+EPOCHS_BEFORE_DEATH = 1
 
 
 def built(name):
@@ -54,7 +61,6 @@ def train(name):
     model, exchange = built(name)
     before = model.evaluate(*digits(BATCH * STEPS), verbose=0)
     model.fit(*data(), batch_size=BATCH, verbose=0, shuffle=False)
-    model.save_weights(gc.worker_path(FOLDER / f"{name}.weights.h5"))
     traffic = exchange.traffic()
     return {
         **state_digest(model),
@@ -69,15 +75,76 @@ def train(name):
     }
 
 
-def resume(name):
+class Dying(keras.callbacks.Callback):
+    """Reports what was saved, and ends worker 1 amid the epoch after."""
+
+    def __init__(self, exchange):
+        super().__init__()
+        self.exchange = exchange
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        report({"values": values(self.model), "state": state_sums(self.exchange)})
+
+    def on_train_batch_end(self, batch, logs=None):
+        if RANK == 1 and self.epoch == EPOCHS_BEFORE_DEATH and batch == BAD_STEP:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(folder, name):
     model, exchange = built(name)
-    model.load_weights(FOLDER / f"{name}.weights.h5")
-    restored = {"values": values(model), "state": state_sums(exchange)}
-    x, y = digits(BATCH * STEPS)
-    model.fit(x, y, batch_size=3 * BATCH // 2, verbose=0, shuffle=False)
-    return {**restored, **state_digest(model), "skipped": scalar(exchange.skipped_steps)}
+    model.fit(
+        *data(),
+        batch_size=BATCH,
+        epochs=EPOCHS_BEFORE_DEATH + 1,
+        verbose=0,
+        shuffle=False,
+        callbacks=[backup(folder, name), Dying(exchange)],
+    )
+
+
+def backup(folder, name):
+    return gc.callbacks.BackupAndRestore(pathlib.Path(folder, name), delete_checkpoint=False)
+
+
+def resume(folder, name):
+    model, exchange = built(name)
+    restored = {}
+
+    def note_restored(logs):
+        restored.update(
+            {
+                "values": values(model),
+                "state": state_sums(exchange),
+                "weights before": state_digest(model)["weights"],
+            }
+        )
+
+    watch = keras.callbacks.LambdaCallback(on_train_begin=note_restored)
+    fitted = model.fit(
+        *digits(BATCH * STEPS),
+        batch_size=3 * BATCH // 2,
+        epochs=EPOCHS_BEFORE_DEATH + 1,
+        verbose=0,
+        shuffle=False,
+        callbacks=[backup(folder, name), watch],
+    )
+    return {
+        **restored,
+        **state_digest(model),
+        "epochs": fitted.epoch,
+        "skipped": scalar(exchange.skipped_steps),
+    }
 
 
 if __name__ == "__main__":
-    check = {"train": train, "resume": resume}[argument(1)]
-    report({"rank": RANK, **{name: check(name) for name in METHODS}})
+    mode = argument(1)
+    if mode == "train":
+        report({name: train(name) for name in METHODS})
+    elif mode == "killed":
+        killed(argument(2), argument(3))
+    else:
+        report({name: resume(argument(2), name) for name in compressors.names()})

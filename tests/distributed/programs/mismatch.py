@@ -41,6 +41,19 @@ def train(strategy, layers=2, classes=3, optimizer=None, **compile_args):
     model.fit(x, y, batch_size=32, epochs=1, verbose=0)
 
 
+# For each method two settings that workers may not have side by side.
+C = gc.compressors
+METHODS = {
+    "adacomp": (C.AdaComp(7), C.AdaComp(8)),
+    "cast": (C.Cast("float16"), C.Cast("bfloat16")),
+    "no_compression": (C.NoCompression(), C.NoCompression(warmup_steps=1)),
+    "power_sgd": (C.PowerSGD(1), C.PowerSGD(2)),
+    "qsgd": (C.QSGD(4), C.QSGD(8)),
+    "random_k": (C.RandomK(seed=1), C.RandomK(seed=2)),
+    "scalecom": (C.ScaleCom(beta=0.1), C.ScaleCom(beta=1.0)),
+    "sign_sgd": (C.SignSGD(), C.QSGD()),
+    "top_k": (C.TopK(0.1), C.TopK(0.2)),
+}
 MODELS = {
     "more layers": lambda s: train(s, layers=3 if ODD else 2),
     "fewer layers": lambda s: train(s, layers=1 if ODD else 2),
@@ -54,9 +67,6 @@ MODELS = {
             keras.optimizers.SGD(clipnorm=1.0 if ODD else 2.0)
         ),
     ),
-    "compressor": lambda s: train(
-        s, optimizer=lambda: gc.CompressedOptimizer("sgd", gc.compressors.AdaComp(7 if ODD else 8))
-    ),
     "wrapped": lambda s: train(
         s, optimizer=lambda: "sgd" if ODD else gc.CompressedOptimizer("sgd")
     ),
@@ -66,6 +76,10 @@ MODELS = {
             "sgd", policy=gc.Policy(max_dense_elements=5 if ODD else 6)
         ),
     ),
+    **{
+        name: lambda s, two=two: train(s, optimizer=lambda: gc.CompressedOptimizer("sgd", two[ODD]))
+        for name, two in METHODS.items()
+    },
 }
 
 
