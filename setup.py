@@ -40,7 +40,14 @@ class BuildOps(build_ext):
 
     def build_extension(self, ext):
         tf = import_tensorflow()
-        flags = ["-O3", "-std=c++17", "-ffp-contract=off", "-g0", "-Wno-sign-compare"]
+        flags = [
+            "-O3",
+            "-std=c++17",
+            "-ffp-contract=off",
+            "-fno-math-errno",
+            "-g0",
+            "-Wno-sign-compare",
+        ]
         flags += [re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()]
         macros = [("TF_GRADCOMP_TENSORFLOW_VERSION", f'"{tf.__version__}"')]
 

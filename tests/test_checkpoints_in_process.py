@@ -115,12 +115,11 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
     straight.save(tmp_path / "model.keras")
     with mirrored(2).scope():
         resumed = keras.models.load_model(tmp_path / "model.keras")
-    # Each replica got the same share of the residuals; so give them to the other one as well.
-    exchange = straight.optimizer.exchange
-    for residual, share in zip(
-        exchange.residuals, resumed.optimizer.exchange.residuals, strict=True
-    ):
-        residual.assign(sum(copies(resumed.distribute_strategy, share)))
+    # Each replica got the same share of the state; so give it to the other one as well.
+    for name, variables in straight.optimizer.exchange.state.items():
+        shares = resumed.optimizer.exchange.state[name]
+        for variable, share in zip(variables, shares, strict=True):
+            variable.assign(sum(copies(resumed.distribute_strategy, share)))
     generator = np.random.default_rng(9)
     gradients = [
         [generator.normal(size=v.shape).astype("float32") for v in straight.trainable_variables]

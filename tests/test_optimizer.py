@@ -278,7 +278,8 @@ def test_sgd_applies_the_sum_of_what_was_sent(make, count, graph):
 
 def test_whole_gradients_train_as_the_inner_optimizer_would_on_their_sum():
     whole = gc.compressors.AdaComp(dict.fromkeys(["dense", "vector"]))
-    replicas = Replicas(keras.optimizers.Adam(0.1, clipnorm=1.0), compressor=whole)
+    adam = keras.optimizers.Adam(0.1, clipnorm=1.0)
+    replicas = Replicas(adam, compressor=whole, precondition=None)
     inner, variables = keras.optimizers.Adam(0.1, clipnorm=1.0), new_variables()
     for step in range(3):
         gradients = gradients_at(step)
@@ -401,7 +402,7 @@ def test_non_finite_slices_that_stay_sparse_are_skipped_by_all():
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
 @pytest.mark.parametrize("make", [mirrored, collective], ids=["copied", "collective"])
 def test_a_step_with_a_bad_gradient_is_skipped_by_all(bad, graph, make):
-    replicas = Replicas("adam", make(), graph=graph)
+    replicas = Replicas("adam", make(), graph=graph, precondition=None)
     replicas.step(gradients_at(0))
     before = replicas.value()
     residuals = replicas.residuals()
@@ -572,7 +573,8 @@ def test_variables_are_the_inner_optimizers_then_those_of_the_exchange():
     assert [id(v) for v in optimizer.variables[: len(inner)]] == [id(v) for v in inner]
     names = [variable.name for variable in optimizer.variables[len(inner) :]]
     assert names[:3] == ["exchange_step", "skipped_steps", "unsent"]
-    assert names[3:] == ["kernel_residual", "bias_residual"]
+    state = ["residual", "second_moment"]
+    assert names[3:] == [f"{name}_{kind}" for kind in state for name in ("kernel", "bias")]
 
 
 # Construction, config, copies

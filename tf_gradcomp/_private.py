@@ -195,19 +195,48 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """
     steps = optimizer.gradient_accumulation_steps
     frequency = optimizer.ema_overwrite_frequency
-    class_ = type(optimizer)
     optimizer.gradient_accumulation_steps = None
     optimizer.ema_overwrite_frequency = None
-    if steps:
-        updates = property(lambda self: self._iterations // steps)
-        counting = type(class_.__name__, (class_,), {"iterations": updates})
-        object.__setattr__(optimizer, "__class__", counting)
+    counting = {"iterations": property(lambda self: self._iterations // steps)} if steps else {}
+    try:
+        with behaving_as(optimizer, **counting):
+            yield
+    finally:
+        optimizer.gradient_accumulation_steps = steps
+        optimizer.ema_overwrite_frequency = frequency
+
+
+@contextlib.contextmanager
+def behaving_as(optimizer: keras.optimizers.Optimizer, **overrides: Any) -> Iterator[None]:
+    """Within it, the optimizer has other methods and properties: its class is one derived from its.
+
+    Keras' optimizers call these on themselves, and refuse to have them set as attributes.
+    """
+    class_ = type(optimizer)
+    derived = type(class_.__name__, (class_,), overrides)
+    object.__setattr__(optimizer, "__class__", derived)
     try:
         yield
     finally:
         object.__setattr__(optimizer, "__class__", class_)
-        optimizer.gradient_accumulation_steps = steps
-        optimizer.ema_overwrite_frequency = frequency
+
+
+def slots(
+    optimizer: keras.optimizers.Optimizer, kind: str, variables: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    """The `"momentums"` or `"velocities"` of some variables; there is no public way to them."""
+    of_all = getattr(optimizer, f"_{kind}")
+    return [of_all[optimizer._get_variable_index(variable)] for variable in variables]
+
+
+def nadam_product(optimizer: keras.optimizers.Nadam) -> keras.Variable:
+    """The product of all momentum coefficients so far, which has no public name."""
+    return optimizer._u_product
+
+
+def clip(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> list[Any]:
+    """Clips as the optimizer would in `apply`; publicly it does so there only."""
+    return list(optimizer._clip_gradients(list(gradients)))
 
 
 def overwrite_by_averages(optimizer: keras.optimizers.Optimizer) -> None:

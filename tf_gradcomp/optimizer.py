@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -14,7 +15,9 @@ from tf_gradcomp import _private, compressors
 from tf_gradcomp.distribute.communicator import replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
 from tf_gradcomp.distribute.gradients import all_finite
+from tf_gradcomp.momentum_steps import momentum_only
 from tf_gradcomp.policy import Policy
+from tf_gradcomp.preconditioner import AUTO, AdamState, preconditioner_for
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -29,7 +32,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     accumulates under a strategy, it takes finite steps as without the strategy, and skips others.)
 
     - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
-      clipping, which acts on the reduced gradient, as it would on one worker.
+      clipping. That acts on the reduced gradient, as it would on one worker; with `precondition` on
+      each replica's own before it is divided, as in Keras without this wrapper.
     - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates on its own;
       they exchange on the steps that update.
     - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not
@@ -43,12 +47,18 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         inner_optimizer: A Keras 3 optimizer, its config (`keras.optimizers.serialize`) or its name.
         compressor: A compressor, its name or its config: see `gc.compressors.get`.
         policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
+        precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
+            compresses them divided by its root; their sum goes through the inner optimizer's
+            momentum and learning rate only. For Adam, AdamW, Nadam and Lamb (without `amsgrad`).
+            None: the inner optimizer gets the sum, and sparse methods make Adam's steps short.
+            `"auto"`: local where inner optimizer and method allow it and are helped by it.
         name: The optimizer's name.
 
     Raises:
         TypeError: If `inner_optimizer` is no Keras optimizer, or `policy` no `gc.Policy`.
-        ValueError: If it is wrapped twice, an argument is unknown, or the current strategy has a
-            compressor of its own or is one that exchanges no gradients.
+        ValueError: If it is wrapped twice, an argument is unknown, the inner optimizer cannot be
+            preconditioned as asked, or the current strategy has a compressor of its own or is one
+            that exchanges no gradients.
 
     Example:
         ```python
@@ -63,11 +73,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         inner_optimizer: keras.optimizers.Optimizer | Mapping[str, Any] | str,
         compressor: compressors.Compressor | Mapping[str, Any] | str = "adacomp",
         policy: Policy | None = None,
+        precondition: str | None = AUTO,
         name: str = "compressed_optimizer",
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = _checked_inner(inner_optimizer)
         self.exchange = GradientExchange(compressors.get(compressor), policy)
+        self.precondition = precondition
+        self._preconditioner = preconditioner_for(self._core, self.compressor, precondition)
         self._accumulators: list[keras.Variable] = []
         _check_current_strategy()
 
@@ -91,8 +104,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         variables = list(variables)
         super().build(variables)
         with tf.init_scope():  # a config reads variables
-            facts = _facts("inner optimizer", self.inner_optimizer)
-        self.exchange.build(variables, facts)
+            facts = {
+                **_facts("inner optimizer", self.inner_optimizer),
+                "preconditioner": repr(self._preconditioner),
+            }
+        self.exchange.build(variables, facts, self._preconditioner)
         # With the accumulators that only one replica uses, so that checkpoints fit any number.
         self.inner_optimizer.build(variables)
         if self.passes_through():
@@ -147,7 +163,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
         if self.passes_through():
-            grads = self.exchange.flush(grads, variables, self._divisor(scaler))
+            adam = self._adam_state(variables)
+            grads = self.exchange.flush(grads, variables, self._divisor(scaler), adam)
             self.inner_optimizer.apply(grads, variables)
             return
         self.exchange.check_scope()
@@ -214,7 +231,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
-            with _private.applying_at_once(self._core):
+            with _private.applying_at_once(self._core), self._stepping():
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy)
 
@@ -233,15 +250,34 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if context.num_replicas_in_sync == 1:
             finite = all_finite(grads)
             self.exchange.count_skip(finite)
-            return self.exchange.flush(grads, variables), finite
+            adam = self._adam_state(variables)
+            return self.exchange.flush(grads, variables, adam=adam), finite
 
         def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
             return context.all_reduce(tf.distribute.ReduceOp.SUM, slices)
 
-        local_replica = _private.local_replica_id(context)
+        if self._preconditioner:
+            grads = _private.clip(self._core, grads)
         return self.exchange.reduce(
-            grads, variables, replica_communicator(), local_replica, all_reduce_slices
+            grads,
+            variables,
+            replica_communicator(),
+            _private.local_replica_id(context),
+            all_reduce_slices,
+            self._adam_state(variables),
         )
+
+    def _adam_state(self, variables: Sequence[keras.Variable]) -> AdamState | None:
+        if not self._preconditioner:
+            return None
+        updates = tf.cast(self._core.iterations, tf.int64)
+        return AdamState(updates, _private.slots(self._core, "velocities", variables))
+
+    def _stepping(self) -> contextlib.AbstractContextManager[None]:
+        alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+        if alone or not self._preconditioner:
+            return contextlib.nullcontext()
+        return momentum_only(self._core)
 
     def _overwrite_by_averages(self, strategy: tf.distribute.Strategy) -> None:
         core = self._core
@@ -365,6 +401,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "compressor": compressors.serialize(self.compressor),
             "policy": self.exchange.policy.get_config(),
+            "precondition": self.precondition,
         }
 
     @classmethod
@@ -376,7 +413,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             config["inner_optimizer"], custom_objects=custom_objects
         )
         policy = Policy(**config["policy"])
-        return cls(inner, config["compressor"], policy=policy, name=config["name"])
+        return cls(
+            inner,
+            config["compressor"],
+            policy=policy,
+            precondition=config["precondition"],
+            name=config["name"],
+        )
 
 
 def _checked_inner(

@@ -178,7 +178,7 @@ def test_a_leader_that_dies_before_it_broadcasts_leaves_nobody_hanging():
 @pytest.mark.parametrize("workers", [2, 3, 1])
 def test_killed_job_resumes_with(killed, tmp_path, workers):
     backup, _ = killed
-    saved_sums, epochs_done = read_backup(backup)
+    saved, epochs_done = read_backup(backup)
     copy = tmp_path / "backup"
     copy.mkdir()
     for file in backup.iterdir():
@@ -190,19 +190,28 @@ def test_killed_job_resumes_with(killed, tmp_path, workers):
         assert worker["weights"] == resumed[0]["weights"]
         assert worker["iterations"] == 4 * (epochs_done + 2)
         assert worker["restored"]["weights"] == resumed[0]["restored"]["weights"]
-        for restored, saved in zip(worker["restored"]["residual sums"], saved_sums, strict=True):
-            np.testing.assert_allclose(restored, saved, rtol=1e-5, atol=1e-7)
+        for what, sums in saved.items():
+            for restored, before in zip(worker["restored"][what], sums, strict=True):
+                np.testing.assert_allclose(restored, before, rtol=1e-5, atol=1e-7)
         residuals = worker["after first step"]
         assert (max(residuals) == 0) == (workers == 1)  # one replica applies it at once
+        # And Adam gets its second moment back.
+        assert all(np.any(v) == (workers == 1) for v in worker["own second moments"])
 
 
 def read_backup(folder):
-    """The residuals and the number of epochs in Keras' files."""
+    """The sums over the replicas, by name, and the number of epochs in Keras' files."""
     h5py = pytest.importorskip("h5py")
     metadata = json.loads((folder / "training_metadata.json").read_text())
     with h5py.File(folder / "latest.weights.h5") as file:
         group = file["optimizer/vars"]
-        names = sorted(name for name in group if name.startswith("residual_"))
-        sums = [np.asarray(group[name]) for name in names]
-    assert max(np.abs(r).max() for r in sums) > 0
-    return sums, metadata["epoch"]
+        saved = {
+            what: [np.asarray(group[name]) for name in sorted(group) if name.startswith(start)]
+            for what, start in (
+                ("residual sums", "residual_"),
+                ("second moments", "second_moment_"),
+            )
+        }
+    for sums in saved.values():
+        assert max(np.abs(of_one).max() for of_one in sums) > 0
+    return saved, metadata["epoch"]

@@ -51,6 +51,12 @@ class Simulated:
     metavar="NAME|NAME(KEY=VALUE,...)",
     help="Repeatable.",
 )
+@click.option(
+    "--precondition",
+    default="auto",
+    type=click.Choice(["auto", "local", "none"]),
+    help="Of gradients for Adam, as for CompressedOptimizer.",
+)
 @click.option("--epochs", default=10, type=click.IntRange(min=1))
 @click.option("--batch-size", default=64, help="Of all learners together.")
 @click.option("--seeds", default=1, type=click.IntRange(min=1), help="How many: 0, 1, ...")
@@ -59,6 +65,7 @@ def simulate(
     program: str,
     learners: Sequence[int],
     compressor: Sequence[str],
+    precondition: str,
     epochs: int,
     batch_size: int,
     seeds: int,
@@ -89,7 +96,7 @@ def simulate(
     with _progress(console) as progress:
         for count, name, seed in itertools.product(learners, compressor, range(seeds)):
             made = make_task(batch_size=batch_size, seed=seed)
-            runs.append(_run(made, name, count, seed, epochs, progress))
+            runs.append(_run(made, name, count, seed, precondition, epochs, progress))
             # After each, for those behind it may be interrupted.
             record = [dataclasses.asdict(run) for run in runs]
             (folder / "simulation.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -112,7 +119,13 @@ def _progress(console: Console) -> Progress:
 
 
 def _run(
-    task: Task, compressor: str, learners: int, seed: int, epochs: int, progress: Progress
+    task: Task,
+    compressor: str,
+    learners: int,
+    seed: int,
+    precondition: str,
+    epochs: int,
+    progress: Progress,
 ) -> Simulated:
     from tf_gradcomp.simulation import Learners, StepReport
 
@@ -124,7 +137,8 @@ def _run(
         progress.update(bar, advance=1, loss=f"loss {report.loss:.4f}")
 
     started = time.perf_counter()
-    history = Learners(task.model, learners, compressor).fit(
+    of_model = None if precondition == "none" else precondition
+    history = Learners(task.model, learners, compressor, precondition=of_model).fit(
         task.batches, epochs, task.validation_data, on_step
     )
     seconds = (time.perf_counter() - started) / steps

@@ -53,6 +53,7 @@ class AdaComp(Compressor):
     """
 
     name = "adacomp"
+    sends_pieces = True
 
     def __init__(
         self,

@@ -92,9 +92,11 @@ class Compressor(abc.ABC):
     Attributes:
         name: By which `gc.compressors.get` knows it.
         residual_scale: What a residual is, over the gradients that it stands for.
+        sends_pieces: Whether an entry of a gradient arrives once in many steps, for all of them.
     """
 
     name: ClassVar[str]
+    sends_pieces: ClassVar[bool] = False
     residual_scale: float = 1.0
 
     def __init__(

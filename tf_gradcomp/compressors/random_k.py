@@ -47,6 +47,7 @@ class RandomK(Compressor):
     """
 
     name = "random_k"
+    sends_pieces = True
 
     def __init__(
         self,

@@ -74,6 +74,7 @@ class ScaleCom(Compressor):
     """
 
     name = "scalecom"
+    sends_pieces = True
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ class TopK(Compressor):
     """
 
     name = "top_k"
+    sends_pieces = True
 
     def __init__(
         self,

@@ -27,8 +27,10 @@ from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy
+from tf_gradcomp.preconditioner import SECOND_MOMENT, AdamState, Preconditioner
 
 _LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
+_WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
 
 
 class GradientExchange(tf.Module):
@@ -46,6 +48,7 @@ class GradientExchange(tf.Module):
         library.load()  # what is wrong with it shows now, and not in the first step
         self.compressor = compressor
         self.policy = policy or Policy()
+        self.preconditioner: Preconditioner | None = None
         self.specs: list[GradientSpec] = []
         self.state: dict[str, list[keras.Variable]] = {}
 
@@ -58,12 +61,14 @@ class GradientExchange(tf.Module):
         self,
         variables: Sequence[keras.Variable | tf.Variable],
         facts: Mapping[str, Any] | None = None,
+        preconditioner: Preconditioner | None = None,
     ) -> None:
         """Creates the state for the gradients of `variables`; a second call does nothing.
 
         Args:
             variables: All variables whose gradients will be exchanged.
             facts: What else all workers must have alike, by name; JSON-serializable.
+            preconditioner: Of the gradients of each replica; then `reduce` needs an `AdamState`.
 
         Raises:
             ValueError: If a variable's dtype, or the strategy, is not supported.
@@ -75,9 +80,10 @@ class GradientExchange(tf.Module):
         check_strategy(strategy)
         _check_warmup(self.compressor, strategy)
         specs = gradient_specs(variables, self.policy)
+        self.preconditioner = preconditioner
         with tf.init_scope():
             handshake.agree(strategy, {**self._facts(specs), **(facts or {})})
-            self.state = _new_state(self.compressor, specs)
+            self.state = _new_state(self.compressor, specs, preconditioner)
             self.step = _state_variable(0, "int64", "exchange_step")
             self.skipped_steps = _state_variable(0, "int64", "skipped_steps")
             self.unsent = _state_variable(False, "bool", "unsent")
@@ -85,7 +91,7 @@ class GradientExchange(tf.Module):
         self._strategy = strategy
         self._numbers = _Numbers(variables)
         self.specs = specs
-        _announce(strategy, self.compressor)
+        _announce(strategy, self.compressor, preconditioner)
 
     def knows(self, variables: Sequence[keras.Variable | tf.Variable]) -> bool:
         """Whether it was built for all of `variables`."""
@@ -111,6 +117,7 @@ class GradientExchange(tf.Module):
         communicator: Communicator,
         local_replica: int,
         all_reduce_slices: Callable[[tf.IndexedSlices], tf.IndexedSlices],
+        adam: AdamState | None = None,
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
         """One replica's side of a step; every replica calls it for the same variables.
 
@@ -120,6 +127,7 @@ class GradientExchange(tf.Module):
             communicator: A fresh one, which reaches the other replicas.
             local_replica: Which of this process's replicas this is.
             all_reduce_slices: Sums over the replicas, uncompressed, what the policy leaves sparse.
+            adam: For the preconditioner: what the inner optimizer of `variables` is at.
 
         Returns:
             The gradients summed over the replicas, in the dtypes they came in, and a bool scalar
@@ -152,6 +160,7 @@ class GradientExchange(tf.Module):
                 finite,
                 communicator,
                 local_replica,
+                adam and adam.of(dense_places),
             )
             finite = exchanged.finite
             for place, gradient, total in zip(dense_places, whole, exchanged.reduced, strict=True):
@@ -166,6 +175,7 @@ class GradientExchange(tf.Module):
         gradients: Sequence[tf.Tensor | tf.IndexedSlices],
         variables: Sequence[keras.Variable | tf.Variable],
         divisor: tf.Tensor | float = 1.0,
+        adam: AdamState | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
         """For a job of one replica: the gradients, plus what a larger job left unsent.
 
@@ -174,20 +184,34 @@ class GradientExchange(tf.Module):
                 for the step may be skipped.
             variables: Some or all of those it was built for.
             divisor: What the gradients will be divided by, such as a loss scale.
+            adam: For the preconditioner: of `variables`; it is given back its second moments.
         """
-        if not self.residuals:
+        numbers = [self._number(variable) for variable in variables]
+        of_state = {
+            name: [self._local(of_all[number], 0) for number in numbers]
+            for name, of_all in self.state.items()
+        }
+        if not of_state:
             return list(gradients)
-        residuals = [self.residuals[self._number(variable)] for variable in variables]
-        factor = divisor / self.compressor.residual_scale
+        residuals = of_state.get(RESIDUAL, [])
+        moments = of_state.get(SECOND_MOMENT, [])
 
         def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
-            sums = [
-                plus_residual(gradient, residual.value * factor)
-                for gradient, residual in zip(gradients, residuals, strict=True)
-            ]
+            factors = [divisor / self.compressor.residual_scale for _ in variables]
+            if self.preconditioner and adam:
+                factors = [
+                    factor * self.preconditioner.divisor(moment, adam.updates)
+                    for factor, moment in zip(factors, moments, strict=True)
+                ]
+            sums = list(gradients)
+            for i, residual in enumerate(residuals):
+                sums[i] = plus_residual(gradients[i], residual * factors[i])
             with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
                 for residual in residuals:
                     residual.assign(tf.zeros(residual.shape))
+                if adam:
+                    for slot, moment in zip(adam.second_moments, moments, strict=True):
+                        self._local(slot, 0).assign(tf.cast(moment, slot.dtype))
                 self._local(self.unsent, 0).assign(False)  # no merge call in a branch
             return sums
 
@@ -223,13 +247,20 @@ class GradientExchange(tf.Module):
         finite: tf.Tensor,
         communicator: Communicator,
         local_replica: int,
+        adam: AdamState | None,
     ) -> Exchanged:
         specs = [self.specs[number] for number in numbers]
         state = {
             name: [self._local(variables[number], local_replica) for number in numbers]
             for name, variables in self.state.items()
         }
+        if self.preconditioner and adam:
+            self._begin(state[SECOND_MOMENT], adam, communicator.size, local_replica)
         with OnHost(state) as handles:
+            if self.preconditioner and adam:
+                gradients = self.preconditioner.divided(
+                    gradients, handles, adam.updates, communicator.size
+                )
             inputs = ExchangeInputs(
                 specs,
                 gradients,
@@ -248,6 +279,22 @@ class GradientExchange(tf.Module):
             exchanged.tensor_bytes,
         )
         return exchanged
+
+    def _begin(
+        self,
+        second_moments: Sequence[tf.Variable],
+        adam: AdamState,
+        replicas: int,
+        local_replica: int,
+    ) -> None:
+        """Takes its share of the inner optimizer's, unless replicas have their own already."""
+
+        def take_share() -> None:
+            for own, whole in zip(second_moments, adam.second_moments, strict=True):
+                own.assign(tf.cast(whole.value, tf.float32) / replicas)
+
+        exchanged_before = self._local(self.unsent, local_replica).read_value()
+        tf.cond(exchanged_before, lambda: None, take_share)
 
     def _count_step(self, finite: tf.Tensor) -> None:
         self.step.assign_add(1)
@@ -318,12 +365,18 @@ def _check_warmup(compressor: Compressor, strategy: tf.distribute.Strategy) -> N
         )
 
 
-def _announce(strategy: tf.distribute.Strategy, compressor: Compressor) -> None:
+def _announce(
+    strategy: tf.distribute.Strategy,
+    compressor: Compressor,
+    preconditioner: Preconditioner | None,
+) -> None:
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
         _LOG.info("One replica: gradients are not exchanged.")
         return
     _LOG.info("%d replicas exchange gradients by %r.", replicas, compressor)
+    if preconditioner:
+        _LOG.info("Each replica keeps Adam's second moment of its own gradients: %s.", _WHY_LOCAL)
     if any("GPU" in device for device in strategy.extended.worker_devices):
         _LOG.info("Gradients are copied from the GPU to the host for compression.")
 
@@ -346,7 +399,9 @@ def _state_variable(initial: Any, dtype: str, name: str) -> keras.Variable:
 
 
 def _new_state(
-    compressor: Compressor, specs: Sequence[GradientSpec]
+    compressor: Compressor,
+    specs: Sequence[GradientSpec],
+    preconditioner: Preconditioner | None,
 ) -> dict[str, list[keras.Variable]]:
     return {
         name: [
@@ -361,7 +416,7 @@ def _new_state(
             )
             for of_one, spec in zip(of_all, specs, strict=True)
         ]
-        for name, of_all in state_specs(compressor, specs).items()
+        for name, of_all in state_specs(compressor, specs, preconditioner).items()
     }
 
 

@@ -12,6 +12,7 @@ from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute.communicator import AllReduce, Communicator, Sent, Wish
 from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.preconditioner import Preconditioner
 
 
 class InLockstep(NamedTuple):
@@ -62,11 +63,15 @@ class _Meeting(Communicator):
 State = dict[str, list[tf.Variable]]
 
 
-def new_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> State:
+def new_state(
+    compressor: Compressor,
+    specs: Sequence[GradientSpec],
+    preconditioner: Preconditioner | None = None,
+) -> State:
     """The state that one replica begins with, by name, in the order of `specs`."""
     return {
         name: [tf.Variable(tf.zeros(of_one.shape), trainable=False) for of_one in of_all]
-        for name, of_all in state_specs(compressor, specs).items()
+        for name, of_all in state_specs(compressor, specs, preconditioner).items()
     }
 
 

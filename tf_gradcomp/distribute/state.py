@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tf_gradcomp.compressors.base import Compressor, StateSpec
 from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.preconditioner import Preconditioner
 
 
 def state_specs(
-    compressor: Compressor, specs: Sequence[GradientSpec]
+    compressor: Compressor,
+    specs: Sequence[GradientSpec],
+    preconditioner: Preconditioner | None = None,
 ) -> dict[str, list[StateSpec]]:
-    """The state of each gradient by name, in the order of `specs`: the method's and its warm-up's.
+    """The state of each gradient by name, in the order of `specs`: of all that keeps any.
+
+    That is the method, its warm-up and the preconditioner.
 
     Raises:
         ValueError: If both keep state of one name in different shapes.
     """
     state: dict[str, list[StateSpec]] = {}
-    stage: Compressor | None = compressor
-    while stage:
-        own = [stage.state(spec) for spec in specs]
+    keepers: list[Compressor | Preconditioner] = [*_stages(compressor)]
+    if preconditioner:
+        keepers.append(preconditioner)
+    for keeper in keepers:
+        own = [keeper.state(spec) for spec in specs]
         for name in own[0] if own else ():
             of_all = [of_one[name] for of_one in own]
             shapes = [of_one.shape for of_one in of_all]
@@ -29,5 +36,11 @@ def state_specs(
                     f"{compressor!r}: the {name} of its warm-up has another shape; use settings "
                     "that keep the same."
                 )
-        stage = stage.warmup
     return state
+
+
+def _stages(compressor: Compressor) -> Iterator[Compressor]:
+    stage: Compressor | None = compressor
+    while stage:
+        yield stage
+        stage = stage.warmup

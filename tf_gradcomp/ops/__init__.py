@@ -11,6 +11,7 @@ from tf_gradcomp.ops.adacomp import (
 from tf_gradcomp.ops.chunks import Chunked, chunk_apply, chunk_draw, chunk_select, chunk_take
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
+from tf_gradcomp.ops.precondition import precondition
 from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_put_back
 from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
 from tf_gradcomp.ops.top_k import (
@@ -37,6 +38,7 @@ __all__ = [
     "power_sgd_left",
     "power_sgd_reduce",
     "power_sgd_right",
+    "precondition",
     "qsgd_decode",
     "qsgd_encode",
     "qsgd_put_back",

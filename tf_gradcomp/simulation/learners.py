@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,13 +11,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import compressors
+from tf_gradcomp import _private, compressors
 from tf_gradcomp.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.gradients import dense, gradient_specs, norm
 from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
+from tf_gradcomp.momentum_steps import momentum_only
 from tf_gradcomp.policy import Policy
+from tf_gradcomp.preconditioner import AUTO, Preconditioner, preconditioner_for
 from tf_gradcomp.simulation.similarity import (
     Similarity,
     hamming_distance,
@@ -63,6 +66,7 @@ class Learners:
         learners: Their number, at least 1.
         compressor: A compressor, its name or its config: see `gc.compressors.get`.
         policy: Which layer kind each variable has; by default `gc.Policy()`.
+        precondition: As for `gc.CompressedOptimizer`.
 
     Raises:
         ValueError: If the model is not built or compiled, its optimizer is compressed already, the
@@ -82,6 +86,7 @@ class Learners:
         learners: int,
         compressor: str | Mapping[str, Any] | compressors.Compressor = "adacomp",
         policy: Policy | None = None,
+        precondition: str | None = AUTO,
     ) -> None:
         _check_model(model)
         if not isinstance(learners, int) or learners < 1:
@@ -89,7 +94,14 @@ class Learners:
         self.model = model
         self.compressor = compressors.get(compressor)
         self.specs = gradient_specs(model.trainable_variables, policy or Policy())
-        self.state = [new_state(self.compressor, self.specs) for _ in range(learners)]
+        self._preconditioner = (
+            preconditioner_for(model.optimizer, self.compressor, precondition)
+            if learners > 1
+            else None
+        )
+        self.state = [
+            new_state(self.compressor, self.specs, self._preconditioner) for _ in range(learners)
+        ]
         self._step = 0
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced)
@@ -113,9 +125,10 @@ class Learners:
         for rank, (share, state) in enumerate(shares):
             loss, gradients = self._gradients(*share)
             losses.append(loss)
-            inputs.append(
-                ExchangeInputs(self.specs, gradients, handles(state), step, finite, rank, size)
-            )
+            of_one = handles(state)
+            if self._preconditioner:
+                gradients = self._divided(self._preconditioner, gradients, of_one)
+            inputs.append(ExchangeInputs(self.specs, gradients, of_one, step, finite, rank, size))
         wanted = self._wanted(inputs) if similarity else []
         ends = exchange_in_lockstep(self.compressor, inputs)
         self._step += 1
@@ -131,6 +144,17 @@ class Learners:
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
             similarity=self._similarity(exchanged.reduced, wanted) if similarity else None,
         )
+
+    def _divided(
+        self,
+        preconditioner: Preconditioner,
+        gradients: list[tf.Tensor],
+        state: dict[str, list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        optimizer = self.model.optimizer
+        clipped = _private.clip(optimizer, gradients)
+        updates = tf.cast(optimizer.iterations, tf.int64)
+        return preconditioner.divided(clipped, state, updates, len(self.state))
 
     def _wanted(self, inputs: list[ExchangeInputs]) -> list[tf.Tensor]:
         """What all learners together have to send, before a step."""
@@ -233,7 +257,9 @@ class Learners:
             tf.cast(total, variable.dtype)
             for total, variable in zip(reduced, variables, strict=True)
         ]
-        self.model.optimizer.apply(gradients, variables)
+        optimizer = self.model.optimizer
+        with momentum_only(optimizer) if self._preconditioner else contextlib.nullcontext():
+            optimizer.apply(gradients, variables)
 
 
 def _check_model(model: keras.Model) -> None:

@@ -16,6 +16,7 @@ from common import (
     say,
     scalar,
     state_digest,
+    state_sums,
 )
 
 import tf_gradcomp as gc
@@ -35,8 +36,15 @@ class Watch(keras.callbacks.Callback):
     def sums(self):
         return residual_sums(exchange_of(setup, self.model))
 
+    def second_moments(self):
+        return state_sums(exchange_of(setup, self.model))["second_moment"]
+
     def on_train_begin(self, logs=None):
-        self.restored = {"residual sums": self.sums(), **state_digest(self.model)}
+        self.restored = {
+            "residual sums": self.sums(),
+            "second moments": self.second_moments(),
+            **state_digest(self.model),
+        }
 
     def on_train_batch_end(self, batch, logs=None):
         if self.after_first_step is None:
@@ -58,6 +66,12 @@ def report_now(watch):
             "restored": watch.restored,
             "after first step": watch.after_first_step,
             "residual sums": watch.sums(),
+            "second moments": watch.second_moments(),
+            "own second moments": [
+                np.asarray(v)
+                for v in inner_of(watch.model.optimizer).variables
+                if "velocity" in v.path
+            ],
             "iterations": scalar(inner_of(watch.model.optimizer).iterations),
             **state_digest(watch.model),
         }
@@ -66,7 +80,9 @@ def report_now(watch):
 
 setup = Setup("optimizer")
 x, y = digits(96)
-model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.Adam(1e-2)))
+model = setup.model(
+    dense_model, lambda: setup.wrap(keras.optimizers.Adam(1e-2), precondition="auto")
+)
 callbacks = [gc.callbacks.BackupAndRestore(FOLDER, delete_checkpoint=False), Watch()]
 say(f"{WORKERS} workers")
 model.fit(x, y, batch_size=24, epochs=EPOCHS, verbose=0, callbacks=callbacks)

@@ -41,7 +41,7 @@ class Weights(keras.callbacks.Callback):
 
 def real(compressor, data):
     setup, seen = Setup("optimizer", compressor), Weights()
-    model = setup.model(build, lambda: setup.wrap(keras.optimizers.Adam(0.01)))
+    model = setup.model(build, lambda: setup.wrap(keras.optimizers.Adam(0.01), precondition="auto"))
     model.fit(*data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[seen])
     return seen.steps
 

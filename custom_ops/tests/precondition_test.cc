@@ -1,0 +1,75 @@
+// The preconditioner's kernel: against its definition, with any number of threads.
+#include "../kernels/precondition.h"
+
+#include <cmath>
+#include <limits>
+
+#include "check.h"
+#include "support.h"
+
+namespace gradcomp {
+namespace {
+
+constexpr AdamSettings kAdam{0.9f, 1e-3f, 2.0f};
+
+struct Tensors {
+  explicit Tensors(std::vector<int64_t> sizes) {
+    for (int64_t size : sizes) {
+      gradients.emplace_back(size);
+      for (int64_t i = 0; i < size; ++i) gradients.back()[i] = std::sin(0.7f * i + size);
+      moments.emplace_back(size, 0.25f);
+      outputs.emplace_back(size);
+    }
+  }
+
+  void Run(const ParallelFor& parallel_for) {
+    std::vector<PreconditionTensor> tensors;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      tensors.push_back({moments[i].data(), gradients[i].data(), GradientType::kFloat,
+                         static_cast<int64_t>(gradients[i].size()), outputs[i].data()});
+    }
+    Precondition(tensors, kAdam, parallel_for);
+  }
+
+  void CheckQuotients() const {
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      for (size_t j = 0; j < gradients[i].size(); ++j) {
+        const float value = gradients[i][j];
+        const float moment = 0.25f + (1 - 0.9f) * (value * value - 0.25f);
+        CHECK(moments[i][j] == moment);
+        CHECK(outputs[i][j] == value / (std::sqrt(2.0f * moment) + 1e-3f));
+      }
+    }
+  }
+
+  std::vector<std::vector<float>> gradients, moments, outputs;
+};
+
+void DividesByTheRootOnAnyNumberOfThreads() {
+  for (int threads : {1, 3}) {
+    Tensors tensors({1, 0, 200'000, 7});
+    tensors.Run(Threads(threads));
+    tensors.CheckQuotients();
+  }
+}
+
+void LeavesMomentsWhereNotFinite() {
+  Tensors tensors({5, 200'000});
+  tensors.gradients[1][199'999] = std::numeric_limits<float>::infinity();
+  tensors.Run(Threads(2));
+  for (const auto& moments : tensors.moments) {
+    for (float moment : moments) CHECK(moment == 0.25f);
+  }
+  for (const auto& outputs : tensors.outputs) {
+    for (float output : outputs) CHECK(std::isnan(output));
+  }
+}
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  using namespace gradcomp;
+  RUN(DividesByTheRootOnAnyNumberOfThreads);
+  RUN(LeavesMomentsWhereNotFinite);
+}

@@ -1,0 +1,94 @@
+"""The op that divides gradients by the roots of their second moments."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.reference.precondition import precondition as oracle
+
+SHAPES = [(3,), (70_000,), (), (0,), (17, 5)]
+ADAM = {"beta_2": 0.999, "epsilon": 1e-7}
+
+
+def draw(step, dtype=np.float32):
+    generator = np.random.default_rng(step)
+    return [generator.normal(size=shape).astype(dtype) for shape in SHAPES]
+
+
+def new_moments():
+    return [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
+
+
+class PreconditionTest(tf.test.TestCase):
+    def test_equals_the_oracle_over_steps(self):
+        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+            moments = new_moments()
+            expected = [np.zeros(shape, np.float32) for shape in SHAPES]
+            for step in range(1, 5):
+                gradients = draw(step, dtype)
+                divided = ops.precondition(moments, gradients, step, scale=4, **ADAM)
+                for i, gradient in enumerate(gradients):
+                    wanted, expected[i] = oracle(expected[i], gradient, step, scale=4, **ADAM)
+                    np.testing.assert_array_equal(divided[i].numpy(), wanted)
+                    np.testing.assert_array_equal(moments[i].numpy(), expected[i])
+
+    def test_in_a_graph_and_from_handles(self):
+        moments = new_moments()
+        divide = tf.function(
+            lambda gradients, step: ops.precondition(
+                [moment.handle for moment in moments], gradients, step, **ADAM
+            )
+        )
+        divided = divide(draw(1), tf.constant(1, tf.int64))
+        self.assertAllEqual([value.shape for value in divided], SHAPES)
+        for value, gradient in zip(divided, draw(1), strict=True):
+            self.assertAllClose(value, np.sign(gradient), rtol=0, atol=0.05)
+
+    def test_the_value_that_was_read_before_stays(self):
+        (moment,) = moments = [tf.Variable(tf.zeros(3))]
+        before = moment.read_value()
+        ops.precondition(moments, [tf.ones(3)], 1, **ADAM)
+        self.assertAllEqual(before, np.zeros(3))
+        self.assertNotAllEqual(moment, np.zeros(3))
+
+    def test_zeros_stay_zeros(self):
+        moments = new_moments()
+        divided = ops.precondition(moments, [tf.zeros(shape) for shape in SHAPES], 1, **ADAM)
+        for value in divided:
+            self.assertAllEqual(value, np.zeros(value.shape))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e20], ids=str)
+def test_where_a_square_is_not_finite_moments_stay_and_all_is_nan(bad):
+    moments = new_moments()
+    ops.precondition(moments, draw(1), 1, **ADAM)
+    before = [moment.numpy() for moment in moments]
+    gradients = draw(2)
+    gradients[1][69_999] = bad
+    divided = ops.precondition(moments, gradients, 2, **ADAM)
+    for value, moment, old in zip(divided, moments, before, strict=True):
+        assert np.isnan(value.numpy()).all()
+        np.testing.assert_array_equal(moment.numpy(), old)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"beta_2": 1.0}, "beta_2 is 1"),
+        ({"beta_2": -0.1}, "beta_2 is -0.1"),
+        ({"epsilon": 0.0}, "epsilon is 0"),
+        ({"scale": 0.0}, "scale is 0"),
+        ({"scale": float("inf")}, "scale is inf"),
+        ({"step": 0}, "step is 0"),
+        ({"step": [1]}, r"step has shape \[1\]"),
+        ({"gradients": [tf.zeros(4)]}, r"gradient 0 has shape \[4\]; expected \[3\]"),
+        ({"gradients": [tf.zeros(3)] * 2}, "2 gradients for 1 residuals"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_refuses(wrong, message):
+    right = {"gradients": [tf.zeros(3)], "step": 1, **ADAM}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        ops.precondition([tf.Variable(tf.zeros(3))], **{**right, **wrong})

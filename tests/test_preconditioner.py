@@ -1,0 +1,233 @@
+"""Adam's second moment in front of the compressor."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.replicas import copies, mirrored, stepper
+from tf_gradcomp import _private
+from tf_gradcomp.momentum_steps import MOMENTUM_STEPS, momentum_only
+from tf_gradcomp.preconditioner import SECOND_MOMENT, preconditioner_for
+
+SHAPES = [(40, 30), (30,)]
+SIGNS = np.array([1, 1, -1, 1, -1, -1, -1], "float32")
+
+
+def new_variables():
+    generator = np.random.default_rng(1)
+    return [
+        keras.Variable(generator.normal(size=shape).astype("float32"), name=name)
+        for shape, name in zip(SHAPES, ("kernel", "bias"), strict=True)
+    ]
+
+
+def gradients_at(step, replicas):
+    generator = np.random.default_rng(100 + step)
+    return [
+        [generator.normal(size=shape).astype("float32") for shape in SHAPES]
+        for _ in range(replicas)
+    ]
+
+
+class Job:
+    """A compressed optimizer on some replicas, on two variables."""
+
+    def __init__(self, replicas=2, inner=None, **kwargs):
+        self.strategy = mirrored(replicas)
+        self.replicas = replicas
+        with self.strategy.scope():
+            self.variables = new_variables()
+            inner = keras.optimizers.deserialize(inner) if inner else keras.optimizers.Adam(0.1)
+            self.optimizer = gc.CompressedOptimizer(inner, **kwargs)
+            self.optimizer.build(self.variables)
+        self.step = stepper(
+            self.strategy, lambda grads: self.optimizer.apply(grads, self.variables)
+        )
+
+    def train(self, first, steps):
+        for step in range(first, first + steps):
+            self.step(gradients_at(step, self.replicas))
+        return self
+
+    def moments(self):
+        """By variable, of each replica."""
+        return [copies(self.strategy, v) for v in self.optimizer.exchange.state[SECOND_MOMENT]]
+
+    def slots(self):
+        inner = self.optimizer.inner_optimizer
+        return [v.numpy() for v in _private.slots(inner, "velocities", self.variables)]
+
+    def resumed(self, replicas):
+        """A job of so many replicas that goes on from here, by what a checkpoint holds."""
+        other, saved = Job(replicas), {}
+        self.optimizer.save_own_variables(saved)
+        other.optimizer.load_own_variables(saved)
+        inner = {}
+        self.optimizer.inner_optimizer.save_own_variables(inner)
+        other.optimizer.inner_optimizer.load_own_variables(inner)
+        for own, value in zip(other.variables, self.variables, strict=True):
+            own.assign(value.numpy())
+        return other
+
+
+@pytest.mark.parametrize("class_", MOMENTUM_STEPS, ids=lambda class_: class_.__name__)
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"use_ema": True}], ids=str)
+def test_momentum_steps_are_those_of_keras_where_the_second_moment_is_constant(class_, settings):
+    plain, stepped = ([*new_variables()] for _ in range(2))
+    optimizer, momentum = (class_(0.05, epsilon=1e-12, **settings) for _ in range(2))
+    optimizer.build(plain)
+    momentum.build(stepped)
+    sizes = [np.abs(gradient) + 0.1 for gradient in gradients_at(0, 1)[0]]
+    for sign in SIGNS:
+        optimizer.apply([tf.constant(sign * size) for size in sizes], plain)
+        with momentum_only(momentum):
+            momentum.apply([tf.fill(size.shape, sign) for size in sizes], stepped)
+    assert type(momentum) is class_
+    for one, other in zip(plain, stepped, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_replicas_keep_the_second_moments_of_their_own_gradients_and_equal_weights():
+    job = Job().train(0, 3)
+    for copies_ in job.moments():
+        assert (copies_[0] != copies_[1]).any()
+    for variable in [*job.variables, *job.optimizer.inner_optimizer.variables]:
+        first, second = copies(job.strategy, variable)
+        np.testing.assert_array_equal(first, second)
+    assert not any(slot.any() for slot in job.slots())
+
+
+def test_what_is_divided_is_sent_or_kept():
+    job = Job(inner={"class_name": "Adam", "config": {"beta_1": 0.0, "learning_rate": 1.0}})
+    start = job.variables[0].numpy()
+    job.train(0, 4)
+    total, moments = 0, [0.0, 0.0]
+    for step in range(4):
+        for replica, of_one in enumerate(gradients_at(step, 2)):
+            moments[replica] = 0.999 * moments[replica] + 0.001 * of_one[0] ** 2
+            mean = moments[replica] / (1 - 0.999 ** (step + 1))
+            total = total + of_one[0] / np.sqrt(2 * mean)
+    kept = sum(copies(job.strategy, job.optimizer.exchange.residuals[0]))
+    np.testing.assert_allclose(start - job.variables[0].numpy() + kept, total, rtol=1e-3, atol=1e-3)
+
+
+def test_clips_each_replica_before_it_divides():
+    job = Job(inner=keras.optimizers.serialize(keras.optimizers.Adam(0.1, clipvalue=0.01)))
+    job.train(0, 3)
+    for of_each in job.moments():
+        assert max(moment.max() for moment in of_each) <= 0.01**2
+    # And not what is divided, which is about 1.
+    assert np.abs(job.variables[0].numpy() - new_variables()[0].numpy()).max() > 0.1
+
+
+def test_a_replica_with_a_bad_gradient_keeps_its_second_moment():
+    job = Job().train(0, 2)
+    before, weights = job.moments(), job.variables[0].numpy()
+    gradients = gradients_at(2, 2)
+    gradients[1][0][3, 4] = np.nan
+    job.step(gradients)
+    np.testing.assert_array_equal(job.variables[0].numpy(), weights)
+    for after, old in zip(job.moments(), before, strict=True):
+        np.testing.assert_array_equal(after[1], old[1])
+    assert job.optimizer.exchange.skipped_steps.numpy() == 1
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_goes_on_with_the_sum_of_second_moments(replicas):
+    job = Job().train(0, 3)
+    other = job.resumed(replicas)
+    for after, before in zip(other.moments(), job.moments(), strict=True):
+        np.testing.assert_allclose(sum(after), sum(before), rtol=1e-5)
+
+
+def test_one_replica_gets_the_second_moments_back_and_many_take_them_over():
+    job = Job().train(0, 3)
+    alone = job.resumed(1).train(3, 1)
+    given = gradients_at(3, 1)[0][0] + late_gradient(job)
+    expected = 0.999 * sum(job.moments()[0]) + 0.001 * given**2
+    np.testing.assert_allclose(alone.slots()[0], expected, rtol=1e-3, atol=1e-6)
+    assert not any(np.any(r.numpy()) for r in alone.optimizer.exchange.residuals)
+    many = alone.resumed(2)
+    slot = many.slots()[0]
+    many.train(4, 1)
+    for replica, of_one in enumerate(gradients_at(4, 2)):
+        expected = 0.999 * slot / 2 + 0.001 * of_one[0] ** 2
+        np.testing.assert_allclose(many.moments()[0][replica], expected, rtol=1e-3, atol=1e-7)
+
+
+def late_gradient(job):
+    """The first variable's residuals, all together, as a gradient that is not divided."""
+    residual = sum(copies(job.strategy, job.optimizer.exchange.residuals[0]))
+    return residual * (np.sqrt(sum(job.moments()[0]) / (1 - 0.999**3)) + 1e-7)
+
+
+def test_what_is_late_is_not_divided_for_one_replica():
+    job = Job().train(0, 3)
+    alone = job.resumed(1)
+    adam = alone.optimizer.inner_optimizer
+    (momentum, _) = _private.slots(adam, "momentums", alone.variables)
+    before = momentum.numpy()
+    alone.step([[np.zeros(shape, "float32") for shape in SHAPES]])
+    given = (momentum.numpy() - 0.9 * before) / 0.1
+    np.testing.assert_allclose(given, late_gradient(job), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("inner", "compressor", "setting", "expected"),
+    [
+        ("adam", "adacomp", "auto", True),
+        ("adamw", "scalecom", "auto", True),
+        ("adam", "qsgd", "auto", False),
+        ("adam", "no_compression", "local", True),
+        ("sgd", "adacomp", "auto", False),
+        ("adam", "adacomp", None, False),
+    ],
+)
+def test_auto_is_local_where_it_helps(inner, compressor, setting, expected):
+    found = preconditioner_for(keras.optimizers.get(inner), gc.compressors.get(compressor), setting)
+    assert (found is not None) == expected
+
+
+def test_amsgrad_is_left_as_it_is():
+    adam = keras.optimizers.Adam(amsgrad=True)
+    assert preconditioner_for(adam, gc.compressors.AdaComp(), "auto") is None
+
+
+@pytest.mark.parametrize("setting", ["global", True, 1], ids=str)
+def test_refuses_other_settings(setting):
+    with pytest.raises(ValueError, match='expected "auto", "local" or None'):
+        gc.CompressedOptimizer("adam", precondition=setting)
+
+
+def test_refuses_local_for_others_than_the_adam_family():
+    with pytest.raises(ValueError, match=r"is for Adam, AdamW, Nadam, Lamb .* received SGD"):
+        gc.CompressedOptimizer("sgd", precondition="local")
+
+
+@pytest.mark.parametrize("setting", ["auto", "local", None], ids=str)
+def test_config_keeps_the_setting(setting):
+    optimizer = gc.CompressedOptimizer("adam", precondition=setting)
+    restored = gc.CompressedOptimizer.from_config(optimizer.get_config())
+    assert restored.precondition == setting
+
+
+def test_what_stays_sparse_goes_through_all_of_adam():
+    strategy = mirrored(2)
+    with strategy.scope():
+        table = keras.Variable(np.zeros((50, 4), "float32"), name="embeddings")
+        policy = gc.Policy(max_dense_elements=10)
+        optimizer = gc.CompressedOptimizer("adam", policy=policy, precondition="local")
+        optimizer.build([table])
+
+    def apply(given):
+        return optimizer.apply([tf.IndexedSlices(*given, (50, 4))], [table])
+
+    ones = np.ones((1, 4), "float32")
+    stepper(strategy, apply)([[ones, np.array([3])], [ones, np.array([5])]])
+    (slot,) = _private.slots(optimizer.inner_optimizer, "velocities", [table])
+    assert np.count_nonzero(slot.numpy()) == 8
+    expected = np.zeros((50, 4))
+    expected[[3, 5]] = -0.001
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-4)

@@ -1,0 +1,53 @@
+"""Adam's division by the root of the second moment, before gradients are compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp.ops import library
+from tf_gradcomp.ops.handles import handles_of
+
+
+def precondition(
+    second_moments: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    step: tf.Tensor | int,
+    *,
+    beta_2: float,
+    epsilon: float,
+    scale: float = 1.0,
+) -> list[tf.Tensor]:
+    """Updates the second moments of a replica by its gradients, and divides these by their roots.
+
+    With `v` a second moment and `g` its gradient: `v += (1 - beta_2) * (g**2 - v)`; and what is
+    returned is `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`. All arithmetic is float32,
+    without fused multiply-add. Where the square of any gradient is not finite, no second moment
+    changes, and all that is returned is NaN.
+
+    Args:
+        second_moments: float32 variables or their resource handles, updated in place.
+        gradients: One for each second moment and of its shape: float32, float16 or bfloat16.
+        step: int64 scalar: 1 in the first step, as for Adam's bias correction.
+        beta_2: Adam's, from 0 to less than 1.
+        epsilon: Adam's, positive.
+        scale: Positive. The number of replicas makes the second moment of one an estimate of that
+            of their sum.
+
+    Returns:
+        float32, in the shapes of the gradients.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If a shape or an argument is not as said.
+
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1.
+    """
+    return library.load().precondition(
+        second_moments=handles_of(second_moments),
+        gradients=list(gradients),
+        step=tf.convert_to_tensor(step, tf.int64),
+        beta_2=beta_2,
+        epsilon=epsilon,
+        scale=scale,
+    )

@@ -1,0 +1,31 @@
+"""Adam's division by the root of the second moment, in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def precondition(
+    second_moment: np.ndarray,
+    gradient: np.ndarray,
+    step: int,
+    *,
+    beta_2: float,
+    epsilon: float,
+    scale: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a gradient is divided to, and its second moment afterwards; float32.
+
+    Args:
+        second_moment: float32, before the step.
+        gradient: Of any float type.
+        step: From 1 on.
+        beta_2: Adam's.
+        epsilon: Adam's.
+        scale: Of the second moment, beside Adam's bias correction.
+    """
+    value = np.asarray(gradient).astype(np.float32)
+    beta_2, epsilon = np.float32(beta_2), np.float32(epsilon)
+    moment = second_moment + (1 - beta_2) * (value * value - second_moment)
+    factor = np.float32(np.float64(np.float32(scale)) / (1 - np.float64(beta_2) ** step))
+    return value / (np.sqrt(factor * moment) + epsilon), moment
