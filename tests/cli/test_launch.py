@@ -94,6 +94,19 @@ def test_each_worker_has_its_tf_config_and_environment():
     assert [watched.of(index)[1] for index in (0, 1)] == ["red None", "blue None"]
 
 
+def test_a_worker_may_have_a_place_of_its_own():
+    result, watched = run(
+        "print(os.environ['TF_CONFIG']); print(os.environ.get('PLACE'))",
+        worker_prefix=[["env", "PLACE=attic"], []],
+        hosts=["10.0.0.1", "10.0.0.2"],
+    )
+    assert result.exit_code == 0
+    config = eval(watched.of(0)[0])
+    hosts = [address.partition(":")[0] for address in config["cluster"]["worker"]]
+    assert hosts == ["10.0.0.1", "10.0.0.2"]
+    assert [watched.of(index)[1] for index in (0, 1)] == ["attic", "None"]
+
+
 def test_the_last_words_of_a_killed_worker_are_kept():
     result, watched = run("sys.stdout.write('unfinished'); os.kill(os.getpid(), 9)", workers=1)
     assert watched.of(0) == ["unfinished"]
@@ -273,7 +286,7 @@ with LocalJob([sys.executable, "-c", program], 2, on_line=lambda *line: print(li
 
 
 def test_a_reserved_port_is_given_to_nobody_but_a_server_that_asks_for_it():
-    ports = ReservedPorts(50)
+    ports = ReservedPorts(["localhost"] * 50)
     try:
         numbers = [int(address.rpartition(":")[2]) for address in ports.addresses]
         assert len(set(numbers)) == 50
@@ -291,7 +304,11 @@ def test_a_reserved_port_is_given_to_nobody_but_a_server_that_asks_for_it():
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"workers": 0}, "at least one worker"), ({"worker_env": [{}]}, "each of the 2 workers")],
+    [
+        ({"workers": 0}, "at least one worker"),
+        ({"worker_env": [{}]}, "each of the 2 workers"),
+        ({"hosts": ["10.0.0.1"]}, "hosts must have one entry for each of the 2 workers"),
+    ],
 )
 def test_wrong_arguments(settings, says):
     with pytest.raises(ValueError, match=says):

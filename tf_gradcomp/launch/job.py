@@ -27,6 +27,7 @@ _TAIL_LINES = 200
 _DEFAULT_GRACE = 5.0
 # What a worker's own children may take to finish writing after the worker itself has ended.
 _LAST_OUTPUT = 1.0
+_THIS_MACHINE = "localhost"
 
 # Run in front of each worker: asks Linux to kill it when the launcher dies, however that dies, and
 # becomes the worker's program. (As `preexec_fn` it would run between fork and exec, which is not
@@ -106,6 +107,9 @@ class LocalJob:
         workers: How many workers to start.
         env: The environment of the workers, by default that of this process.
         worker_env: More environment for each worker by itself.
+        worker_prefix: For each worker what its command is run by, such as `ip netns exec NAME`; it
+            must become the command, not start it.
+        hosts: By what name the others reach each worker, where that is not this machine's own.
         on_line: Called with each line of output.
         on_progress: Called as `on_line` with the state of a line that is being redrawn.
         grace: Seconds between the first failure (or the first `stop`) and SIGKILL for the others;
@@ -129,6 +133,8 @@ class LocalJob:
         *,
         env: Mapping[str, str] | None = None,
         worker_env: Sequence[Mapping[str, str]] | None = None,
+        worker_prefix: Sequence[Sequence[str]] | None = None,
+        hosts: Sequence[str] | None = None,
         on_line: LineHook | None = None,
         on_progress: LineHook | None = None,
         grace: float | None = _DEFAULT_GRACE,
@@ -136,11 +142,16 @@ class LocalJob:
     ) -> None:
         if workers < 1:
             raise ValueError(f"A job needs at least one worker. Received: workers={workers}")
-        if worker_env is not None and len(worker_env) != workers:
-            raise ValueError(
-                f"worker_env must have one entry for each of the {workers} workers. "
-                f"Received: {len(worker_env)} entries"
-            )
+        for name, given in (
+            ("worker_env", worker_env),
+            ("worker_prefix", worker_prefix),
+            ("hosts", hosts),
+        ):
+            if given is not None and len(given) != workers:
+                raise ValueError(
+                    f"{name} must have one entry for each of the {workers} workers. "
+                    f"Received: {len(given)} entries"
+                )
         self._on_line = on_line
         self._on_progress = on_progress
         self._grace = grace
@@ -152,21 +163,25 @@ class LocalJob:
         self._timed_out = False
         self._kill_at: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._ports = ReservedPorts(workers)
+        self._ports = ReservedPorts(hosts or [_THIS_MACHINE] * workers)
         self._started = time.monotonic()
         try:
-            self._start(command, os.environ if env is None else env, worker_env or [{}] * workers)
+            self._start(
+                [[*prefix, *command] for prefix in worker_prefix or [()] * workers],
+                os.environ if env is None else env,
+                worker_env or [{}] * workers,
+            )
         except BaseException:
             self.close()
             raise
 
     def _start(
         self,
-        command: Sequence[str],
+        commands: Sequence[Sequence[str]],
         env: Mapping[str, str],
         worker_env: Sequence[Mapping[str, str]],
     ) -> None:
-        for index, own_env in enumerate(worker_env):
+        for index, (command, own_env) in enumerate(zip(commands, worker_env, strict=True)):
             tf_config = make_tf_config(self._ports.addresses, index)
             # Unbuffered: the last words of a killed worker must not be lost in its buffer.
             full_env = {"PYTHONUNBUFFERED": "1", **env, "TF_CONFIG": tf_config, **own_env}

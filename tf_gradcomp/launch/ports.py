@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-
-_HOST = "localhost"
+from collections.abc import Sequence
 
 
 class ReservedPorts:
@@ -17,13 +16,13 @@ class ReservedPorts:
     not allow that, the port is released at once and that short race is left.
 
     Args:
-        count: How many ports to reserve.
+        hosts: One for each port to reserve: the name by which others reach it.
     """
 
-    def __init__(self, count: int) -> None:
-        self._sockets = [_bind(0) for _ in range(count)]
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._sockets = [_bind(0) for _ in hosts]
         ports = [bound.getsockname()[1] for bound in self._sockets]
-        self.addresses = tuple(f"{_HOST}:{port}" for port in ports)
+        self.addresses = tuple(f"{host}:{port}" for host, port in zip(hosts, ports, strict=True))
         if not all(_can_listen(port) for port in ports):
             self.release()
 
