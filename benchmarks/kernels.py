@@ -10,11 +10,9 @@ turns, because memory bandwidth varies from minute to minute.
 
 import math
 import os
-import platform
 import statistics
 import time
 from collections import defaultdict
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -22,6 +20,7 @@ import click
 import numpy as np
 import rich
 import tensorflow as tf
+from machine import processor
 from rich.progress import track
 from rich.table import Table
 
@@ -150,15 +149,6 @@ def report(elements, times):
         numbers = [median, min(times[label]), max(times[label]), 1e6 * median / elements]
         table.add_row(label, *[f"{number:.2f}" for number in numbers], f"{median / floor:.2f}")
     rich.print(table)
-
-
-def processor():
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.machine()
 
 
 @click.command(help=__doc__)

@@ -1,0 +1,79 @@
+"""Which contenders the network benchmark measures where."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import jobs
+from links import LOOPBACK, UNSHAPED
+
+from tf_gradcomp import compressors
+
+EVERYONE = (jobs.ALL_REDUCE, jobs.FLOAT16, *compressors.names(), jobs.NOTHING)
+SOME = (jobs.ALL_REDUCE, jobs.FLOAT16, "adacomp", "scalecom", "power_sgd", jobs.NOTHING)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A job on some number of workers, on some links, by some contenders."""
+
+    job: str
+    workers: int
+    links: Sequence[str]
+    contenders: Sequence[str]
+
+    @property
+    def of_tensorflow(self) -> list[str]:
+        """The contenders that TensorFlow runs."""
+        return [name for name in self.contenders if name not in jobs.TORCH]
+
+    @property
+    def of_torch(self) -> list[str]:
+        """The contenders that PyTorch runs."""
+        return [name for name in self.contenders if name in jobs.TORCH]
+
+
+FULL = (
+    Cell(jobs.EXCHANGE, 2, ("100 Mbit/s", "1 Gbit/s", UNSHAPED), (*EVERYONE, *jobs.TORCH)),
+    Cell(jobs.MLP, 2, ("10 Mbit/s", "100 Mbit/s", "1 Gbit/s", UNSHAPED), (*EVERYONE, *jobs.TORCH)),
+    Cell(jobs.LSTM, 2, ("100 Mbit/s", "1 Gbit/s"), SOME),
+    Cell(jobs.RESNET, 2, ("100 Mbit/s", "1 Gbit/s"), SOME),
+    Cell(jobs.EXCHANGE, 4, ("100 Mbit/s",), (*EVERYONE, *jobs.TORCH)),
+    Cell(jobs.MLP, 4, ("100 Mbit/s",), (*EVERYONE, *jobs.TORCH)),
+)
+SHORT = (
+    Cell(jobs.EXCHANGE, 2, ("100 Mbit/s", UNSHAPED), (jobs.ALL_REDUCE, "adacomp", "scalecom")),
+    Cell(jobs.MLP, 2, ("100 Mbit/s", "1 Gbit/s", UNSHAPED), (*SOME, *jobs.TORCH)),
+)
+
+
+def chosen(
+    cells: Sequence[Cell],
+    *,
+    only_jobs: Collection[str] = (),
+    only_workers: Collection[int] = (),
+    only_links: Collection[str] = (),
+    only_contenders: Collection[str] = (),
+    with_torch: bool = True,
+    shaped: bool = True,
+) -> list[Cell]:
+    """Those parts of the cells that were asked for, and can be measured here."""
+
+    def keep(cell: Cell) -> Cell:
+        links = [link for link in cell.links if not only_links or link in only_links]
+        names = [
+            name
+            for name in cell.contenders
+            if (not only_contenders or name in only_contenders)
+            and (with_torch or name not in jobs.TORCH)
+        ]
+        return Cell(cell.job, cell.workers, links if shaped else [LOOPBACK], names)
+
+    kept = [
+        keep(cell)
+        for cell in cells
+        if (not only_jobs or cell.job in only_jobs)
+        and (not only_workers or cell.workers in only_workers)
+    ]
+    return [cell for cell in kept if cell.links and cell.contenders]

@@ -1,0 +1,64 @@
+"""Gradients to exchange, and what reduces them over the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+Reduction = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+
+
+class Gradients:
+    """The gradients of a step, a different stream on each worker.
+
+    They are distributed as in AdaComp's acceptance test: each weight has a mean drawn once from
+    N(0, 0.02^2), and noise of scale 0.3 drawn anew for each step.
+    """
+
+    def __init__(self, variables: Sequence[keras.Variable], seed: int) -> None:
+        self._means = [tf.random.normal(variable.shape, stddev=0.02) for variable in variables]
+        self._random = tf.random.Generator.from_seed(seed)
+        self.values = [tf.Variable(mean) for mean in self._means]
+
+    @tf.function
+    def draw(self) -> None:
+        """Makes them those of the next step."""
+        for mean, value in zip(self._means, self.values, strict=True):
+            value.assign(mean + self._random.normal(mean.shape, stddev=0.3))
+
+
+def on_replica(
+    strategy: tf.distribute.Strategy, reduction: Reduction, gradients: Sequence[tf.Variable]
+) -> Callable[[], object]:
+    """What reduces them on all replicas.
+
+    They are captured, and not passed: Python takes milliseconds for so many arguments.
+    """
+    return tf.function(
+        lambda: strategy.run(lambda: reduction([value.read_value() for value in gradients])),
+        autograph=False,
+    )
+
+
+def all_reduce(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """The sum over the replicas, as TensorFlow computes it."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+
+
+def all_reduce_float16(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """The same, of numbers rounded to 16 bits."""
+    totals = all_reduce([tf.cast(gradient, tf.float16) for gradient in gradients])
+    return [tf.cast(total, tf.float32) for total in totals]
+
+
+def mean_over_workers(strategy: tf.distribute.Strategy) -> Callable[[float], float]:
+    """The mean of a number of each worker; it is there when all have asked for it."""
+
+    def mean(number: tf.Tensor) -> tf.Tensor:
+        placed = tf.identity(number)  # an argument is on no device
+        return tf.distribute.get_replica_context().all_reduce("mean", placed)
+
+    on_all = tf.function(lambda number: strategy.run(mean, (number,)), autograph=False)
+    return lambda number: float(on_all(tf.constant(number, tf.float32)))

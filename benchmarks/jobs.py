@@ -1,0 +1,48 @@
+"""What the network benchmark runs, as far as all frameworks share it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+NAMES = EXCHANGE, MLP, LSTM, RESNET = "exchange", "mlp", "lstm", "resnet"
+
+ALL_REDUCE, FLOAT16, NOTHING = "all-reduce", "float16 all-reduce", "no communication"
+TORCH_ALL_REDUCE = "PyTorch DDP"
+TORCH_FLOAT16 = "PyTorch DDP, fp16 hook"
+TORCH_POWER_SGD = "PyTorch DDP, PowerSGD hook"
+TORCH = (TORCH_ALL_REDUCE, TORCH_FLOAT16, TORCH_POWER_SGD)
+DENSE = (ALL_REDUCE, TORCH_ALL_REDUCE)  # what the others of their framework are compared with
+
+MLP_LAYERS = (784, 1024, 1024, 512, 10)
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
+BATCHES = 64
+BATCH_SIZES = {MLP: 64, LSTM: 16, RESNET: 16}  # of each worker
+
+
+def images(job: str, shape: tuple[int, ...], rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Batches of a worker: [batches, samples, *shape] around ten means, and which of them it is.
+
+    The means are near each other, so that there is still something to learn when it is measured.
+    """
+    means = 0.1 * np.random.default_rng(0).normal(size=(10, *shape))
+    random = np.random.default_rng(1 + rank)
+    labels = random.integers(10, size=(BATCHES, BATCH_SIZES[job]))
+    pixels = means[labels] + random.normal(size=(*labels.shape, *shape))
+    return pixels.astype(np.float32), labels.astype(np.int64)
+
+
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    """The shapes of all weights of keras.applications.ResNet50, in some order."""
+
+    def convolution(kernel: int, inputs: int, outputs: int) -> list[tuple[int, ...]]:
+        vectors = [(outputs,)] * 3  # the bias, and the scale and offset of its normalization
+        return [(kernel, kernel, inputs, outputs), *vectors]
+
+    shapes, inputs = convolution(7, 3, 64), 64
+    for blocks, filters in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        shapes += convolution(1, inputs, 4 * filters)
+        for _ in range(blocks):
+            shapes += convolution(1, inputs, filters) + convolution(3, filters, filters)
+            shapes += convolution(1, filters, 4 * filters)
+            inputs = 4 * filters
+    return [*shapes, (inputs, 1000), (1000,)]

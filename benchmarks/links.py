@@ -1,0 +1,187 @@
+"""Links of known speed: each worker in a network namespace of its own, behind a shaped veth.
+
+    worker 0: veth ── port0 ┐                       ┌ port1 ── veth :worker 1
+                            └ bridge, its namespace ┘
+
+Both ends of each veth are shaped, so that what a worker sends is limited and what it receives.
+It is of the standard library alone: the workers of other frameworks import it as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SPEEDS = {"10 Mbit/s": "10mbit", "100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit"}
+UNSHAPED = "unshaped"
+LOOPBACK = "loopback"
+
+# A larger burst would let a compressed step leave at line rate.
+_TBF = ("burst", "16k", "latency", "50ms")
+_INTERFACE = "veth"
+_HEADERS = 14 + 20 + 32  # Ethernet, IPv4, and TCP with timestamps: of each packet
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """What a worker's interface has sent so far, in bytes: all, and what TCP carried in it."""
+
+    all: float
+    carried: float
+
+    def since(self, earlier: Counters) -> Counters:
+        """What was sent after `earlier`."""
+        return Counters(self.all - earlier.all, self.carried - earlier.carried)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Where the workers of a job live.
+
+    Attributes:
+        workers: How many they are.
+        name: What its namespaces' names begin with; None for the loopback of this machine.
+    """
+
+    workers: int
+    name: str | None = None
+
+    @property
+    def hosts(self) -> list[str] | None:
+        """For `LocalJob`."""
+        return [f"10.78.0.{i + 1}" for i in range(self.workers)] if self.name else None
+
+    @property
+    def prefixes(self) -> list[list[str]] | None:
+        """For `LocalJob`."""
+        if not self.name:
+            return None
+        return [["ip", "netns", "exec", self._namespace(i)] for i in range(self.workers)]
+
+    @property
+    def interface(self) -> str:
+        """By which a worker sends, as it is called where the worker is."""
+        return _INTERFACE if self.name else "lo"
+
+    def shape(self, link: str) -> None:
+        """Gives all links a speed, that of the name; any worker may call it."""
+        for i in range(self.workers if self.name else 0):
+            for namespace, interface in (
+                (self._namespace(i), _INTERFACE),
+                (self._bridge, _port(i)),
+            ):
+                qdisc = ["dev", interface, "root"]
+                if link in SPEEDS:
+                    _run(
+                        "tc",
+                        "-n",
+                        namespace,
+                        "qdisc",
+                        "replace",
+                        *qdisc,
+                        "tbf",
+                        "rate",
+                        SPEEDS[link],
+                        *_TBF,
+                    )
+                elif _is_shaped(namespace, interface):
+                    _run("tc", "-n", namespace, "qdisc", "del", *qdisc)
+
+    def counters(self) -> Counters:
+        """What the worker that calls it has sent; on the loopback, the mean of all workers."""
+        folder = Path("/sys/class/net", self.interface, "statistics")
+        sent, packets = (int((folder / name).read_text()) for name in ("tx_bytes", "tx_packets"))
+        sharing = 1 if self.name else self.workers
+        return Counters(sent / sharing, (sent - _HEADERS * packets) / sharing)
+
+    @property
+    def _bridge(self) -> str:
+        return f"{self.name}-bridge"
+
+    def _namespace(self, worker: int) -> str:
+        return f"{self.name}-{worker}"
+
+    def create(self) -> None:
+        """Makes the namespaces and what connects them."""
+        _run("ip", "netns", "add", self._bridge)
+        _run("ip", "-n", self._bridge, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", self._bridge, "link", "set", "dev", "bridge", "up")
+        for i, host in enumerate(self.hosts or ()):
+            worker, port = self._namespace(i), _port(i)
+            peer = ["peer", "name", _INTERFACE, "netns", worker]
+            _run("ip", "netns", "add", worker)
+            _run("ip", "-n", self._bridge, "link", "add", port, "type", "veth", *peer)
+            _run("ip", "-n", self._bridge, "link", "set", "dev", port, "master", "bridge", "up")
+            _run("ip", "-n", worker, "addr", "add", f"{host}/24", "dev", _INTERFACE)
+            for interface in ("lo", _INTERFACE):
+                _run("ip", "-n", worker, "link", "set", "dev", interface, "up")
+
+    def remove(self) -> None:
+        """Removes what was made of it; with a namespace go the interfaces in it."""
+        there = {entry["name"] for entry in json.loads(_run("ip", "-json", "netns") or "[]")}
+        for namespace in (self._bridge, *map(self._namespace, range(self.workers))):
+            if namespace in there:
+                _run("ip", "netns", "del", namespace)
+
+
+def missing() -> str:
+    """Why there can be no shaped links here; empty if there can."""
+    if os.geteuid() != 0:
+        return "Only root can make network namespaces."
+    commands = [command for command in ("ip", "tc") if not shutil.which(command)]
+    if commands:
+        return f"There is no {' and no '.join(commands)} here; Debian has both in iproute2."
+    return ""
+
+
+@contextlib.contextmanager
+def network(workers: int) -> Iterator[Network]:
+    """A network of namespaces, for as long as the block lasts, however it ends."""
+    made = Network(workers, f"gradcomp-{os.getpid()}-{workers}")
+    with _ending_by_exception():
+        try:
+            made.create()
+            yield made
+        finally:
+            for signum in _ENDING:
+                signal.signal(signum, signal.SIG_IGN)
+            made.remove()
+
+
+@contextlib.contextmanager
+def _ending_by_exception() -> Iterator[None]:
+    """Within it, signals that end a program do it by an exception, so that all is cleaned up."""
+    before = {signum: signal.getsignal(signum) for signum in _ENDING}
+    for signum in _ENDING:
+        if signum != signal.SIGINT:
+            signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _port(worker: int) -> str:
+    return f"port{worker}"
+
+
+def _is_shaped(namespace: str, interface: str) -> bool:
+    shown = json.loads(_run("tc", "-json", "-n", namespace, "qdisc", "show", "dev", interface))
+    return any(qdisc["kind"] == "tbf" for qdisc in shown)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,232 @@
+"""Measures exchanges and whole steps of training on links of known speed.
+
+    python benchmarks/network.py --short
+    python benchmarks/network.py --torch-python ../torch/bin/python
+
+Each worker is in a network namespace of its own, behind a link that `tc` shapes; that takes root.
+Without, all is measured on the loopback. Contenders take turns in the same processes; PyTorch's
+follow in theirs. `results/` gets the figures as JSON, the tables as Markdown, and the plots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cells as all_cells
+import click
+import jobs
+import links
+import network_plots
+import network_report
+from cells import Cell
+from machine import processor
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from turns import Plan
+
+from tf_gradcomp.launch import LocalJob
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How everything is measured."""
+
+    rounds: int
+    seconds: float
+    warm_up: int
+    threads: int | None
+    torch_python: str
+
+
+class Bench:
+    """Runs cells one after another, and gathers what they measured."""
+
+    def __init__(self, settings: Settings, progress: Progress) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._bar = progress.add_task("")
+        self._folder = tempfile.TemporaryDirectory(prefix="gradcomp-network-")
+        self.raw: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
+
+    def run_all(self, cells: Sequence[Cell], shaped: bool) -> None:
+        """Measures all cells; those of one number of workers share their links."""
+        turns = [bool(cell.of_tensorflow) + bool(cell.of_torch) for cell in cells]
+        steps = sum(n * (1 + len(cell.links)) for n, cell in zip(turns, cells, strict=True))
+        self._progress.update(self._bar, total=steps)
+        for workers in dict.fromkeys(cell.workers for cell in cells):
+            of_these = [cell for cell in cells if cell.workers == workers]
+            loopback = contextlib.nullcontext(links.Network(workers))
+            with links.network(workers) if shaped else loopback as network:
+                self._measure_links(network, of_these)
+                for cell in of_these:
+                    self._measure(network, cell)
+
+    def _measure_links(self, network: links.Network, cells: Sequence[Cell]) -> None:
+        names = list(dict.fromkeys(link for cell in cells for link in cell.links))
+
+        def on_line(worker: int, stream: str, line: str) -> None:
+            if (worker, stream) == (0, "stdout"):
+                self.raw.append({"workers": network.workers, **json.loads(line)})
+
+        self._run("raw_link.py", Plan("raw link", (), names, network), sys.executable, on_line)
+
+    def _measure(self, network: links.Network, cell: Cell) -> None:
+        plan = Plan(
+            cell.job,
+            cell.of_tensorflow,
+            cell.links,
+            network,
+            self._settings.rounds,
+            self._settings.seconds,
+            self._settings.warm_up,
+            output=str(Path(self._folder.name, "measured.json")),
+        )
+        if cell.of_tensorflow:
+            self._measure_by("network_worker.py", plan, sys.executable)
+        if cell.of_torch:
+            plan = dataclasses.replace(plan, contenders=cell.of_torch)
+            self._measure_by("torch_worker.py", plan, self._settings.torch_python)
+
+    def _measure_by(self, program: str, plan: Plan, python: str) -> None:
+        def on_line(worker: int, stream: str, line: str) -> None:
+            if (worker, stream) == (0, "stdout"):
+                what = f"{plan.network.workers} workers, {line}"
+                self._progress.update(self._bar, description=what, advance=1)
+
+        self._run(program, plan, python, on_line)
+        self.records += json.loads(Path(plan.output).read_text())
+
+    def _run(
+        self, program: str, plan: Plan, python: str, on_line: Callable[[int, str, str], None]
+    ) -> None:
+        workers = plan.network.workers
+        threads = str(self._settings.threads or max(1, (os.cpu_count() or 1) // workers))
+        with LocalJob(
+            [python, str(HERE / program), plan.to_text()],
+            workers,
+            env={
+                **os.environ,
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "TF_NUM_INTRAOP_THREADS": threads,
+                "OMP_NUM_THREADS": threads,
+            },
+            worker_prefix=plan.network.prefixes,
+            hosts=plan.network.hosts,
+            on_line=on_line,
+        ) as job:
+            result = job.run()
+        if result.exit_code:
+            raise click.ClickException("\n".join([f"{program}:", *result.summary()]))
+
+
+def has_torch(python: str) -> bool:
+    """Whether PyTorch can be imported by that interpreter."""
+    command = [python, "-c", "import torch.distributed"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def facts(settings: Settings) -> dict[str, Any]:
+    """What else the figures depend on."""
+    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    return {
+        "machine": processor(),
+        "system": platform.release(),
+        "congestion control": congestion.read_text().strip(),
+        "load before": os.getloadavg()[0],
+        "threads of each worker": settings.threads or "cores / workers",
+        "rounds": settings.rounds,
+    }
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--short", is_flag=True, help="A few cells and rounds, in some minutes.")
+@click.option("--job", "only_jobs", multiple=True, type=click.Choice(jobs.NAMES))
+@click.option("--workers", "only_workers", multiple=True, type=int)
+@click.option("--link", "only_links", multiple=True, type=click.Choice([*links.SPEEDS, "unshaped"]))
+@click.option(
+    "--contender",
+    "only_contenders",
+    multiple=True,
+    type=click.Choice([*all_cells.EVERYONE, *jobs.TORCH]),
+)
+@click.option("--loopback", is_flag=True, help="Use the loopback, also as root.")
+@click.option("--rounds", type=click.IntRange(1), help="Turns of each contender. [5, short: 3]")
+@click.option("--seconds", default=1.0, help="About how long a turn lasts; one step at least.")
+@click.option("--warm-up", default=100, help="Steps before all of what keeps a residual.")
+@click.option("--threads", type=int, help="Of each worker. By default the cores are shared out.")
+@click.option("--torch-python", default=sys.executable, help="The Python that has PyTorch.")
+@click.option("--results", default=str(HERE.parent / "results"), help="Where all goes.")
+def main(
+    short: bool,
+    only_jobs: tuple[str, ...],
+    only_workers: tuple[int, ...],
+    only_links: tuple[str, ...],
+    only_contenders: tuple[str, ...],
+    loopback: bool,
+    rounds: int | None,
+    seconds: float,
+    warm_up: int,
+    threads: int | None,
+    torch_python: str,
+    results: str,
+) -> None:
+    console = Console(soft_wrap=True)
+    missing = "" if loopback else links.missing()
+    if missing:
+        console.print(f"{missing} So no link is shaped: everything runs on the loopback.")
+    with_torch = has_torch(torch_python)
+    if not with_torch:
+        console.print(f"{torch_python} has no PyTorch: its contenders are left out.")
+    shaped = not (loopback or missing)
+    cells = all_cells.chosen(
+        all_cells.SHORT if short else all_cells.FULL,
+        only_jobs=only_jobs,
+        only_workers=only_workers,
+        only_links=only_links,
+        only_contenders=only_contenders,
+        with_torch=with_torch,
+        shaped=shaped,
+    )
+    settings = Settings(rounds or (3 if short else 5), seconds, warm_up, threads, torch_python)
+    about = facts(settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        bench = Bench(settings, progress)
+        bench.run_all(cells, shaped)
+    report({"about": about, "raw": bench.raw, "records": bench.records}, Path(results), console)
+
+
+def report(measured: dict[str, Any], folder: Path, console: Console) -> None:
+    """Writes the figures, the tables and the plots, and shows the tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"network.{suffix}" for suffix in ("json", "md")]
+    files[0].write_text(json.dumps(measured, indent=1) + "\n")
+    text = network_report.markdown(measured)
+    files[1].write_text(text)
+    files += network_plots.draw(measured, folder)
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        print(text)
+    console.print("Written:", *(os.path.relpath(file) for file in files))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What the network benchmark measured, as plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jobs
+import matplotlib
+
+matplotlib.use("Agg")
+
+import network_report
+from matplotlib import pyplot as plt
+
+PARTS = ("compute", "encode", "communicate", "decode")
+
+
+def draw(measured: dict[str, Any], folder: Path) -> list[Path]:
+    """Draws what there is something to draw of; returns the files."""
+    files = []
+    for (job, workers), records in network_report.grouped(
+        measured["records"], "job", "workers"
+    ).items():
+        name = f"{job}-{workers}workers"
+        parts = {
+            link: network_report.split(of_link)
+            for (link,), of_link in network_report.grouped(records, "link").items()
+        }
+        if all(parts.values()):
+            files.append(folder / f"network-split-{name}.png")
+            _split(f"{network_report.TITLES[job]}, {workers} workers", parts, files[-1])
+        curves = network_report.speed_ups(measured, job, workers)
+        if max(map(len, curves.values())) > 1:
+            files.append(folder / f"network-speed-{name}.png")
+            _speed(f"{network_report.TITLES[job]}, {workers} workers", curves, files[-1])
+    return files
+
+
+def _split(title: str, parts: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
+    """Bars of what a step is made of, a row for each link."""
+    contenders = max(map(len, parts.values()))
+    size = (9, (0.6 + 0.25 * contenders) * len(parts) + 0.6)
+    figure, axes = plt.subplots(len(parts), 1, figsize=size, squeeze=False, layout="constrained")
+    for axis, (link, of_link) in zip(axes[:, 0], parts.items(), strict=True):
+        names, left = list(of_link), [0.0] * len(of_link)
+        for i, part in enumerate(PARTS):
+            widths = [of_link[name][part] for name in names]
+            axis.barh(names, widths, left=left, color=f"C{i}", label=part)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        # Dense steps take so much longer that the others would not be seen beside them.
+        slowest = max(left[i] for i, name in enumerate(names) if name not in _LONG)
+        axis.set_xlim(0, 1.15 * slowest)
+        for y, total in enumerate(left):
+            x, side = (total, "left") if total <= slowest else (1.15 * slowest, "right")
+            axis.text(x, y, f" {total:.0f} ", va="center", ha=side, fontsize="small")
+        axis.set(title=link, xlabel="ms")
+        axis.invert_yaxis()
+    axes[0, 0].legend(fontsize="small", loc="lower right")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+_LONG = (jobs.ALL_REDUCE, jobs.FLOAT16, "no_compression", "cast")
+
+
+def _speed(title: str, curves: dict[str, list[tuple[float, float]]], path: Path) -> None:
+    """Speed-up over the speed of the link, with the point from which on there is none."""
+    figure, axis = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    for i, (name, curve) in enumerate(curves.items()):
+        if name in jobs.DENSE:
+            continue
+        style = ":" if name in jobs.TORCH else "--" if name == jobs.NOTHING else "-"
+        even = network_report.break_even(curve)
+        label = f"{name}, even at {even:,.0f} Mbit/s" if even else name
+        colour = plt.get_cmap("tab20")(i % 20)
+        axis.plot(*zip(*curve, strict=True), style, marker="o", ms=4, color=colour, label=label)
+        if even:
+            axis.plot([even], [1], "x", color=colour)
+    axis.axhline(1, color="black", lw=0.8)
+    axis.set(
+        xscale="log", yscale="log", xlabel="Mbit/s, measured", ylabel="times faster than dense"
+    )
+    axis.set_title(title)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,161 @@
+"""Contenders take turns on each link, in blocks of a few steps: the same for all frameworks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from links import UNSHAPED, Network
+
+MOST_STEPS = 20  # of a turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the workers of a job measure.
+
+    Attributes:
+        job: Which one: a name in `jobs.py`.
+        contenders: Their names, in order.
+        links: One after another.
+        network: Where the workers are.
+        rounds: How often each contender has its turn on each link.
+        seconds: About how long a turn lasts, but one step at least.
+        warm_up: Steps before all of what keeps a residual: as long as that is small, more is sent.
+        output: Where worker 0 writes what was measured.
+    """
+
+    job: str
+    contenders: Sequence[str]
+    links: Sequence[str]
+    network: Network
+    rounds: int = 5
+    seconds: float = 1.0
+    warm_up: int = 100
+    output: str = ""
+
+    def to_text(self) -> str:
+        """For the command line of a worker."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_command_line(cls) -> Plan:
+        """That of this worker."""
+        plan = json.loads(sys.argv[1])
+        return cls(**{**plan, "network": Network(**plan["network"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One way to do a step.
+
+    Attributes:
+        step: Does it, and returns when it is done on this worker.
+        prepare: Done before each step, when nothing is timed, if given.
+        sent_bytes: By our own count, what this worker has sent so far.
+        step_bytes: In its place, what it sends in each step; None for both where nobody counts.
+        keeps_residual: Whether it takes many steps until it sends as much as it will.
+    """
+
+    step: Callable[[], object]
+    prepare: Callable[[], object] | None = None
+    sent_bytes: Callable[[], float] | None = None
+    step_bytes: float | None = None
+    keeps_residual: bool = False
+
+
+Mean = Callable[[float], float]
+"""The mean over all workers, which all have to ask for."""
+
+
+@dataclasses.dataclass
+class _Turn:
+    """What came of a turn: seconds of each step; in all, bytes that the mean worker sent."""
+
+    seconds: list[float]
+    interface: float
+    carried: float
+    counted: float | None
+
+
+def take_turns(
+    plan: Plan, contenders: Mapping[str, Contender], mean: Mean, rank: int
+) -> list[dict[str, Any]]:
+    """Measures all contenders on all links; a record for each pair of them."""
+
+    def change_to(link: str) -> None:
+        mean(0.0)  # nobody sends any more
+        if rank == 0:
+            plan.network.shape(link)
+            print(f"{plan.job}, {link}", flush=True)
+        mean(0.0)
+
+    change_to(UNSHAPED)
+    for contender in contenders.values():
+        for _ in range(plan.warm_up if contender.keeps_residual else 2):
+            timed(contender, mean)
+    records = []
+    for link in plan.links:
+        change_to(link)
+        records += _on_link(plan, contenders, mean, link)
+    return records
+
+
+def timed(contender: Contender, mean: Mean) -> float:
+    """Seconds of a step, from when all workers are ready until this one has done it."""
+    if contender.prepare:
+        contender.prepare()
+    mean(0.0)
+    start = time.perf_counter()
+    done = contender.step()
+    seconds = time.perf_counter() - start
+    del done  # giving its memory back is not timed
+    return seconds
+
+
+def _on_link(
+    plan: Plan, contenders: Mapping[str, Contender], mean: Mean, link: str
+) -> list[dict[str, Any]]:
+    steps = {name: _steps(plan, contender, mean) for name, contender in contenders.items()}
+    turns: dict[str, list[_Turn]] = {name: [] for name in contenders}
+    for _ in range(plan.rounds):
+        for name, contender in contenders.items():
+            turns[name].append(_turn(plan.network, contender, mean, steps[name]))
+    place = {"job": plan.job, "workers": plan.network.workers, "link": link}
+    return [{**place, "contender": name, **_summary(turns[name])} for name in contenders]
+
+
+def _steps(plan: Plan, contender: Contender, mean: Mean) -> int:
+    """How many steps make a turn, equal on all workers."""
+    timed(contender, mean)  # TCP gets to know the link
+    seconds = mean(timed(contender, mean))
+    return max(1, min(MOST_STEPS, round(plan.seconds / seconds)))
+
+
+def _turn(network: Network, contender: Contender, mean: Mean, steps: int) -> _Turn:
+    mean(0.0)
+    before = network.counters()
+    counted = contender.sent_bytes() if contender.sent_bytes else None
+    seconds = [timed(contender, mean) for _ in range(steps)]
+    mean(0.0)
+    sent = network.counters().since(before)
+    if counted is not None:
+        counted = mean(contender.sent_bytes() - counted)
+    else:
+        counted = steps * contender.step_bytes if contender.step_bytes is not None else None
+    return _Turn(seconds, mean(sent.all), mean(sent.carried), counted)
+
+
+def _summary(turns: Sequence[_Turn]) -> dict[str, Any]:
+    steps = sum(len(turn.seconds) for turn in turns)
+    counted = [turn.counted for turn in turns]
+    return {
+        "seconds": [seconds for turn in turns for seconds in turn.seconds],
+        "interface_bytes": sum(turn.interface for turn in turns) / steps,
+        "carried_bytes": sum(turn.carried for turn in turns) / steps,
+        "counted_bytes": None if None in counted else sum(counted) / steps,
+    }

@@ -1,0 +1,168 @@
+"""The contenders of TensorFlow: ways to exchange a gradient, and to do a whole step of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import jobs
+import keras
+import models
+import tensorflow as tf
+from gradients import Gradients, Reduction, all_reduce, all_reduce_float16, on_replica
+from turns import Contender
+
+import tf_gradcomp as gc
+from tf_gradcomp import _private
+from tf_gradcomp.distribute.communicator import dense_ring_bytes, replica_communicator
+from tf_gradcomp.distribute.exchange import GradientExchange
+
+PLAIN: dict[str, Reduction] = {
+    jobs.ALL_REDUCE: all_reduce,
+    jobs.FLOAT16: all_reduce_float16,
+    jobs.NOTHING: lambda gradients: gradients,
+}
+_ELEMENT_BYTES = {jobs.ALL_REDUCE: 4, jobs.FLOAT16: 2, jobs.NOTHING: 0}
+
+
+class Source(Protocol):
+    """Where gradients come from that a method can be tried on."""
+
+    values: Sequence[tf.Variable]
+
+    def draw(self) -> object:
+        """Makes `values` the gradients of another step."""
+
+
+class Entry(NamedTuple):
+    """A contender; with its exchange, and gradients to try that on, if it is one of ours."""
+
+    contender: Contender
+    exchange: GradientExchange | None
+    source: Source
+
+
+class Exchanges:
+    """The gradient of a ResNet-50 is exchanged, and nothing else done."""
+
+    def __init__(self, strategy: gc.MultiWorkerMirroredStrategy) -> None:
+        self._strategy = strategy
+        with strategy.scope():
+            model = keras.applications.ResNet50(weights=None)
+        self._variables = model.trainable_variables
+        self._policy = gc.Policy.from_model(model)
+        self._gradients = Gradients(self._variables, strategy.cluster_resolver.task_id)
+
+    def entry(self, name: str) -> Entry:
+        """The contender of that name."""
+        exchange = None if name in PLAIN else self._exchange(gc.compressors.get(name))
+
+        def reduction(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+            if exchange is None:
+                return PLAIN[name](gradients)
+            communicator = replica_communicator()
+            return exchange.reduce(gradients, self._variables, communicator, 0, all_reduce)[0]
+
+        step = on_replica(self._strategy, reduction, self._gradients.values)
+        draw = self._gradients.draw
+        contender = _contender(name, step, draw, exchange, self._strategy, self._variables)
+        return Entry(contender, exchange, self._gradients)
+
+    def _exchange(self, compressor: gc.compressors.Compressor) -> GradientExchange:
+        exchange = GradientExchange(compressor, self._policy)
+        with self._strategy.scope():
+            exchange.build(self._variables)
+        return exchange
+
+
+class Trainings:
+    """Whole steps of training; each contender has a model of its own."""
+
+    def __init__(self, strategy: gc.MultiWorkerMirroredStrategy, job: str) -> None:
+        self._strategy = strategy
+        self._job = job
+
+    def entry(self, name: str) -> Entry:
+        """The contender of that name."""
+        training = _Training(self._strategy, self._job, name)
+        exchange = None if name in PLAIN else training.optimizer.exchange
+        step, variables = training.step, training.variables
+        contender = _contender(name, step, None, exchange, self._strategy, variables)
+        return Entry(contender, exchange, training)
+
+
+class _Training:
+    def __init__(self, strategy: gc.MultiWorkerMirroredStrategy, job: str, name: str) -> None:
+        self._strategy = strategy
+        self._reduce = PLAIN.get(name, PLAIN[jobs.NOTHING])  # our optimizer does it by itself
+        self._batches = models.batches(job, strategy.cluster_resolver.task_id)
+        self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        with strategy.scope():
+            self._model = models.build(job)
+            self.variables = self._model.trainable_variables
+            self.optimizer = _optimizer(name, self._model)
+            self.optimizer.build(self.variables)
+        self.values = [tf.Variable(tf.zeros(variable.shape)) for variable in self.variables]
+
+    def step(self) -> None:
+        """Trains on the next batch."""
+        self._train(*next(self._batches))
+
+    def draw(self) -> None:
+        """Computes the gradients of the next batch, and leaves them in `values`."""
+        self._keep_gradients(*next(self._batches))
+
+    @tf.function(autograph=False)
+    def _train(self, inputs: tf.Tensor, labels: tf.Tensor) -> None:
+        def train() -> None:
+            gradients = self._reduce(self._gradients(inputs, labels))
+            self.optimizer.apply(gradients, self.variables)
+
+        self._strategy.run(train)
+
+    @tf.function(autograph=False)
+    def _keep_gradients(self, inputs: tf.Tensor, labels: tf.Tensor) -> None:
+        def keep() -> None:
+            gradients = self._gradients(inputs, labels)
+            for value, gradient in zip(self.values, gradients, strict=True):
+                value.assign(gradient)
+
+        self._strategy.run(keep)
+
+    def _gradients(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = self._loss(labels, self._model(inputs, training=True))
+            loss /= self._strategy.num_replicas_in_sync
+        return tape.gradient(loss, self.variables)
+
+
+def _optimizer(name: str, model: keras.Model) -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.SGD(jobs.LEARNING_RATE, jobs.MOMENTUM)
+    if name in PLAIN:
+        _private.disable_reduction(optimizer)
+        return optimizer
+    return gc.CompressedOptimizer(optimizer, name, gc.Policy.from_model(model))
+
+
+def _contender(
+    name: str,
+    step: Callable[[], object],
+    prepare: Callable[[], object] | None,
+    exchange: GradientExchange | None,
+    strategy: gc.MultiWorkerMirroredStrategy,
+    variables: Sequence[keras.Variable],
+) -> Contender:
+    if exchange is not None:
+        return Contender(
+            step,
+            prepare,
+            sent_bytes=lambda: exchange.traffic().sent_bytes,
+            keeps_residual=bool(exchange.residuals),
+        )
+    elements = sum(math.prod(variable.shape) for variable in variables)
+    # Keras gathers an embedding's gradient, which is not counted.
+    gathered = any(variable.path.endswith("/embeddings") for variable in variables)
+    given = _ELEMENT_BYTES[name] * elements
+    sent = dense_ring_bytes(strategy.num_replicas_in_sync, given)
+    return Contender(step, prepare, step_bytes=None if gathered else sent)
