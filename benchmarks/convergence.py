@@ -17,175 +17,15 @@ Three ratios are given, whose differences docs/how_it_works.md explains:
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
-from tf_gradcomp.launch import LocalJob
-
-ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = ROOT / "keras_examples"
-LAST_EPOCHS = 5
-TABLE_ENTRY_BYTES = 8  # what a payload has for each tensor besides the codes
-SCALE_BYTES = 4  # what the paper counts for it
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What is trained, and how its quality is read off the history.
-
-    Attributes:
-        name: Of the task, and of its files.
-        program: The example program.
-        metric: The name of the held-out metric in the history.
-        label: What to call it.
-        digits: To print behind the point.
-        scale: From the metric's unit to the printed one.
-        last: Over how many of the last epochs the metric is averaged.
-    """
-
-    name: str
-    program: str
-    metric: str
-    label: str
-    digits: int
-    scale: float
-    last: int
-
-
-DIGITS = Task("digits", "digits_cnn.py", "val_accuracy", "accuracy, %", 2, 100.0, LAST_EPOCHS)
-TEXT = Task("text", "char_lstm.py", "val_bits_per_character", "bits per character", 3, 1.0, 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training: which it is, and the record that the example program wrote of it."""
-
-    task: Task
-    workers: int
-    optimizer: str
-    compressor: str
-    seed: int
-    record: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-
-    @property
-    def name(self) -> str:
-        """The run's name, and its file's."""
-        parts = (self.task.name, f"{self.workers}workers", self.optimizer, self.compressor)
-        return "-".join([*parts, f"seed{self.seed}"])
-
-    @property
-    def curve(self) -> np.ndarray:
-        """The held-out metric after each epoch."""
-        return self.task.scale * np.array(self.record["history"][self.task.metric])
-
-    @property
-    def quality(self) -> float:
-        """The held-out metric at the end, as the task reads it."""
-        return float(self.curve[-self.task.last :].mean())
-
-    @property
-    def steps(self) -> np.ndarray:
-        """Steps done at the end of each epoch."""
-        return self.record["steps_per_epoch"] * np.arange(1, len(self.curve) + 1)
-
-    @property
-    def dense_ring_bytes(self) -> float:
-        """What a dense ring all-reduce makes each worker send in a step."""
-        return 2 * (self.workers - 1) / self.workers * 4 * self.record["weights"]
-
-    @property
-    def sent_bytes(self) -> np.ndarray:
-        """Bytes that a worker has sent at the end of each epoch."""
-        each = self.record["history"].get("sent_bytes")
-        if each is None:
-            return self.dense_ring_bytes * self.steps
-        return np.cumsum(each) * self.record["steps_per_epoch"]
-
-    @property
-    def payload_ratio(self) -> float:
-        """Over the whole run; 1 if dense."""
-        traffic = self.record["traffic"]
-        return traffic["dense_bytes"] / traffic["payload_bytes"] if traffic else 1.0
-
-    @property
-    def wire_ratio(self) -> float:
-        """Over the whole run; 1 if dense."""
-        traffic = self.record["traffic"]
-        if not traffic:
-            return 1.0
-        return self.dense_ring_bytes * traffic["exchanges"] / traffic["sent_bytes"]
-
-    def paper_ratio(self, kind: str | None = None) -> float:
-        """The ratio as the paper counts it, of all layers or of those of one kind."""
-        traffic = self.record["traffic"]
-        if not traffic:
-            return 1.0
-        elements = count = 0
-        for path, variable in traffic["variables"].items():
-            if kind in (None, variable["kind"]):
-                elements += variable["elements"] * traffic["exchanges"]
-                overhead = (TABLE_ENTRY_BYTES - SCALE_BYTES) * traffic["exchanges"]
-                count += traffic["tensor_bytes"][path] - overhead
-        return 4 * elements / count if count else 1.0
-
-
-class Bench:
-    """Runs trainings one after another and keeps their records in a folder."""
-
-    def __init__(self, folder: Path, reuse: bool) -> None:
-        self._folder = folder
-        self._reuse = reuse
-        self.console = Console()
-
-    def run_all(self, runs: Sequence[Run], args: Sequence[str], epochs: int) -> list[Run]:
-        """Runs them all and returns them with their records."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeElapsedColumn(), console=self.console) as progress:
-            whole = progress.add_task("all runs, epochs", total=epochs * len(runs))
-            finished = []
-            for run in runs:
-                progress.update(whole, description=run.name)
-                finished.append(self._run(run, args, lambda: progress.advance(whole)))
-                progress.update(whole, completed=epochs * len(finished))
-                done = finished[-1]
-                progress.console.print(
-                    f"{run.name}: {run.task.label} {done.quality:.{run.task.digits}f}, "
-                    f"payload ratio {done.payload_ratio:.0f}"
-                )
-        return finished
-
-    def _run(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> Run:
-        file = self._folder / f"{run.name}.json"
-        if not (self._reuse and file.exists()):
-            file.unlink(missing_ok=True)
-            self._train(run, [*args, "--history", str(file)], on_epoch)
-        return dataclasses.replace(run, record=json.loads(file.read_text()))
-
-    def _train(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> None:
-        def on_line(worker: int, _stream: str, line: str) -> None:
-            if worker == 0 and line.startswith("Epoch "):
-                on_epoch()
-
-        settings = ("--compressor", run.compressor, "--optimizer", run.optimizer)
-        command = [sys.executable, str(EXAMPLES / run.task.program), *settings]
-        command += ["--seed", str(run.seed), *args]
-        env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-        with LocalJob(command, run.workers, env=env, on_line=on_line) as job:
-            result = job.run()
-        if result.exit_code:
-            raise click.ClickException("\n".join([f"{run.name} failed.", *result.summary()]))
+from output import show
+from trainings import DIGITS, RESULTS, TEXT, Bench, Run, Task
 
 
 def compare(task: Task, runs: Sequence[Run], dense: str, compressed: str) -> list[dict[str, Any]]:
@@ -263,21 +103,6 @@ def _cells(task: Task, row: dict[str, Any]) -> list[str]:
     ]
 
 
-def show(console: Console, task: Task, rows: Sequence[dict[str, Any]], compressed: str) -> None:
-    """Prints the table, as Markdown where the output goes to a file."""
-    lines = markdown(task, rows, compressed)
-    if not console.is_terminal:
-        print("\n".join(lines))
-        return
-    header, _, *body = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    table = Table(title=f"{task.name}: {task.label}, mean and deviation over the seeds")
-    for name in header:
-        table.add_column(name, justify="right")
-    for cells in body:
-        table.add_row(*cells)
-    console.print(table)
-
-
 def plot(task: Task, runs: Sequence[Run], path: Path) -> None:
     """Draws the metric over steps and over bytes sent, a row for each kind of job."""
     import matplotlib
@@ -322,7 +147,7 @@ def _job_options(default_workers: int) -> Callable[[Callable[..., None]], Callab
             click.option("--optimizer", multiple=True, default=["adam"], type=str),
             click.option("--seeds", default=3, help="How many: 0, 1, ..."),
             click.option("--compressor", default="adacomp"),
-            click.option("--results", default=str(ROOT / "results"), help="Where all goes."),
+            click.option("--results", default=str(RESULTS), help="Where all goes."),
             click.option("--reuse", is_flag=True, help="Take runs that are there already."),
         ):
             command = option(command)
@@ -375,10 +200,10 @@ def _measure(
     rows = compare(task, runs, "none", compressor)
     files = [folder / f"convergence-{task.name}.{suffix}" for suffix in ("json", "md", "png")]
     files[0].write_text(json.dumps(rows, indent=1) + "\n")
-    files[1].write_text("\n".join(markdown(task, rows, compressor)) + "\n")
+    table = "\n".join(markdown(task, rows, compressor)) + "\n"
+    files[1].write_text(table)
     plot(task, runs, files[2])
-    show(bench.console, task, rows, compressor)
-    bench.console.print("Written:", *(os.path.relpath(file) for file in files), soft_wrap=True)
+    show(bench.console, table, files)
 
 
 if __name__ == "__main__":

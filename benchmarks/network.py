@@ -30,12 +30,11 @@ import network_plots
 import network_report
 from cells import Cell
 from machine import processor
+from output import show
+from placed import placed_job, shared_out_threads
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from turns import Plan
-
-from tf_gradcomp.launch import LocalJob
 
 HERE = Path(__file__).resolve().parent
 
@@ -104,8 +103,9 @@ class Bench:
     def _measure_by(self, program: str, plan: Plan, python: str) -> None:
         def on_line(worker: int, stream: str, line: str) -> None:
             if (worker, stream) == (0, "stdout"):
-                what = f"{plan.network.workers} workers, {line}"
+                what = f"{plan.network.workers} workers, {program}: {line}"
                 self._progress.update(self._bar, description=what, advance=1)
+                self._progress.console.print(what)
 
         self._run(program, plan, python, on_line)
         self.records += json.loads(Path(plan.output).read_text())
@@ -113,21 +113,9 @@ class Bench:
     def _run(
         self, program: str, plan: Plan, python: str, on_line: Callable[[int, str, str], None]
     ) -> None:
-        workers = plan.network.workers
-        threads = str(self._settings.threads or max(1, (os.cpu_count() or 1) // workers))
-        with LocalJob(
-            [python, str(HERE / program), plan.to_text()],
-            workers,
-            env={
-                **os.environ,
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                "TF_NUM_INTRAOP_THREADS": threads,
-                "OMP_NUM_THREADS": threads,
-            },
-            worker_prefix=plan.network.prefixes,
-            hosts=plan.network.hosts,
-            on_line=on_line,
-        ) as job:
+        threads = self._settings.threads or shared_out_threads(plan.network.workers)
+        command = [python, str(HERE / program), plan.to_text()]
+        with placed_job(command, plan.network, threads, on_line) as job:
             result = job.run()
         if result.exit_code:
             raise click.ClickException("\n".join([f"{program}:", *result.summary()]))
@@ -221,11 +209,7 @@ def report(measured: dict[str, Any], folder: Path, console: Console) -> None:
     text = network_report.markdown(measured)
     files[1].write_text(text)
     files += network_plots.draw(measured, folder)
-    if console.is_terminal:
-        console.print(Markdown(text))
-    else:
-        print(text)
-    console.print("Written:", *(os.path.relpath(file) for file in files))
+    show(console, text, files)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class Job:
         self._job = LocalJob(
             [sys.executable, str(program), *map(str, args)],
             n,
-            env={**os.environ, "PYTHONPATH": _python_path(), **(env or {})},
+            env={**os.environ, "PYTHONPATH": python_path(), **(env or {})},
             worker_env=[
                 {"RESULT_PATH": str(report), **extra}
                 for report, extra in zip(self._reports, own_env, strict=True)
@@ -242,7 +242,7 @@ class Job:
         return WorkerResult(index, end.returncode, stdout, stderr, end.seconds, reported)
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Lets the workers import the tf_gradcomp that is tested here, wherever they run."""
     paths = [str(Path(tf_gradcomp.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(filter(None, paths))

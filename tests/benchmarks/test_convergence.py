@@ -1,23 +1,8 @@
 """How benchmarks/convergence.py computes its figures from what the runs wrote down."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import convergence
 import numpy as np
 import pytest
-
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "convergence.py"
-
-
-@pytest.fixture
-def convergence():
-    spec = importlib.util.spec_from_file_location("convergence", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["convergence"] = module  # dataclasses look there for the annotations
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["convergence"]
 
 
 def record(accuracies, *, compressed):
@@ -41,7 +26,7 @@ def record(accuracies, *, compressed):
 
 
 @pytest.fixture
-def runs(convergence):
+def runs():
     def run(compressor, seed, accuracies):
         return convergence.Run(
             convergence.DIGITS,
@@ -76,7 +61,7 @@ def test_bytes_over_steps(runs):
     np.testing.assert_array_equal(compressed.sent_bytes, [3_000, 4_000])
 
 
-def test_comparison(convergence, runs):
+def test_comparison(runs):
     (row,) = convergence.compare(convergence.DIGITS, runs, "none", "adacomp")
     assert (row["workers"], row["optimizer"], row["seeds"]) == (4, "adam", 2)
     assert row["dense"] == pytest.approx((65.0, np.std([70, 60], ddof=1)))
@@ -85,6 +70,6 @@ def test_comparison(convergence, runs):
     assert lines[2].startswith("| 4 | adam | 2 | 65.00 ± 7.07 | 62.50 ± 3.54 | -2.50 ± 3.54 | 25 ")
 
 
-def test_picture(convergence, runs, tmp_path):
+def test_picture(runs, tmp_path):
     convergence.plot(convergence.DIGITS, runs, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000

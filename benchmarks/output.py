@@ -1,0 +1,19 @@
+"""How a benchmark shows what it has written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+
+def show(console: Console, markdown: str, files: Sequence[Path]) -> None:
+    """Shows tables, as Markdown where the output goes to a file, and names all files."""
+    if console.is_terminal:
+        console.print(Markdown(markdown))
+    else:
+        print(markdown)
+    console.print("Written:", *(os.path.relpath(file) for file in files), soft_wrap=True)

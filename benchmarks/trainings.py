@@ -1,0 +1,189 @@
+"""Trainings by the example programs, on worker processes, and what is read off their records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from links import Network
+from placed import placed_job
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+_ROOT = Path(__file__).resolve().parents[1]
+RESULTS = _ROOT / "results"  # which git ignores
+_EXAMPLES = _ROOT / "keras_examples"
+LAST_EPOCHS = 5
+TABLE_ENTRY_BYTES = 8  # what a payload has for each tensor besides the codes
+SCALE_BYTES = 4  # what the paper counts for it
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained, and how its quality is read off the history.
+
+    Attributes:
+        name: Of the task, and of its files.
+        program: The example program.
+        metric: The name of the held-out metric in the history.
+        label: What to call it.
+        digits: To print behind the point.
+        scale: From the metric's unit to the printed one.
+        last: Over how many of the last epochs the metric is averaged.
+        rises: Whether a higher metric is better.
+    """
+
+    name: str
+    program: str
+    metric: str
+    label: str
+    digits: int
+    scale: float
+    last: int
+    rises: bool
+
+
+DIGITS = Task("digits", "digits_cnn.py", "val_accuracy", "accuracy, %", 2, 100.0, LAST_EPOCHS, True)
+TEXT = Task(
+    "text", "char_lstm.py", "val_bits_per_character", "bits per character", 3, 1.0, 1, False
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training: which it is, and the record that the example program wrote of it."""
+
+    task: Task
+    workers: int
+    optimizer: str
+    compressor: str
+    seed: int
+    record: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The run's name, and its file's."""
+        parts = (self.task.name, f"{self.workers}workers", self.optimizer, self.compressor)
+        return "-".join([*parts, f"seed{self.seed}"])
+
+    @property
+    def curve(self) -> np.ndarray:
+        """The held-out metric after each epoch."""
+        return self.task.scale * np.array(self.record["history"][self.task.metric])
+
+    @property
+    def quality(self) -> float:
+        """The held-out metric at the end, as the task reads it."""
+        return float(self.curve[-self.task.last :].mean())
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Steps done at the end of each epoch."""
+        return self.record["steps_per_epoch"] * np.arange(1, len(self.curve) + 1)
+
+    @property
+    def dense_ring_bytes(self) -> float:
+        """What a dense ring all-reduce makes each worker send in a step."""
+        return 2 * (self.workers - 1) / self.workers * 4 * self.record["weights"]
+
+    @property
+    def sent_bytes(self) -> np.ndarray:
+        """Bytes that a worker has sent at the end of each epoch."""
+        each = self.record["history"].get("sent_bytes")
+        if each is None:
+            return self.dense_ring_bytes * self.steps
+        return np.cumsum(each) * self.record["steps_per_epoch"]
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """When each epoch ended, counting the steps of training alone."""
+        each = np.array(self.record["history"]["seconds_per_step"])
+        return np.cumsum(each) * self.record["steps_per_epoch"]
+
+    @property
+    def payload_ratio(self) -> float:
+        """Over the whole run; 1 if dense."""
+        traffic = self.record["traffic"]
+        return traffic["dense_bytes"] / traffic["payload_bytes"] if traffic else 1.0
+
+    @property
+    def wire_ratio(self) -> float:
+        """Over the whole run; 1 if dense."""
+        traffic = self.record["traffic"]
+        if not traffic:
+            return 1.0
+        return self.dense_ring_bytes * traffic["exchanges"] / traffic["sent_bytes"]
+
+    def paper_ratio(self, kind: str | None = None) -> float:
+        """The ratio as the paper counts it, of all layers or of those of one kind."""
+        traffic = self.record["traffic"]
+        if not traffic:
+            return 1.0
+        elements = count = 0
+        for path, variable in traffic["variables"].items():
+            if kind in (None, variable["kind"]):
+                elements += variable["elements"] * traffic["exchanges"]
+                overhead = (TABLE_ENTRY_BYTES - SCALE_BYTES) * traffic["exchanges"]
+                count += traffic["tensor_bytes"][path] - overhead
+        return 4 * elements / count if count else 1.0
+
+
+class Bench:
+    """Runs trainings one after another and keeps their records in a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        reuse: bool,
+        network: Network | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._folder = folder
+        self._reuse = reuse
+        self._network = network
+        self._threads = threads
+        self.console = Console()
+
+    def run_all(self, runs: Sequence[Run], args: Sequence[str], epochs: int) -> list[Run]:
+        """Runs them all and returns them with their records."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), console=self.console) as progress:
+            whole = progress.add_task("all runs, epochs", total=epochs * len(runs))
+            finished = []
+            for run in runs:
+                progress.update(whole, description=run.name)
+                finished.append(self._run(run, args, lambda: progress.advance(whole)))
+                progress.update(whole, completed=epochs * len(finished))
+                done = finished[-1]
+                progress.console.print(
+                    f"{run.name}: {run.task.label} {done.quality:.{run.task.digits}f}, "
+                    f"payload ratio {done.payload_ratio:.0f}"
+                )
+        return finished
+
+    def _run(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> Run:
+        file = self._folder / f"{run.name}.json"
+        if not (self._reuse and file.exists()):
+            file.unlink(missing_ok=True)
+            self._train(run, [*args, "--history", str(file)], on_epoch)
+        return dataclasses.replace(run, record=json.loads(file.read_text()))
+
+    def _train(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> None:
+        def on_line(worker: int, _stream: str, line: str) -> None:
+            if worker == 0 and line.startswith("Epoch "):
+                on_epoch()
+
+        settings = ("--compressor", run.compressor, "--optimizer", run.optimizer)
+        command = [sys.executable, str(_EXAMPLES / run.task.program), *settings]
+        command += ["--seed", str(run.seed), *args]
+        network = self._network or Network(run.workers)
+        with placed_job(command, network, self._threads, on_line) as job:
+            result = job.run()
+        if result.exit_code:
+            raise click.ClickException("\n".join([f"{run.name} failed.", *result.summary()]))

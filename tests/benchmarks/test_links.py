@@ -1,0 +1,105 @@
+"""Links of known speed: that they are, and that nothing is left of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import links
+import pytest
+from turns import Plan
+
+from tests.benchmarks.conftest import BENCHMARKS
+from tf_gradcomp.launch import LocalJob
+
+shaped = pytest.mark.skipif(bool(links.missing()), reason=links.missing())
+
+
+def namespaces():
+    return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+
+
+def measured(network, names):
+    lines = []
+    command = [sys.executable, str(BENCHMARKS / "raw_link.py")]
+    with LocalJob(
+        [*command, Plan("raw link", (), names, network).to_text()],
+        network.workers,
+        worker_prefix=network.prefixes,
+        hosts=network.hosts,
+        on_line=lambda worker, stream, line: lines.append(line),
+    ) as job:
+        result = job.run()
+    assert result.exit_code == 0, result.summary()
+    return {said["link"]: said["Mbit/s"] for said in map(json.loads, lines)}
+
+
+@shaped
+def test_a_link_carries_what_its_name_says():
+    with links.network(2) as network:
+        speeds = measured(network, ["10 Mbit/s", "100 Mbit/s", links.UNSHAPED, "100 Mbit/s"])
+    assert 8.5 < speeds["10 Mbit/s"] < 10
+    assert 80 < speeds["100 Mbit/s"] < 100
+    assert speeds[links.UNSHAPED] > 500
+
+
+def test_the_loopback_can_be_measured_as_well():
+    network = links.Network(2)
+    assert measured(network, [links.LOOPBACK])[links.LOOPBACK] > 500
+    assert network.counters().carried > 0
+
+
+@shaped
+def test_nothing_is_left_when_the_block_ends():
+    with links.network(3) as network:
+        assert namespaces().count(network.name) == 4
+    assert network.name not in namespaces()
+
+
+@shaped
+def test_nothing_is_left_after_an_error():
+    with pytest.raises(RuntimeError, match="amid"), links.network(2) as network:
+        raise RuntimeError("amid")
+    assert network.name not in namespaces()
+
+
+@shaped
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_nothing_is_left_after_an_interruption(signum):
+    program = (
+        "import links, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "with links.network(2) as network:\n"
+        "    print(network.name, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        name = process.stdout.readline().strip()
+        assert name in namespaces()
+        start = time.monotonic()
+        process.send_signal(signum)
+        assert process.wait(30) != 0
+        assert time.monotonic() - start < 30
+    assert name not in namespaces()
+
+
+def test_it_says_what_it_cannot_do(monkeypatch):
+    monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
+    assert links.missing() == "Only root can make network namespaces."
+    monkeypatch.setattr(links.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(links.shutil, "which", lambda command: None)
+    assert links.missing() == "There is no ip and no tc here; Debian has both in iproute2."
+
+
+def test_counters_can_be_subtracted():
+    later, earlier = links.Counters(500, 300), links.Counters(100, 50)
+    assert later.since(earlier) == links.Counters(400, 250)

@@ -1,0 +1,90 @@
+"""The network benchmark as a whole, on the loopback and, as root, on a shaped link."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import cells
+import jobs
+import keras
+import links
+import network
+import network_report
+import pytest
+
+from tests.benchmarks.conftest import BENCHMARKS
+from tests.workers import python_path
+
+
+def measure(folder, *options):
+    command = [sys.executable, str(BENCHMARKS / "network.py"), *options, "--results", str(folder)]
+    quick = ["--rounds", "1", "--seconds", "0.1", "--warm-up", "10"]
+    done = subprocess.run(
+        [*command, *quick],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((folder / "network.json").read_text())
+    rows = {row.name: row for row in network_report.rows(measured["records"])}
+    assert (folder / "network.md").read_text() in done.stdout
+    return measured, rows, done.stdout
+
+
+def test_on_the_loopback(tmp_path):
+    few = ["--contender", jobs.ALL_REDUCE, "--contender", "adacomp"]
+    measured, rows, said = measure(tmp_path, "--loopback", "--job", "mlp", "--workers", "2", *few)
+    assert {record["link"] for record in measured["records"]} == {links.LOOPBACK}
+    assert set(rows) == {jobs.ALL_REDUCE, "adacomp"}
+    assert rows["adacomp"].counted < rows[jobs.ALL_REDUCE].counted / 10
+    assert all(math.isfinite(row.median) for row in rows.values())
+    assert f"{sys.executable} has no PyTorch" in said or network.has_torch(sys.executable)
+
+
+@pytest.mark.skipif(bool(links.missing()), reason=links.missing())
+def test_on_a_shaped_link(tmp_path):
+    few = (jobs.ALL_REDUCE, "cast", "adacomp", jobs.NOTHING)
+    measured, rows, _ = measure(
+        tmp_path,
+        *("--job", "mlp", "--workers", "2", "--link", "100 Mbit/s"),
+        *(option for name in few for option in ("--contender", name)),
+    )
+    dense = rows[jobs.ALL_REDUCE]
+    assert 0.75 < 8e-3 * dense.counted / dense.median / measured["raw"][0]["Mbit/s"] < 1
+    assert dense.agrees
+    assert rows["cast"].agrees
+    assert 1.7 < rows["cast"].speed_up < 2.1
+    assert rows["adacomp"].speed_up > 5
+    parts = network_report.split(measured["records"])
+    assert parts["adacomp"]["encode"] > 0
+    assert (tmp_path / "network-split-mlp-2workers.png").exists()
+
+
+def test_cells_can_be_chosen():
+    (cell,) = cells.chosen(
+        cells.FULL, only_jobs=["mlp"], only_workers=[2], only_links=["1 Gbit/s"], with_torch=False
+    )
+    assert (cell.job, cell.links) == ("mlp", ["1 Gbit/s"])
+    assert tuple(cell.contenders) == cells.EVERYONE
+    assert cell.of_torch == []
+    whole = cells.chosen(cells.FULL)
+    assert [cell.job for cell in whole] == [cell.job for cell in cells.FULL]
+    assert whole[0].of_torch == list(jobs.TORCH)
+    assert {tuple(cell.links) for cell in cells.chosen(cells.SHORT, shaped=False)} == {
+        (links.LOOPBACK,)
+    }
+
+
+def test_a_python_without_pytorch_is_found_out(tmp_path):
+    assert not network.has_torch("/bin/false")
+    assert not network.has_torch(str(tmp_path / "python"))
+
+
+def test_pytorch_is_given_the_shapes_that_keras_has():
+    model = keras.applications.ResNet50(weights=None)
+    shapes = sorted(tuple(variable.shape) for variable in model.trainable_variables)
+    assert sorted(jobs.resnet50_shapes()) == shapes

@@ -1,0 +1,107 @@
+"""What the network benchmark makes of its figures."""
+
+import jobs
+import network_plots
+import network_report
+import pytest
+
+MLP = {"job": jobs.MLP, "workers": 2}
+
+
+def record(contender, milliseconds, *, link="100 Mbit/s", counted=None, carried=400.0, stages=None):
+    return {
+        **MLP,
+        "link": link,
+        "contender": contender,
+        "seconds": [value / 1e3 for value in milliseconds],
+        "interface_bytes": 1.05 * carried,
+        "carried_bytes": carried,
+        "counted_bytes": counted,
+        "stages": stages,
+    }
+
+
+@pytest.fixture
+def records():
+    stages = {"encode": 0.002, "decode": 0.001}
+    return [
+        record(jobs.ALL_REDUCE, [790, 800, 900], counted=9_000_000, carried=9_090_400),
+        record("adacomp", [20, 16, 24], counted=20_000, carried=21_400, stages=stages),
+        record("cast", [400], counted=4_000_000, carried=4_200_400, stages=stages),
+        record(jobs.NOTHING, [10], counted=0.0),
+        record(jobs.TORCH_ALL_REDUCE, [900], counted=9_000_000, carried=9_000_400),
+        record(jobs.TORCH_POWER_SGD, [90], carried=110_400),
+    ]
+
+
+@pytest.fixture
+def measured(records):
+    unshaped = [
+        {**of_one, "link": "unshaped", "seconds": [milliseconds / 1e3]}
+        for of_one, milliseconds in zip(records, (20, 40, 10, 5, 30, 30), strict=True)
+    ]
+    raw = [
+        {"workers": 2, "link": "100 Mbit/s", "Mbit/s": 100.0, "ms": 0.05},
+        {"workers": 2, "link": "unshaped", "Mbit/s": 10_000.0, "ms": 0.02},
+    ]
+    return {"about": {"machine": "some"}, "raw": raw, "records": records + unshaped}
+
+
+def by_name(records):
+    return {row.name: row for row in network_report.rows(records)}
+
+
+def test_speed_ups_are_over_the_dense_run_of_the_same_framework(records):
+    rows = by_name(records)
+    assert (rows["adacomp"].median, rows["adacomp"].least, rows["adacomp"].most) == (20, 16, 24)
+    assert rows["adacomp"].speed_up == pytest.approx(40)
+    assert rows[jobs.TORCH_POWER_SGD].speed_up == pytest.approx(10)
+
+
+def test_our_count_is_held_against_the_interface(records):
+    rows = by_name(records)
+    assert rows[jobs.ALL_REDUCE].agrees
+    assert rows["cast"].agrees is False
+    assert rows["adacomp"].agrees is None  # too little is sent
+    assert rows["adacomp"].carried == 21_000  # less what the benchmark itself sends
+    assert rows[jobs.TORCH_POWER_SGD].agrees is None  # nobody counts
+
+
+def test_the_parts_of_a_step_add_up(records):
+    parts = network_report.split(records)
+    assert parts["adacomp"] == pytest.approx(
+        {"compute": 10, "encode": 2, "communicate": 7, "decode": 1}
+    )
+    assert parts[jobs.NOTHING]["communicate"] == 0
+    assert jobs.TORCH_ALL_REDUCE not in parts
+
+
+@pytest.mark.parametrize(
+    ("curve", "even"),
+    [
+        ([(10, 4.0), (1000, 0.25)], 100),
+        ([(10, 4.0), (100, 1.0), (1000, 0.5)], 100),
+        ([(10, 4.0), (1000, 2.0)], None),
+        ([(10, 0.5), (1000, 0.4)], None),
+    ],
+)
+def test_break_even_is_where_the_speed_up_is_one(curve, even):
+    assert network_report.break_even(curve) == (even and pytest.approx(even))
+
+
+def test_tables(measured):
+    text = network_report.markdown(measured)
+    assert "| 2 | 100 Mbit/s | 100.0 | 0.05 |" in text
+    assert "| adacomp | 20.0 | 16.0 | 24.0 | 40.00 | 20,000 | +1,000 B |" in text
+    assert "| cast | 400.0 | 400.0 | 400.0 | 2.00 | 4,000,000 | +5.0% (!) |" in text
+    assert "| adacomp | 4,827 |" in text  # 40 times faster at 100 Mbit/s, 0.5 at 10,000
+    assert "| cast | above all |" in text
+
+
+def test_plots(measured, tmp_path):
+    files = network_plots.draw(measured, tmp_path)
+    assert [file.name for file in files] == [
+        "network-split-mlp-2workers.png",
+        "network-speed-mlp-2workers.png",
+    ]
+    assert all(file.stat().st_size > 10_000 for file in files)
