@@ -62,12 +62,12 @@ def chosen(
 
     def keep(cell: Cell) -> Cell:
         links = [link for link in cell.links if not only_links or link in only_links]
-        names = [
-            name
-            for name in cell.contenders
-            if (not only_contenders or name in only_contenders)
-            and (with_torch or name not in jobs.TORCH)
-        ]
+        there = [name for name in cell.contenders if with_torch or name not in jobs.TORCH]
+        names = [name for name in there if not only_contenders or name in only_contenders]
+        frameworks = {name in jobs.TORCH for name in names}
+        # All are compared with the dense run of their framework.
+        dense = [name for name in jobs.DENSE if (name in jobs.TORCH) in frameworks]
+        names = [name for name in there if name in {*names, *dense}]
         return Cell(cell.job, cell.workers, links if shaped else [LOOPBACK], names)
 
     kept = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
+import jobs
 import keras
 import tensorflow as tf
 
@@ -14,19 +16,24 @@ class Gradients:
     """The gradients of a step, a different stream on each worker.
 
     They are distributed as in AdaComp's acceptance test: each weight has a mean drawn once from
-    N(0, 0.02^2), and noise of scale 0.3 drawn anew for each step.
+    N(0, 0.02^2), and noise of scale 0.3 for each step. That is drawn once, too, as one long vector,
+    and each step reads it from another place on: drawing it would take longer than most exchanges.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], seed: int) -> None:
-        self._means = [tf.random.normal(variable.shape, stddev=0.02) for variable in variables]
+        self._sizes = [math.prod(variable.shape) for variable in variables]
         self._random = tf.random.Generator.from_seed(seed)
+        self._noise = self._random.normal([sum(self._sizes) + jobs.NOISE_PLACES], stddev=0.3)
+        self._means = [tf.random.normal(variable.shape, stddev=0.02) for variable in variables]
         self.values = [tf.Variable(mean) for mean in self._means]
 
-    @tf.function
+    @tf.function(autograph=False)
     def draw(self) -> None:
         """Makes them those of the next step."""
-        for mean, value in zip(self._means, self.values, strict=True):
-            value.assign(mean + self._random.normal(mean.shape, stddev=0.3))
+        start = self._random.uniform([], maxval=jobs.NOISE_PLACES, dtype=tf.int32)
+        noise = tf.split(self._noise[start : start + sum(self._sizes)], self._sizes)
+        for mean, part, value in zip(self._means, noise, self.values, strict=True):
+            value.assign(mean + tf.reshape(part, mean.shape))
 
 
 def on_replica(

@@ -16,6 +16,7 @@ DENSE = (ALL_REDUCE, TORCH_ALL_REDUCE)  # what the others of their framework are
 MLP_LAYERS = (784, 1024, 1024, 512, 10)
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 BATCHES = 64
+NOISE_PLACES = 1_000_000  # where the noise of a gradient may begin: see gradients.py
 BATCH_SIZES = {MLP: 64, LSTM: 16, RESNET: 16}  # of each worker
 
 

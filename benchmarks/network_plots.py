@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 
 import network_report
 from matplotlib import pyplot as plt
+from network_rows import grouped
 
 PARTS = ("compute", "encode", "communicate", "decode")
 
@@ -19,18 +20,18 @@ PARTS = ("compute", "encode", "communicate", "decode")
 def draw(measured: dict[str, Any], folder: Path) -> list[Path]:
     """Draws what there is something to draw of; returns the files."""
     files = []
-    for (job, workers), records in network_report.grouped(
-        measured["records"], "job", "workers"
-    ).items():
+    for (job, workers), records in grouped(measured["records"], "job", "workers").items():
         name = f"{job}-{workers}workers"
         parts = {
             link: network_report.split(of_link)
-            for (link,), of_link in network_report.grouped(records, "link").items()
+            for (link,), of_link in grouped(records, "link").items()
         }
         if all(parts.values()):
             files.append(folder / f"network-split-{name}.png")
             _split(f"{network_report.TITLES[job]}, {workers} workers", parts, files[-1])
         curves = network_report.speed_ups(measured, job, workers)
+        if job == jobs.EXCHANGE:
+            curves.pop(jobs.NOTHING, None)  # takes no time at all
         if max(map(len, curves.values())) > 1:
             files.append(folder / f"network-speed-{name}.png")
             _speed(f"{network_report.TITLES[job]}, {workers} workers", curves, files[-1])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jobs
+import network_goals
+from network_rows import Record, Row, grouped, milliseconds, rows
 
-ENOUGH_BYTES = 100_000  # of a step; below, what protocols add is no longer small beside it
-TOLERANCE = 0.02
-
-Record = dict[str, Any]
 TITLES = {
     jobs.EXCHANGE: "Exchange of a ResNet-50's gradient",
     jobs.MLP: "MLP of 2.4 million weights, whole step",
@@ -23,60 +19,13 @@ TITLES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A contender on a link: times in milliseconds, bytes that a worker sends in a step.
-
-    Attributes:
-        speed_up: Over the dense run of its own framework.
-        counted: By our own count; None where nobody counts.
-        carried: What TCP carried by the interface's counters, less what the benchmark itself adds.
-    """
-
-    name: str
-    median: float
-    least: float
-    most: float
-    speed_up: float
-    counted: float | None
-    carried: float
-
-    @property
-    def agrees(self) -> bool | None:
-        """Whether counts and counters do; None where they need not."""
-        if not self.counted or self.counted < ENOUGH_BYTES:
-            return None
-        return abs(self.carried / self.counted - 1) <= TOLERANCE
-
-
-def rows(records: Sequence[Record]) -> list[Row]:
-    """The rows of one table: all that was measured of one job on one link."""
-    medians = {record["contender"]: _milliseconds(record) for record in records}
-    own = next((r["carried_bytes"] for r in records if r["contender"] == jobs.NOTHING), 0.0)
-
-    def row(record: Record) -> Row:
-        name, seconds = record["contender"], record["seconds"]
-        dense = medians.get(jobs.TORCH_ALL_REDUCE if name in jobs.TORCH else jobs.ALL_REDUCE)
-        return Row(
-            name,
-            medians[name],
-            1e3 * min(seconds),
-            1e3 * max(seconds),
-            dense / medians[name] if dense else math.nan,
-            record["counted_bytes"],
-            max(0.0, record["carried_bytes"] - own),
-        )
-
-    return [row(record) for record in records]
-
-
 def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     """Milliseconds of a step by contender: compute, encode, communicate, decode.
 
     Computing is what a step takes that communicates nothing; encoding and decoding were measured by
     themselves; communicating is the rest. PyTorch's are left out: their parts are not measured.
     """
-    compute = next((_milliseconds(r) for r in records if r["contender"] == jobs.NOTHING), None)
+    compute = next((milliseconds(r) for r in records if r["contender"] == jobs.NOTHING), None)
     if compute is None:
         return {}
     parts = {}
@@ -85,7 +34,7 @@ def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
             continue
         stages = record["stages"] or {"encode": 0.0, "decode": 0.0}
         encode, decode = (1e3 * stages[name] for name in ("encode", "decode"))
-        rest = max(0.0, _milliseconds(record) - compute - encode - decode)
+        rest = max(0.0, milliseconds(record) - compute - encode - decode)
         parts[record["contender"]] = {
             "compute": compute,
             "encode": encode,
@@ -93,14 +42,6 @@ def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
             "decode": decode,
         }
     return parts
-
-
-def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
-    """The records by what they have under `keys`, in the order in which they came."""
-    groups: dict[tuple, list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(record[key] for key in keys), []).append(record)
-    return groups
 
 
 def speeds(measured: dict[str, Any]) -> dict[tuple[int, str], float]:
@@ -138,7 +79,9 @@ def markdown(measured: dict[str, Any]) -> str:
     about = ", ".join(f"{name}: {value}" for name, value in measured["about"].items())
     parts = [
         about + ".",
-        *_table(("workers", "link", "Mbit/s", "round trip, ms"), _links(measured)),
+        "",
+        *_table(_LINK_COLUMNS, _links(measured)),
+        *_goals(measured),
     ]
     for (job, workers), of_job in grouped(measured["records"], "job", "workers").items():
         parts += ["", f"### {TITLES[job]}, {workers} workers"]
@@ -149,6 +92,8 @@ def markdown(measured: dict[str, Any]) -> str:
     return "\n".join(parts) + "\n"
 
 
+_LINK_COLUMNS = ("workers", "link", "Mbit/s", "round trip, ms")
+_GOAL_COLUMNS = ("times faster than its dense run, two workers", "wanted", "at least", "measured")
 _COLUMNS = (
     "contender",
     "median ms",
@@ -162,9 +107,8 @@ _COLUMNS = (
 
 def _cells(row: Row) -> list[str]:
     times = [f"{value:.1f}" for value in (row.median, row.least, row.most)]
-    faster = "" if math.isnan(row.speed_up) else f"{row.speed_up:.2f}"
     counted = "" if row.counted is None else f"{row.counted:,.0f}"
-    return [row.name, *times, faster, counted, _interface(row)]
+    return [row.name, *times, f"{row.speed_up:.2f}", counted, _interface(row)]
 
 
 def _interface(row: Row) -> str:
@@ -188,6 +132,12 @@ def _links(measured: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def _goals(measured: dict[str, Any]) -> list[str]:
+    groups = grouped(measured["records"], "job", "workers", "link")
+    body = list(network_goals.reached({place: rows(of_one) for place, of_one in groups.items()}))
+    return ["", *_table(_GOAL_COLUMNS, body)] if body else []
+
+
 def _even(measured: dict[str, Any], job: str, workers: int) -> list[str]:
     curves = speed_ups(measured, job, workers)
     if all(len(curve) < 2 for curve in curves.values()):
@@ -200,7 +150,3 @@ def _even(measured: dict[str, Any], job: str, workers: int) -> list[str]:
         where = f"{even:,.0f}" if even else "above all" if curve[-1][1] >= 1 else "below all"
         body.append([name, where])
     return ["", *_table(("contender", "break-even, Mbit/s"), body)]
-
-
-def _milliseconds(record: Record) -> float:
-    return 1e3 * statistics.median(record["seconds"])

@@ -105,15 +105,20 @@ class ExchangedModel(nn.Module):
         super().__init__()
         # TensorFlow has a matrix's outputs last, PyTorch first.
         self.weights = nn.ParameterList(torch.zeros(*reversed(shape)) for shape in shapes)
-        self._random = torch.Generator().manual_seed(rank)
+        random = torch.Generator().manual_seed(rank)
+        elements = sum(weight.numel() for weight in self.weights)
+        self._noise = 0.3 * torch.randn(elements + jobs.NOISE_PLACES, generator=random)
         self._means = [0.02 * torch.randn(weight.shape) for weight in self.weights]
         self.given = []
 
     def draw(self) -> None:
-        """Makes the gradients of the next step."""
-        self.given = [
-            mean + 0.3 * torch.randn(mean.shape, generator=self._random) for mean in self._means
-        ]
+        """Makes the gradients of the next step, as gradients.py does."""
+        place = int(torch.randint(jobs.NOISE_PLACES, []))
+        self.given = []
+        for mean in self._means:
+            noise = self._noise[place : place + mean.numel()].reshape(mean.shape)
+            self.given.append(mean + noise)
+            place += mean.numel()
 
     def forward(self):
         """The loss."""

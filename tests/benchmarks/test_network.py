@@ -12,6 +12,7 @@ import keras
 import links
 import network
 import network_report
+import network_rows
 import pytest
 
 from tests.benchmarks.conftest import BENCHMARKS
@@ -30,7 +31,7 @@ def measure(folder, *options):
     )
     assert done.returncode == 0, done.stderr
     measured = json.loads((folder / "network.json").read_text())
-    rows = {row.name: row for row in network_report.rows(measured["records"])}
+    rows = {row.name: row for row in network_rows.rows(measured["records"])}
     assert (folder / "network.md").read_text() in done.stdout
     return measured, rows, done.stdout
 
@@ -71,6 +72,8 @@ def test_cells_can_be_chosen():
     assert (cell.job, cell.links) == ("mlp", ["1 Gbit/s"])
     assert tuple(cell.contenders) == cells.EVERYONE
     assert cell.of_torch == []
+    (cell,) = cells.chosen(cells.FULL, only_jobs=["lstm"], only_contenders=["power_sgd"])
+    assert cell.contenders == [jobs.ALL_REDUCE, "power_sgd"]  # to compare with
     whole = cells.chosen(cells.FULL)
     assert [cell.job for cell in whole] == [cell.job for cell in cells.FULL]
     assert whole[0].of_torch == list(jobs.TORCH)

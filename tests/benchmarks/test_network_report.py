@@ -3,6 +3,7 @@
 import jobs
 import network_plots
 import network_report
+import network_rows
 import pytest
 
 MLP = {"job": jobs.MLP, "workers": 2}
@@ -48,7 +49,7 @@ def measured(records):
 
 
 def by_name(records):
-    return {row.name: row for row in network_report.rows(records)}
+    return {row.name: row for row in network_rows.rows(records)}
 
 
 def test_speed_ups_are_over_the_dense_run_of_the_same_framework(records):
@@ -105,3 +106,11 @@ def test_plots(measured, tmp_path):
         "network-speed-mlp-2workers.png",
     ]
     assert all(file.stat().st_size > 10_000 for file in files)
+
+
+def test_goals(measured):
+    text = network_report.markdown(measured)
+    assert "| mlp, 100 Mbit/s: adacomp | 15 | 15 | 40.0 |" in text
+    assert "| mlp, 100 Mbit/s: adacomp, ahead of PyTorch's best hook | 10.0 | 10.0 | 40.0 |" in text
+    assert "| mlp, unshaped: cast | 1 | 1 | 2.0 |" in text
+    assert "1 Gbit/s" not in text  # not measured

@@ -1,0 +1,66 @@
+"""What the package is to reach on links of known speed, beside what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jobs
+from links import UNSHAPED
+from network_rows import Row
+
+WORKERS = 2
+BASELINES = (jobs.ALL_REDUCE, jobs.FLOAT16, "no_compression", jobs.NOTHING, *jobs.TORCH)
+HOOKS = (jobs.TORCH_FLOAT16, jobs.TORCH_POWER_SGD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """How many times faster than its dense run something is to be.
+
+    Attributes:
+        job: What is measured.
+        link: Where.
+        wanted: What we are after.
+        least: What it must be.
+        contender: Which one; None for the fastest of our methods.
+    """
+
+    job: str
+    link: str
+    wanted: float
+    least: float
+    contender: str | None = None
+
+
+GOALS = (
+    Goal(jobs.EXCHANGE, UNSHAPED, 15, 10, "adacomp"),
+    Goal(jobs.EXCHANGE, "1 Gbit/s", 20, 40 / 3, "adacomp"),
+    Goal(jobs.EXCHANGE, "100 Mbit/s", 30, 20, "adacomp"),
+    Goal(jobs.EXCHANGE, "100 Mbit/s", 60, 40, "scalecom"),
+    Goal(jobs.MLP, "100 Mbit/s", 15, 15),
+    Goal(jobs.MLP, "1 Gbit/s", 4, 4),
+    Goal(jobs.MLP, UNSHAPED, 1, 1),
+)
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """Of our methods."""
+    ours = [row for row in rows if row.name not in BASELINES]
+    return max(ours, key=lambda row: row.speed_up, default=None)
+
+
+def reached(tables: dict[tuple[Any, ...], Sequence[Row]]) -> Iterator[list[str]]:
+    """The cells of a table: of each goal that was measured, by `(job, workers, link)`."""
+    for goal in GOALS:
+        rows = tables.get((goal.job, WORKERS, goal.link), ())
+        row = next((row for row in rows if row.name == goal.contender), None)
+        row = row if goal.contender else fastest(rows)
+        if row:
+            what = f"{goal.job}, {goal.link}: {row.name}"
+            yield [what, f"{goal.wanted:g}", f"{goal.least:.3g}", f"{row.speed_up:.1f}"]
+        hooks = [row.speed_up for row in rows if row.name in HOOKS]
+        if row and hooks and goal.job == jobs.MLP:
+            best = f"{max(hooks):.1f}"
+            yield [f"{what}, ahead of PyTorch's best hook", best, best, f"{row.speed_up:.1f}"]
