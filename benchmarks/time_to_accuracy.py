@@ -70,7 +70,7 @@ def markdown(label: str, rows: Sequence[dict[str, Any]]) -> str:
         needed = "never" if row["seconds"] is None else f"{row['seconds']:.1f}"
         faster = "" if row["times faster"] is None else f"{row['times faster']:.1f}"
         cells = [row["compressor"], str(row["seed"]), f"{row['goal']:.3f}", needed, faster]
-        cells += [f"{row['at the end']:.3f}", f"{1e3 * row['seconds of a step']:.1f}"]
+        cells += [f"{row['in the end']:.3f}", f"{1e3 * row['seconds of a step']:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -125,8 +125,8 @@ def main(
     runs: list[Run] = []
     with links.network(WORKERS) as network:
         network.shape(link)
-        place = folder / "time-to-accuracy" / link.replace("/", " per ")
-        bench = Bench(place, reuse, network, shared_out_threads(WORKERS))
+        records = folder / "time-to-accuracy" / links.SPEEDS.get(link, link)
+        bench = Bench(records, reuse, network, shared_out_threads(WORKERS))
         for names, count in (([DENSE], epochs), (compressors, round(longer * epochs))):
             chosen = [
                 Run(what, WORKERS, optimizer, name, seed) for seed in range(seeds) for name in names

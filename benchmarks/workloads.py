@@ -165,4 +165,4 @@ def _contender(
     gathered = any(variable.path.endswith("/embeddings") for variable in variables)
     given = _ELEMENT_BYTES[name] * elements
     sent = dense_ring_bytes(strategy.num_replicas_in_sync, given)
-    return Contender(step, prepare, step_bytes=None if gathered else sent)
+    return Contender(step, prepare, step_bytes=None if gathered and given else sent)
