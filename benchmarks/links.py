@@ -140,6 +140,11 @@ def missing() -> str:
     commands = [command for command in ("ip", "tc") if not shutil.which(command)]
     if commands:
         return f"There is no {' and no '.join(commands)} here; Debian has both in iproute2."
+    try:
+        with network(1) as probe:
+            probe.shape("100 Mbit/s")
+    except OSError as error:  # in a container, say
+        return f"Links cannot be shaped here: {error}."
     return ""
 
 

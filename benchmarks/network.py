@@ -28,6 +28,7 @@ import jobs
 import links
 import network_plots
 import network_report
+import tensorflow as tf
 from cells import Cell
 from machine import processor
 from output import show
@@ -121,21 +122,24 @@ class Bench:
             raise click.ClickException("\n".join([f"{program}:", *result.summary()]))
 
 
-def has_torch(python: str) -> bool:
-    """Whether PyTorch can be imported by that interpreter."""
-    command = [python, "-c", "import torch.distributed"]
+def torch_version(python: str) -> str:
+    """Of the PyTorch that the interpreter has; empty if it has none."""
+    command = [python, "-c", "import torch.distributed; print(torch.__version__)"]
     try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
-        return False
+        return ""
+    return done.stdout.strip()
 
 
-def facts(settings: Settings) -> dict[str, Any]:
+def facts(settings: Settings, torch: str) -> dict[str, Any]:
     """What else the figures depend on."""
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return {
         "machine": processor(),
-        "system": platform.release(),
+        "Linux": platform.release(),
+        "TensorFlow": tf.__version__,
+        "PyTorch": torch or "none",
         "congestion control": congestion.read_text().strip(),
         "load before": os.getloadavg()[0],
         "threads of each worker": settings.threads or "cores / workers",
@@ -179,8 +183,8 @@ def main(
     missing = "" if loopback else links.missing()
     if missing:
         console.print(f"{missing} So no link is shaped: everything runs on the loopback.")
-    with_torch = has_torch(torch_python)
-    if not with_torch:
+    torch = torch_version(torch_python)
+    if not torch:
         console.print(f"{torch_python} has no PyTorch: its contenders are left out.")
     shaped = not (loopback or missing)
     cells = all_cells.chosen(
@@ -189,11 +193,11 @@ def main(
         only_workers=only_workers,
         only_links=only_links,
         only_contenders=only_contenders,
-        with_torch=with_torch,
+        with_torch=bool(torch),
         shaped=shaped,
     )
     settings = Settings(rounds or (3 if short else 5), seconds, warm_up, threads, torch_python)
-    about = facts(settings)
+    about = facts(settings, torch)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bench = Bench(settings, progress)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jobs
 import network_goals
-from network_rows import Record, Row, grouped, milliseconds, rows
+from network_rows import ENOUGH_BYTES, TOLERANCE, Record, Row, grouped, milliseconds, rows
 
 TITLES = {
     jobs.EXCHANGE: "Exchange of a ResNet-50's gradient",
@@ -82,6 +82,8 @@ def markdown(measured: dict[str, Any]) -> str:
         "",
         *_table(_LINK_COLUMNS, _links(measured)),
         *_goals(measured),
+        "",
+        _agreement(measured),
     ]
     for (job, workers), of_job in grouped(measured["records"], "job", "workers").items():
         parts += ["", f"### {TITLES[job]}, {workers} workers"]
@@ -136,6 +138,15 @@ def _goals(measured: dict[str, Any]) -> list[str]:
     groups = grouped(measured["records"], "job", "workers", "link")
     body = list(network_goals.reached({place: rows(of_one) for place, of_one in groups.items()}))
     return ["", *_table(_GOAL_COLUMNS, body)] if body else []
+
+
+def _agreement(measured: dict[str, Any]) -> str:
+    groups = grouped(measured["records"], "job", "workers", "link").values()
+    checked = [row.agrees for records in groups for row in rows(records) if row.agrees is not None]
+    return (
+        f"Of {len(checked)} counts of more than {ENOUGH_BYTES:,} bytes a step, {sum(checked)} are "
+        f"within {TOLERANCE:.0%} of what the interface counted."
+    )
 
 
 def _even(measured: dict[str, Any], job: str, workers: int) -> list[str]:

@@ -14,7 +14,8 @@ from turns import Plan
 from tests.benchmarks.conftest import BENCHMARKS
 from tf_gradcomp.launch import LocalJob
 
-shaped = pytest.mark.skipif(bool(links.missing()), reason=links.missing())
+WHY_NOT = links.missing()
+shaped = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 def namespaces():
@@ -98,6 +99,13 @@ def test_it_says_what_it_cannot_do(monkeypatch):
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)
     monkeypatch.setattr(links.shutil, "which", lambda command: None)
     assert links.missing() == "There is no ip and no tc here; Debian has both in iproute2."
+    monkeypatch.setattr(links.shutil, "which", lambda command: command)
+    monkeypatch.setattr(links, "_run", refuse)
+    assert links.missing() == "Links cannot be shaped here: ip: Operation not permitted."
+
+
+def refuse(*command):
+    raise OSError("ip: Operation not permitted")
 
 
 def test_counters_can_be_subtracted():

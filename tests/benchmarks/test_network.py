@@ -18,6 +18,8 @@ import pytest
 from tests.benchmarks.conftest import BENCHMARKS
 from tests.workers import python_path
 
+WHY_NOT = links.missing()
+
 
 def measure(folder, *options):
     command = [sys.executable, str(BENCHMARKS / "network.py"), *options, "--results", str(folder)]
@@ -43,10 +45,10 @@ def test_on_the_loopback(tmp_path):
     assert set(rows) == {jobs.ALL_REDUCE, "adacomp"}
     assert rows["adacomp"].counted < rows[jobs.ALL_REDUCE].counted / 10
     assert all(math.isfinite(row.median) for row in rows.values())
-    assert f"{sys.executable} has no PyTorch" in said or network.has_torch(sys.executable)
+    assert f"{sys.executable} has no PyTorch" in said or network.torch_version(sys.executable)
 
 
-@pytest.mark.skipif(bool(links.missing()), reason=links.missing())
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_on_a_shaped_link(tmp_path):
     few = (jobs.ALL_REDUCE, "cast", "adacomp", jobs.NOTHING)
     measured, rows, _ = measure(
@@ -58,7 +60,7 @@ def test_on_a_shaped_link(tmp_path):
     assert 0.75 < 8e-3 * dense.counted / dense.median / measured["raw"][0]["Mbit/s"] < 1
     assert dense.agrees
     assert rows["cast"].agrees
-    assert 1.7 < rows["cast"].speed_up < 2.1
+    assert 1.5 < rows["cast"].speed_up < 2.6
     assert rows["adacomp"].speed_up > 5
     parts = network_report.split(measured["records"])
     assert parts["adacomp"]["encode"] > 0
@@ -83,8 +85,8 @@ def test_cells_can_be_chosen():
 
 
 def test_a_python_without_pytorch_is_found_out(tmp_path):
-    assert not network.has_torch("/bin/false")
-    assert not network.has_torch(str(tmp_path / "python"))
+    assert network.torch_version("/bin/false") == ""
+    assert network.torch_version(str(tmp_path / "python")) == ""
 
 
 def test_pytorch_is_given_the_shapes_that_keras_has():

@@ -97,6 +97,7 @@ def test_tables(measured):
     assert "| cast | 400.0 | 400.0 | 400.0 | 2.00 | 4,000,000 | +5.0% (!) |" in text
     assert "| adacomp | 4,827 |" in text  # 40 times faster at 100 Mbit/s, 0.5 at 10,000
     assert "| cast | above all |" in text
+    assert "Of 6 counts of more than 100,000 bytes a step, 4 are within 2% of" in text
 
 
 def test_plots(measured, tmp_path):
