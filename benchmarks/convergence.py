@@ -147,6 +147,7 @@ def _job_options(default_workers: int) -> Callable[[Callable[..., None]], Callab
             click.option("--optimizer", multiple=True, default=["adam"], type=str),
             click.option("--seeds", default=3, help="How many: 0, 1, ..."),
             click.option("--compressor", default="adacomp"),
+            click.option("--precondition", default="auto", help="auto, local or none."),
             click.option("--results", default=str(RESULTS), help="Where all goes."),
             click.option("--reuse", is_flag=True, help="Take runs that are there already."),
         ):
@@ -184,6 +185,7 @@ def _measure(
     optimizer: Sequence[str],
     seeds: int,
     compressor: str,
+    precondition: str,
     results: str,
     reuse: bool,
 ) -> None:
@@ -196,7 +198,7 @@ def _measure(
     ]
     folder = Path(results)
     bench = Bench(folder / "convergence", reuse)
-    runs = bench.run_all(runs, args, epochs)
+    runs = bench.run_all(runs, [*args, "--precondition", precondition], epochs)
     rows = compare(task, runs, "none", compressor)
     files = [folder / f"convergence-{task.name}.{suffix}" for suffix in ("json", "md", "png")]
     files[0].write_text(json.dumps(rows, indent=1) + "\n")

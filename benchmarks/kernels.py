@@ -63,6 +63,17 @@ class ScaleComLeader:
         ops.chunk_select(ops.Chunked([self._residual], [gradient], [self._rate], [0]), lead=True)
 
 
+class Adam:
+    """A replica's second moment."""
+
+    def __init__(self, elements):
+        self._moment = tf.Variable(tf.zeros(elements))
+
+    def divide(self, gradient):
+        """What is done before a sparse method."""
+        ops.precondition([self._moment], [gradient], 1, beta_2=0.999, epsilon=1e-7)
+
+
 class WholeStep:
     """A method's step by one replica, on a square matrix."""
 
@@ -114,6 +125,7 @@ def contenders(elements, methods):
         work[f"AdaComp decode of {REPLICAS}, bins of {bin_size}"] = replica.decode
     for rate in (50, 400):
         work[f"ScaleCom select, rate {rate}"] = ScaleComLeader(elements, rate).select
+    work["Adam's preconditioning"] = Adam(elements).divide
     for name in methods:
         work[f"{name}, whole step"] = WholeStep(elements, compressors.get(name)).step
     return work

@@ -36,12 +36,16 @@ def build_model(characters: int) -> keras.Model:
     )
 
 
-def make_optimizer(name: str, learning_rate: float, compressor: str) -> keras.optimizers.Optimizer:
+def make_optimizer(
+    name: str, learning_rate: float, compressor: str, precondition: str | None = "auto"
+) -> keras.optimizers.Optimizer:
     if name == "adam":
         optimizer = keras.optimizers.Adam(learning_rate)
     else:
         optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9, global_clipnorm=1.0)
-    return optimizer if compressor == "none" else gc.CompressedOptimizer(optimizer, compressor)
+    if compressor == "none":
+        return optimizer
+    return gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)
 
 
 def bits_per_character(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -98,6 +102,7 @@ def simulation_task(
     callback=common.check_compressor,
     help="Of the gradients.",
 )
+@common.precondition_option
 @click.option("--epochs", default=20)
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
 @click.option("--batch-size", default=32, help="Sequences, of all workers together.")
@@ -108,6 +113,7 @@ def simulation_task(
 @click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
 def main(
     compressor: str,
+    precondition: str | None,
     epochs: int,
     steps_per_epoch: int,
     batch_size: int,
@@ -129,7 +135,9 @@ def main(
 
     with strategy.scope():
         model = compiled_model(
-            make_optimizer(optimizer, learning_rate or LEARNING_RATES[optimizer], compressor)
+            make_optimizer(
+                optimizer, learning_rate or LEARNING_RATES[optimizer], compressor, precondition
+            )
         )
     fitted = model.fit(
         train,

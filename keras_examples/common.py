@@ -33,6 +33,15 @@ _DOCUMENT_CHARACTERS = 5_000  # of each, so that a few long ones are not most of
 _HELD_OUT_CHARACTERS = 20_000
 
 
+precondition_option = click.option(
+    "--precondition",
+    default="auto",
+    type=click.Choice(["auto", "local", "none"]),
+    callback=lambda _context, _option, value: None if value == "none" else value,
+    help="Of compressed gradients for Adam: see gc.CompressedOptimizer.",
+)
+
+
 def check_compressor(_context: click.Context, _option: click.Parameter, name: str) -> str:
     """Lets click refuse a compressor that there is not."""
     if name != "none":

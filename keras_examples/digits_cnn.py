@@ -34,12 +34,16 @@ def build_model(image_shape: tuple[int, ...], classes: int) -> keras.Model:
     )
 
 
-def make_optimizer(name: str, learning_rate: float, compressor: str) -> keras.optimizers.Optimizer:
+def make_optimizer(
+    name: str, learning_rate: float, compressor: str, precondition: str | None = "auto"
+) -> keras.optimizers.Optimizer:
     if name == "adam":
         optimizer = keras.optimizers.Adam(learning_rate)
     else:
         optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
-    return optimizer if compressor == "none" else gc.CompressedOptimizer(optimizer, compressor)
+    if compressor == "none":
+        return optimizer
+    return gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)
 
 
 def simulation_task(
@@ -91,6 +95,7 @@ def make_callbacks(
     callback=common.check_compressor,
     help="Of the gradients.",
 )
+@common.precondition_option
 @click.option("--epochs", default=30)
 @click.option("--batch-size", default=64, help="Of all workers together.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
@@ -101,6 +106,7 @@ def make_callbacks(
 @click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
 def main(
     compressor: str,
+    precondition: str | None,
     epochs: int,
     batch_size: int,
     optimizer: str,
@@ -130,7 +136,7 @@ def main(
         model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
         model.compile(
             optimizer=make_optimizer(
-                optimizer, learning_rate or LEARNING_RATES[optimizer], compressor
+                optimizer, learning_rate or LEARNING_RATES[optimizer], compressor, precondition
             ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],

@@ -25,7 +25,7 @@ def precondition(
         scale: Of the second moment, beside Adam's bias correction.
     """
     value = np.asarray(gradient).astype(np.float32)
-    beta_2, epsilon = np.float32(beta_2), np.float32(epsilon)
-    moment = second_moment + (1 - beta_2) * (value * value - second_moment)
-    factor = np.float32(np.float64(np.float32(scale)) / (1 - np.float64(beta_2) ** step))
-    return value / (np.sqrt(factor * moment) + epsilon), moment
+    decay = np.float32(beta_2)
+    moment = second_moment + (1 - decay) * (value * value - second_moment)
+    factor = np.float32(np.float64(np.float32(scale)) / (1 - np.float64(decay) ** step))
+    return value / (np.sqrt(factor * moment) + np.float32(epsilon)), moment
