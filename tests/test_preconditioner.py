@@ -180,6 +180,7 @@ def test_what_is_late_is_not_divided_for_one_replica():
         ("adam", "adacomp", "auto", True),
         ("adamw", "scalecom", "auto", True),
         ("adam", "qsgd", "auto", False),
+        ("adam", "random_k", "auto", False),
         ("adam", "no_compression", "local", True),
         ("sgd", "adacomp", "auto", False),
         ("adam", "adacomp", None, False),

@@ -51,7 +51,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             compresses them divided by its root; their sum goes through the inner optimizer's
             momentum and learning rate only. For Adam, AdamW, Nadam and Lamb (without `amsgrad`).
             None: the inner optimizer gets the sum, and sparse methods make Adam's steps short.
-            `"auto"`: local where inner optimizer and method allow it and are helped by it.
+            `"auto"`: local where the inner optimizer allows it and the method is helped by it.
         name: The optimizer's name.
 
     Raises:

@@ -104,7 +104,7 @@ def preconditioner_for(
 
     Args:
         optimizer: Without a loss scaler around it.
-        compressor: `"auto"` preconditions for those that deliver gradients in pieces only.
+        compressor: `"auto"` preconditions only for those that it helps.
         setting: `"auto"`, `"local"` or None.
 
     Raises:
@@ -119,6 +119,6 @@ def preconditioner_for(
             f'precondition="local" is for {names} (without amsgrad); received '
             f'{type(optimizer).__name__}. Use precondition="auto", which leaves others as they are.'
         )
-    if setting is None or not able or (setting == AUTO and not compressor.sends_pieces):
+    if setting is None or not able or (setting == AUTO and not compressor.behind_second_moment):
         return None
     return Preconditioner(float(optimizer.beta_2), float(optimizer.epsilon))

@@ -53,7 +53,7 @@ class AdaComp(Compressor):
     """
 
     name = "adacomp"
-    sends_pieces = True
+    behind_second_moment = True
 
     def __init__(
         self,

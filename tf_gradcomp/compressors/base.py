@@ -92,11 +92,11 @@ class Compressor(abc.ABC):
     Attributes:
         name: By which `gc.compressors.get` knows it.
         residual_scale: What a residual is, over the gradients that it stands for.
-        sends_pieces: Whether an entry of a gradient arrives once in many steps, for all of them.
+        behind_second_moment: Whether it trains better with Adam's second moment in front of it.
     """
 
     name: ClassVar[str]
-    sends_pieces: ClassVar[bool] = False
+    behind_second_moment: ClassVar[bool] = False
     residual_scale: float = 1.0
 
     def __init__(

@@ -47,7 +47,6 @@ class RandomK(Compressor):
     """
 
     name = "random_k"
-    sends_pieces = True
 
     def __init__(
         self,

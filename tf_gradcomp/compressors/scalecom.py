@@ -74,7 +74,7 @@ class ScaleCom(Compressor):
     """
 
     name = "scalecom"
-    sends_pieces = True
+    behind_second_moment = True
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class TopK(Compressor):
     """
 
     name = "top_k"
-    sends_pieces = True
+    behind_second_moment = True
 
     def __init__(
         self,
