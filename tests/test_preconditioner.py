@@ -122,6 +122,30 @@ def test_clips_each_replica_before_it_divides():
     assert np.abs(job.variables[0].numpy() - new_variables()[0].numpy()).max() > 0.1
 
 
+def test_accumulated_gradients_are_divided_once_for_each_update():
+    adam = keras.optimizers.Adam(0.1, gradient_accumulation_steps=2)
+    accumulating = Job(inner=keras.optimizers.serialize(adam))
+    at_once = Job()
+    for step in range(3):
+        gradients = gradients_at(step, 2)
+        accumulating.step([[0.5 * gradient for gradient in of_one] for of_one in gradients])
+        accumulating.step([[1.5 * gradient for gradient in of_one] for of_one in gradients])
+        at_once.step(gradients)
+    for one, other in zip(accumulating.variables, at_once.variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_scaled_gradients_are_divided_in_their_own_units():
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1), initial_scale=64.0)
+    inside, plain = Job(inner=keras.optimizers.serialize(scaled)), Job()
+    for step in range(3):
+        gradients = gradients_at(step, 2)
+        inside.step([[64 * gradient for gradient in of_one] for of_one in gradients])
+        plain.step(gradients)
+    for one, other in zip(inside.variables, plain.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
 def test_a_replica_with_a_bad_gradient_keeps_its_second_moment():
     job = Job().train(0, 2)
     before, weights = job.moments(), job.variables[0].numpy()
