@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
 if TYPE_CHECKING:
     from tf_gradcomp.cli.simulate import Simulated
@@ -48,16 +48,11 @@ def markdown(runs: Sequence[Simulated]) -> list[str]:
 
 def show(console: Console, lines: Sequence[str]) -> None:
     """Prints the table, as Markdown where the output goes to a file."""
-    if not console.is_terminal:
-        print("\n".join(lines))
-        return
-    header, _, *body = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    table = Table()
-    for name in header:
-        table.add_column(name, justify="right")
-    for cells in body:
-        table.add_row(*cells)
-    console.print(table)
+    text = "\n".join(lines)
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        print(text)
 
 
 def plot(runs: Sequence[Simulated], path: Path) -> None:
