@@ -30,7 +30,9 @@ REPLICAS = strategy.num_replicas_in_sync
 
 
 def compressed(optimizer):
-    return gc.CompressedOptimizer(optimizer, WHOLE) if KIND in ("stock", "mirrored") else optimizer
+    if KIND not in ("stock", "mirrored"):
+        return optimizer
+    return gc.CompressedOptimizer(optimizer, WHOLE, precondition=None)
 
 
 def network(*widths):
