@@ -26,6 +26,6 @@ def precondition(
     """
     value = np.asarray(gradient).astype(np.float32)
     decay = np.float32(beta_2)
-    moment = second_moment + (1 - decay) * (value * value - second_moment)
+    moment = second_moment + (np.float32(1) - decay) * (value * value - second_moment)
     factor = np.float32(np.float64(np.float32(scale)) / (1 - np.float64(decay) ** step))
     return value / (np.sqrt(factor * moment) + np.float32(epsilon)), moment
