@@ -16,7 +16,7 @@ import tensorflow as tf
 sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
 
 import char_lstm
-import common
+import texts
 
 Batches = Iterator[tuple[tf.Tensor, tf.Tensor]]
 
@@ -28,7 +28,7 @@ def build(job: str) -> keras.Model:
     keras.utils.set_random_seed(0)
     if job == jobs.MLP:
         return _mlp()
-    return char_lstm.build_model(len(common.ALPHABET)) if job == jobs.LSTM else _resnet()
+    return char_lstm.build_model(len(texts.ALPHABET)) if job == jobs.LSTM else _resnet()
 
 
 def batches(job: str, rank: int) -> Batches:
@@ -46,10 +46,9 @@ def _batches(job: str, rank: int) -> list[tuple[tf.Tensor, ...]]:
 def _text(rank: int) -> tuple[np.ndarray, np.ndarray]:
     size = jobs.BATCHES * jobs.BATCH_SIZES[jobs.LSTM]
     inputs, labels = (
-        array[rank * size : (rank + 1) * size]
-        for array in char_lstm.sequences(common.load_text(None)[0])
+        array[rank * size : (rank + 1) * size] for array in texts.sequences(texts.load(None)[0])
     )
-    return tuple(array.reshape(jobs.BATCHES, -1, char_lstm.SEQUENCE) for array in (inputs, labels))
+    return tuple(array.reshape(jobs.BATCHES, -1, texts.SEQUENCE) for array in (inputs, labels))
 
 
 def _mlp() -> keras.Model:

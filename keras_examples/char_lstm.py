@@ -10,17 +10,13 @@ together. What counts in the end is how many bits a character of held-out text t
 
 from __future__ import annotations
 
-import math
-
 import click
 import common
 import keras
-import numpy as np
-import tensorflow as tf
+import texts
 
 import tf_gradcomp as gc
 
-SEQUENCE = 64
 STEPS_PER_EPOCH = 200
 LEARNING_RATES = {"adam": 2e-3, "sgd": 0.5}
 
@@ -28,7 +24,7 @@ LEARNING_RATES = {"adam": 2e-3, "sgd": 0.5}
 def build_model(characters: int) -> keras.Model:
     return keras.Sequential(
         [
-            keras.Input((SEQUENCE,), dtype="int32"),
+            keras.Input((texts.SEQUENCE,), dtype="int32"),
             keras.layers.Embedding(characters, 64),
             keras.layers.LSTM(256, return_sequences=True),
             keras.layers.Dense(characters),
@@ -48,36 +44,12 @@ def make_optimizer(
     return gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)
 
 
-def bits_per_character(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    nats = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-    return nats / math.log(2)
-
-
-def sequences(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts the text into sequences, each with the same one character further on as its labels."""
-    count = (len(text) - 1) // SEQUENCE
-    inputs = text[: count * SEQUENCE].reshape(count, SEQUENCE)
-    labels = text[1 : count * SEQUENCE + 1].reshape(count, SEQUENCE)
-    return inputs, labels
-
-
-def shuffled(text: np.ndarray, batch_size: int, seed: int) -> tf.data.Dataset:
-    """Batches without end, in an order that all workers share."""
-    inputs, labels = sequences(text)
-    return (
-        tf.data.Dataset.from_tensor_slices((inputs, labels))
-        .shuffle(len(inputs), seed=seed)
-        .repeat()
-        .batch(batch_size, drop_remainder=True)
-    )
-
-
 def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
-    model = build_model(len(common.ALPHABET))
+    model = build_model(len(texts.ALPHABET))
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[bits_per_character],
+        metrics=[texts.bits_per_character],
     )
     return model
 
@@ -87,10 +59,10 @@ def simulation_task(
 ) -> gc.simulation.Task:
     """For `gradcomp simulate char_lstm.py`: the same training, by learners in one process."""
     keras.utils.set_random_seed(seed)
-    text, held_out = common.load_text(None)
+    text, held_out = texts.load(None)
     model = compiled_model(make_optimizer(optimizer, LEARNING_RATES[optimizer], "none"))
-    batches = shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
-    validation = tf.data.Dataset.from_tensor_slices(sequences(held_out)).batch(batch_size)
+    batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
+    validation = texts.in_order(held_out, batch_size)
     return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, validation)
 
 
@@ -129,9 +101,9 @@ def main(
     is_chief = not strategy.cluster_resolver.task_id
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
-    text, held_out = common.load_text(dataset)
-    train = shuffled(text, batch_size, seed)
-    validation = tf.data.Dataset.from_tensor_slices(sequences(held_out)).batch(batch_size)
+    text, held_out = texts.load(dataset)
+    train = texts.shuffled(text, batch_size, seed)
+    validation = texts.in_order(held_out, batch_size)
 
     with strategy.scope():
         model = compiled_model(

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import pydoc_data.topics
-import re
 import statistics
-import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -22,15 +18,6 @@ import tf_gradcomp as gc
 Arrays = tuple[np.ndarray, np.ndarray]
 
 IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10")
-
-# The characters that a text is made of; all others are left out of it.
-ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
-_PACKAGES = [
-    *("asyncio", "collections", "concurrent/futures", "email", "http", "importlib", "json"),
-    *("logging", "multiprocessing", "unittest", "urllib", "xml/etree"),
-]
-_DOCUMENT_CHARACTERS = 5_000  # of each, so that a few long ones are not most of the text
-_HELD_OUT_CHARACTERS = 20_000
 
 
 precondition_option = click.option(
@@ -82,44 +69,6 @@ def _scaled(images: np.ndarray, labels: np.ndarray, highest: float) -> Arrays:
     if images.ndim == 3:
         images = images[..., np.newaxis]
     return images, labels.reshape(-1).astype(np.int32)
-
-
-def load_text(path: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """A text as indices into `ALPHABET`: what to train on, and what is held out.
-
-    Args:
-        path: A file of one's own, whose last tenth (at most 20,000 characters) is held out. Without
-            it, the text is what this Python has with it: the topics of its `help()` and the source
-            of its standard library, as 1.5 million characters. Other versions of Python differ.
-    """
-    if path is not None:
-        text = _codes(Path(path).read_text(errors="ignore"))
-        held_out = min(_HELD_OUT_CHARACTERS, len(text) // 10)
-        return text[:-held_out], text[-held_out:]
-    documents = _python_documents()
-    # An order that mixes prose with source, and is the same on every machine.
-    names = sorted(documents, key=lambda name: hashlib.md5(name.encode()).hexdigest())
-    texts = [_codes(documents[name])[:_DOCUMENT_CHARACTERS] for name in names]
-    held_out: list[np.ndarray] = []
-    while sum(map(len, held_out)) < _HELD_OUT_CHARACTERS:
-        held_out.append(texts.pop())
-    return np.concatenate(texts), np.concatenate(held_out)
-
-
-def _python_documents() -> dict[str, str]:
-    library = Path(sysconfig.get_path("stdlib"))
-    documents = {f"topics/{name}": text for name, text in pydoc_data.topics.topics.items()}
-    for package in (".", *_PACKAGES):
-        for file in (library / package).glob("*.py"):
-            documents[str(file.relative_to(library))] = file.read_text(errors="ignore")
-    return documents
-
-
-def _codes(text: str) -> np.ndarray:
-    text = re.sub(f"[^{re.escape(ALPHABET)}]", "", text)
-    table = np.zeros(128, np.int32)
-    table[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
-    return table[np.frombuffer(text.encode("ascii"), np.uint8)]
 
 
 class StepTimer(keras.callbacks.Callback):

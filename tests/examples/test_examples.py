@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
 SHORT = {
     "digits_cnn.py": ["--epochs", "3"],
     "char_lstm.py": ["--epochs", "2", "--steps-per-epoch", "15"],
+    "transformer_lm.py": ["--epochs", "2", "--steps-per-epoch", "15"],
     "custom_training_loop.py": ["--epochs", "3"],
 }
 all_programs = pytest.mark.parametrize("program", SHORT)
@@ -58,7 +59,7 @@ def test_learns_on_two_workers(program, compressor):
     losses = series(record, "loss")
     assert losses == sorted(losses, reverse=True)
     assert len(set(losses)) == len(losses)
-    if program == "char_lstm.py":
+    if program in ("char_lstm.py", "transformer_lm.py"):
         bits = series(record, "val_bits_per_character")
         assert bits[-1] < bits[0] < np.log2(96)
     else:
@@ -83,7 +84,7 @@ def test_compressed_runs_say_what_they_sent(program):
     assert trained(program, 2, "none")["traffic"] is None
 
 
-@pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py"])
+@pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py", "transformer_lm.py"])
 def test_the_monitor_shows_in_the_history(program):
     record = trained(program, 2, "adacomp")
     names = {"payload_bytes", "sent_bytes", "dense_bytes", "compression_ratio", "wire_ratio"}

@@ -1,0 +1,152 @@
+"""A small Transformer as a character-level language model, trained on one worker or on many.
+
+    python transformer_lm.py
+    gradcomp run -n 4 transformer_lm.py --compressor adacomp
+    gradcomp run -n 2 transformer_lm.py --dataset my_text.txt
+
+It trains as such models are: AdamW, a linear warm-up, then a cosine to zero, and clipping. The text
+comes with Python itself, or is a file of yours. The batch size is that of all workers together.
+"""
+
+from __future__ import annotations
+
+import click
+import common
+import keras
+import texts
+
+import tf_gradcomp as gc
+
+EPOCHS = 10
+STEPS_PER_EPOCH = 200
+BLOCKS = 2
+HEADS = 4
+WIDTH = 128
+
+
+def build_model(characters: int) -> keras.Model:
+    tokens = keras.Input((texts.SEQUENCE,), dtype="int32")
+    x = keras.layers.Embedding(characters, WIDTH)(tokens)
+    x = Positions()(x)
+    for _ in range(BLOCKS):
+        x = block(x)
+    x = keras.layers.LayerNormalization()(x)
+    return keras.Model(tokens, keras.layers.Dense(characters)(x))
+
+
+class Positions(keras.layers.Layer):
+    """Adds what is learned about each place in the sequence."""
+
+    def build(self, shape: tuple[int | None, int, int]) -> None:
+        """Makes the table: float32 [sequence, width]."""
+        self.table = self.add_weight(shape=shape[1:], initializer="random_normal", name="table")
+
+    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        """The same shape: [batch, sequence, width]."""
+        return x + self.table
+
+
+def block(x: keras.KerasTensor) -> keras.KerasTensor:
+    y = keras.layers.LayerNormalization()(x)
+    attention = keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS)
+    x = x + attention(y, y, use_causal_mask=True)
+    y = keras.layers.LayerNormalization()(x)
+    y = keras.layers.Dense(4 * WIDTH, activation="gelu")(y)
+    return x + keras.layers.Dense(WIDTH)(y)
+
+
+def make_optimizer(steps: int, learning_rate: float) -> keras.optimizers.Optimizer:
+    warmup = steps // 20
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, steps - warmup, warmup_target=learning_rate, warmup_steps=warmup
+    )
+    return keras.optimizers.AdamW(schedule, weight_decay=0.01, global_clipnorm=1.0)
+
+
+def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
+    model = build_model(len(texts.ALPHABET))
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[texts.bits_per_character],
+    )
+    return model
+
+
+def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
+    """For `gradcomp simulate transformer_lm.py`: the same training, by learners in one process."""
+    keras.utils.set_random_seed(seed)
+    text, held_out = texts.load(None)
+    model = compiled_model(make_optimizer(EPOCHS * STEPS_PER_EPOCH, 2e-3))
+    batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
+    return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, texts.in_order(held_out, batch_size))
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--compressor",
+    default="adacomp",
+    metavar="none|adacomp|...",
+    callback=common.check_compressor,
+    help="Of the gradients.",
+)
+@common.precondition_option
+@click.option("--epochs", default=EPOCHS, help="The learning rate is zero at their end.")
+@click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
+@click.option("--batch-size", default=32, help="Sequences, of all workers together.")
+@click.option("--learning-rate", default=2e-3, help="The highest.")
+@click.option("--seed", default=0, help="Of the weights and the order of the sequences.")
+@click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
+@click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+def main(
+    compressor: str,
+    precondition: str | None,
+    epochs: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    dataset: str | None,
+    history: str | None,
+) -> None:
+    """Train a character-level Transformer on text."""
+    # The strategy comes before all else that TensorFlow does.
+    strategy = gc.MultiWorkerMirroredStrategy()
+    is_chief = not strategy.cluster_resolver.task_id
+    # All workers shuffle alike, and each then takes its own part of every batch.
+    keras.utils.set_random_seed(seed)
+    text, held_out = texts.load(dataset)
+    validation = texts.in_order(held_out, batch_size)
+
+    with strategy.scope():
+        optimizer = make_optimizer(epochs * steps_per_epoch, learning_rate)
+        if compressor != "none":
+            optimizer = gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)
+        model = compiled_model(optimizer)
+    fitted = model.fit(
+        texts.shuffled(text, batch_size, seed),
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+        validation_data=validation,
+        shuffle=False,  # the dataset does
+        # The monitor comes first, so that the others see what it logs.
+        callbacks=[gc.callbacks.CompressionMonitor(), common.StepTimer()],
+        verbose=2 if is_chief else 0,
+    )
+
+    _, bits = model.evaluate(validation, verbose=0)
+    if is_chief:
+        print(f"Perplexity of held-out text: {2**bits:.3f}")
+        if history is not None:
+            common.write_history(
+                history,
+                fitted.history,
+                model.optimizer,
+                workers=strategy.num_replicas_in_sync,
+                weights=model.count_params(),
+                steps_per_epoch=steps_per_epoch,
+            )
+
+
+if __name__ == "__main__":
+    main()
