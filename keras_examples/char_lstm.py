@@ -67,13 +67,7 @@ def simulation_task(
 
 
 @click.command(context_settings={"show_default": True})
-@click.option(
-    "--compressor",
-    default="adacomp",
-    metavar="none|adacomp|...",
-    callback=common.check_compressor,
-    help="Of the gradients.",
-)
+@common.compressor_option
 @common.precondition_option
 @click.option("--epochs", default=20)
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
@@ -82,7 +76,7 @@ def simulation_task(
 @click.option("--learning-rate", type=float, help="By default 0.002 for Adam, 0.5 for SGD.")
 @click.option("--seed", default=0, help="Of the weights and the order of the sequences.")
 @click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
-@click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+@common.history_option
 def main(
     compressor: str,
     precondition: str | None,
@@ -125,15 +119,14 @@ def main(
     _, bits = model.evaluate(validation, verbose=0)
     if is_chief:
         print(f"Held-out text takes {bits:.3f} bits per character")
-        if history is not None:
-            common.write_history(
-                history,
-                fitted.history,
-                model.optimizer,
-                workers=strategy.num_replicas_in_sync,
-                weights=model.count_params(),
-                steps_per_epoch=steps_per_epoch,
-            )
+        common.write_history(
+            history,
+            fitted.history,
+            model.optimizer,
+            workers=strategy.num_replicas_in_sync,
+            weights=model.count_params(),
+            steps_per_epoch=steps_per_epoch,
+        )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,22 @@ Arrays = tuple[np.ndarray, np.ndarray]
 IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10")
 
 
+def _check_compressor(_context: click.Context, _option: click.Parameter, name: str) -> str:
+    if name != "none":
+        try:
+            gc.compressors.get(name)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+    return name
+
+
+compressor_option = click.option(
+    "--compressor",
+    default="adacomp",
+    metavar="none|adacomp|...",
+    callback=_check_compressor,
+    help="Of the gradients.",
+)
 precondition_option = click.option(
     "--precondition",
     default="auto",
@@ -27,16 +43,7 @@ precondition_option = click.option(
     callback=lambda _context, _option, value: None if value == "none" else value,
     help="Of compressed gradients for Adam: see gc.CompressedOptimizer.",
 )
-
-
-def check_compressor(_context: click.Context, _option: click.Parameter, name: str) -> str:
-    """Lets click refuse a compressor that there is not."""
-    if name != "none":
-        try:
-            gc.compressors.get(name)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
-    return name
+history_option = click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
 
 
 def load_images(name: str, seed: int) -> tuple[Arrays, Arrays]:
@@ -93,7 +100,7 @@ class StepTimer(keras.callbacks.Callback):
 
 
 def write_history(
-    path: str,
+    path: str | None,
     measured: dict[str, list[float]],
     optimizer: keras.optimizers.Optimizer,
     **facts: Any,
@@ -101,11 +108,13 @@ def write_history(
     """Writes what a run measured, and facts about it, as JSON.
 
     Args:
-        path: The file.
+        path: The file; None writes nothing.
         measured: A value for each epoch, by name, as the `History` of Keras' `fit` has them.
         optimizer: The one that trained; of a compressed one, the traffic is written as well.
         **facts: JSON-serializable.
     """
+    if path is None:
+        return
     series = {name: [float(value) for value in values] for name, values in measured.items()}
     record = {**facts, "history": series, "traffic": _traffic(optimizer)}
     Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -86,20 +86,14 @@ class Trainer:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option(
-    "--compressor",
-    default="adacomp",
-    metavar="none|adacomp|...",
-    callback=common.check_compressor,
-    help="Of the gradients.",
-)
+@common.compressor_option
 @click.option("--epochs", default=30)
 @click.option("--batch-size", default=64, help="Of all workers together.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
 @click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")
 @click.option("--seed", default=0, help="Of the split, the weights and the order of the images.")
 @click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
-@click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+@common.history_option
 def main(
     compressor: str,
     epochs: int,
@@ -151,8 +145,7 @@ def main(
             payload, dense = traffic.payload_bytes, traffic.dense_bytes
             print(f"Payload of a step: {payload / traffic.exchanges:,.0f} bytes")
             print(f"Payload ratio: {dense / payload:.0f}")
-        if history is not None:
-            common.write_history(history, measured, wrapped)
+        common.write_history(history, measured, wrapped)
 
 
 if __name__ == "__main__":

@@ -88,13 +88,7 @@ def make_callbacks(
 
 
 @click.command(context_settings={"show_default": True})
-@click.option(
-    "--compressor",
-    default="adacomp",
-    metavar="none|adacomp|...",
-    callback=common.check_compressor,
-    help="Of the gradients.",
-)
+@common.compressor_option
 @common.precondition_option
 @click.option("--epochs", default=30)
 @click.option("--batch-size", default=64, help="Of all workers together.")
@@ -103,7 +97,7 @@ def make_callbacks(
 @click.option("--seed", default=0, help="Of the split, the weights and the order of the images.")
 @click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
 @click.option("--checkpoints", metavar="FOLDER", help="Save the best model and a backup there.")
-@click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+@common.history_option
 def main(
     compressor: str,
     precondition: str | None,
@@ -154,15 +148,14 @@ def main(
     loss, accuracy = model.evaluate(validation, verbose=0)
     if is_chief:
         print(f"Test accuracy {accuracy:.2%}, loss {loss:.4f}")
-        if history is not None:
-            common.write_history(
-                history,
-                fitted.history,
-                model.optimizer,
-                workers=strategy.num_replicas_in_sync,
-                weights=model.count_params(),
-                steps_per_epoch=steps_per_epoch,
-            )
+        common.write_history(
+            history,
+            fitted.history,
+            model.optimizer,
+            workers=strategy.num_replicas_in_sync,
+            weights=model.count_params(),
+            steps_per_epoch=steps_per_epoch,
+        )
 
 
 if __name__ == "__main__":

@@ -83,13 +83,7 @@ def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option(
-    "--compressor",
-    default="adacomp",
-    metavar="none|adacomp|...",
-    callback=common.check_compressor,
-    help="Of the gradients.",
-)
+@common.compressor_option
 @common.precondition_option
 @click.option("--epochs", default=EPOCHS, help="The learning rate is zero at their end.")
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
@@ -97,7 +91,7 @@ def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
 @click.option("--learning-rate", default=2e-3, help="The highest.")
 @click.option("--seed", default=0, help="Of the weights and the order of the sequences.")
 @click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
-@click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+@common.history_option
 def main(
     compressor: str,
     precondition: str | None,
@@ -137,15 +131,14 @@ def main(
     _, bits = model.evaluate(validation, verbose=0)
     if is_chief:
         print(f"Perplexity of held-out text: {2**bits:.3f}")
-        if history is not None:
-            common.write_history(
-                history,
-                fitted.history,
-                model.optimizer,
-                workers=strategy.num_replicas_in_sync,
-                weights=model.count_params(),
-                steps_per_epoch=steps_per_epoch,
-            )
+        common.write_history(
+            history,
+            fitted.history,
+            model.optimizer,
+            workers=strategy.num_replicas_in_sync,
+            weights=model.count_params(),
+            steps_per_epoch=steps_per_epoch,
+        )
 
 
 if __name__ == "__main__":
