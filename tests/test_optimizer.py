@@ -776,9 +776,17 @@ def test_an_optimizer_created_outside_of_the_scope_is_refused():
         optimizer.build(new_variables())
 
 
-def test_a_policy_that_is_none_is_refused():
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: gc.CompressedOptimizer("adam", policy="dense"),
+        lambda: gc.MultiWorkerMirroredStrategy(compressor="adacomp", policy="dense"),
+    ],
+    ids=["optimizer", "strategy"],
+)
+def test_a_policy_that_is_none_is_refused(made):
     with pytest.raises(TypeError, match=r"policy: expected a gc\.Policy; received 'dense'"):
-        gc.CompressedOptimizer("adam", policy="dense")
+        made()
 
 
 def test_an_inner_optimizer_created_outside_of_the_scope_is_refused():

@@ -153,6 +153,17 @@ class Policy:
         }
 
 
+def checked_policy(policy: Policy | None) -> Policy:
+    """A policy that was given, or the documented rules.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if policy is not None and not isinstance(policy, Policy):
+        raise TypeError(f"policy: expected a gc.Policy; received {policy!r}.")
+    return policy or Policy()
+
+
 def _positions(layer: keras.layers.Layer, variable: keras.Variable) -> dict[str, int]:
     try:
         shape = layer.output.shape

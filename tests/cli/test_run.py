@@ -225,7 +225,8 @@ def test_threads_are_left_alone_unless_asked_for(program):
     ("args", "says"),
     [
         (["-n", "2"], "Missing argument 'PROGRAM'"),
-        (["train.py"], "Missing option '-n'"),
+        (["train.py"], "Missing option '-n', the number of workers."),
+        (["train.py", "-n", "2"], "Missing option '-n', the number of workers. It goes before the"),
         (["-n", "0", __file__], "0 is not in the range x>=1"),
         (["-n", "two", __file__], "'two' is not a valid integer"),
         (["-n", "2", "no/such.py"], "There is no program 'no/such.py' here."),

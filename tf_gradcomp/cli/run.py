@@ -43,8 +43,7 @@ class _Threads(click.ParamType):
     "-n",
     "--workers",
     type=click.IntRange(min=1),
-    required=True,
-    help="How many worker processes to start.",
+    help="How many worker processes to start.  [required]",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option(
@@ -77,7 +76,7 @@ class _Threads(click.ParamType):
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    workers: int,
+    workers: int | None,
     module: bool,
     output: str,
     grace: float,
@@ -94,6 +93,7 @@ def run(
 
     Example: gradcomp run -n 4 train.py --epochs 10
     """
+    workers = _given(workers, args)
     _refuse_nested_start()
     command = [sys.executable, *_program(program, module), *args]
     env = {**os.environ, **_thread_settings(threads_per_worker, workers)}
@@ -114,6 +114,13 @@ def run(
         result = job.run()
     _report(result, shown_tails=output == "all")
     sys.exit(result.exit_code)
+
+
+def _given(workers: int | None, args: tuple[str, ...]) -> int:
+    if workers is not None:
+        return workers
+    place = "" if {"-n", "--workers"}.isdisjoint(args) else " It goes before the program."
+    raise click.UsageError(f"Missing option '-n', the number of workers.{place}")
 
 
 def _refuse_nested_start() -> None:

@@ -26,7 +26,7 @@ from tf_gradcomp.distribute.host_state import OnHost
 from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
-from tf_gradcomp.policy import GradientSpec, Policy
+from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
 from tf_gradcomp.preconditioner import SECOND_MOMENT, AdamState, Preconditioner
 
 _LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
@@ -43,11 +43,9 @@ class GradientExchange(tf.Module):
 
     def __init__(self, compressor: Compressor, policy: Policy | None = None) -> None:
         super().__init__(name="gradient_exchange")
-        if policy is not None and not isinstance(policy, Policy):
-            raise TypeError(f"policy: expected a gc.Policy; received {policy!r}.")
         library.load()  # what is wrong with it shows now, and not in the first step
         self.compressor = compressor
-        self.policy = policy or Policy()
+        self.policy = checked_policy(policy)
         self.preconditioner: Preconditioner | None = None
         self.specs: list[GradientSpec] = []
         self.state: dict[str, list[keras.Variable]] = {}

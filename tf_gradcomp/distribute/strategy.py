@@ -14,7 +14,7 @@ from tf_gradcomp import _private, compressors
 from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.tf_config import read_tf_config
 
 
@@ -34,6 +34,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         policy: Which variables get which settings, for `compressor`.
 
     Raises:
+        TypeError: If `policy` is no `gc.Policy`.
         ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` comes without compressor.
         WorkersDisagreeError: If workers have other versions or settings.
     """
@@ -48,7 +49,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if cluster_resolver is None:
             read_tf_config()
         if compressor is not None:
-            compressor = compressors.get(compressor)
+            compressor, policy = compressors.get(compressor), checked_policy(policy)
         elif policy is not None:
             raise ValueError(
                 "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
