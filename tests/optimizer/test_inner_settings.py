@@ -1,0 +1,87 @@
+"""What is set on the inner optimizer of a `CompressedOptimizer` counts."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+import tf_gradcomp as gc
+from tests.optimizer.cases import Replicas, gradients_at
+from tests.replicas import copies, mirrored, stepper
+
+
+def test_learning_rate_is_the_inner_optimizers():
+    inner = keras.optimizers.SGD(0.5)
+    optimizer = gc.CompressedOptimizer(inner)
+    assert float(optimizer.learning_rate) == 0.5
+    optimizer.learning_rate = 0.25
+    assert float(inner.learning_rate) == 0.25
+    optimizer.learning_rate.assign(0.125)
+    assert float(inner.learning_rate) == 0.125
+
+
+def test_a_set_learning_rate_is_applied_by_all_replicas():
+    replicas = Replicas(keras.optimizers.SGD(1.0))
+    replicas.optimizer.learning_rate = 0.0
+    start = replicas.value()
+    replicas.step(gradients_at(0))
+    np.testing.assert_array_equal(replicas.value(), start)
+
+
+def test_schedules_follow_the_steps():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1, 2], [1.0, 0.5, 0.25])
+    replicas = Replicas(keras.optimizers.SGD(schedule))
+    rates = []
+    for step in range(4):
+        rates.append(float(replicas.optimizer.learning_rate))
+        replicas.step(gradients_at(step))
+    assert rates == [1.0, 1.0, 0.5, 0.25]
+
+
+def test_weight_decay_excludes_variables():
+    strategy = mirrored(2)
+    with strategy.scope():
+        inner = keras.optimizers.SGD(1.0, weight_decay=0.5)
+        variables = [keras.Variable(np.ones(3, "float32"), name=n) for n in ("kernel", "bias")]
+        optimizer = gc.CompressedOptimizer(inner)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        optimizer.build(variables)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables))
+    step([[np.zeros(3, "float32")] * 2] * 2)
+    np.testing.assert_array_equal(variables[0].numpy(), np.full(3, 0.5))
+    np.testing.assert_array_equal(variables[1].numpy(), np.ones(3))
+
+
+def test_finalizing_overwrites_weights_by_their_averages():
+    replicas = Replicas(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
+    weights = []
+    for step in range(2):
+        replicas.step(gradients_at(step))
+        weights.append(replicas.value())
+    replicas.optimizer.finalize_variable_values(replicas.variables)
+    for copy in copies(replicas.strategy, replicas.variables[0]):
+        np.testing.assert_allclose(copy, (weights[0] + weights[1]) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_are_overwritten_by_their_averages_at_the_set_frequency():
+    averaging = {"use_ema": True, "ema_momentum": 0.5}
+    inner = keras.optimizers.SGD(1.0, **averaging, ema_overwrite_frequency=2)
+    replicas = Replicas(inner)
+    plain = Replicas(keras.optimizers.SGD(1.0, **averaging))
+    for step in range(2):
+        replicas.step(gradients_at(step))
+        plain.step(gradients_at(step))
+        assert (replicas.value() == plain.value()).all() == (step == 0)
+    plain.optimizer.finalize_variable_values(plain.variables)
+    np.testing.assert_array_equal(replicas.value(), plain.value())
+    replicas.assert_replicas_equal()
+
+
+def test_variables_are_the_inner_optimizers_then_those_of_the_exchange():
+    optimizer = Replicas("adam").optimizer
+    inner = optimizer.inner_optimizer.variables
+    assert [id(v) for v in optimizer.variables[: len(inner)]] == [id(v) for v in inner]
+    names = [variable.name for variable in optimizer.variables[len(inner) :]]
+    assert names[:3] == ["exchange_step", "skipped_steps", "unsent"]
+    state = ["residual", "second_moment"]
+    assert names[3:] == [f"{name}_{kind}" for kind in state for name in ("kernel", "bias")]

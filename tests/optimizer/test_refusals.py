@@ -1,0 +1,148 @@
+"""What `CompressedOptimizer` refuses, each with one clear error."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.optimizer.cases import Replicas, gradients_at, new_variables
+from tests.replicas import mirrored, stepper
+
+
+@pytest.mark.parametrize("wrong", [None, 3, keras.optimizers.Adam, object()], ids=str)
+def test_what_is_no_optimizer_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"expected a Keras 3 optimizer.*; received"):
+        gc.CompressedOptimizer(wrong)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="adamantium"):
+        gc.CompressedOptimizer("adamantium")
+    with pytest.raises(ValueError, match="unknown name 'zip'"):
+        gc.CompressedOptimizer("adam", "zip")
+    with pytest.raises(TypeError, match="expected a name"):
+        gc.CompressedOptimizer("adam", 5)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_wrapping_twice_is_refused(scaled):
+    inner = gc.CompressedOptimizer("adam")
+    if scaled:
+        inner = keras.optimizers.LossScaleOptimizer(inner)
+    with pytest.raises(ValueError, match="compressed already; wrap it once"):
+        gc.CompressedOptimizer(inner)
+
+
+def test_a_compressor_on_strategy_and_optimizer_is_refused():
+    with (
+        gc.MultiWorkerMirroredStrategy(compressor="adacomp").scope(),
+        pytest.raises(ValueError, match="on both the strategy and the optimizer"),
+    ):
+        gc.CompressedOptimizer("adam")
+
+
+def test_a_cross_replica_context_is_refused():
+    replicas = Replicas("sgd")
+    with (
+        replicas.strategy.scope(),
+        pytest.raises(ValueError, match=r"in a replica context, inside strategy.run"),
+    ):
+        replicas.optimizer.apply([tf.ones(v.shape) for v in replicas.variables], replicas.variables)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_variable_that_it_was_not_built_for_is_refused(count):
+    replicas = Replicas("sgd", mirrored(count))
+    with replicas.strategy.scope():
+        stranger = keras.Variable(np.zeros(3, "float32"), name="stranger")
+    step = stepper(replicas.strategy, lambda g: replicas.optimizer.apply(g, [stranger]))
+    with pytest.raises(ValueError, match="'stranger' is not among those whose gradients"):
+        step([[np.zeros(3, "float32")]] * count)
+
+
+def test_gradients_without_variables_need_a_built_optimizer():
+    with pytest.raises(ValueError, match=r"call optimizer.build\(variables\) first"):
+        gc.CompressedOptimizer("sgd").apply([tf.ones(3)])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_wrong_number_of_gradients_is_refused(count):
+    replicas = Replicas("sgd", mirrored(count))
+    step = stepper(replicas.strategy, lambda g: replicas.optimizer.apply(g, replicas.variables))
+    with pytest.raises(ValueError, match=r"received 1 gradients for 2 variables"):
+        step([[np.zeros((40, 30), "float32")]] * count)
+
+
+def test_no_gradient_at_all_is_refused():
+    replicas = Replicas("sgd")
+    step = stepper(
+        replicas.strategy, lambda g: replicas.optimizer.apply([None, None], replicas.variables)
+    )
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        step(gradients_at(0))
+
+
+def test_a_float64_variable_is_refused():
+    with pytest.raises(ValueError, match=r"'wide' is float64.*Change its dtype"):
+        gc.CompressedOptimizer("sgd").build(
+            [keras.Variable(np.zeros(3), dtype="float64", name="wide")]
+        )
+
+
+def test_parameter_servers_are_refused(monkeypatch):
+    cluster = tf.train.ClusterSpec(
+        {"chief": ["localhost:1"], "ps": ["localhost:2"], "worker": ["localhost:3"]}
+    )
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
+    # Its constructor would connect to the servers.
+    strategy = object.__new__(tf.distribute.ParameterServerStrategy)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
+    with pytest.raises(ValueError, match=r"not work under ParameterServerStrategy.*; use"):
+        gc.CompressedOptimizer("sgd")
+    assert resolver.cluster_spec().num_tasks("ps") == 1
+
+
+def test_tpus_are_refused(monkeypatch):
+    strategy = object.__new__(tf.distribute.TPUStrategy)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
+    with pytest.raises(ValueError, match="not work under TPUStrategy"):
+        gc.CompressedOptimizer("sgd")
+
+
+def test_an_optimizer_created_outside_of_the_scope_is_refused():
+    optimizer = gc.CompressedOptimizer("adam")
+    with mirrored(2).scope(), pytest.raises(ValueError, match="outside of the strategy's scope"):
+        optimizer.build(new_variables())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: gc.CompressedOptimizer("adam", policy="dense"),
+        lambda: gc.MultiWorkerMirroredStrategy(compressor="adacomp", policy="dense"),
+    ],
+    ids=["optimizer", "strategy"],
+)
+def test_a_policy_that_is_none_is_refused(made):
+    with pytest.raises(TypeError, match=r"policy: expected a gc\.Policy; received 'dense'"):
+        made()
+
+
+def test_an_inner_optimizer_created_outside_of_the_scope_is_refused():
+    inner = keras.optimizers.SGD()
+    with mirrored(2).scope(), pytest.raises(ValueError, match="outside of the strategy's scope"):
+        gc.CompressedOptimizer(inner).build(new_variables())
+
+
+def test_an_optimizer_built_outside_of_the_strategy_is_refused():
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = new_variables()
+    optimizer = gc.CompressedOptimizer("sgd")
+    optimizer.build(variables)
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, variables))
+    with pytest.raises(ValueError, match="scope"):
+        step(gradients_at(0))
