@@ -71,7 +71,7 @@ class Adam:
 
     def divide(self, gradient):
         """What is done before a sparse method."""
-        ops.precondition([self._moment], [gradient], 1, beta_2=0.999, epsilon=1e-7)
+        ops.precondition(ops.SecondMoments([self._moment], 1, 0.999, 1e-7), [gradient])
 
 
 class WholeStep:

@@ -64,31 +64,18 @@ class Preconditioner:
         """
         return {SECOND_MOMENT: StateSpec(spec.shape)}
 
-    def divided(
-        self,
-        gradients: Sequence[tf.Tensor],
-        state: Mapping[str, Sequence[tf.Tensor]],
-        updates: tf.Tensor,
-        replicas: int,
-    ) -> list[tf.Tensor]:
-        """A replica's gradients as they are to be compressed; updates its second moments.
+    def second_moments(
+        self, state: Mapping[str, Sequence[tf.Tensor]], updates: tf.Tensor, replicas: int
+    ) -> ops.SecondMoments:
+        """By whose roots a replica's gradients are to be divided.
 
         Args:
-            gradients: Dense, of this replica.
             state: Resource handles by name, in the order of the gradients.
             updates: int64 scalar, of the inner optimizer so far.
             replicas: Their number.
-
-        Returns:
-            float32, in the shapes of the gradients; NaN where one of these is not finite.
         """
-        return ops.precondition(
-            state[SECOND_MOMENT],
-            gradients,
-            updates + 1,
-            beta_2=self.beta_2,
-            epsilon=self.epsilon,
-            scale=replicas,
+        return ops.SecondMoments(
+            state[SECOND_MOMENT], updates + 1, self.beta_2, self.epsilon, scale=replicas
         )
 
     def divisor(self, second_moment: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:

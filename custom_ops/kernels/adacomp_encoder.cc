@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "adacomp_codes.h"
@@ -15,9 +16,10 @@ namespace {
 // Tensors are quantized a group at a time, while the group may still be in the processor's cache.
 constexpr int64_t kGroupSize = 1 << 20;  // elements, at least
 
-// Bins are scanned a strip at a time: room for codes is made for the strip, not for the block,
-// whose worst case is far above what is usual.
-constexpr int64_t kStripSize = 1 << 12;  // elements, at least a bin
+// Bins are scanned a strip at a time. What is made of its gradients stays in the first-level cache,
+// and room for codes is made for the strip, not for the block, whose worst case is far above what is
+// usual.
+constexpr int64_t kStripSize = 1 << 10;  // elements, at least a bin
 
 constexpr int64_t kCyclesPerBlock = Binning::kBlockSize;
 
@@ -46,11 +48,31 @@ class CodeBuffer {
   int64_t capacity_ = 0;
 };
 
-int64_t GradientBytes(GradientType type) { return type == GradientType::kFloat ? 4 : 2; }
+// Whole bins of a tensor that follow each other in one block.
+struct Strip {
+  int64_t begin;  // element
+  int64_t size;   // elements
+  int64_t first_bin;
+  int64_t num_bins;
+};
 
-const void* GradientAt(const EncoderTensor& tensor, int64_t element) {
-  return static_cast<const char*>(tensor.gradient) + element * GradientBytes(tensor.type);
+int64_t StripBins(const Binning& bins) { return std::max<int64_t>(1, kStripSize / bins.bin_size); }
+
+template <typename StripWork>
+void ForEachStrip(const Binning& bins, int64_t block, const StripWork& work) {
+  const int64_t end_bin = block * bins.bins_per_block + bins.BlockBins(block);
+  for (int64_t bin = block * bins.bins_per_block; bin < end_bin; bin += StripBins(bins)) {
+    const int64_t num_bins = std::min(StripBins(bins), end_bin - bin);
+    const int64_t begin = bin * bins.bin_size;
+    work(Strip{begin, std::min(num_bins * bins.bin_size, bins.size - begin), bin, num_bins});
+  }
 }
+
+// What is added into the residuals of a strip.
+struct Addend {
+  GradientType type;
+  const void* values;
+};
 
 template <typename Gradient>
 void Subtract(const void* gradient, int64_t size, float* residual) {
@@ -67,6 +89,32 @@ void Subtract(GradientType type, const void* gradient, int64_t size, float* resi
     case GradientType::kBFloat16:
       return Subtract<BFloat16>(gradient, size, residual);
   }
+}
+
+PreconditionTensor Preconditioned(const EncoderTensor& tensor, const Strip& strip, float* divided) {
+  return {tensor.second_moment + strip.begin, GradientAt(tensor.type, tensor.gradient, strip.begin),
+          tensor.type, strip.size, divided};
+}
+
+// The gradient; where there is a second moment, divided. That is NaN where a square is not finite, so
+// that the bins of the strip are left as they are.
+Addend ToAdd(const EncoderTensor& tensor, const Strip& strip, const AdamSettings& adam,
+             float* divided) {
+  if (!tensor.second_moment) {
+    return {tensor.type, GradientAt(tensor.type, tensor.gradient, strip.begin)};
+  }
+  if (!PreconditionIfFinite(Preconditioned(tensor, strip, divided), adam)) {
+    std::fill_n(divided, strip.size, std::numeric_limits<float>::quiet_NaN());
+  }
+  return {GradientType::kFloat, divided};
+}
+
+// What ToAdd returned, in bins that are finite; gives back the second moment.
+Addend TakeBack(const EncoderTensor& tensor, const Strip& strip, const AdamSettings& adam,
+                float* divided) {
+  if (!tensor.second_moment) return ToAdd(tensor, strip, adam, divided);
+  TakeBackIfFinite(Preconditioned(tensor, strip, divided), adam);
+  return {GradientType::kFloat, divided};
 }
 
 }  // namespace
@@ -89,8 +137,11 @@ struct AdaCompEncoder::Block {
 };
 
 AdaCompEncoder::AdaCompEncoder(const std::vector<EncoderTensor>& tensors, float scale_factor,
-                               ParallelFor parallel_for, Simd simd)
-    : boost_(scale_factor - 1), parallel_for_(std::move(parallel_for)), simd_(simd) {
+                               ParallelFor parallel_for, Simd simd, const AdamSettings& adam)
+    : boost_(scale_factor - 1),
+      parallel_for_(std::move(parallel_for)),
+      simd_(simd),
+      adam_(adam) {
   for (const EncoderTensor& tensor : tensors) AddTensor(tensor);
   bin_max_.reset(new float[num_bins_]);
 }
@@ -105,6 +156,9 @@ void AdaCompEncoder::AddTensor(const EncoderTensor& tensor) {
     block.tensor = tensors_.size();
     block.index = i;
     blocks_.push_back(std::move(block));
+  }
+  if (tensor.second_moment) {
+    strip_size_ = std::max(strip_size_, StripBins(bins) * bins.bin_size);
   }
   tensors_.push_back({tensor, bins, first_block, num_bins_});
   num_bins_ += bins.num_bins;
@@ -144,12 +198,13 @@ bool AdaCompEncoder::RunGroup(int64_t first_tensor, int64_t last_tensor) {
   const int64_t to_scan = scan_end - scanned_;
   parallel_for_(to_quantize + to_scan, kCyclesPerBlock, [&](int64_t begin, int64_t end) {
     const IeeeArithmetic ieee;
+    const auto divided = NewStrip();
     for (int64_t i = begin; i < end; ++i) {
       if (i < to_quantize) {
         const Block& block = blocks_[quantized_ + i];
         AddSent(block, -tensors_[block.tensor].scale);
       } else {
-        Scan(&blocks_[quantize_end + i - to_quantize]);
+        Scan(&blocks_[quantize_end + i - to_quantize], divided.get());
       }
     }
   });
@@ -160,31 +215,27 @@ bool AdaCompEncoder::RunGroup(int64_t first_tensor, int64_t last_tensor) {
   return finite;
 }
 
-void AdaCompEncoder::Scan(Block* block) const {
+std::unique_ptr<float[]> AdaCompEncoder::NewStrip() const {
+  return std::unique_ptr<float[]>(new float[strip_size_]);
+}
+
+void AdaCompEncoder::Scan(Block* block, float* divided) const {
   const Tensor& tensor = tensors_[block->tensor];
   const Binning& bins = tensor.bins;
-  const int64_t first = bins.FirstElement(block->index);
-  BinRun run;
-  run.residual = tensor.source.residual + first;
-  run.gradient = GradientAt(tensor.source, first);
-  run.size = bins.BlockSize(block->index);
-  run.bin_size = bins.bin_size;
-  run.boost = boost_;
-  run.bin_max = bin_max_.get() + tensor.first_bin + block->index * bins.bins_per_block;
-  if (bins.sent_whole) return ScanDense(tensor.source.type, run);
-
-  const ScanBins scan_bins = FindScanBins(simd_, tensor.source.type, bins.bin_size);
-  const int64_t strip_bins = std::max<int64_t>(1, kStripSize / bins.bin_size);
-  const int64_t strip_size = strip_bins * bins.bin_size;
-  for (int64_t left = run.size; left > 0; left -= strip_size) {
-    run.size = std::min(left, strip_size);
-    const int64_t room = (run.size + kCodeSlack) * CodeBytes(bins.bin_size);
+  ForEachStrip(bins, block->index, [&](const Strip& strip) {
+    const Addend addend = ToAdd(tensor.source, strip, adam_, divided);
+    BinRun run;
+    run.residual = tensor.source.residual + strip.begin;
+    run.gradient = addend.values;
+    run.size = strip.size;
+    run.bin_size = bins.bin_size;
+    run.boost = boost_;
+    run.bin_max = bin_max_.get() + tensor.first_bin + strip.first_bin;
+    if (bins.sent_whole) return ScanDense(addend.type, run);
+    const ScanBins scan_bins = FindScanBins(simd_, addend.type, bins.bin_size);
+    const int64_t room = (strip.size + kCodeSlack) * CodeBytes(bins.bin_size);
     block->codes.SetEnd(scan_bins(run, block->codes.Reserve(room)));
-    run.residual += strip_size;
-    run.gradient = static_cast<const char*>(run.gradient) +
-                   strip_size * GradientBytes(tensor.source.type);
-    run.bin_max += strip_bins;
-  }
+  });
 }
 
 bool AdaCompEncoder::ComputeScale(Tensor* tensor) const {
@@ -203,26 +254,30 @@ void AdaCompEncoder::AddSent(const Block& block, float scale) const {
 void AdaCompEncoder::Rollback() {
   parallel_for_(scanned_, kCyclesPerBlock, [&](int64_t begin, int64_t end) {
     const IeeeArithmetic ieee;
+    const auto divided = NewStrip();
     for (int64_t i = begin; i < end; ++i) {
       const Block& block = blocks_[i];
       if (i < quantized_) AddSent(block, tensors_[block.tensor].scale);
-      SubtractGradient(block);
+      SubtractAdded(block, divided.get());
     }
   });
   scanned_ = quantized_ = body_words_ = 0;
 }
 
-void AdaCompEncoder::SubtractGradient(const Block& block) const {
+void AdaCompEncoder::SubtractAdded(const Block& block, float* divided) const {
   const Tensor& tensor = tensors_[block.tensor];
   const Binning& bins = tensor.bins;
-  const int64_t first_bin = block.index * bins.bins_per_block;
-  for (int64_t bin = first_bin; bin < first_bin + bins.BlockBins(block.index); ++bin) {
-    // Scanning left a bin that is not finite as it was.
-    if (!std::isfinite(bin_max_[tensor.first_bin + bin])) continue;
-    const int64_t first = bin * bins.bin_size;
-    Subtract(tensor.source.type, GradientAt(tensor.source, first),
-             std::min(bins.bin_size, bins.size - first), tensor.source.residual + first);
-  }
+  ForEachStrip(bins, block.index, [&](const Strip& strip) {
+    const Addend addend = TakeBack(tensor.source, strip, adam_, divided);
+    for (int64_t i = 0; i < strip.num_bins; ++i) {
+      // Scanning left a bin that is not finite as it was.
+      if (!std::isfinite(bin_max_[tensor.first_bin + strip.first_bin + i])) continue;
+      const int64_t first = i * bins.bin_size;
+      Subtract(addend.type, GradientAt(addend.type, addend.values, first),
+               std::min(bins.bin_size, strip.size - first),
+               tensor.source.residual + strip.begin + first);
+    }
+  });
 }
 
 void AdaCompEncoder::Layout() {

@@ -8,6 +8,7 @@
 
 #include "common.h"
 #include "floats.h"
+#include "precondition.h"
 #include "scan_bins.h"
 
 namespace gradcomp {
@@ -18,17 +19,22 @@ struct EncoderTensor {
   GradientType type;
   int64_t size;      // elements
   int64_t bin_size;  // 0: sent whole
+  float* second_moment = nullptr;  // updated in place; if given, the gradient is divided by its root
 };
 
+// Where tensors have second moments, what it encodes is, to the bit, what Precondition makes of
+// their gradients.
 class AdaCompEncoder {
  public:
   AdaCompEncoder(const std::vector<EncoderTensor>& tensors, float scale_factor,
-                 ParallelFor parallel_for, Simd simd = BestSimd());
+                 ParallelFor parallel_for, Simd simd = BestSimd(), const AdamSettings& adam = {});
   ~AdaCompEncoder();
 
   // Accumulates, selects and quantizes. Returns whether all values were finite. If so, the
   // residuals are what stays when the payload is sent (tensors sent whole are cleared only by
   // WriteBody). If not, they are as before, to the rounding of float32, and the body is empty.
+  // Second moments then are as before around gradients whose squares are not finite, and elsewhere
+  // as TakeBackIfFinite says.
   bool Run();
 
   // Takes back what Run did, for a caller that can't write the payload.
@@ -49,20 +55,23 @@ class AdaCompEncoder {
   void AddTensor(const EncoderTensor& tensor);
   int64_t GroupEnd(int64_t first_tensor) const;
   bool RunGroup(int64_t first_tensor, int64_t last_tensor);
-  void Scan(Block* block) const;
+  std::unique_ptr<float[]> NewStrip() const;  // a thread's room for divided gradients
+  void Scan(Block* block, float* divided) const;
   bool ComputeScale(Tensor* tensor) const;
   void AddSent(const Block& block, float scale) const;
-  void SubtractGradient(const Block& block) const;
+  void SubtractAdded(const Block& block, float* divided) const;
   void Layout();
   void WriteBlock(const Block& block, int32_t* body) const;
 
   const float boost_;
   const ParallelFor parallel_for_;
   const Simd simd_;
+  const AdamSettings adam_;
   std::vector<Tensor> tensors_;
   std::vector<Block> blocks_;
   std::unique_ptr<float[]> bin_max_;
   int64_t num_bins_ = 0;
+  int64_t strip_size_ = 0;  // elements, the largest of a tensor with a second moment
   int64_t scanned_ = 0;    // blocks
   int64_t quantized_ = 0;  // blocks
   int64_t body_words_ = 0;

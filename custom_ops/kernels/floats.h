@@ -32,6 +32,12 @@ void WithGradient(GradientType type, const void* gradient, const Work& work) {
   }
 }
 
+// The element at an index.
+inline const void* GradientAt(GradientType type, const void* gradient, int64_t index) {
+  const int64_t bytes = type == GradientType::kFloat ? 4 : 2;
+  return static_cast<const char*>(gradient) + index * bytes;
+}
+
 inline constexpr uint32_t kSignBit = 0x80000000u;
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
 

@@ -26,8 +26,7 @@ constexpr double kVanished = 1e-4;
 int64_t Padded(int64_t columns) { return CeilDiv(columns, kLanes) * kLanes; }
 
 const void* GradientAt(const PowerSgdTensor& tensor, int64_t element) {
-  const int64_t bytes = tensor.type == GradientType::kFloat ? 4 : 2;
-  return static_cast<const char*>(tensor.gradient) + element * bytes;
+  return GradientAt(tensor.type, tensor.gradient, element);
 }
 
 template <typename A, typename B>

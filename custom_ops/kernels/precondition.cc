@@ -11,44 +11,109 @@ namespace gradcomp {
 namespace {
 
 constexpr int64_t kBlockSize = 1 << 16;  // elements
-
-// Calls work(tensor, its gradient, begin, end), where gradient is a pointer of the type that it has.
-template <typename Work>
-void ForEachBlock(const std::vector<PreconditionTensor>& tensors, const ParallelFor& parallel_for,
-                  const Work& work) {
-  Blocks blocks;
-  for (const auto& tensor : tensors) blocks.AddTensor(CeilDiv(tensor.size, kBlockSize));
-  blocks.ForEach(parallel_for, kBlockSize, [&](int64_t i, int64_t block) {
-    const int64_t begin = block * kBlockSize;
-    const int64_t end = std::min(tensors[i].size, begin + kBlockSize);
-    WithGradient(tensors[i].type, tensors[i].gradient,
-                 [&](const auto* gradient) { work(tensors[i], gradient, begin, end); });
-  });
-}
+constexpr int64_t kRun = 64;  // elements that are divided by one unrolled loop
 
 template <typename Gradient>
-GRADCOMP_VARIANTS bool SquaresAreFinite(const Gradient* gradient, int64_t begin, int64_t end) {
+GRADCOMP_VARIANTS bool SquaresAreFinite(const Gradient* gradient, int64_t size) {
   uint32_t largest = 0;
-  for (int64_t i = begin; i < end; ++i) {
+  for (int64_t i = 0; i < size; ++i) {
     const float value = ToFloat(gradient[i]);
     largest = std::max(largest, MagnitudeBits(value * value));
   }
   return IsFiniteMagnitude(largest);
 }
 
+bool SquaresAreFinite(const PreconditionTensor& tensor) {
+  bool finite = true;
+  WithGradient(tensor.type, tensor.gradient,
+               [&](const auto* gradient) { finite = SquaresAreFinite(gradient, tensor.size); });
+  return finite;
+}
+
+GRADCOMP_PART float Quotient(float value, float moment, float scale, float epsilon) {
+  return value / (std::sqrt(scale * moment) + epsilon);
+}
+
+// Far enough ahead that memory is busy while roots are computed, and kept until it is their turn.
 template <typename Gradient>
-GRADCOMP_VARIANTS void Divide(const Gradient* gradient, int64_t begin, int64_t end,
-                              const AdamSettings& settings, float* second_moment,
-                              float* preconditioned) {
-  const float share = 1 - settings.beta_2;
-  const float scale = settings.scale;
-  const float epsilon = settings.epsilon;
-  for (int64_t i = begin; i < end; ++i) {
+GRADCOMP_PART void PrefetchRun(const Gradient* gradient, const float* second_moment) {
+  constexpr int64_t kAhead = 1024;   // elements
+  constexpr int64_t kCacheLine = 16;  // elements of the second moment
+  for (int64_t i = kAhead; i < kAhead + kRun; i += kCacheLine) {
+    __builtin_prefetch(second_moment + i, 1);
+    __builtin_prefetch(gradient + i, 0);
+  }
+}
+
+template <typename Gradient>
+GRADCOMP_PART void DivideRun(const Gradient* gradient, int64_t size, float share, float scale,
+                             float epsilon, float* second_moment, float* preconditioned) {
+#ifdef __clang__
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+  for (int64_t i = 0; i < size; ++i) {
     const float value = ToFloat(gradient[i]);
     const float moment = second_moment[i] + share * (value * value - second_moment[i]);
     second_moment[i] = moment;
-    preconditioned[i] = value / (std::sqrt(scale * moment) + epsilon);
+    preconditioned[i] = Quotient(value, moment, scale, epsilon);
   }
+}
+
+template <typename Gradient>
+GRADCOMP_VARIANTS void Divide(const Gradient* gradient, int64_t size, const AdamSettings& settings,
+                              float* second_moment, float* preconditioned) {
+  const float share = 1 - settings.beta_2;
+  const float scale = settings.scale;
+  const float epsilon = settings.epsilon;
+  int64_t i = 0;
+  for (; i + kRun <= size; i += kRun) {
+    PrefetchRun(gradient + i, second_moment + i);
+    DivideRun(gradient + i, kRun, share, scale, epsilon, second_moment + i, preconditioned + i);
+  }
+  DivideRun(gradient + i, size - i, share, scale, epsilon, second_moment + i, preconditioned + i);
+}
+
+void Divide(const PreconditionTensor& tensor, const AdamSettings& settings) {
+  WithGradient(tensor.type, tensor.gradient, [&](const auto* gradient) {
+    Divide(gradient, tensor.size, settings, tensor.second_moment, tensor.preconditioned);
+  });
+}
+
+template <typename Gradient>
+GRADCOMP_VARIANTS void TakeBack(const Gradient* gradient, int64_t size,
+                                const AdamSettings& settings, float* second_moment,
+                                float* preconditioned) {
+  // Both ways together are rounded by less than this part of the second moment.
+  constexpr float kRounding = 0x1p-21f;
+  const float share = 1 - settings.beta_2;
+  const float decay = std::max(settings.beta_2, 0.5f);
+  const float scale = settings.scale;
+  const float epsilon = settings.epsilon;
+  for (int64_t i = 0; i < size; ++i) {
+    const float value = ToFloat(gradient[i]);
+    const float moment = second_moment[i];
+    preconditioned[i] = Quotient(value, moment, scale, epsilon);
+    const float before = moment - share * (value * value) - kRounding * moment;
+    second_moment[i] = std::max(0.0f, before) / decay;
+  }
+}
+
+// Calls work(block) for each block of each tensor, which is a tensor by itself.
+template <typename Work>
+void ForEachBlock(const std::vector<PreconditionTensor>& tensors, const ParallelFor& parallel_for,
+                  const Work& work) {
+  Blocks blocks;
+  for (const auto& tensor : tensors) blocks.AddTensor(CeilDiv(tensor.size, kBlockSize));
+  blocks.ForEach(parallel_for, kBlockSize, [&](int64_t i, int64_t block) {
+    const PreconditionTensor& tensor = tensors[i];
+    const int64_t begin = block * kBlockSize;
+    work(PreconditionTensor{tensor.second_moment + begin,
+                            GradientAt(tensor.type, tensor.gradient, begin), tensor.type,
+                            std::min(tensor.size - begin, kBlockSize),
+                            tensor.preconditioned + begin});
+  });
 }
 
 }  // namespace
@@ -56,21 +121,31 @@ GRADCOMP_VARIANTS void Divide(const Gradient* gradient, int64_t begin, int64_t e
 void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSettings& settings,
                   const ParallelFor& parallel_for) {
   std::atomic<bool> finite{true};
-  ForEachBlock(tensors, parallel_for,
-               [&](const PreconditionTensor&, const auto* gradient, int64_t begin, int64_t end) {
-                 if (!SquaresAreFinite(gradient, begin, end)) finite = false;
-               });
+  ForEachBlock(tensors, parallel_for, [&](const PreconditionTensor& block) {
+    if (!SquaresAreFinite(block)) finite = false;
+  });
   if (!finite) {
     for (const PreconditionTensor& tensor : tensors) {
       std::fill_n(tensor.preconditioned, tensor.size, std::numeric_limits<float>::quiet_NaN());
     }
     return;
   }
-  ForEachBlock(
-      tensors, parallel_for,
-      [&](const PreconditionTensor& tensor, const auto* gradient, int64_t begin, int64_t end) {
-        Divide(gradient, begin, end, settings, tensor.second_moment, tensor.preconditioned);
-      });
+  ForEachBlock(tensors, parallel_for,
+               [&](const PreconditionTensor& block) { Divide(block, settings); });
+}
+
+bool PreconditionIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings) {
+  if (!SquaresAreFinite(tensor)) return false;
+  Divide(tensor, settings);
+  return true;
+}
+
+bool TakeBackIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings) {
+  if (!SquaresAreFinite(tensor)) return false;
+  WithGradient(tensor.type, tensor.gradient, [&](const auto* gradient) {
+    TakeBack(gradient, tensor.size, settings, tensor.second_moment, tensor.preconditioned);
+  });
+  return true;
 }
 
 }  // namespace gradcomp

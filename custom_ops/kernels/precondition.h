@@ -10,6 +10,7 @@
 
 namespace gradcomp {
 
+// A tensor, or some elements of one that follow each other.
 struct PreconditionTensor {
   float* second_moment;  // updated in place
   const void* gradient;
@@ -29,6 +30,17 @@ struct AdamSettings {
 // Where any gradient is not finite, no second moment changes, and all become quiet NaN.
 void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSettings& settings,
                   const ParallelFor& parallel_for);
+
+// The same for one tensor on this thread, for kernels that divide as they go. Returns whether the
+// squares of its gradients were finite; if not, its second moment stays, and nothing is written to
+// `preconditioned`.
+bool PreconditionIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings);
+
+// Takes back what PreconditionIfFinite did, and returns the same. `preconditioned` becomes, to the
+// bit, what it was then. A second moment is at least 0 and at most what it was; where beta_2 is a
+// half or more, it is less by at most 2^-19 of what it had become. Too little is safe, for the next
+// gradient makes it good; too much would shorten many steps.
+bool TakeBackIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings);
 
 }  // namespace gradcomp
 

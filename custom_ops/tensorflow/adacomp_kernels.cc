@@ -5,6 +5,7 @@
 #include "../kernels/adacomp_decoder.h"
 #include "../kernels/adacomp_encoder.h"
 #include "../kernels/payload.h"
+#include "adam_support.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -25,18 +26,33 @@ class AdaCompEncodeOp : public OpKernel {
     OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes_));
     OP_REQUIRES_OK(context, context->GetAttr("scale_factor", &scale_factor_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors(), 1));
+    OP_REQUIRES_OK(context, context->GetAttr("M", &num_moments_));
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors(), num_moments_ + 2));
+    if (num_moments_ == 0) return;
+    OP_REQUIRES(context, num_moments_ == num_tensors(),
+                InvalidArgument(num_moments_, " second moments for ", num_tensors(),
+                                " residuals; expected one for each residual, or none"));
+    OP_REQUIRES_OK(context, adam_.Read(context));
   }
 
   void Compute(OpKernelContext* context) override {
     int64_t step;
     OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors(), "step", &step));
-    LockedResiduals residuals;
-    OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors()));
-    OP_REQUIRES_OK(context, CheckGradientShapes(context, residuals, num_tensors()));
-    OP_REQUIRES_OK(context, residuals.Unshare(context));
+    AdamSettings adam{};
+    if (num_moments_ > 0) {
+      const int adam_step = context->num_inputs() - 1;
+      OP_REQUIRES_OK(context, adam_.At(context, adam_step, "adam_step", &adam));
+    }
+    LockedResiduals variables;  // residuals, then second moments
+    OP_REQUIRES_OK(context, variables.Lock(context, {{0, num_tensors(), "residual"},
+                                                     {2 * num_tensors() + 1, num_moments_,
+                                                      "second moment"}}));
+    OP_REQUIRES_OK(context, CheckGradientShapes(context, variables, num_tensors()));
+    OP_REQUIRES_OK(context, CheckMomentShapes(variables));
+    OP_REQUIRES_OK(context, variables.Unshare(context));
 
-    AdaCompEncoder encoder(Tensors(context, residuals), scale_factor_, ThreadPool(context));
+    AdaCompEncoder encoder(Tensors(context, variables), scale_factor_, ThreadPool(context),
+                           BestSimd(), adam);
     PayloadHeader header;
     header.method = static_cast<uint16_t>(Method::kAdaComp);
     header.fingerprint = fingerprint_;
@@ -52,13 +68,25 @@ class AdaCompEncodeOp : public OpKernel {
  private:
   int num_tensors() const { return bin_sizes_.size(); }
 
+  absl::Status CheckMomentShapes(const LockedResiduals& variables) const {
+    for (int i = 0; i < num_moments_; ++i) {
+      const TensorShape& shape = variables.shape(num_tensors() + i);
+      if (shape == variables.shape(i)) continue;
+      return InvalidArgument("second moment ", i, " has shape ", shape.DebugString(),
+                             "; expected ", variables.shape(i).DebugString(),
+                             ", that of its residual");
+    }
+    return absl::OkStatus();
+  }
+
   std::vector<EncoderTensor> Tensors(OpKernelContext* context,
-                                     const LockedResiduals& residuals) const {
+                                     const LockedResiduals& variables) const {
     std::vector<EncoderTensor> tensors;
     for (int i = 0; i < num_tensors(); ++i) {
       const Tensor& gradient = context->input(num_tensors() + i);
-      tensors.push_back({residuals.data(i), gradient.data(), ToGradientType(gradient.dtype()),
-                         gradient.NumElements(), bin_sizes_[i]});
+      tensors.push_back({variables.data(i), gradient.data(), ToGradientType(gradient.dtype()),
+                         gradient.NumElements(), bin_sizes_[i],
+                         num_moments_ > 0 ? variables.data(num_tensors() + i) : nullptr});
     }
     return tensors;
   }
@@ -80,6 +108,8 @@ class AdaCompEncodeOp : public OpKernel {
   std::vector<int64_t> bin_sizes_;
   float scale_factor_;
   int64_t fingerprint_;
+  int num_moments_;
+  AdamAttributes adam_;
 };
 
 class AdaCompDecodeOp : public OpKernel {

@@ -30,6 +30,19 @@ absl::Status WithBinSizes(InferenceContext* c) {
   return ShapeFunction(c);
 }
 
+absl::Status AdaCompEncodeShape(InferenceContext* c) {
+  int num_tensors;
+  int num_moments;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  TF_RETURN_IF_ERROR(c->GetAttr("M", &num_moments));
+  for (int i = 0; i < num_moments && num_moments == num_tensors; ++i) {
+    ShapeHandle shape = c->input(num_tensors + i);
+    TF_RETURN_IF_ERROR(
+        MergeVariableShape(c, 2 * num_tensors + 1, i, "second moment", &shape));
+  }
+  return EncodeShape(c);
+}
+
 absl::Status AccumulateShape(InferenceContext* c) {
   ShapeHandle shape;
   TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->input(1), &shape));
@@ -92,15 +105,21 @@ REGISTER_OP("AdaCompEncode")
     .Input("residuals: N * resource")
     .Input("gradients: Tgradients")
     .Input("step: int64")
+    .Input("second_moments: M * resource")
+    .Input("adam_step: int64")
     .Output("payload: int32")
     .Output("tensor_bytes: int64")
     .Attr("N: int >= 1")
+    .Attr("M: int >= 0")
     .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
     .Attr("bin_sizes: list(int)")
     .Attr("scale_factor: float = 2.0")
     .Attr("fingerprint: int")
+    .Attr("beta_2: float")
+    .Attr("epsilon: float")
+    .Attr("scale: float")
     .SetIsStateful()
-    .SetShapeFn(WithBinSizes<EncodeShape>);
+    .SetShapeFn(WithBinSizes<AdaCompEncodeShape>);
 
 REGISTER_OP("AdaCompDecode")
     .Input("payloads: int32")

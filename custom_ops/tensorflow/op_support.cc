@@ -52,35 +52,56 @@ absl::Status CheckRows(const Tensor& payloads) {
                          "; expected a row for each replica: [replicas, words]");
 }
 
-absl::Status LockedResiduals::Lock(OpKernelContext* context, int num_variables, int first_input,
-                                   const char* name) {
-  variables_.resize(num_variables);
-  std::vector<Var*> in_order(num_variables);
-  for (int i = 0; i < num_variables; ++i) {
-    TF_RETURN_IF_ERROR(LookupResource(
-        context, tensorflow::HandleFromInput(context, first_input + i), &variables_[i]));
-    in_order[i] = variables_[i].get();
+namespace {
+
+std::string Names(const std::vector<VariableInputs>& inputs) {
+  std::string names;
+  for (const VariableInputs& group : inputs) {
+    if (group.size > 0) names += (names.empty() ? "" : " or ") + std::string(group.name);
   }
+  return names;
+}
+
+absl::Status CheckVariable(Var* variable, const char* name, int i) {
+  const Tensor& tensor = *variable->tensor();
+  if (!variable->is_initialized || !tensor.IsInitialized()) {
+    return absl::FailedPreconditionError(
+        Concat(name, " ", i, " is not initialized; assign zeros to it first"));
+  }
+  if (tensor.dtype() != tensorflow::DT_FLOAT) {
+    return InvalidArgument(name, " ", i, " is a variable of ", DataTypeString(tensor.dtype()),
+                           "; expected float32, whatever the type of the gradient");
+  }
+  return ToTensorFlow(CheckTensorSize(i, tensor.NumElements()));
+}
+
+}  // namespace
+
+absl::Status LockedResiduals::Lock(OpKernelContext* context,
+                                   const std::vector<VariableInputs>& inputs) {
+  for (const VariableInputs& group : inputs) {
+    for (int i = 0; i < group.size; ++i) {
+      variables_.emplace_back();
+      TF_RETURN_IF_ERROR(LookupResource(
+          context, tensorflow::HandleFromInput(context, group.first + i), &variables_.back()));
+    }
+  }
+  std::vector<Var*> in_order;
+  for (const auto& variable : variables_) in_order.push_back(variable.get());
   // By address, so that two ops with the same variables don't wait for each other.
   std::sort(in_order.begin(), in_order.end(), [](Var* a, Var* b) { return a->mu() < b->mu(); });
   if (std::adjacent_find(in_order.begin(), in_order.end()) != in_order.end()) {
-    return InvalidArgument("a ", name, " is given twice; expected a variable of its own for each "
-                           "tensor");
+    return InvalidArgument("a ", Names(inputs), " is given twice; expected a variable of its own "
+                           "for each tensor");
   }
   for (Var* variable : in_order) {
     locks_.push_back(std::make_unique<tensorflow::mutex_lock>(*variable->mu()));
   }
-  for (int i = 0; i < num_variables; ++i) {
-    const Tensor& tensor = *variables_[i]->tensor();
-    if (!variables_[i]->is_initialized || !tensor.IsInitialized()) {
-      return absl::FailedPreconditionError(
-          Concat(name, " ", i, " is not initialized; assign zeros to it first"));
+  auto variable = variables_.begin();
+  for (const VariableInputs& group : inputs) {
+    for (int i = 0; i < group.size; ++i) {
+      TF_RETURN_IF_ERROR(CheckVariable((variable++)->get(), group.name, i));
     }
-    if (tensor.dtype() != tensorflow::DT_FLOAT) {
-      return InvalidArgument(name, " ", i, " is a variable of ", DataTypeString(tensor.dtype()),
-                             "; expected float32, whatever the type of the gradient");
-    }
-    TF_RETURN_IF_ERROR(ToTensorFlow(CheckTensorSize(i, tensor.NumElements())));
   }
   return absl::OkStatus();
 }

@@ -43,12 +43,24 @@ absl::Status CheckOneGradientEach(tensorflow::OpKernelConstruction* context, int
 // Checks that there is a row for each replica.
 absl::Status CheckRows(const tensorflow::Tensor& payloads);
 
+// Inputs of an op that are variables; errors call each of them `name`.
+struct VariableInputs {
+  int first;
+  int size;
+  const char* name;
+};
+
 // Resource variables, locked for as long as this lives, that may be written in place.
 class LockedResiduals {
  public:
-  // The variables are `num_variables` inputs from the first on; errors call each of them `name`.
   absl::Status Lock(tensorflow::OpKernelContext* context, int num_variables, int first_input = 0,
-                    const char* name = "residual");
+                    const char* name = "residual") {
+    return Lock(context, {{first_input, num_variables, name}});
+  }
+
+  // All that an op locks, at once, so that no two ops wait for each other. They are numbered on.
+  absl::Status Lock(tensorflow::OpKernelContext* context,
+                    const std::vector<VariableInputs>& inputs);
 
   const tensorflow::TensorShape& shape(int i) const { return variables_[i]->tensor()->shape(); }
 

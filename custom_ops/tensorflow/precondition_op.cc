@@ -1,8 +1,8 @@
 // Adam's preconditioning of local gradients. What it computes: tf_gradcomp/ops/precondition.py.
-#include <cmath>
 #include <vector>
 
 #include "../kernels/precondition.h"
+#include "adam_support.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -22,23 +22,13 @@ class PreconditionOp : public OpKernel {
  public:
   explicit PreconditionOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    OP_REQUIRES_OK(context, context->GetAttr("beta_2", &beta_2_));
-    OP_REQUIRES_OK(context, context->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
+    OP_REQUIRES_OK(context, adam_.Read(context));
     OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, 1));
-    OP_REQUIRES(context, 0 <= beta_2_ && beta_2_ < 1,
-                InvalidArgument("beta_2 is ", beta_2_, "; expected 0 or more, and less than 1"));
-    OP_REQUIRES(context, epsilon_ > 0,
-                InvalidArgument("epsilon is ", epsilon_, "; expected a positive number"));
-    OP_REQUIRES(context, scale_ > 0 && std::isfinite(scale_),
-                InvalidArgument("scale is ", scale_, "; expected a positive number"));
   }
 
   void Compute(OpKernelContext* context) override {
-    int64_t step = 0;
-    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_, "step", &step));
-    OP_REQUIRES(context, step >= 1,
-                InvalidArgument("step is ", step, "; expected 1 or more"));
+    AdamSettings settings;
+    OP_REQUIRES_OK(context, adam_.At(context, 2 * num_tensors_, "step", &settings));
     LockedResiduals moments;
     OP_REQUIRES_OK(context, moments.Lock(context, num_tensors_, 0, "second moment"));
     OP_REQUIRES_OK(context, CheckGradientShapes(context, moments, num_tensors_));
@@ -51,16 +41,12 @@ class PreconditionOp : public OpKernel {
       tensors.push_back({moments.data(i), gradient.data(), ToGradientType(gradient.dtype()),
                          gradient.NumElements(), output->flat<float>().data()});
     }
-    const double correction = 1 - std::pow(static_cast<double>(beta_2_), step);
-    const AdamSettings settings{beta_2_, epsilon_, static_cast<float>(scale_ / correction)};
     Precondition(tensors, settings, ThreadPool(context));
   }
 
  private:
   int num_tensors_;
-  float beta_2_;
-  float epsilon_;
-  float scale_;
+  AdamAttributes adam_;
 };
 
 absl::Status PreconditionShape(InferenceContext* c) {

@@ -14,12 +14,13 @@ using ::tensorflow::TensorShape;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
-absl::Status MergeVariableShape(InferenceContext* c, int input, ShapeHandle* shape) {
-  const auto* handle = c->input_handle_shapes_and_types(input);
+absl::Status MergeVariableShape(InferenceContext* c, int first, int i, const char* name,
+                                ShapeHandle* shape) {
+  const auto* handle = c->input_handle_shapes_and_types(first + i);
   if (handle == nullptr || handle->empty()) return absl::OkStatus();
   const DataType dtype = handle->front().dtype;
   if (dtype != tensorflow::DT_FLOAT && dtype != tensorflow::DT_INVALID) {
-    return InvalidArgument("residual ", input, " is a variable of ", DataTypeString(dtype),
+    return InvalidArgument(name, " ", i, " is a variable of ", DataTypeString(dtype),
                            "; expected float32, whatever the type of the gradient");
   }
   return c->Merge(handle->front().shape, *shape, shape);
@@ -36,7 +37,7 @@ absl::Status CheckGradientShapes(InferenceContext* c) {
   }
   for (int64_t i = 0; i < num_tensors; ++i) {
     ShapeHandle shape = c->input(num_tensors + i);
-    TF_RETURN_IF_ERROR(MergeVariableShape(c, i, &shape));
+    TF_RETURN_IF_ERROR(MergeVariableShape(c, 0, i, "residual", &shape));
   }
   return absl::OkStatus();
 }
@@ -79,7 +80,7 @@ absl::Status PutBackShape(InferenceContext* c) {
   const int num_tensors = c->num_inputs() - 1;
   for (int i = 0; i < num_tensors; ++i) {
     ShapeHandle shape = c->UnknownShape();
-    TF_RETURN_IF_ERROR(MergeVariableShape(c, i, &shape));
+    TF_RETURN_IF_ERROR(MergeVariableShape(c, 0, i, "residual", &shape));
   }
   ShapeHandle unused;
   return c->WithRank(c->input(num_tensors), 1, &unused);

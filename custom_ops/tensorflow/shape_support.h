@@ -6,8 +6,10 @@
 
 namespace gradcomp {
 
-// Merges what is known of the shape of the variable behind `input` into *shape.
-absl::Status MergeVariableShape(tensorflow::shape_inference::InferenceContext* c, int input,
+// Merges what is known of the shape of the variable behind the input first + i into *shape; errors
+// call it `name` i.
+absl::Status MergeVariableShape(tensorflow::shape_inference::InferenceContext* c, int first, int i,
+                                const char* name,
                                 tensorflow::shape_inference::ShapeHandle* shape);
 
 // For ops whose first inputs are N residuals and as many gradients: checks that they fit.

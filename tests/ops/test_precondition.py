@@ -21,6 +21,10 @@ def new_moments():
     return [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
 
 
+def precondition(moments, gradients, step, **settings):
+    return ops.precondition(ops.SecondMoments(moments, step, **settings), gradients)
+
+
 class PreconditionTest(tf.test.TestCase):
     def test_equals_the_oracle_over_steps(self):
         for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
@@ -28,7 +32,7 @@ class PreconditionTest(tf.test.TestCase):
             expected = [np.zeros(shape, np.float32) for shape in SHAPES]
             for step in range(1, 5):
                 gradients = draw(step, dtype)
-                divided = ops.precondition(moments, gradients, step, scale=4, **ADAM)
+                divided = precondition(moments, gradients, step, scale=4, **ADAM)
                 for i, gradient in enumerate(gradients):
                     wanted, expected[i] = oracle(expected[i], gradient, step, scale=4, **ADAM)
                     np.testing.assert_array_equal(divided[i].numpy(), wanted)
@@ -37,7 +41,7 @@ class PreconditionTest(tf.test.TestCase):
     def test_in_a_graph_and_from_handles(self):
         moments = new_moments()
         divide = tf.function(
-            lambda gradients, step: ops.precondition(
+            lambda gradients, step: precondition(
                 [moment.handle for moment in moments], gradients, step, **ADAM
             )
         )
@@ -49,13 +53,13 @@ class PreconditionTest(tf.test.TestCase):
     def test_the_value_that_was_read_before_stays(self):
         (moment,) = moments = [tf.Variable(tf.zeros(3))]
         before = moment.read_value()
-        ops.precondition(moments, [tf.ones(3)], 1, **ADAM)
+        precondition(moments, [tf.ones(3)], 1, **ADAM)
         self.assertAllEqual(before, np.zeros(3))
         self.assertNotAllEqual(moment, np.zeros(3))
 
     def test_zeros_stay_zeros(self):
         moments = new_moments()
-        divided = ops.precondition(moments, [tf.zeros(shape) for shape in SHAPES], 1, **ADAM)
+        divided = precondition(moments, [tf.zeros(shape) for shape in SHAPES], 1, **ADAM)
         for value in divided:
             self.assertAllEqual(value, np.zeros(value.shape))
 
@@ -63,11 +67,11 @@ class PreconditionTest(tf.test.TestCase):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e20], ids=str)
 def test_where_a_square_is_not_finite_moments_stay_and_all_is_nan(bad):
     moments = new_moments()
-    ops.precondition(moments, draw(1), 1, **ADAM)
+    precondition(moments, draw(1), 1, **ADAM)
     before = [moment.numpy() for moment in moments]
     gradients = draw(2)
     gradients[1][69_999] = bad
-    divided = ops.precondition(moments, gradients, 2, **ADAM)
+    divided = precondition(moments, gradients, 2, **ADAM)
     for value, moment, old in zip(divided, moments, before, strict=True):
         assert np.isnan(value.numpy()).all()
         np.testing.assert_array_equal(moment.numpy(), old)
@@ -91,4 +95,4 @@ def test_where_a_square_is_not_finite_moments_stay_and_all_is_nan(bad):
 def test_refuses(wrong, message):
     right = {"gradients": [tf.zeros(3)], "step": 1, **ADAM}
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        ops.precondition([tf.Variable(tf.zeros(3))], **{**right, **wrong})
+        precondition([tf.Variable(tf.zeros(3))], **{**right, **wrong})

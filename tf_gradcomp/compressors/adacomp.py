@@ -54,6 +54,7 @@ class AdaComp(Compressor):
 
     name = "adacomp"
     behind_second_moment = True
+    divides = True
 
     def __init__(
         self,
@@ -74,7 +75,12 @@ class AdaComp(Compressor):
             "bin_sizes": [self.bin_sizes.of(spec) or SENT_WHOLE for spec in inputs.specs],
             "fingerprint": self.fingerprint(inputs.specs),
         }
-        encode = functools.partial(ops.adacomp_encode, scale_factor=self.scale_factor, **layout)
+        encode = functools.partial(
+            ops.adacomp_encode,
+            scale_factor=self.scale_factor,
+            second_moments=inputs.second_moments,
+            **layout,
+        )
         return (
             yield from sum_gathered(
                 inputs,

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tf_gradcomp import ops
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.distribute.communicator import Wish
 from tf_gradcomp.policy import GradientSpec
@@ -46,6 +47,7 @@ class ExchangeInputs:
             whatever the gradients are.
         rank: int32 scalar, this replica's number.
         size: The number of replicas.
+        second_moments: By whose roots the gradients are still to be divided; None: by none.
     """
 
     specs: Sequence[GradientSpec]
@@ -55,6 +57,14 @@ class ExchangeInputs:
     finite: tf.Tensor
     rank: tf.Tensor | int
     size: int
+    second_moments: ops.SecondMoments | None = None
+
+    def divided(self) -> ExchangeInputs:
+        """With gradients that are divided already; updates the second moments."""
+        if not self.second_moments:
+            return self
+        gradients = ops.precondition(self.second_moments, self.gradients)
+        return dataclasses.replace(self, gradients=gradients, second_moments=None)
 
     @property
     def residuals(self) -> Sequence[tf.Tensor]:
@@ -93,10 +103,13 @@ class Compressor(abc.ABC):
         name: By which `gc.compressors.get` knows it.
         residual_scale: What a residual is, over the gradients that it stands for.
         behind_second_moment: Whether it trains better with Adam's second moment in front of it.
+        divides: Whether `exchange` itself divides by second moments, as `ExchangeInputs.divided`
+            does to the bit; otherwise it is given none.
     """
 
     name: ClassVar[str]
     behind_second_moment: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
     residual_scale: float = 1.0
 
     def __init__(
@@ -120,6 +133,10 @@ class Compressor(abc.ABC):
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """What it keeps for one gradient, by name; a residual, unless a method says otherwise."""
         return {RESIDUAL: StateSpec(spec.shape)}
+
+    def conversation(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+        """`exchange`, on gradients that are divided where there are second moments."""
+        return self.exchange(inputs if self.divides else inputs.divided())
 
     @abc.abstractmethod
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:

@@ -255,9 +255,10 @@ class GradientExchange(tf.Module):
         if self.preconditioner and adam:
             self._begin(state[SECOND_MOMENT], adam, communicator.size, local_replica)
         with OnHost(state) as handles:
+            second_moments = None
             if self.preconditioner and adam:
-                gradients = self.preconditioner.divided(
-                    gradients, handles, adam.updates, communicator.size
+                second_moments = self.preconditioner.second_moments(
+                    handles, adam.updates, communicator.size
                 )
             inputs = ExchangeInputs(
                 specs,
@@ -267,6 +268,7 @@ class GradientExchange(tf.Module):
                 finite,
                 communicator.rank,
                 communicator.size,
+                second_moments,
             )
             exchanged, sent = _exchange_by(self.compressor, inputs, communicator)
         self._traffic.add(
@@ -423,9 +425,9 @@ def _exchange_by(
 ) -> tuple[Exchanged, Sent]:
     """One replica's side of a step, by the method or its warm-up: all replicas know the step."""
     if not compressor.warmup:
-        return converse(compressor.exchange(inputs), communicator)
+        return converse(compressor.conversation(inputs), communicator)
     return tf.cond(
         inputs.step < compressor.warmup_steps,
         lambda: _exchange_by(compressor.warmup, inputs, communicator),
-        lambda: converse(compressor.exchange(inputs), communicator),
+        lambda: converse(compressor.conversation(inputs), communicator),
     )

@@ -91,7 +91,7 @@ def exchange_in_lockstep(
     """
     while compressor.warmup and inputs[0].step < compressor.warmup_steps:
         compressor = compressor.warmup
-    talks = [compressor.exchange(of_one) for of_one in inputs]
+    talks = [compressor.conversation(of_one) for of_one in inputs]
     answers: list[tf.Tensor | None] = [None for _ in inputs]
     given: list[list[tf.Tensor]] = [[] for _ in inputs]
     sent = [Sent.nothing() for _ in inputs]

@@ -11,7 +11,7 @@ from tf_gradcomp.ops.adacomp import (
 from tf_gradcomp.ops.chunks import Chunked, chunk_apply, chunk_draw, chunk_select, chunk_take
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
-from tf_gradcomp.ops.precondition import precondition
+from tf_gradcomp.ops.precondition import SecondMoments, precondition
 from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_put_back
 from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
 from tf_gradcomp.ops.top_k import (
@@ -25,6 +25,7 @@ from tf_gradcomp.ops.top_k import (
 __all__ = [
     "Chunked",
     "LibraryError",
+    "SecondMoments",
     "adacomp_decode",
     "adacomp_encode",
     "adacomp_put_back",

@@ -25,6 +25,9 @@ import tensorflow as tf
 
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.handles import handles_of
+from tf_gradcomp.ops.precondition import SecondMoments
+
+_NONE = SecondMoments((), 1, beta_2=0.0, epsilon=1.0)
 
 
 def residual_accumulate(
@@ -101,12 +104,19 @@ def adacomp_encode(
     bin_sizes: Sequence[int],
     fingerprint: int,
     scale_factor: float = 2.0,
+    second_moments: SecondMoments | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Packs the gradients of one step into one payload, and keeps the rest in the residuals.
 
+    With second moments, the gradients are first divided as by `precondition`, to the bit, in the
+    same pass over memory.
+
     If a residual plus gradient is not finite anywhere, the payload is a header with the non-finite
     flag, the gradients are discarded and the residuals are as before: bit-equal in bins with a
-    value that is not finite, elsewhere to the float32 rounding of r + g - g.
+    value that is not finite, elsewhere to the float32 rounding of r + g - g. Second moments are
+    bit-equal around gradients whose squares are not finite. Elsewhere they are at least 0 and at
+    most what they were, and, where beta_2 is a half or more, less by at most 2^-19 of what this
+    step would have made of them.
 
     Args:
         residuals: float32 variables or their resource handles, updated in place.
@@ -115,6 +125,7 @@ def adacomp_encode(
         bin_sizes: One per tensor, 1 to 16383, or 0 to send the tensor whole, as float32.
         fingerprint: Signed 64-bit; payloads with another one are refused by the decoder.
         scale_factor: How often the gradient counts in the selection.
+        second_moments: One per residual, of the same shape, if the gradients are to be divided.
 
     Returns:
         payload, int32 [words]; and tensor_bytes, int64 [number of tensors]: the bytes of the
@@ -122,12 +133,18 @@ def adacomp_encode(
 
     Raises:
         tf.errors.InvalidArgumentError: If shapes, types or bin sizes are wrong.
-        tf.errors.FailedPreconditionError: If a residual is not initialized.
+        tf.errors.FailedPreconditionError: If a variable is not initialized.
     """
+    adam = second_moments or _NONE
     return library.load().ada_comp_encode(
         residuals=handles_of(residuals),
         gradients=list(gradients),
         step=_step(step),
+        second_moments=handles_of(adam.variables),
+        adam_step=_step(adam.step),
+        beta_2=adam.beta_2,
+        epsilon=adam.epsilon,
+        scale=adam.scale,
         bin_sizes=list(bin_sizes),
         scale_factor=scale_factor,
         fingerprint=fingerprint,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -10,15 +11,26 @@ from tf_gradcomp.ops import library
 from tf_gradcomp.ops.handles import handles_of
 
 
-def precondition(
-    second_moments: Sequence[tf.Tensor | tf.Variable],
-    gradients: Sequence[tf.Tensor],
-    step: tf.Tensor | int,
-    *,
-    beta_2: float,
-    epsilon: float,
-    scale: float = 1.0,
-) -> list[tf.Tensor]:
+class SecondMoments(NamedTuple):
+    """The second moments of a replica's gradients, and what it takes to divide by their roots.
+
+    Attributes:
+        variables: float32 variables or their resource handles, updated in place.
+        step: int64 scalar: 1 in the first step, as for Adam's bias correction.
+        beta_2: Adam's, from 0 to less than 1.
+        epsilon: Adam's, positive.
+        scale: Positive. The number of replicas makes the second moment of one an estimate of that
+            of their sum.
+    """
+
+    variables: Sequence[tf.Tensor | tf.Variable]
+    step: tf.Tensor | int
+    beta_2: float
+    epsilon: float
+    scale: float = 1.0
+
+
+def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Updates the second moments of a replica by its gradients, and divides these by their roots.
 
     With `v` a second moment and `g` its gradient: `v += (1 - beta_2) * (g**2 - v)`; and what is
@@ -27,13 +39,8 @@ def precondition(
     changes, and all that is returned is NaN.
 
     Args:
-        second_moments: float32 variables or their resource handles, updated in place.
-        gradients: One for each second moment and of its shape: float32, float16 or bfloat16.
-        step: int64 scalar: 1 in the first step, as for Adam's bias correction.
-        beta_2: Adam's, from 0 to less than 1.
-        epsilon: Adam's, positive.
-        scale: Positive. The number of replicas makes the second moment of one an estimate of that
-            of their sum.
+        second_moments: One for each gradient, in its shape.
+        gradients: float32, float16 or bfloat16.
 
     Returns:
         float32, in the shapes of the gradients.
@@ -44,10 +51,10 @@ def precondition(
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1.
     """
     return library.load().precondition(
-        second_moments=handles_of(second_moments),
+        second_moments=handles_of(second_moments.variables),
         gradients=list(gradients),
-        step=tf.convert_to_tensor(step, tf.int64),
-        beta_2=beta_2,
-        epsilon=epsilon,
-        scale=scale,
+        step=tf.convert_to_tensor(second_moments.step, tf.int64),
+        beta_2=second_moments.beta_2,
+        epsilon=second_moments.epsilon,
+        scale=second_moments.scale,
     )

@@ -19,7 +19,7 @@ from tf_gradcomp.distribute.gradients import dense, gradient_specs, norm
 from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
 from tf_gradcomp.momentum_steps import momentum_only
 from tf_gradcomp.policy import Policy
-from tf_gradcomp.preconditioner import AUTO, Preconditioner, preconditioner_for
+from tf_gradcomp.preconditioner import AUTO, preconditioner_for
 from tf_gradcomp.simulation.similarity import (
     Similarity,
     hamming_distance,
@@ -126,9 +126,16 @@ class Learners:
             loss, gradients = self._gradients(*share)
             losses.append(loss)
             of_one = handles(state)
+            moments = None
             if self._preconditioner:
-                gradients = self._divided(self._preconditioner, gradients, of_one)
-            inputs.append(ExchangeInputs(self.specs, gradients, of_one, step, finite, rank, size))
+                gradients = _private.clip(self.model.optimizer, gradients)
+                updates = tf.cast(self.model.optimizer.iterations, tf.int64)
+                moments = self._preconditioner.second_moments(of_one, updates, size)
+            inputs.append(
+                ExchangeInputs(self.specs, gradients, of_one, step, finite, rank, size, moments)
+            )
+        if similarity:
+            inputs = [of_one.divided() for of_one in inputs]
         wanted = self._wanted(inputs) if similarity else []
         ends = exchange_in_lockstep(self.compressor, inputs)
         self._step += 1
@@ -144,17 +151,6 @@ class Learners:
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
             similarity=self._similarity(exchanged.reduced, wanted) if similarity else None,
         )
-
-    def _divided(
-        self,
-        preconditioner: Preconditioner,
-        gradients: list[tf.Tensor],
-        state: dict[str, list[tf.Tensor]],
-    ) -> list[tf.Tensor]:
-        optimizer = self.model.optimizer
-        clipped = _private.clip(optimizer, gradients)
-        updates = tf.cast(optimizer.iterations, tf.int64)
-        return preconditioner.divided(clipped, state, updates, len(self.state))
 
     def _wanted(self, inputs: list[ExchangeInputs]) -> list[tf.Tensor]:
         """What all learners together have to send, before a step."""

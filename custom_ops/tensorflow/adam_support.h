@@ -1,0 +1,28 @@
+// The attributes and the input that say how gradients are divided by their second moments.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_
+
+#include "../kernels/precondition.h"
+#include "status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace gradcomp {
+
+class AdamAttributes {
+ public:
+  // Reads and checks beta_2, epsilon and scale.
+  absl::Status Read(tensorflow::OpKernelConstruction* context);
+
+  // Reads and checks the input, a scalar that errors call `name`: Adam's step, from 1 on.
+  absl::Status At(tensorflow::OpKernelContext* context, int input, const char* name,
+                  AdamSettings* settings) const;
+
+ private:
+  float beta_2_;
+  float epsilon_;
+  float scale_;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_
