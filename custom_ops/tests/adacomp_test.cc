@@ -126,6 +126,91 @@ void AnOverflowingSumIsNotWritten() {
   CHECK(SameBits(residuals[0], before[0]));
 }
 
+constexpr AdamSettings kAdam{0.999f, 1e-7f, 300.0f};
+
+template <typename Gradient>
+std::vector<float> Divided(GradientType type, const std::vector<Gradient>& gradient,
+                           std::vector<float>* moment) {
+  std::vector<float> divided(gradient.size());
+  const int64_t size = gradient.size();
+  Precondition({{moment->data(), gradient.data(), type, size, divided.data()}}, kAdam, Threads(1));
+  return divided;
+}
+
+template <typename Gradient>
+void CheckDivides(GradientType type, const std::vector<Gradient>& gradient) {
+  const int64_t size = gradient.size();
+  const std::vector<float> start(size, 0.01f);
+  std::vector<float> moment = start;
+  const std::vector<float> divided = Divided(type, gradient, &moment);
+  for (int64_t bin_size : kBinSizes) {
+    std::vector<std::vector<float>> expected = {Normal(size, 1, 1)};
+    const auto payload = Encode<float>(&expected, {divided}, {bin_size});
+    for (Simd simd : {Simd::kPortable, Simd::kAvx2, Simd::kAvx512}) {
+      if (!IsSupported(simd)) continue;
+      std::vector<std::vector<float>> residuals = {Normal(size, 1, 1)};
+      std::vector<std::vector<float>> moments = {start};
+      const EncodeSettings settings = {2, Threads(simd == Simd::kAvx2 ? 3 : 1), simd, type, kAdam};
+      CHECK(Encode<Gradient>(&residuals, {gradient}, {bin_size}, settings, &moments) == payload);
+      CHECK(SameBits(residuals[0], expected[0]));
+      CHECK(SameBits(moments[0], moment));
+    }
+  }
+}
+
+void DividesAsThePreconditionerDoes() {
+  for (int64_t size : kSizes) {
+    CheckDivides(GradientType::kFloat, Normal(size, 0.3f, 2));
+    CheckDivides(GradientType::kHalf, Halves(size, 3));
+    std::vector<BFloat16> brain;
+    for (uint16_t bits : UpperHalves(Normal(size, 0.3f, 4))) brain.push_back({bits});
+    CheckDivides(GradientType::kBFloat16, brain);
+  }
+}
+
+void ANonFiniteGradientGivesSecondMomentsBack() {
+  const std::vector<int64_t> sizes = {1200000, 30001, 1200000, 5};
+  const std::vector<int64_t> bin_sizes = {50, 0, 500, 16383};
+  for (int64_t place : {int64_t{0}, int64_t{700000}, sizes[2] - 1}) {
+    std::vector<std::vector<float>> gradients, residuals, moments;
+    for (uint32_t i = 0; i < sizes.size(); ++i) {
+      gradients.push_back(Normal(sizes[i], 0.3f, i));
+      residuals.push_back(Normal(sizes[i], 1, 10 + i));
+      moments.emplace_back(sizes[i], 0.01f);
+    }
+    const std::vector<std::vector<float>> before = residuals;
+    gradients[2][place] = std::nanf("");  // groups before it are quantized already
+    const EncodeSettings settings = {2, Threads(2), BestSimd(), GradientType::kFloat, kAdam};
+    const auto payload = Encode<float>(&residuals, gradients, bin_sizes, settings, &moments);
+    CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      for (size_t j = 0; j < residuals[i].size(); ++j) {
+        CHECK(std::fabs(residuals[i][j] - before[i][j]) < 1e-5f);
+        CHECK(moments[i][j] <= 0.01f && moments[i][j] > 0.0099999f);
+      }
+    }
+    CHECK(moments[2][place] == 0.01f);
+    CHECK(residuals[2][place] == before[2][place]);
+  }
+}
+
+// As for a caller that cannot write the payload.
+void RollbackGivesSecondMomentsBack() {
+  std::vector<float> residual = Normal(100001, 1, 1);
+  std::vector<float> moment(residual.size(), 0.01f);
+  const std::vector<float> gradient = Normal(residual.size(), 0.3f, 2);
+  const std::vector<float> before = residual;
+  AdaCompEncoder encoder({{residual.data(), gradient.data(), GradientType::kFloat, 100001, 500,
+                           moment.data()}},
+                         2, Threads(2), BestSimd(), kAdam);
+  CHECK(encoder.Run());
+  encoder.Rollback();
+  for (size_t i = 0; i < residual.size(); ++i) {
+    CHECK(std::fabs(residual[i] - before[i]) < 1e-5f);
+    CHECK(moment[i] <= 0.01f && moment[i] > 0.0099999f);
+  }
+}
+
 void WhatWasPackedCanBePutBack() {
   std::vector<std::vector<float>> residuals = {Normal(5000, 1, 1), Normal(70, 1, 2)};
   std::vector<std::vector<float>> sums = residuals;
@@ -167,6 +252,9 @@ int main() {
   RUN(ThreadsDoNotChangeResults);
   RUN(ANonFiniteGradientLeavesTheResidualsAsTheyWere);
   RUN(AnOverflowingSumIsNotWritten);
+  RUN(DividesAsThePreconditionerDoes);
+  RUN(ANonFiniteGradientGivesSecondMomentsBack);
+  RUN(RollbackGivesSecondMomentsBack);
   RUN(WhatWasPackedCanBePutBack);
   RUN(EveryBitFlipIsAnError);
 }

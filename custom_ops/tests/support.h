@@ -44,20 +44,24 @@ struct EncodeSettings {
   ParallelFor parallel_for = Threads(1);
   Simd simd = BestSimd();
   GradientType type = GradientType::kFloat;
+  AdamSettings adam = {};
 };
 
-// A whole payload from flat tensors; the residuals are updated.
+// A whole payload from flat tensors; the residuals are updated, and second moments, if there are any.
 template <typename Gradient>
 std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
                             const std::vector<std::vector<Gradient>>& gradients,
                             const std::vector<int64_t>& bin_sizes,
-                            const EncodeSettings& settings = {}) {
+                            const EncodeSettings& settings = {},
+                            std::vector<std::vector<float>>* moments = nullptr) {
   std::vector<EncoderTensor> tensors;
   for (size_t i = 0; i < residuals->size(); ++i) {
     tensors.push_back({(*residuals)[i].data(), gradients[i].data(), settings.type,
-                       static_cast<int64_t>(gradients[i].size()), bin_sizes[i]});
+                       static_cast<int64_t>(gradients[i].size()), bin_sizes[i],
+                       moments ? (*moments)[i].data() : nullptr});
   }
-  AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd);
+  AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd,
+                         settings.adam);
   PayloadHeader header;
   header.method = static_cast<uint16_t>(Method::kAdaComp);
   header.fingerprint = kFingerprint;

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.reference import adacomp as reference
+from tf_gradcomp.reference.precondition import precondition
 
 FINGERPRINT = -(2**40) - 3
 STEP = 2**33 + 5
@@ -18,6 +19,7 @@ class Encoded:
     payload: np.ndarray
     residuals: list[np.ndarray]
     tensor_bytes: list[int]
+    moments: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
 def normal(size, deviation=1.0, seed=0, dtype=tf.float32):
@@ -25,21 +27,33 @@ def normal(size, deviation=1.0, seed=0, dtype=tf.float32):
     return values.astype(dtype.as_numpy_dtype)
 
 
-def encode(residuals, gradients, bin_sizes, **settings):
-    """One step by the op."""
+def encode(residuals, gradients, bin_sizes, moments=(), adam=None, **settings):
+    """One step by the op; with `moments`, `adam` is what it takes to divide by them."""
     variables = [tf.Variable(residual) for residual in residuals]
+    second_moments = [tf.Variable(moment) for moment in moments]
     settings = {"fingerprint": FINGERPRINT, "step": STEP, **settings}
+    if moments:
+        settings["second_moments"] = ops.SecondMoments(second_moments, **adam)
     payload, tensor_bytes = ops.adacomp_encode(
         variables, [tf.constant(g) for g in gradients], bin_sizes=bin_sizes, **settings
     )
     left = [variable.numpy() for variable in variables]
-    return Encoded(payload.numpy(), left, tensor_bytes.numpy().tolist())
+    after = [variable.numpy() for variable in second_moments]
+    return Encoded(payload.numpy(), left, tensor_bytes.numpy().tolist(), after)
 
 
 def encode_by_reference(residuals, gradients, bin_sizes, **settings):
     """The same step by the oracle."""
     settings = {"fingerprint": FINGERPRINT, "step": STEP, **settings}
     return Encoded(*reference.encode_payload(residuals, gradients, bin_sizes=bin_sizes, **settings))
+
+
+def divide_and_encode_by_reference(residuals, gradients, bin_sizes, moments, adam, **settings):
+    """The same step with second moments: one oracle after the other."""
+    pairs = [precondition(m, g, **adam) for m, g in zip(moments, gradients, strict=True)]
+    divided, after = ([pair[i] for pair in pairs] for i in (0, 1))
+    encoded = encode_by_reference(residuals, divided, bin_sizes, **settings)
+    return dataclasses.replace(encoded, moments=after)
 
 
 def decode(payloads, shapes, bin_sizes, **settings):

@@ -122,7 +122,14 @@ reduced, _ = decode([step.payload] * 3, [[size] for size in sizes], bin_sizes)
 flagged = [normal(size, 0.3, 1) for size in sizes]
 flagged[1][-1] = float("nan")
 undone = encode([normal(size) for size in sizes], flagged, bin_sizes)
+adam = {"step": 1, "beta_2": 0.999, "epsilon": 1e-7}
+moments = [abs(normal(size, 0.1, 2)) for size in sizes]
+zeros = [0 * normal(size) for size in sizes]
+divided = encode(zeros, [normal(size, 0.3, 1) for size in sizes], bin_sizes, moments, adam)
+given_back = encode(zeros, flagged, bin_sizes, moments, adam)
 parts = [step.payload, *step.residuals, *[r.numpy() for r in reduced], *undone.residuals]
+for of_one in (divided, given_back):
+    parts += [of_one.payload, *of_one.residuals, *of_one.moments]
 print("digest", hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
 """
 

@@ -1,0 +1,84 @@
+"""With second moments every method does what it does with gradients that are divided before."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compressors.lockstep import assert_equal_bits, specs_of
+from tests.compressors.methods import METHODS
+from tests.compressors.test_conformance import random_gradients
+from tests.compressors.test_warmup import after_warmup
+from tf_gradcomp import compressors, ops
+from tf_gradcomp.compressors import ExchangeInputs
+from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
+from tf_gradcomp.preconditioner import SECOND_MOMENT, Preconditioner
+
+SHAPES = [(40, 30), (3, 3, 7, 11), (5,), (0, 3), ()]
+SIZE = 2
+ADAM = Preconditioner(beta_2=0.99, epsilon=1e-7)
+
+
+class Replicas:
+    """Replicas with second moments; `before`: whose gradients are divided before the exchange."""
+
+    def __init__(self, compressor, before):
+        self.compressor = compressor
+        self.before = before
+        self.specs = specs_of(random_gradients(SHAPES, 1)[0])
+        self.state = [new_state(compressor, self.specs, ADAM) for _ in range(SIZE)]
+
+    def step(self, number, gradients):
+        inputs = []
+        for rank, (given, state) in enumerate(zip(gradients, self.state, strict=True)):
+            of_one = handles(state)
+            moments = ADAM.second_moments(of_one, tf.constant(number, tf.int64), SIZE)
+            if self.before:
+                given, moments = ops.precondition(moments, given), None
+            step, finite = tf.constant(number, tf.int64), tf.constant(True)
+            inputs.append(
+                ExchangeInputs(self.specs, given, of_one, step, finite, rank, SIZE, moments)
+            )
+        return [end.exchanged for end in exchange_in_lockstep(self.compressor, inputs)]
+
+    def arrays(self, name):
+        """What each replica keeps by a name."""
+        return [[v.numpy() for v in state.get(name, [])] for state in self.state]
+
+
+def assert_same(compressor, steps=3):
+    both = [Replicas(compressor, before) for before in (False, True)]
+    for number in range(steps):
+        gradients = random_gradients(SHAPES, SIZE, seed=number)
+        one, other = (replicas.step(number, gradients) for replicas in both)
+        for end, expected in zip(one, other, strict=True):
+            assert bool(end.finite)
+            for reduced, wanted in zip(end.reduced, expected.reduced, strict=True):
+                assert_equal_bits(reduced.numpy(), wanted.numpy())
+    for name in both[0].state[0]:
+        for kept, wanted in zip(both[0].arrays(name), both[1].arrays(name), strict=True):
+            for array, expected in zip(kept, wanted, strict=True):
+                assert_equal_bits(array, expected)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)
+def test_every_method(method):
+    assert_same(method.compressor)
+
+
+@pytest.mark.parametrize("names", [("adacomp", "scalecom"), ("scalecom", "adacomp")], ids=str)
+def test_a_method_that_divides_before_or_after_one_that_does_not(names):
+    compressor, warmup = (compressors.get(name) for name in names)
+    assert_same(after_warmup(compressor, 2, compressors.serialize(warmup)), steps=4)
+
+
+@pytest.mark.parametrize("name", ["adacomp", "scalecom"])
+def test_a_step_that_is_skipped_updates_the_second_moments_of_good_gradients_only(name):
+    replicas = Replicas(compressors.get(name), before=False)
+    gradients = random_gradients(SHAPES, SIZE)
+    gradients[1][0][3, 4] = np.nan
+    for end in replicas.step(0, gradients):
+        assert not bool(end.finite)
+    good, bad = replicas.arrays(SECOND_MOMENT)
+    for moment, gradient in zip(good, gradients[0], strict=True):
+        np.testing.assert_allclose(moment, 0.01 * gradient**2, rtol=1e-4)
+    assert not any(moment.any() for moment in bad)
