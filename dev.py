@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the environment, builds the ops, and runs the demonstration, the tests or the linters.
+"""Makes the environment, builds the ops, and runs the demonstration, tests, checks or linters.
 
     python3 dev.py demo
     python3 dev.py test
     python3 dev.py test -- -k strategy     # what follows -- goes to pytest
     python3 dev.py test --oldest           # with the oldest TensorFlow that is supported
+    python3 dev.py kernels                 # whether the kernels are as fast as recorded
     python3 dev.py lint
 
 Needs Python and a C++ compiler, and nothing else: this program is of the standard library alone.
@@ -95,6 +96,12 @@ def parse_arguments() -> argparse.Namespace:
             [["keras_examples/demo.py"]],
         ),
         ("test", "run the tests", ("examples", "test"), [["-m", "pytest"]]),
+        (
+            "kernels",
+            "compare the speed of the kernels with what is recorded",
+            (),
+            [["benchmarks/kernels.py", "--check"]],
+        ),
         (
             "lint",
             "run ruff and mypy",

@@ -6,21 +6,25 @@ and of every method the whole step of one replica that has nobody to talk to: al
 Gradients are a fixed mean from N(0, 0.02^2) with fresh noise from N(0, 0.3^2), and the residuals
 are warmed up first: from an empty residual ten times as much is sent. All is timed in one run, in
 turns, because memory bandwidth varies from minute to minute.
+
+With --check, kernels are compared with ratios that were recorded with --record: one thread, by the
+processor's time, which other programs disturb least.
 """
 
 import math
 import os
 import statistics
+import sys
 import time
 from collections import defaultdict
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import click
-import numpy as np
 import rich
 import tensorflow as tf
 from machine import processor
+from recorded import Recorded, not_recorded, slower
 from rich.progress import track
 from rich.table import Table
 
@@ -31,19 +35,29 @@ from tf_gradcomp.policy import DENSE, GradientSpec
 
 REPLICAS = 2
 FLOOR = "r += g"
+ELEMENTS = 10_000_000  # where ratios are recorded or checked: far more than a cache holds
+MORE_TRIES = 4
 
 
 class AdaComp:
-    """The residual of one tensor that is sent in bins of one size."""
+    """The residual of one tensor that is sent in bins of one size, and its second moment."""
 
     def __init__(self, elements, bin_size):
         self.residual = tf.Variable(tf.zeros(elements))
+        self._moment = tf.Variable(tf.zeros(elements))
+        self._step = 0
         self.layout = {"bin_sizes": [bin_size], "fingerprint": 0}
         self.payload = None
 
     def encode(self, gradient):
         """One step; what it sends stays in `payload`."""
         self.payload, _ = ops.adacomp_encode([self.residual], [gradient], 0, **self.layout)
+
+    def divide_and_encode(self, gradient):
+        """One step on what Adam's second moment makes of the gradient."""
+        self._step += 1
+        moments = second_moments(self._moment, self._step)
+        ops.adacomp_encode([self.residual], [gradient], 0, second_moments=moments, **self.layout)
 
     def decode(self, gradient):
         """As if all replicas had sent the same."""
@@ -71,7 +85,11 @@ class Adam:
 
     def divide(self, gradient):
         """What is done before a sparse method."""
-        ops.precondition(ops.SecondMoments([self._moment], 1, 0.999, 1e-7), [gradient])
+        ops.precondition(second_moments(self._moment, 1), [gradient])
+
+
+def second_moments(variable, step):
+    return ops.SecondMoments([variable], step, beta_2=0.999, epsilon=1e-7)
 
 
 class WholeStep:
@@ -100,14 +118,15 @@ class WholeStep:
 class Stopwatch:
     """Milliseconds of each run, by name."""
 
-    def __init__(self):
+    def __init__(self, clock):
+        self._clock = clock
         self.times = defaultdict(list)
 
     def run(self, name, work, *arguments, **options):
         """Does the work and notes how long it took."""
-        start = time.perf_counter()
+        start = self._clock()
         work(*arguments, **options)
-        self.times[name].append(1e3 * (time.perf_counter() - start))
+        self.times[name].append(1e3 * (self._clock() - start))
 
 
 def gradients(elements, count):
@@ -123,6 +142,8 @@ def contenders(elements, methods):
         replica = AdaComp(elements, bin_size)
         work[f"AdaComp encode, bins of {bin_size}"] = replica.encode
         work[f"AdaComp decode of {REPLICAS}, bins of {bin_size}"] = replica.decode
+        dividing = AdaComp(elements, bin_size)
+        work[f"AdaComp divide and encode, bins of {bin_size}"] = dividing.divide_and_encode
     for rate in (50, 400):
         work[f"ScaleCom select, rate {rate}"] = ScaleComLeader(elements, rate).select
     work["Adam's preconditioning"] = Adam(elements).divide
@@ -131,36 +152,82 @@ def contenders(elements, methods):
     return work
 
 
-def measure(elements, work, warm_up, repeats):
-    stopwatch = Stopwatch()
+def measure(elements, work, warm_up, repeats, clock=time.perf_counter):
+    """Milliseconds by label, and those of the floor that each had its turns with."""
+    stopwatch, floors = Stopwatch(clock), Stopwatch(clock)
     accumulator = tf.Variable(tf.zeros(elements))
-    array, ones = np.zeros(elements, np.float32), np.ones(elements, np.float32)
     for step, gradient in enumerate(gradients(elements, warm_up + repeats)):
         for label, run in work.items():
             if step < warm_up:
                 run(gradient)
                 continue
             # In turns, so that neither always finds what the other left in the cache.
-            pair = [(FLOOR, add, accumulator), (label, run)]
-            for name, do, *first in pair if step % 2 else reversed(pair):
-                stopwatch.run(name, do, *first, gradient)
-        if step >= warm_up:
-            stopwatch.run("r += g in NumPy, one thread", np.add, array, ones, out=array)
-    return stopwatch.times
+            pair = [(floors, label, add, accumulator), (stopwatch, label, run)]
+            for watch, name, do, *first in pair if step % 2 else reversed(pair):
+                watch.run(name, do, *first, gradient)
+    return stopwatch.times, floors.times
 
 
 def add(variable, value):
     tf.raw_ops.AssignAddVariableOp(resource=variable.handle, value=value)
 
 
-def report(elements, times):
-    floor = statistics.median(times[FLOOR])
+def report(elements, times, floors):
+    of_floor = [ms for of_one in floors.values() for ms in of_one]
+    floor = statistics.median(of_floor)
     table = Table("", "ms", "min", "max", "ms per million elements", "x r += g")
-    for label in [FLOOR, *(name for name in times if name != FLOOR)]:
-        median = statistics.median(times[label])
-        numbers = [median, min(times[label]), max(times[label]), 1e6 * median / elements]
+    for label, of_one in {FLOOR: of_floor, **times}.items():
+        median = statistics.median(of_one)
+        numbers = [median, min(of_one), max(of_one), 1e6 * median / elements]
         table.add_row(label, *[f"{number:.2f}" for number in numbers], f"{median / floor:.2f}")
     rich.print(table)
+
+
+class Ratios:
+    """The least time of each kernel over that of the floor, in all that was measured so far."""
+
+    def __init__(self):
+        self._work = contenders(ELEMENTS, compressors.names())
+        self._times, self._floors = defaultdict(list), defaultdict(list)
+
+    def measure(self, labels=None):
+        """Measures again, all or some of them; returns the ratio of each."""
+        work = {label: self._work[label] for label in labels or self._work}
+        warm_up = 0 if self._times else 20
+        measured = measure(ELEMENTS, work, warm_up, 15, time.process_time)
+        for of_all, of_new in zip((self._times, self._floors), measured, strict=True):
+            for label, of_one in of_new.items():
+                of_all[label] += of_one
+        return {label: min(self._times[label]) / min(self._floors[label]) for label in work}
+
+
+def record():
+    ratios = Ratios()
+    measured = [ratios.measure() for _ in range(3)][-1]
+    Recorded.write(ops.library_info().simd, processor(), measured)
+
+
+def check():
+    """Ends the program with an error if a kernel is slower than it was."""
+    simd = ops.library_info().simd
+    recorded = Recorded.read(simd)
+    if recorded is None:
+        print(f"No speed of {simd} kernels is recorded, so there is nothing to compare with.")
+        return
+    ratios = Ratios()
+    measured = ratios.measure()
+    for sentence in not_recorded(measured, recorded):
+        print(sentence)
+    for _ in range(MORE_TRIES):
+        slow = slower(measured, recorded)
+        if not slow:
+            break
+        print(f"Measuring again, for it may be noise: {', '.join(slow)}", flush=True)
+        measured |= ratios.measure(slow)
+    slow = slower(measured, recorded)
+    if slow:
+        sys.exit("\n".join(slow.values()))
+    print(f"All {simd} kernels are about as fast as recorded.")
 
 
 @click.command(help=__doc__)
@@ -169,15 +236,19 @@ def report(elements, times):
 @click.option("--threads", default=os.cpu_count(), show_default=True)
 @click.option("--repeats", default=21, show_default=True)
 @click.option("--warm-up", default=100, show_default=True, help="Steps before measuring.")
-def main(elements, methods, threads, repeats, warm_up):
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
+@click.option("--record", "mode", flag_value="record", help="Record this processor's ratios.")
+@click.option("--check", "mode", flag_value="check", help="Compare ratios with the recorded ones.")
+def main(elements, methods, threads, repeats, warm_up, mode):
+    tf.config.threading.set_intra_op_parallelism_threads(1 if mode else threads)
+    if mode:
+        return record() if mode == "record" else check()
     work = contenders(elements, [name for name in methods.split(",") if name])
     times = measure(elements, work, warm_up, repeats)
     rich.print(
         f"{processor()}, {threads} threads, {ops.library_info().simd} kernels, "
         f"TensorFlow {tf.__version__}, {elements:,} elements, {repeats} repeats (medians)"
     )
-    report(elements, times)
+    report(elements, *times)
 
 
 if __name__ == "__main__":
