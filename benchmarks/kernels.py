@@ -31,6 +31,7 @@ from rich.table import Table
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
+from tf_gradcomp.ops import library
 from tf_gradcomp.policy import DENSE, GradientSpec
 
 REPLICAS = 2
@@ -240,6 +241,7 @@ def check():
 @click.option("--check", "mode", flag_value="check", help="Compare ratios with the recorded ones.")
 def main(elements, methods, threads, repeats, warm_up, mode):
     tf.config.threading.set_intra_op_parallelism_threads(1 if mode else threads)
+    library.load()  # what is wrong with it shows now
     if mode:
         return record() if mode == "record" else check()
     work = contenders(elements, [name for name in methods.split(",") if name])
