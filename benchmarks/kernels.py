@@ -205,15 +205,19 @@ class Ratios:
 def record():
     ratios = Ratios()
     measured = [ratios.measure() for _ in range(3)][-1]
-    Recorded.write(ops.library_info().simd, processor(), measured)
+    Recorded(used_processor(), measured).write()
+
+
+def used_processor():
+    """Which it is, and what the kernels use of it."""
+    return f"{processor()}, {ops.library_info().simd}"
 
 
 def check():
     """Ends the program with an error if a kernel is slower than it was."""
-    simd = ops.library_info().simd
-    recorded = Recorded.read(simd)
+    recorded = Recorded.read(used_processor())
     if recorded is None:
-        print(f"No speed of {simd} kernels is recorded, so there is nothing to compare with.")
+        print(f"No speed is recorded for {used_processor()}: there is nothing to compare with.")
         return
     ratios = Ratios()
     measured = ratios.measure()
@@ -228,7 +232,7 @@ def check():
     slow = slower(measured, recorded)
     if slow:
         sys.exit("\n".join(slow.values()))
-    print(f"All {simd} kernels are about as fast as recorded.")
+    print(f"All kernels are about as fast as recorded for {recorded.processor}.")
 
 
 @click.command(help=__doc__)

@@ -1,4 +1,4 @@
-"""How long kernels took beside `r += g` when it was recorded, by instruction set."""
+"""How long kernels took beside `r += g` when it was recorded, by processor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TOLERANCE = 1.3  # times as long as recorded
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """The record of one instruction set.
+    """The record of one processor.
 
     Attributes:
-        processor: Where it was measured.
+        processor: Which, and the instruction set that the kernels use of it.
         ratios: The least time of each kernel, by label, over that of `r += g`.
     """
 
@@ -24,19 +24,15 @@ class Recorded:
     ratios: Mapping[str, float]
 
     @classmethod
-    def read(cls, simd: str, file: Path = FILE) -> Recorded | None:
-        """That of an instruction set, if there is one."""
+    def read(cls, processor: str, file: Path = FILE) -> Recorded | None:
+        """That of a processor, if there is one."""
         of_all = json.loads(file.read_text()) if file.exists() else {}
-        return cls(**of_all[simd]) if simd in of_all else None
+        return cls(processor, of_all[processor]) if processor in of_all else None
 
-    @classmethod
-    def write(
-        cls, simd: str, processor: str, ratios: Mapping[str, float], file: Path = FILE
-    ) -> None:
-        """Puts it in place of that of the same instruction set."""
+    def write(self, file: Path = FILE) -> None:
+        """Puts it in place of that of the same processor."""
         of_all = json.loads(file.read_text()) if file.exists() else {}
-        rounded = {label: round(ratio, 2) for label, ratio in ratios.items()}
-        of_all[simd] = dataclasses.asdict(cls(processor, rounded))
+        of_all[self.processor] = {label: round(ratio, 2) for label, ratio in self.ratios.items()}
         file.write_text(json.dumps(of_all, indent=2, sort_keys=True) + "\n")
 
 

@@ -7,17 +7,17 @@ from click.testing import CliRunner
 
 
 def write(file, **ratios):
-    recorded.Recorded.write("AVX2", "1 x processor", ratios, file)
-    return recorded.Recorded.read("AVX2", file)
+    recorded.Recorded("1 x processor", ratios).write(file)
+    return recorded.Recorded.read("1 x processor", file)
 
 
 def test_what_is_written_is_read(tmp_path):
     file = tmp_path / "ratios.json"
-    assert recorded.Recorded.read("AVX2", file) is None
+    assert recorded.Recorded.read("1 x processor", file) is None
     assert write(file, encode=1.234) == recorded.Recorded("1 x processor", {"encode": 1.23})
-    recorded.Recorded.write("portable", "another", {"encode": 5}, file)
-    assert recorded.Recorded.read("AVX2", file).ratios == {"encode": 1.23}
-    assert recorded.Recorded.read("AVX-512", file) is None
+    recorded.Recorded("another", {"encode": 5}).write(file)
+    assert recorded.Recorded.read("1 x processor", file).ratios == {"encode": 1.23}
+    assert recorded.Recorded.read("a third", file) is None
 
 
 def test_a_kernel_that_takes_a_third_longer_is_named_with_both_ratios(tmp_path):
@@ -51,14 +51,14 @@ class Measurements:
 @pytest.fixture
 def check(tmp_path, monkeypatch):
     """Returns check(*measured), which gives its result and for which kernels it measured."""
-    simd = kernels.ops.library_info().simd
+    here = kernels.used_processor()
     of_record = write(tmp_path / "ratios.json", encode=2.0, decode=1.0)
 
-    def run(*measured, known=simd):
+    def run(*measured, known=here):
         measurements = Measurements(*measured)
         monkeypatch.setattr(kernels, "Ratios", lambda: measurements)
         monkeypatch.setattr(
-            kernels.Recorded, "read", lambda simd: of_record if simd == known else None
+            kernels.Recorded, "read", lambda name: of_record if name == known else None
         )
         monkeypatch.setattr(
             kernels.tf.config.threading, "set_intra_op_parallelism_threads", lambda threads: None
@@ -94,4 +94,4 @@ def test_passes_and_says_so_where_nothing_is_recorded(check):
     result, asked = check(known="another")
     assert result.exit_code == 0
     assert asked == []
-    assert "is recorded, so there is nothing to compare with" in result.output
+    assert "No speed is recorded for" in result.output
