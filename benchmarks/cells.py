@@ -10,8 +10,20 @@ from links import LOOPBACK, UNSHAPED
 
 from tf_gradcomp import compressors
 
+AUTO = "auto"  # chooses on each link anew
+DENSE, CAST = "no_compression", "cast"
 EVERYONE = (jobs.ALL_REDUCE, jobs.FLOAT16, *compressors.names(), jobs.NOTHING)
-SOME = (jobs.ALL_REDUCE, jobs.FLOAT16, "adacomp", "scalecom", "power_sgd", jobs.NOTHING)
+SOME = (
+    jobs.ALL_REDUCE,
+    jobs.FLOAT16,
+    DENSE,
+    CAST,
+    "adacomp",
+    "scalecom",
+    "power_sgd",
+    AUTO,
+    jobs.NOTHING,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,6 +101,7 @@ _COLUMNS = (
     "median ms",
     "min",
     "max",
+    "predicted",
     "times faster",
     "bytes sent",
     "interface",
@@ -110,7 +111,8 @@ _COLUMNS = (
 def _cells(row: Row) -> list[str]:
     times = [f"{value:.1f}" for value in (row.median, row.least, row.most)]
     counted = "" if row.counted is None else f"{row.counted:,.0f}"
-    return [row.name, *times, f"{row.speed_up:.2f}", counted, _interface(row)]
+    predicted = "" if row.predicted is None else f"{row.predicted:.1f}"
+    return [row.name, *times, predicted, f"{row.speed_up:.2f}", counted, _interface(row)]
 
 
 def _interface(row: Row) -> str:

@@ -23,6 +23,8 @@ class Row:
         speed_up: Over the dense run of its own framework.
         counted: By our own count; None where nobody counts.
         carried: What TCP carried by the interface's counters, less what the benchmark itself adds.
+        predicted: The median, by what `gc.advise` says of the exchange and the measured step
+            without communication; None where nobody predicts.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Row:
     speed_up: float
     counted: float | None
     carried: float
+    predicted: float | None = None
 
     @property
     def agrees(self) -> bool | None:
@@ -44,6 +47,7 @@ class Row:
 def rows(records: Sequence[Record]) -> list[Row]:
     """The rows of one table: all that was measured of one job on one link."""
     medians = {record["contender"]: milliseconds(record) for record in records}
+    compute = medians.get(jobs.NOTHING)
     own = next((r["carried_bytes"] for r in records if r["contender"] == jobs.NOTHING), 0.0)
 
     def row(record: Record) -> Row:
@@ -57,9 +61,15 @@ def rows(records: Sequence[Record]) -> list[Row]:
             dense / medians[name],
             record["counted_bytes"],
             max(0.0, record["carried_bytes"] - own),
+            _plus(compute, record.get("predicted")),
         )
 
     return [row(record) for record in records]
+
+
+def _plus(compute: float | None, exchange: float | None) -> float | None:
+    """Milliseconds of a step that computes so many, and exchanges for so many seconds."""
+    return None if compute is None or exchange is None else compute + 1e3 * exchange
 
 
 def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jobs
 import turns
+from forecast import forecast
 from gradients import mean_over_workers
 from stages import stage_seconds
 from workloads import Exchanges, Trainings
@@ -21,7 +22,10 @@ def main() -> None:
     work = Exchanges(strategy) if plan.job == jobs.EXCHANGE else Trainings(strategy, plan.job)
     entries = {name: work.entry(name) for name in plan.contenders}
     contenders = {name: entry.contender for name, entry in entries.items()}
-    records = turns.take_turns(plan, contenders, mean_over_workers(strategy), rank)
+    exchanges = {name: entry.exchange for name, entry in entries.items() if entry.exchange}
+    records = turns.take_turns(
+        plan, contenders, mean_over_workers(strategy), rank, lambda: forecast(strategy, exchanges)
+    )
     stages = {
         name: stage_seconds(strategy, entry.exchange, entry.source)
         for name, entry in entries.items()

@@ -59,6 +59,7 @@ class Contender:
         sent_bytes: By our own count, what this worker has sent so far.
         step_bytes: In its place, what it sends in each step; None for both where nobody counts.
         keeps_residual: Whether it takes many steps until it sends as much as it will.
+        renew: Makes it anew on a link, if it depends on the link it was made on.
     """
 
     step: Callable[[], object]
@@ -66,6 +67,7 @@ class Contender:
     sent_bytes: Callable[[], float] | None = None
     step_bytes: float | None = None
     keeps_residual: bool = False
+    renew: Callable[[], Contender] | None = None
 
 
 Mean = Callable[[float], float]
@@ -83,9 +85,21 @@ class _Turn:
 
 
 def take_turns(
-    plan: Plan, contenders: Mapping[str, Contender], mean: Mean, rank: int
+    plan: Plan,
+    contenders: Mapping[str, Contender],
+    mean: Mean,
+    rank: int,
+    predict: Callable[[], Mapping[str, float]] = dict,
 ) -> list[dict[str, Any]]:
-    """Measures all contenders on all links; a record for each pair of them."""
+    """Measures all contenders on all links; a record for each pair of them.
+
+    Args:
+        plan: What is measured.
+        contenders: By name.
+        mean: Of this job.
+        rank: This worker's.
+        predict: Called on each link: by name, what exchanges are predicted to take, in seconds.
+    """
 
     def change_to(link: str) -> None:
         mean(0.0)  # nobody sends any more
@@ -94,14 +108,25 @@ def take_turns(
             print(f"{plan.job}, {link}", flush=True)
         mean(0.0)
 
-    change_to(UNSHAPED)
-    for contender in contenders.values():
+    def warm_up(contender: Contender) -> None:
         for _ in range(plan.warm_up if contender.keeps_residual else 2):
             timed(contender, mean)
+
+    change_to(UNSHAPED)
+    for contender in contenders.values():
+        warm_up(contender)
     records = []
     for link in plan.links:
         change_to(link)
-        records += _on_link(plan, contenders, mean, link)
+        predicted = predict()
+        renewed = {name: one.renew() for name, one in contenders.items() if one.renew}
+        if renewed:
+            change_to(UNSHAPED)
+            for contender in renewed.values():
+                warm_up(contender)
+            change_to(link)
+        on_link = _on_link(plan, {**contenders, **renewed}, mean, link)
+        records += [{**one, "predicted": predicted.get(one["contender"])} for one in on_link]
     return records
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -67,6 +68,7 @@ class Exchanges:
         step = on_replica(self._strategy, reduction, self._gradients.values)
         draw = self._gradients.draw
         contender = _contender(name, step, draw, exchange, self._strategy, self._variables)
+        contender = _renewable(contender, exchange, lambda: self.entry(name))
         return Entry(contender, exchange, self._gradients)
 
     def _exchange(self, compressor: gc.compressors.Compressor) -> GradientExchange:
@@ -89,6 +91,7 @@ class Trainings:
         exchange = None if name in PLAIN else training.optimizer.exchange
         step, variables = training.step, training.variables
         contender = _contender(name, step, None, exchange, self._strategy, variables)
+        contender = _renewable(contender, exchange, lambda: self.entry(name))
         return Entry(contender, exchange, training)
 
 
@@ -145,6 +148,15 @@ def _optimizer(name: str, model: keras.Model) -> keras.optimizers.Optimizer:
     return gc.CompressedOptimizer(optimizer, name, gc.Policy.from_model(model))
 
 
+def _renewable(
+    contender: Contender, exchange: GradientExchange | None, make: Callable[[], Entry]
+) -> Contender:
+    """A choice between methods is made anew on each link."""
+    if exchange is None or not exchange.compressor.candidates:
+        return contender
+    return dataclasses.replace(contender, renew=lambda: make().contender)
+
+
 def _contender(
     name: str,
     step: Callable[[], object],
@@ -158,7 +170,7 @@ def _contender(
             step,
             prepare,
             sent_bytes=lambda: exchange.traffic().sent_bytes,
-            keeps_residual=bool(exchange.residuals),
+            keeps_residual=exchange.keeps_state,
         )
     elements = sum(math.prod(variable.shape) for variable in variables)
     # Keras gathers an embedding's gradient, which is not counted.

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_gradcomp import callbacks, compressors, ops, simulation
+    from tf_gradcomp.advice.advise import advise
+    from tf_gradcomp.advice.result import Advice
     from tf_gradcomp.checkpoints import worker_path
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
     from tf_gradcomp.distribute.strategy import MultiWorkerMirroredStrategy
@@ -30,20 +32,24 @@ __version__ = metadata.version("tf-gradcomp")
 
 # Loaded on first use, so that the `gradcomp` command starts without loading TensorFlow.
 _HOME = {
+    "Advice": "tf_gradcomp.advice.result",
     "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
     "CompressedOptimizer": "tf_gradcomp.optimizer",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.distribute.strategy",
     "Policy": "tf_gradcomp.policy",
+    "advise": "tf_gradcomp.advice.advise",
     "worker_path": "tf_gradcomp.checkpoints",
 }
 _MODULES = ("callbacks", "compressors", "ops", "simulation")
 
 __all__ = [
+    "Advice",
     "CompressedAllReduce",
     "CompressedOptimizer",
     "MultiWorkerMirroredStrategy",
     "Policy",
     "__version__",
+    "advise",
     "callbacks",
     "compressors",
     "ops",

@@ -17,7 +17,13 @@ from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
 from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.momentum_steps import momentum_only
 from tf_gradcomp.policy import Policy
-from tf_gradcomp.preconditioner import AUTO, AdamState, preconditioner_for
+from tf_gradcomp.preconditioner import (
+    AUTO,
+    SECOND_MOMENT,
+    AdamState,
+    Preconditioner,
+    preconditioner_for,
+)
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -80,7 +86,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer = _checked_inner(inner_optimizer)
         self.exchange = GradientExchange(compressors.get(compressor), policy)
         self.precondition = precondition
-        self._preconditioner = preconditioner_for(self._core, self.compressor, precondition)
+        for method in self.compressor.candidates or (self.compressor,):
+            self.preconditioner_of(method)  # what is wrong with the setting shows now
         self._accumulators: list[keras.Variable] = []
         _check_current_strategy()
 
@@ -88,6 +95,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     def compressor(self) -> compressors.Compressor:
         """The compression method."""
         return self.exchange.compressor
+
+    def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
+        """What would be in front of a compressor, if it were this optimizer's."""
+        return preconditioner_for(self._core, compressor, self.precondition)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
@@ -106,9 +117,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         with tf.init_scope():  # a config reads variables
             facts = {
                 **_facts("inner optimizer", self.inner_optimizer),
-                "preconditioner": repr(self._preconditioner),
+                "precondition": self.precondition,
             }
-        self.exchange.build(variables, facts, self._preconditioner)
+        self.exchange.build(variables, facts, self.preconditioner_of)
         # With the accumulators that only one replica uses, so that checkpoints fit any number.
         self.inner_optimizer.build(variables)
         if self.passes_through():
@@ -256,7 +267,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
             return context.all_reduce(tf.distribute.ReduceOp.SUM, slices)
 
-        if self._preconditioner:
+        if self.exchange.preconditioner:
             grads = _private.clip(self._core, grads)
         return self.exchange.reduce(
             grads,
@@ -268,14 +279,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         )
 
     def _adam_state(self, variables: Sequence[keras.Variable]) -> AdamState | None:
-        if not self._preconditioner:
+        if SECOND_MOMENT not in self.exchange.state:
             return None
         updates = tf.cast(self._core.iterations, tf.int64)
         return AdamState(updates, _private.slots(self._core, "velocities", variables))
 
     def _stepping(self) -> contextlib.AbstractContextManager[None]:
         alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-        if alone or not self._preconditioner:
+        if alone or not self.exchange.preconditioner:
             return contextlib.nullcontext()
         return momentum_only(self._core)
 

@@ -1,13 +1,14 @@
 """The compression methods, one in each file, and how to name, save and load them."""
 
 from tf_gradcomp.compressors.adacomp import AdaComp
+from tf_gradcomp.compressors.auto import Auto
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.no_compression import NoCompression
 from tf_gradcomp.compressors.power_sgd import PowerSGD
 from tf_gradcomp.compressors.qsgd import QSGD
 from tf_gradcomp.compressors.random_k import RandomK
-from tf_gradcomp.compressors.registry import deserialize, get, names, serialize
+from tf_gradcomp.compressors.registry import deserialize, get, names, serialize, text_of
 from tf_gradcomp.compressors.scalecom import ScaleCom
 from tf_gradcomp.compressors.sign_sgd import SignSGD
 from tf_gradcomp.compressors.top_k import TopK
@@ -15,6 +16,7 @@ from tf_gradcomp.compressors.top_k import TopK
 __all__ = [
     "QSGD",
     "AdaComp",
+    "Auto",
     "Cast",
     "Compressor",
     "ExchangeInputs",
@@ -30,4 +32,5 @@ __all__ = [
     "get",
     "names",
     "serialize",
+    "text_of",
 ]

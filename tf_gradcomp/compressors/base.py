@@ -97,7 +97,7 @@ class Compressor(abc.ABC):
             setting of the same method, with a warm-up of its own or none, makes a schedule.
 
     Raises:
-        ValueError: If `warmup_steps` is negative, or `warmup` unknown.
+        ValueError: If `warmup_steps` is negative, or `warmup` unknown or a choice between methods.
 
     Attributes:
         name: By which `gc.compressors.get` knows it.
@@ -105,12 +105,14 @@ class Compressor(abc.ABC):
         behind_second_moment: Whether it trains better with Adam's second moment in front of it.
         divides: Whether `exchange` itself divides by second moments, as `ExchangeInputs.divided`
             does to the bit; otherwise it is given none.
+        candidates: If it is a choice between others, made when a job starts: these.
     """
 
     name: ClassVar[str]
     behind_second_moment: ClassVar[bool] = False
     divides: ClassVar[bool] = False
     residual_scale: float = 1.0
+    candidates: tuple[Compressor, ...] = ()
 
     def __init__(
         self,
@@ -125,6 +127,11 @@ class Compressor(abc.ABC):
             )
         self.warmup_steps = warmup_steps
         self.warmup = registry.get(warmup) if warmup_steps else None
+        if self.warmup and self.warmup.candidates:
+            raise ValueError(
+                f"{type(self).__name__}: the warm-up must be a method; received {self.warmup!r}, "
+                "which is a choice. Give its candidates warm-ups instead."
+            )
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):

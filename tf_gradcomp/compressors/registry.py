@@ -51,6 +51,17 @@ def serialize(compressor: Compressor) -> dict[str, Any]:
     return {"name": compressor.name, "config": compressor.get_config()}
 
 
+def text_of(compressor: Compressor) -> str:
+    """The shortest text that `get` understands as this compressor."""
+    defaults = type(compressor)().get_config()
+    settings = ", ".join(
+        f"{name}={value!r}"
+        for name, value in compressor.get_config().items()
+        if name not in defaults or value != defaults[name]
+    )
+    return f"{compressor.name}({settings})" if settings else compressor.name
+
+
 def deserialize(description: Mapping[str, Any]) -> Compressor:
     """The compressor that `serialize` described.
 

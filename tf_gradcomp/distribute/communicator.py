@@ -47,6 +47,11 @@ class Broadcast(NamedTuple):
 Wish: TypeAlias = AllGather | AllReduce | Broadcast
 
 
+def given(wish: Wish) -> tf.Tensor:
+    """What a replica gives to have it answered."""
+    return wish.values if isinstance(wish, AllReduce) else wish.payload
+
+
 class Sent(NamedTuple):
     """Bytes that one replica sent; int64 scalars.
 

@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp import _private
+from tf_gradcomp.advice import report
+from tf_gradcomp.advice.probe import Candidate, probe
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
@@ -29,6 +31,8 @@ from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
 from tf_gradcomp.preconditioner import SECOND_MOMENT, AdamState, Preconditioner
 
+Precondition = Callable[[Compressor], Preconditioner | None]
+
 _LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
 _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
 
@@ -39,12 +43,20 @@ class GradientExchange(tf.Module):
     Both doors use it: `CompressedOptimizer` has one of its own, and `CompressedAllReduce` has the
     strategy's. Its variables are ordinary ones: each replica has its own residual, a checkpoint
     holds their sum, and each of N replicas gets 1/N of it back.
+
+    Attributes:
+        compressor: As it was given.
+        chosen: What exchanges: that, or which of its candidates it chose when it was built.
+        preconditioner: In front of the chosen one, if any.
+        keeps_state: Whether these two leave anything for later steps.
+        specs: Of the gradients.
+        state: What all candidates keep, by name, in the order of `specs`.
     """
 
     def __init__(self, compressor: Compressor, policy: Policy | None = None) -> None:
         super().__init__(name="gradient_exchange")
         library.load()  # what is wrong with it shows now, and not in the first step
-        self.compressor = compressor
+        self.compressor = self.chosen = compressor
         self.policy = checked_policy(policy)
         self.preconditioner: Preconditioner | None = None
         self.specs: list[GradientSpec] = []
@@ -59,17 +71,19 @@ class GradientExchange(tf.Module):
         self,
         variables: Sequence[keras.Variable | tf.Variable],
         facts: Mapping[str, Any] | None = None,
-        preconditioner: Preconditioner | None = None,
+        precondition: Precondition = lambda compressor: None,
     ) -> None:
         """Creates the state for the gradients of `variables`; a second call does nothing.
 
         Args:
             variables: All variables whose gradients will be exchanged.
             facts: What else all workers must have alike, by name; JSON-serializable.
-            preconditioner: Of the gradients of each replica; then `reduce` needs an `AdamState`.
+            precondition: What is in front of a method, if anything; then `reduce` needs an
+                `AdamState`.
 
         Raises:
-            ValueError: If a variable's dtype, or the strategy, is not supported.
+            ValueError: If a variable's dtype, the strategy, or a choice among these candidates is
+                not supported.
             WorkersDisagreeError: If the workers have other variables or settings.
         """
         if self.built:
@@ -78,18 +92,42 @@ class GradientExchange(tf.Module):
         check_strategy(strategy)
         _check_warmup(self.compressor, strategy)
         specs = gradient_specs(variables, self.policy)
-        self.preconditioner = preconditioner
+        methods = self.compressor.candidates or (self.compressor,)
+        candidates = [Candidate(method, precondition(method)) for method in methods]
+        self._in_front = _in_front_of_residuals(candidates, specs)
         with tf.init_scope():
             handshake.agree(strategy, {**self._facts(specs), **(facts or {})})
-            self.state = _new_state(self.compressor, specs, preconditioner)
+            self._choose(strategy, specs, candidates)
+            self.state = _new_state(self.compressor, specs, self._in_front)
             self.step = _state_variable(0, "int64", "exchange_step")
             self.skipped_steps = _state_variable(0, "int64", "skipped_steps")
             self.unsent = _state_variable(False, "bool", "unsent")
             self._traffic = TrafficCounter(len(specs))
         self._strategy = strategy
         self._numbers = _Numbers(variables)
+        self.keeps_state = bool(state_specs(self.chosen, specs, self.preconditioner))
         self.specs = specs
-        _announce(strategy, self.compressor, preconditioner)
+        _announce(strategy, self.preconditioner)
+
+    def _choose(
+        self,
+        strategy: tf.distribute.Strategy,
+        specs: Sequence[GradientSpec],
+        candidates: Sequence[Candidate],
+    ) -> None:
+        """All workers alike, for what was measured is equal on all."""
+        if strategy.num_replicas_in_sync == 1:
+            self.preconditioner = self._in_front
+            return
+        if not self.compressor.candidates:
+            self.chosen, self.preconditioner = candidates[0]
+            how = repr(self.chosen)
+        else:
+            predictions = probe(strategy, specs, candidates).predictions
+            exchanges = [prediction.exchange for prediction in predictions]
+            self.chosen, self.preconditioner = candidates[exchanges.index(min(exchanges))]
+            how = f"{self.chosen!r}, of which the probe predicted: {report.line(predictions)}"
+        _LOG.info("%d replicas exchange gradients by %s.", strategy.num_replicas_in_sync, how)
 
     def knows(self, variables: Sequence[keras.Variable | tf.Variable]) -> bool:
         """Whether it was built for all of `variables`."""
@@ -141,6 +179,8 @@ class GradientExchange(tf.Module):
             )
         self.check_scope()
         numbers = [self._number(variable) for variable in variables]
+        if self.state and not self.keeps_state:
+            gradients = self.flush(gradients, variables, 1.0, adam, communicator, local_replica)
         reduced: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
         finite = tf.constant(True)
         dense_places = []
@@ -174,31 +214,37 @@ class GradientExchange(tf.Module):
         variables: Sequence[keras.Variable | tf.Variable],
         divisor: tf.Tensor | float = 1.0,
         adam: AdamState | None = None,
+        communicator: Communicator | None = None,
+        local_replica: int = 0,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """For a job of one replica: the gradients, plus what a larger job left unsent.
+        """The gradients, plus what an earlier job left unsent: for a replica that keeps nothing.
+
+        That is the only one of a job, or one whose method has no residual.
 
         Args:
-            gradients: One for each of `variables`. Where one is not finite, nothing is added yet,
-                for the step may be skipped.
+            gradients: One for each of `variables`. Where one is not finite, on any replica, nothing
+                is added yet, for the step may be skipped.
             variables: Some or all of those it was built for.
             divisor: What the gradients will be divided by, such as a loss scale.
             adam: For the preconditioner: of `variables`; it is given back its second moments.
+            communicator: Reaches the other replicas; None if there are none.
+            local_replica: Which of this process's replicas this is.
         """
         numbers = [self._number(variable) for variable in variables]
         of_state = {
-            name: [self._local(of_all[number], 0) for number in numbers]
+            name: [self._local(of_all[number], local_replica) for number in numbers]
             for name, of_all in self.state.items()
         }
         if not of_state:
             return list(gradients)
         residuals = of_state.get(RESIDUAL, [])
-        moments = of_state.get(SECOND_MOMENT, [])
 
         def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
             factors = [divisor / self.compressor.residual_scale for _ in variables]
-            if self.preconditioner and adam:
+            moments = _totals(of_state.get(SECOND_MOMENT, []), communicator)
+            if self._in_front and adam:
                 factors = [
-                    factor * self.preconditioner.divisor(moment, adam.updates)
+                    factor * self._in_front.divisor(moment, adam.updates)
                     for factor, moment in zip(factors, moments, strict=True)
                 ]
             sums = list(gradients)
@@ -209,12 +255,14 @@ class GradientExchange(tf.Module):
                     residual.assign(tf.zeros(residual.shape))
                 if adam:
                     for slot, moment in zip(adam.second_moments, moments, strict=True):
-                        self._local(slot, 0).assign(tf.cast(moment, slot.dtype))
-                self._local(self.unsent, 0).assign(False)  # no merge call in a branch
+                        self._local(slot, local_replica).assign(tf.cast(moment, slot.dtype))
+                self._local(self.unsent, local_replica).assign(False)  # no merge call in a branch
             return sums
 
         ready = tf.cond(
-            self.unsent.value, lambda: all_finite(gradients), lambda: tf.constant(False)
+            self._local(self.unsent, local_replica).read_value(),
+            lambda: _finite_on_all(all_finite(gradients), communicator),
+            lambda: tf.constant(False),
         )
         return tf.cond(ready, plus_residuals, lambda: list(gradients))
 
@@ -270,7 +318,7 @@ class GradientExchange(tf.Module):
                 communicator.size,
                 second_moments,
             )
-            exchanged, sent = _exchange_by(self.compressor, inputs, communicator)
+            exchanged, sent = _exchange_by(self.chosen, inputs, communicator)
         self._traffic.add(
             self._local(self._traffic.totals, local_replica),
             sent,
@@ -299,7 +347,7 @@ class GradientExchange(tf.Module):
     def _count_step(self, finite: tf.Tensor) -> None:
         self.step.assign_add(1)
         self.count_skip(finite)
-        self.unsent.assign(True)
+        self.unsent.assign(self.keeps_state)
 
     def _local(self, variable: keras.Variable | tf.Variable, local_replica: int) -> tf.Variable:
         return self._strategy.experimental_local_results(native(variable))[local_replica]
@@ -365,20 +413,56 @@ def _check_warmup(compressor: Compressor, strategy: tf.distribute.Strategy) -> N
         )
 
 
-def _announce(
-    strategy: tf.distribute.Strategy,
-    compressor: Compressor,
-    preconditioner: Preconditioner | None,
-) -> None:
-    replicas = strategy.num_replicas_in_sync
-    if replicas == 1:
+def _announce(strategy: tf.distribute.Strategy, preconditioner: Preconditioner | None) -> None:
+    if strategy.num_replicas_in_sync == 1:
         _LOG.info("One replica: gradients are not exchanged.")
         return
-    _LOG.info("%d replicas exchange gradients by %r.", replicas, compressor)
     if preconditioner:
         _LOG.info("Each replica keeps Adam's second moment of its own gradients: %s.", _WHY_LOCAL)
     if any("GPU" in device for device in strategy.extended.worker_devices):
         _LOG.info("Gradients are copied from the GPU to the host for compression.")
+
+
+def _in_front_of_residuals(
+    candidates: Sequence[Candidate], specs: Sequence[GradientSpec]
+) -> Preconditioner | None:
+    """By what residuals are divided, so that any of the candidates can go on with them."""
+    if len(candidates) == 1:
+        return candidates[0].preconditioner
+    found = set()
+    for compressor, preconditioner in candidates:
+        if state_specs(compressor, specs):
+            found.add(preconditioner)
+        elif preconditioner:
+            found.update({preconditioner, None})
+    if len(found) > 1:
+        raise ValueError(
+            "Of the candidates, some are preconditioned for Adam and some are not, and could not "
+            'go on with each other\'s residuals: use precondition=None, or precondition="auto" '
+            "with candidates that send the largest entries or keep no residual."
+        )
+    return found.pop() if found else None
+
+
+def _finite_on_all(finite: tf.Tensor, communicator: Communicator | None) -> tf.Tensor:
+    if communicator is None:
+        return finite
+    bad = tf.cast(tf.logical_not(finite), tf.float32)
+    return tf.equal(communicator.all_reduce(bad[tf.newaxis])[0], 0)
+
+
+def _totals(
+    of_replica: Sequence[tf.Variable], communicator: Communicator | None
+) -> list[tf.Tensor]:
+    """The sums over the replicas."""
+    if communicator is None or not of_replica:
+        return [tf.convert_to_tensor(variable) for variable in of_replica]
+    flat = tf.concat([tf.reshape(variable, [-1]) for variable in of_replica], 0)
+    sizes = [variable.shape.num_elements() for variable in of_replica]
+    parts = tf.split(communicator.all_reduce(flat), sizes)
+    return [
+        tf.reshape(part, variable.shape) for part, variable in zip(parts, of_replica, strict=True)
+    ]
 
 
 class _Numbers:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.distribute.communicator import AllReduce, Communicator, Sent, Wish
+from tf_gradcomp.distribute.communicator import Communicator, Sent, Wish, given
 from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.preconditioner import Preconditioner
@@ -36,7 +36,7 @@ class _Meeting(Communicator):
         super().__init__(len(wishes), 0)
         if len({type(wish) for wish in wishes}) != 1:
             raise RuntimeError(f"Replicas of one exchange ask for different things: {wishes}.")
-        self._given = [_given(wish) for wish in wishes]
+        self._given = [given(wish) for wish in wishes]
 
     def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
         """A row for each replica's int32 vector, padded with zeros."""
@@ -93,7 +93,7 @@ def exchange_in_lockstep(
         compressor = compressor.warmup
     talks = [compressor.conversation(of_one) for of_one in inputs]
     answers: list[tf.Tensor | None] = [None for _ in inputs]
-    given: list[list[tf.Tensor]] = [[] for _ in inputs]
+    all_given: list[list[tf.Tensor]] = [[] for _ in inputs]
     sent = [Sent.nothing() for _ in inputs]
     while True:
         wishes, ends = [], []
@@ -105,13 +105,9 @@ def exchange_in_lockstep(
         if ends and wishes:
             raise RuntimeError("Some replicas of an exchange still talk while others are done.")
         if ends:
-            return [InLockstep(*of_one) for of_one in zip(ends, sent, given, strict=True)]
+            return [InLockstep(*of_one) for of_one in zip(ends, sent, all_given, strict=True)]
         meeting = _Meeting(wishes)
         for i, wish in enumerate(wishes):
-            given[i].append(_given(wish))
+            all_given[i].append(given(wish))
             answers[i], more = meeting.answer(wish)
             sent[i] = sent[i].plus(more)
-
-
-def _given(wish: Wish) -> tf.Tensor:
-    return wish.values if isinstance(wish, AllReduce) else wish.payload

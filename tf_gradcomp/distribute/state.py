@@ -16,10 +16,10 @@ def state_specs(
 ) -> dict[str, list[StateSpec]]:
     """The state of each gradient by name, in the order of `specs`: of all that keeps any.
 
-    That is the method, its warm-up and the preconditioner.
+    That is the method, its warm-up, its candidates and the preconditioner.
 
     Raises:
-        ValueError: If both keep state of one name in different shapes.
+        ValueError: If two keep state of one name in different shapes.
     """
     state: dict[str, list[StateSpec]] = {}
     keepers: list[Compressor | Preconditioner] = [*_stages(compressor)]
@@ -33,14 +33,14 @@ def state_specs(
             known = [of_one.shape for of_one in state.setdefault(name, of_all)]
             if shapes != known:
                 raise ValueError(
-                    f"{compressor!r}: the {name} of its warm-up has another shape; use settings "
-                    "that keep the same."
+                    f"{compressor!r}: the {name} of its warm-up or of a candidate has another "
+                    "shape; use settings that keep the same."
                 )
     return state
 
 
 def _stages(compressor: Compressor) -> Iterator[Compressor]:
-    stage: Compressor | None = compressor
-    while stage:
-        yield stage
-        stage = stage.warmup
+    yield compressor
+    for other in (compressor.warmup, *compressor.candidates):
+        if other:
+            yield from _stages(other)

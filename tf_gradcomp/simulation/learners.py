@@ -70,6 +70,7 @@ class Learners:
 
     Raises:
         ValueError: If the model is not built or compiled, its optimizer is compressed already, the
+            compressor is a choice by the network, the
             number of learners is not positive, or the model was made under a strategy.
 
     Example:
@@ -92,7 +93,7 @@ class Learners:
         if not isinstance(learners, int) or learners < 1:
             raise ValueError(f"Learners: expected a number of at least 1; received {learners!r}.")
         self.model = model
-        self.compressor = compressors.get(compressor)
+        self.compressor = _checked_method(compressors.get(compressor))
         self.specs = gradient_specs(model.trainable_variables, policy or Policy())
         self._preconditioner = (
             preconditioner_for(model.optimizer, self.compressor, precondition)
@@ -287,3 +288,12 @@ def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
         )
         for i in range(learners)
     ]
+
+
+def _checked_method(compressor: compressors.Compressor) -> compressors.Compressor:
+    if compressor.candidates:
+        raise ValueError(
+            f"Learners: {compressor.name!r} chooses by the network, and a simulation has none; "
+            "name a method, such as 'adacomp'."
+        )
+    return compressor

@@ -1,0 +1,26 @@
+"""What `gc.advise` would predict for the contenders of the network benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.distribute.exchange import GradientExchange
+
+
+def forecast(
+    strategy: tf.distribute.Strategy, exchanges: Mapping[str, GradientExchange]
+) -> dict[str, float]:
+    """Seconds of an exchange on the present link, by name; of a choice, those of the fastest."""
+    methods = {
+        name: exchange.compressor.candidates or (exchange.compressor,)
+        for name, exchange in exchanges.items()
+    }
+    candidates = [Candidate(method) for of_name in methods.values() for method in of_name]
+    if not candidates:
+        return {}
+    specs = next(iter(exchanges.values())).specs
+    seconds = iter(p.exchange for p in probe(strategy, specs, candidates).predictions)
+    return {name: min(next(seconds) for _ in of_name) for name, of_name in methods.items()}

@@ -1,0 +1,70 @@
+"""`gc.advise`: tells beforehand whether compression pays in a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp import compressors
+from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.advice.result import Advice, advice_on, alone
+from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
+from tf_gradcomp.distribute.gradients import gradient_specs
+from tf_gradcomp.optimizer import CompressedOptimizer
+from tf_gradcomp.policy import Policy
+from tf_gradcomp.preconditioner import AUTO, Preconditioner, preconditioner_for
+
+
+def advise(
+    model: keras.Model,
+    candidates: Sequence[str | Mapping[str, Any] | compressors.Compressor] = CANDIDATES,
+    *,
+    compute_seconds: float = 0.0,
+    policy: Policy | None = None,
+) -> Advice:
+    """Predicts how long a step will take with several methods, in this job and on its network.
+
+    It measures the job's own collectives, and the methods' speed on random gradients in the shapes
+    of the model, in seconds. All workers must call it, within the strategy's scope.
+
+    Args:
+        model: Built. If it is compiled, what its optimizer adds to a method's work is counted.
+        candidates: Compressors, their names or their configs. The dense baseline comes in front.
+        compute_seconds: Of a step without its exchange, as one worker alone takes for its share of
+            the batch. Without it exchanges are compared, not steps; `gradcomp advise` measures it.
+        policy: As for `gc.CompressedOptimizer`.
+
+    Raises:
+        ValueError: If the model is not built, a candidate is unknown, the time is negative, or the
+            replicas do not talk by TensorFlow's collectives.
+
+    Example:
+        ```python
+        with strategy.scope():
+            model = build_model()
+            print(gc.advise(model, compute_seconds=0.02))
+        ```
+    """
+    if not model.trainable_variables:
+        raise ValueError(
+            f"advise: {model.name!r} has no trainable variables; build the model first, with an "
+            "Input layer, model.build(input_shape), or a call on a batch."
+        )
+    if compute_seconds < 0:
+        raise ValueError(f"advise: compute_seconds must be 0 or more; received {compute_seconds}.")
+    wanted = compressors.Auto(candidates).from_baseline()
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return alone(BASELINE)
+    specs = gradient_specs(model.trainable_variables, policy or Policy())
+    pairs = [Candidate(method, _preconditioner(model.optimizer, method)) for method in wanted]
+    return advice_on(probe(strategy, specs, pairs), compute_seconds)
+
+
+def _preconditioner(optimizer: Any, compressor: compressors.Compressor) -> Preconditioner | None:
+    if isinstance(optimizer, CompressedOptimizer):
+        return optimizer.preconditioner_of(compressor)
+    return preconditioner_for(optimizer, compressor, AUTO)

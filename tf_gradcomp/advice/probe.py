@@ -1,0 +1,83 @@
+"""Predicts the exchanges of several methods in a job, before its first step."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_gradcomp import _private
+from tf_gradcomp.advice.collectives import Collectives
+from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, predict
+from tf_gradcomp.advice.sample import Sample
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.registry import text_of
+from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.preconditioner import Preconditioner
+
+
+class Candidate(NamedTuple):
+    """A method, and what is in front of it."""
+
+    compressor: Compressor
+    preconditioner: Preconditioner | None = None
+
+
+class Probed(NamedTuple):
+    """What a job's probe found: equal on all workers.
+
+    Attributes:
+        predictions: Of the candidates, in their order, without computing.
+        curves: Of all kinds of collectives that they need.
+    """
+
+    predictions: list[Prediction]
+    curves: dict[Kind, Curve]
+
+
+def probe(
+    strategy: tf.distribute.Strategy,
+    specs: Sequence[GradientSpec],
+    candidates: Sequence[Candidate],
+) -> Probed:
+    """Times methods and collectives, about a second long; all workers of a job call it.
+
+    Args:
+        strategy: One whose replicas talk by TensorFlow's collectives.
+        specs: Of the gradients of a step.
+        candidates: What to predict.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    if not _private.is_collective(strategy):
+        raise ValueError(
+            f"Under {type(strategy).__name__} there is no network whose collectives could be timed "
+            "to choose a compressor; use gc.MultiWorkerMirroredStrategy, or name a compressor."
+        )
+    # A thread of its own is in no scope of a strategy, which would replicate all variables.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(_probe, strategy, specs, candidates).result()
+
+
+def _probe(
+    strategy: tf.distribute.Strategy,
+    specs: Sequence[GradientSpec],
+    candidates: Sequence[Candidate],
+) -> Probed:
+    with tf.device("CPU:0"):
+        collectives = Collectives(strategy)
+        sample = Sample(specs, collectives.rank, collectives.size)
+        works = [sample.work(*candidate, collectives.agree) for candidate in candidates]
+        most: dict[Kind, float] = {}
+        for work in works:
+            for kind, sent_bytes in work.asked:
+                most[kind] = max(sent_bytes, most.get(kind, 0.0))
+        curves = {kind: collectives.curve(kind, most[kind]) for kind in most}
+    predictions = [
+        predict(text_of(candidate.compressor), work, curves)
+        for candidate, work in zip(candidates, works, strict=True)
+    ]
+    return Probed(predictions, curves)

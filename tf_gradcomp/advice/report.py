@@ -1,0 +1,59 @@
+"""What was predicted, as a table and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction
+
+WORTHWHILE = 0.05  # of a step: a prediction knows no better
+_WIDTH = 100
+_TIMES = ("compute", "encode", "latency", "transfer", "decode", "step")
+
+
+def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> str:
+    """All predictions, and what collectives were measured.
+
+    Args:
+        predictions: A row for each; the others are compared with the first.
+        curves: Of all kinds of collectives that are needed.
+    """
+    rows = Table(title="Milliseconds of a step", title_justify="left")
+    rows.add_column("compressor", overflow="fold")
+    for title in (*_TIMES, "times faster", "bytes sent"):
+        rows.add_column(title, justify="right", no_wrap=True)
+    for one in predictions:
+        times = (_milliseconds(getattr(one, name)) for name in _TIMES)
+        faster = predictions[0].step / one.step
+        rows.add_row(one.method, *times, f"{faster:.2f}", f"{one.sent_bytes:,.0f}")
+    console = Console(width=_WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(rows)
+        for kind, curve in curves.items():
+            latency, speed = _milliseconds(curve.latency), f"{curve.bandwidth / 1e6:,.1f}"
+            console.print(f"{kind.wish} of {kind.dtype}: {latency} ms, and {speed} MB/s")
+    return capture.get()
+
+
+def verdict(predictions: Sequence[Prediction]) -> str:
+    """What to use and what it saves, or that compression will not pay; the baseline is first."""
+    baseline, best = predictions[0], min(predictions, key=lambda one: one.step)
+    if best is baseline:
+        return f"Compression will not pay: nothing here is faster than {baseline.method}."
+    what = "a step" if best.compute else "the exchange of a step"
+    times = f"{_milliseconds(best.step)} ms instead of {_milliseconds(baseline.step)} ms"
+    if best.step > (1 - WORTHWHILE) * baseline.step:
+        return f"Compression will not pay: with {best.method}, the fastest, {what} takes {times}."
+    return f'Use compressor="{best.method}": {what} takes {times}.'
+
+
+def line(predictions: Sequence[Prediction]) -> str:
+    """What the exchange of a step takes with each method, in short."""
+    return ", ".join(f"{one.method} {_milliseconds(one.exchange)} ms" for one in predictions)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.1f}"

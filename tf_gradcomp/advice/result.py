@@ -1,0 +1,52 @@
+"""What is said of several methods in a job: which to use, and what it saves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tf_gradcomp.advice import report
+from tf_gradcomp.advice.cost_model import Prediction
+from tf_gradcomp.advice.probe import Probed
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """Which compressor to use in a job; as text a table, and a sentence.
+
+    Attributes:
+        predictions: For each method; the dense baseline first. Empty with one replica.
+        best: What `compressor=` should be: the method whose step is the shortest.
+        table: The predictions, and what was measured of the collectives.
+        verdict: What to use and what it saves, or that compression will not pay.
+    """
+
+    predictions: tuple[Prediction, ...]
+    best: str
+    table: str
+    verdict: str
+
+    def __str__(self) -> str:
+        return f"{self.table}{self.verdict}"
+
+
+def alone(baseline: str) -> Advice:
+    """For a job of one replica."""
+    return Advice((), baseline, "", "Compression will not pay: one replica exchanges nothing.")
+
+
+def advice_on(probed: Probed, compute: float) -> Advice:
+    """For a job of several.
+
+    Args:
+        probed: The baseline first.
+        compute: Seconds of a step without its exchange; 0 if it is not known.
+    """
+    predictions = tuple(
+        dataclasses.replace(prediction, compute=compute) for prediction in probed.predictions
+    )
+    return Advice(
+        predictions,
+        min(predictions, key=lambda one: one.step).method,
+        report.table(predictions, probed.curves),
+        report.verdict(predictions),
+    )

@@ -1,0 +1,91 @@
+"""Gradients to try methods on before there are any: a model's shapes, and random numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
+from tf_gradcomp.advice.cost_model import Work
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
+from tf_gradcomp.distribute.lockstep import handles, new_state
+from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.preconditioner import SECOND_MOMENT, Preconditioner
+
+MOST_ELEMENTS = 4_000_000
+_PLACES = 100_000  # where the noise of a step may begin
+# From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
+# it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
+_RESIDUAL = 3.0  # of what is compressed in a step, the standard deviation
+_WARM_UP, _REPEATS = 5, 5
+_MANY_UPDATES = 100_000  # Adam's bias correction is over
+
+
+class Sample:
+    """Random gradients of a part of a model, another part of one long vector in each step.
+
+    Args:
+        specs: Of the model's gradients. Of a large one a part of each gradient is taken.
+        rank: This worker's: workers have different gradients.
+        size: The number of replicas.
+    """
+
+    def __init__(self, specs: Sequence[GradientSpec], rank: int, size: int) -> None:
+        total = sum(spec.elements for spec in specs)
+        self._specs = [_part(spec, min(1.0, MOST_ELEMENTS / max(1, total))) for spec in specs]
+        elements = sum(spec.elements for spec in self._specs)
+        self._factor = total / max(1, elements)
+        self._rank, self._size = rank, size
+        self._random = tf.random.Generator.from_seed(rank)
+        self._noise = self._random.normal([elements + _PLACES])
+        self._gradients = [tf.Variable(tf.zeros(spec.shape, spec.dtype)) for spec in self._specs]
+
+    def work(
+        self, compressor: Compressor, preconditioner: Preconditioner | None, agree: Agree
+    ) -> Work:
+        """What a method does in a step of the whole model; see `CodecSpeed`."""
+        state = new_state(compressor, self._specs, preconditioner)
+        compressed = self._size**-0.5 if preconditioner else 1.0
+        for residual in state.get(RESIDUAL, ()):
+            residual.assign(self._random.normal(residual.shape, stddev=_RESIDUAL * compressed))
+        for moment in state.get(SECOND_MOMENT, ()):
+            moment.assign(tf.ones(moment.shape))
+        step = tf.Variable(0, dtype=tf.int64)
+
+        def inputs() -> ExchangeInputs:
+            gradients = [gradient.read_value() for gradient in self._gradients]
+            of_state = handles(state)
+            if preconditioner:
+                updates = tf.constant(_MANY_UPDATES, tf.int64)
+                gradients = preconditioner.divided(gradients, of_state, updates, self._size)
+            now = step.assign_add(1, read_value=True)
+            finite = tf.constant(True)
+            return ExchangeInputs(
+                self._specs, gradients, of_state, now, finite, self._rank, self._size
+            )
+
+        speed = CodecSpeed(compressor, inputs, self._draw)
+        speed.run(_WARM_UP)
+        return speed.measure(_REPEATS, agree).scaled(self._factor)
+
+    @tf.function(autograph=False)
+    def _draw(self) -> None:
+        start = self._random.uniform([], maxval=_PLACES, dtype=tf.int32)
+        sizes = [spec.elements for spec in self._specs]
+        parts = tf.split(self._noise[start : start + sum(sizes)], sizes)
+        for gradient, part in zip(self._gradients, parts, strict=True):
+            gradient.assign(tf.cast(tf.reshape(part, gradient.shape), gradient.dtype))
+
+
+def _part(spec: GradientSpec, share: float) -> GradientSpec:
+    """About a share of a gradient, cut off along its longest side."""
+    if not spec.elements:
+        return spec
+    shape = list(spec.shape)
+    if shape:
+        longest = shape.index(max(shape))
+        shape[longest] = max(1, math.ceil(share * shape[longest]))
+    return dataclasses.replace(spec, shape=tuple(shape))
