@@ -9,21 +9,11 @@ import jobs
 from links import LOOPBACK, UNSHAPED
 
 from tf_gradcomp import compressors
+from tf_gradcomp.compressors.auto import CANDIDATES
 
 AUTO = "auto"  # chooses on each link anew
-DENSE, CAST = "no_compression", "cast"
 EVERYONE = (jobs.ALL_REDUCE, jobs.FLOAT16, *compressors.names(), jobs.NOTHING)
-SOME = (
-    jobs.ALL_REDUCE,
-    jobs.FLOAT16,
-    DENSE,
-    CAST,
-    "adacomp",
-    "scalecom",
-    "power_sgd",
-    AUTO,
-    jobs.NOTHING,
-)
+SOME = (jobs.ALL_REDUCE, jobs.FLOAT16, *CANDIDATES, "power_sgd", AUTO, jobs.NOTHING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +45,12 @@ FULL = (
     Cell(jobs.MLP, 4, ("100 Mbit/s",), (*EVERYONE, *jobs.TORCH)),
 )
 SHORT = (
-    Cell(jobs.EXCHANGE, 2, ("100 Mbit/s", UNSHAPED), (jobs.ALL_REDUCE, "adacomp", "scalecom")),
+    Cell(
+        jobs.EXCHANGE,
+        2,
+        ("100 Mbit/s", UNSHAPED),
+        (jobs.ALL_REDUCE, *CANDIDATES, AUTO, jobs.NOTHING),
+    ),
     Cell(jobs.MLP, 2, ("100 Mbit/s", "1 Gbit/s", UNSHAPED), (*SOME, *jobs.TORCH)),
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.compressors import text_of
 from tf_gradcomp.distribute.exchange import GradientExchange
 
 
@@ -18,9 +19,13 @@ def forecast(
         name: exchange.compressor.candidates or (exchange.compressor,)
         for name, exchange in exchanges.items()
     }
-    candidates = [Candidate(method) for of_name in methods.values() for method in of_name]
-    if not candidates:
+    each = {text_of(method): method for of_name in methods.values() for method in of_name}
+    if not each:
         return {}
     specs = next(iter(exchanges.values())).specs
-    seconds = iter(p.exchange for p in probe(strategy, specs, candidates).predictions)
-    return {name: min(next(seconds) for _ in of_name) for name, of_name in methods.items()}
+    probed = probe(strategy, specs, [Candidate(method) for method in each.values()])
+    seconds = {prediction.method: prediction.exchange for prediction in probed.predictions}
+    return {
+        name: min(seconds[text_of(method)] for method in of_name)
+        for name, of_name in methods.items()
+    }

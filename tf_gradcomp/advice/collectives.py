@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 from tf_gradcomp import _private
 from tf_gradcomp.advice.cost_model import Curve, Kind
-from tf_gradcomp.advice.timing import call_seconds, seconds_of
+from tf_gradcomp.advice.timing import call_seconds
 from tf_gradcomp.distribute.communicator import (
     AllGather,
     AllReduce,
@@ -20,8 +22,9 @@ from tf_gradcomp.distribute.communicator import (
 )
 
 _FEWEST = 512  # elements; what fewer take is latency
-_GROWTH = 8  # from one size to the next
+_GROWTH = 8  # from one size to the next, at most
 _ENOUGH = 0.05  # seconds of a size, behind which there is none larger
+_MOST = 0.1  # seconds that a size should take, at most
 _REPEATS = (2, 5)  # of each size: as many as fit into the time that is enough
 
 
@@ -57,32 +60,33 @@ class Collectives:
         """Measures collectives that send up to `most` bytes, but fewer on a slow network."""
         collect = self._function(kind)
         per_element = float(collect(tf.zeros([_FEWEST], kind.dtype))) / _FEWEST  # traces, connects
-        sizes = [max(_GROWTH, round(most / per_element))]
-        while len(sizes) < 2 or sizes[0] > _GROWTH * _FEWEST:
-            sizes.insert(0, sizes[0] // _GROWTH)
+        last = max(_FEWEST, round(most / per_element))
+        elements, seconds = _FEWEST // _GROWTH, 0.0
         points: list[tuple[float, float]] = []
-        for elements in sizes:
+        while elements < last and not (seconds >= _ENOUGH and len(points) > 1):
+            growth = min(_GROWTH, max(2.0, _MOST / seconds)) if seconds else _GROWTH
+            elements = min(last, math.ceil(elements * growth))
             sent_bytes, seconds = self._measure(collect, elements, kind.dtype)
             points.append((sent_bytes, max(0.0, seconds - self._overhead)))
-            if seconds >= _ENOUGH and len(points) > 1:
-                break
         return Curve(points)
 
     def _measure(
         self, collect: Callable[[tf.Tensor], tf.Tensor], elements: int, dtype: str
     ) -> tuple[float, float]:
         values = tf.zeros([elements], dtype)
-        sent_bytes: list[float] = []
+        sent_bytes = 0.0
 
         def timed() -> float:
+            nonlocal sent_bytes
             self.agree([0.0])  # all are ready
-            return seconds_of(lambda: sent_bytes.append(float(collect(values))))
+            start = time.perf_counter()
+            sent_bytes = float(collect(values))
+            return time.perf_counter() - start
 
-        first = self.agree([timed()])[0]
+        first = self.agree([timed()])[0]  # TCP gets to know the link
         fewest, most = _REPEATS
         repeats = min(most, max(fewest, int(_ENOUGH / first)))
-        rest = self.agree([timed() for _ in range(repeats - 1)])
-        return sent_bytes[0], statistics.median([first, *rest])
+        return sent_bytes, statistics.median_low(self.agree([timed() for _ in range(repeats)]))
 
     def _function(self, kind: Kind) -> Callable[[tf.Tensor], tf.Tensor]:
         def collect(values: tf.Tensor) -> tf.Tensor:
