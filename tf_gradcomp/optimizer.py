@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import _private, compressors
+from tf_gradcomp.advice import measuring
+from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.distribute.communicator import replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
 from tf_gradcomp.distribute.gradients import all_finite
@@ -84,9 +86,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = _checked_inner(inner_optimizer)
-        self.exchange = GradientExchange(compressors.get(compressor), policy)
         self.precondition = precondition
-        for method in self.compressor.candidates or (self.compressor,):
+        self._given = compressors.get(compressor)
+        used = compressors.get(BASELINE) if measuring.is_on() else self._given
+        self.exchange = GradientExchange(used, policy)
+        self._measuring: measuring.Measuring | None = None
+        for method in self._given.candidates or (self._given,):
             self.preconditioner_of(method)  # what is wrong with the setting shows now
         self._accumulators: list[keras.Variable] = []
         _check_current_strategy()
@@ -94,7 +99,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     @property
     def compressor(self) -> compressors.Compressor:
         """The compression method."""
-        return self.exchange.compressor
+        return self._given
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
         """What would be in front of a compressor, if it were this optimizer's."""
@@ -120,6 +125,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 "precondition": self.precondition,
             }
         self.exchange.build(variables, facts, self.preconditioner_of)
+        if measuring.is_on():
+            methods = [*compressors.Auto().candidates, *(self._given.candidates or [self._given])]
+            self._measuring = measuring.Measuring(self.exchange, methods, self.preconditioner_of)
         # With the accumulators that only one replica uses, so that checkpoints fit any number.
         self.inner_optimizer.build(variables)
         if self.passes_through():
@@ -269,7 +277,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
         if self.exchange.preconditioner:
             grads = _private.clip(self._core, grads)
-        return self.exchange.reduce(
+        if self._measuring:
+            grads, seconds = self._measuring.before(grads)
+        reduced, finite = self.exchange.reduce(
             grads,
             variables,
             replica_communicator(),
@@ -277,6 +287,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             all_reduce_slices,
             self._adam_state(variables),
         )
+        if self._measuring:
+            reduced = self._measuring.after(reduced, seconds)
+        return reduced, finite
 
     def _adam_state(self, variables: Sequence[keras.Variable]) -> AdamState | None:
         if SECOND_MOMENT not in self.exchange.state:

@@ -65,7 +65,8 @@ class Collectives:
         points: list[tuple[float, float]] = []
         while elements < last and not (seconds >= _ENOUGH and len(points) > 1):
             growth = min(_GROWTH, max(2.0, _MOST / seconds)) if seconds else _GROWTH
-            elements = min(last, math.ceil(elements * growth))
+            # Two points that are near each other would make no line.
+            elements = last if 2 * growth * elements > last else math.ceil(growth * elements)
             sent_bytes, seconds = self._measure(collect, elements, kind.dtype)
             points.append((sent_bytes, max(0.0, seconds - self._overhead)))
         return Curve(points)

@@ -50,13 +50,6 @@ class Curve:
         """Seconds, however little is sent."""
         return self.seconds(0.0)
 
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second of much; infinite if more bytes take no longer."""
-        most = self.points[-1][0]
-        transfer = self.seconds(most) - self.latency
-        return most / transfer if transfer > 0 else float("inf")
-
 
 class Asked(NamedTuple):
     """A wish of a step, as far as it costs anything: its kind, and bytes that a worker sends."""

@@ -10,7 +10,7 @@ from rich.table import Table
 from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction
 
 WORTHWHILE = 0.05  # of a step: a prediction knows no better
-_WIDTH = 100
+_WIDTH = 110
 _TIMES = ("compute", "encode", "latency", "transfer", "decode", "step")
 
 
@@ -22,7 +22,7 @@ def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> st
         curves: Of all kinds of collectives that are needed.
     """
     rows = Table(title="Milliseconds of a step", title_justify="left")
-    rows.add_column("compressor", overflow="fold")
+    rows.add_column("compressor", min_width=14, overflow="fold")
     for title in (*_TIMES, "times faster", "bytes sent"):
         rows.add_column(title, justify="right", no_wrap=True)
     for one in predictions:
@@ -33,8 +33,9 @@ def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> st
     with console.capture() as capture:
         console.print(rows)
         for kind, curve in curves.items():
-            latency, speed = _milliseconds(curve.latency), f"{curve.bandwidth / 1e6:,.1f}"
-            console.print(f"{kind.wish} of {kind.dtype}: {latency} ms, and {speed} MB/s")
+            most = curve.points[-1][0]
+            latency, whole = (_milliseconds(curve.seconds(sent)) for sent in (0, most))
+            console.print(f"{kind.wish}, {kind.dtype}: {latency} ms, {whole} ms for {most:,.0f} B")
     return capture.get()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tf_gradcomp import __version__
+from tf_gradcomp.cli.advise import advise
 from tf_gradcomp.cli.info import info
 from tf_gradcomp.cli.run import run
 from tf_gradcomp.cli.simulate import simulate
@@ -17,5 +18,6 @@ def main() -> None:
 
 
 main.add_command(run)
+main.add_command(advise)
 main.add_command(simulate)
 main.add_command(info)

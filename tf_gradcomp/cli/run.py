@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,10 +16,11 @@ from tf_gradcomp.cli.output import WorkerOutput
 from tf_gradcomp.launch import JobResult, LocalJob
 
 _TAIL_LINES = 10
+_GRACE = 5.0  # seconds
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class _Threads(click.ParamType):
+class Threads(click.ParamType):
     """A number of threads, or `auto`: this machine's cores shared out among the workers."""
 
     name = "auto|N"
@@ -27,6 +28,7 @@ class _Threads(click.ParamType):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
+        """The number, or `auto`."""
         if value == "auto":
             return value
         if value.isdecimal() and int(value) > 0:
@@ -56,7 +58,7 @@ class _Threads(click.ParamType):
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),
-    default=5.0,
+    default=_GRACE,
     show_default=True,
     metavar="SECONDS",
     help="How long the other workers may go on when one has failed, or after Ctrl-C.",
@@ -69,7 +71,7 @@ class _Threads(click.ParamType):
 )
 @click.option(
     "--threads-per-worker",
-    type=_Threads(),
+    type=Threads(),
     help="Threads of each worker's TensorFlow operations, or 'auto' to share the cores out. "
     "By default TensorFlow decides, and every worker takes all cores.",
 )
@@ -95,8 +97,22 @@ def run(
     """
     workers = _given(workers, args)
     _refuse_nested_start()
-    command = [sys.executable, *_program(program, module), *args]
-    env = {**os.environ, **_thread_settings(threads_per_worker, workers)}
+    command = [sys.executable, *program_command(program, module), *args]
+    env = {**os.environ, **thread_settings(threads_per_worker, workers)}
+    result = run_job(command, workers, env, output, grace, timeout)
+    report_end(result, shown_tails=output == "all")
+    sys.exit(result.exit_code)
+
+
+def run_job(
+    command: Sequence[str],
+    workers: int,
+    env: Mapping[str, str],
+    output: str,
+    grace: float = _GRACE,
+    timeout: float | None = None,
+) -> JobResult:
+    """Runs a job to its end, showing what `output` says; Ctrl-C ends it."""
     with (
         _stop_requests() as requests,
         WorkerOutput(workers, chief_only=output == "chief") as shown,
@@ -111,9 +127,7 @@ def run(
         ) as job,
     ):
         requests.pass_to(job)
-        result = job.run()
-    _report(result, shown_tails=output == "all")
-    sys.exit(result.exit_code)
+        return job.run()
 
 
 def _given(workers: int | None, args: tuple[str, ...]) -> int:
@@ -132,7 +146,8 @@ def _refuse_nested_start() -> None:
         )
 
 
-def _program(program: str, module: bool) -> list[str]:
+def program_command(program: str, module: bool) -> list[str]:
+    """What follows the interpreter on a worker's command line."""
     if module:
         return ["-m", program]
     if not Path(program).exists():
@@ -140,7 +155,8 @@ def _program(program: str, module: bool) -> list[str]:
     return [program]
 
 
-def _thread_settings(threads: int | str | None, workers: int) -> dict[str, str]:
+def thread_settings(threads: int | str | None, workers: int) -> dict[str, str]:
+    """The environment of workers with so many threads."""
     if threads is None:
         return {}
     if threads == "auto":
@@ -184,7 +200,8 @@ def _stop_requests() -> Iterator[_StopRequests]:
             signal.signal(signum, handler)
 
 
-def _report(result: JobResult, *, shown_tails: bool) -> None:
+def report_end(result: JobResult, *, shown_tails: bool) -> None:
+    """Says which worker failed first, with its last lines unless they have been shown."""
     first = result.first_failure
     if first is not None and first.index != 0 and not shown_tails:
         for line in first.stderr_tail[-_TAIL_LINES:]:

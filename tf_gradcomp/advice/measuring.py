@@ -1,0 +1,102 @@
+"""Measuring mode: a program's first steps show how long it computes; then it ends with advice."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
+from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.advice.result import Advice, advice_on, alone
+from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.registry import text_of
+from tf_gradcomp.distribute.communicator import replica_communicator
+from tf_gradcomp.distribute.exchange import GradientExchange, Precondition
+from tf_gradcomp.tf_config import read_tf_config
+
+_SIGNAL = signal.SIGUSR1
+
+
+def is_on() -> bool:
+    """Whether this program is to be measured."""
+    return VARIABLE in os.environ
+
+
+class Measuring:
+    """Times what a program does between its exchanges, which are dense meanwhile.
+
+    Args:
+        exchange: Built, dense.
+        compressors: What to predict; the baseline comes in front.
+        precondition: What is in front of each.
+
+    Raises:
+        SystemExit: If there is one replica, for which all is known.
+    """
+
+    def __init__(
+        self,
+        exchange: GradientExchange,
+        compressors: Sequence[Compressor],
+        precondition: Precondition,
+    ) -> None:
+        strategy = tf.distribute.get_strategy()
+        self._ended_at: float | None = None
+        self._seconds: list[float] = []
+        config = read_tf_config()
+        self._writes = config is None or config.is_chief
+        if strategy.num_replicas_in_sync == 1:
+            self._write(alone(BASELINE))
+            raise SystemExit
+        each = {text_of(method): method for method in compressors}
+        candidates = [Candidate(method, precondition(method)) for method in each.values()]
+        self._probed = probe(strategy, exchange.specs, candidates)
+        signal.signal(_SIGNAL, _end)
+
+    def before(self, gradients: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
+        """Notes in a replica that its gradients are there; with them, seconds of computing."""
+        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
+            seconds = tf.numpy_function(self._begin, [], tf.float32)
+        with tf.control_dependencies([seconds]):
+            same = tf.nest.map_structure(tf.identity, list(gradients), expand_composites=True)
+        return same, tf.ensure_shape(seconds, [])
+
+    def after(self, reduced: Sequence[Any], seconds: tf.Tensor) -> list[Any]:
+        """Notes that they are exchanged; a step computes as long as the slowest of all replicas."""
+        bits = tf.bitcast(seconds[tf.newaxis], tf.int32)
+        with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
+            of_all = tf.bitcast(replica_communicator().all_gather(bits, True), tf.float32)
+            noted = tf.numpy_function(self._end_step, [tf.reduce_max(of_all)], tf.int64)
+        with tf.control_dependencies([noted]):
+            return tf.nest.map_structure(tf.identity, list(reduced), expand_composites=True)
+
+    def _begin(self) -> np.float32:
+        return np.float32(time.perf_counter() - self._ended_at if self._ended_at else 0.0)
+
+    def _end_step(self, seconds: np.float32) -> int:
+        self._seconds.append(float(seconds))
+        if len(self._seconds) == STEPS_BEFORE + STEPS:
+            compute = statistics.median(self._seconds[STEPS_BEFORE:])
+            self._write(advice_on(self._probed, compute))
+            _thread.interrupt_main(_SIGNAL)  # this thread is one of TensorFlow's
+        self._ended_at = time.perf_counter()
+        return len(self._seconds)
+
+    def _write(self, advice: Advice) -> None:
+        if self._writes:
+            Path(os.environ[VARIABLE]).write_text(f"{advice}\n")
+
+
+def _end(_signum: int, _frame: FrameType | None) -> None:
+    raise SystemExit
