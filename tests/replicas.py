@@ -9,6 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp import compressors
+
+
+def method_names() -> list[str]:
+    """The names of all compressors but those that choose between others when a job starts."""
+    return [name for name in compressors.names() if not compressors.get(name).candidates]
+
 
 def mirrored(replicas: int = 2) -> tf.distribute.MirroredStrategy:
     """A `MirroredStrategy` of CPU replicas, which exchange by copying, without collectives."""

@@ -12,11 +12,13 @@ import pytest
 import tf_gradcomp as gc
 
 PUBLIC = [
+    "Advice",
     "CompressedAllReduce",
     "CompressedOptimizer",
     "MultiWorkerMirroredStrategy",
     "Policy",
     "__version__",
+    "advise",
     "callbacks",
     "compressors",
     "ops",

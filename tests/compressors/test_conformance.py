@@ -15,6 +15,7 @@ import pytest
 
 from tests.compressors.lockstep import Lockstep, assert_close, assert_equal_bits, specs_of
 from tests.compressors.methods import METHODS, Method
+from tests.replicas import method_names
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import RESIDUAL
 
@@ -403,8 +404,8 @@ def test_every_compressor_is_in_the_table():
     tested = {type(method.compressor) for method in METHODS}
     public = {getattr(compressors, name) for name in compressors.__all__}
     classes = {c for c in public if isinstance(c, type) and issubclass(c, compressors.Compressor)}
-    assert classes - {compressors.Compressor} == tested
-    assert {method.compressor.name for method in METHODS} == set(compressors.names())
+    assert classes - {compressors.Compressor, compressors.Auto} == tested
+    assert {method.compressor.name for method in METHODS} == set(method_names())
 
 
 @pytest.mark.parametrize("wrong", [None, 3, AssertionError], ids=repr)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.replicas import method_names
 from tests.workers import result, run_workers
-from tf_gradcomp import compressors
 
 PROGRAM = Path(__file__).parent / "programs" / "simulated.py"
 
@@ -19,7 +19,7 @@ def jobs(request):
     return result(real[0]), result(simulated[0])
 
 
-@pytest.mark.parametrize("method", [*compressors.names(), "warmed up"])
+@pytest.mark.parametrize("method", [*method_names(), "warmed up"])
 def test_simulation_and_job_agree_step_by_step(jobs, method):
     real, simulated = (job[method] for job in jobs)
     assert len(real) == len(simulated) == 20

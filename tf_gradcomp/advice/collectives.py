@@ -69,7 +69,7 @@ class Collectives:
             elements = last if 2 * growth * elements > last else math.ceil(growth * elements)
             sent_bytes, seconds = self._measure(collect, elements, kind.dtype)
             points.append((sent_bytes, max(0.0, seconds - self._overhead)))
-        return Curve(points)
+        return Curve.through(points)
 
     def _measure(
         self, collect: Callable[[tf.Tensor], tf.Tensor], elements: int, dtype: str

@@ -35,6 +35,16 @@ class Curve:
 
     points: Sequence[tuple[float, float]]
 
+    @classmethod
+    def through(cls, measured: Sequence[tuple[float, float]]) -> Curve:
+        """The curve without what was disturbed: fewer bytes take no longer than more."""
+        points: list[tuple[float, float]] = []
+        least = float("inf")
+        for sent_bytes, seconds in reversed(measured):
+            least = min(least, seconds)
+            points.insert(0, (sent_bytes, least))
+        return cls(points)
+
     def seconds(self, sent_bytes: float) -> float:
         """Of collectives that make a worker send so many bytes."""
         if len(self.points) == 1:
@@ -42,7 +52,7 @@ class Curve:
         places = [place for place, _ in self.points]
         behind = min(max(bisect.bisect(places, sent_bytes), 1), len(places) - 1)
         (start, low), (end, high) = self.points[behind - 1 : behind + 1]
-        slope = max(0.0, high - low) / (end - start)
+        slope = (high - low) / (end - start)
         return max(0.0, low + slope * (sent_bytes - start))
 
     @property

@@ -53,7 +53,10 @@ def serialize(compressor: Compressor) -> dict[str, Any]:
 
 def text_of(compressor: Compressor) -> str:
     """The shortest text that `get` understands as this compressor."""
-    defaults = type(compressor)().get_config()
+    try:
+        defaults = type(compressor)().get_config()
+    except TypeError:  # it has settings that must be given
+        defaults = {}
     settings = ", ".join(
         f"{name}={value!r}"
         for name, value in compressor.get_config().items()

@@ -347,7 +347,8 @@ class GradientExchange(tf.Module):
     def _count_step(self, finite: tf.Tensor) -> None:
         self.step.assign_add(1)
         self.count_skip(finite)
-        self.unsent.assign(self.keeps_state)
+        if self.keeps_state or not self.state:  # otherwise `flush` knows whether it has sent all
+            self.unsent.assign(self.keeps_state)
 
     def _local(self, variable: keras.Variable | tf.Variable, local_replica: int) -> tf.Variable:
         return self._strategy.experimental_local_results(native(variable))[local_replica]

@@ -44,6 +44,7 @@ def train(strategy, layers=2, classes=3, optimizer=None, **compile_args):
 # For each method two settings that workers may not have side by side.
 C = gc.compressors
 METHODS = {
+    "auto": (C.Auto(["cast"]), C.Auto(["cast", "adacomp"])),
     "adacomp": (C.AdaComp(7), C.AdaComp(8)),
     "cast": (C.Cast("float16"), C.Cast("bfloat16")),
     "no_compression": (C.NoCompression(), C.NoCompression(warmup_steps=1)),

@@ -1,0 +1,143 @@
+"""A job that goes on with another choice loses nothing: not what is unsent, not Adam's moments."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.replicas import collective, copies, stepper
+from tf_gradcomp.advice.cost_model import Prediction
+from tf_gradcomp.advice.probe import Probed
+from tf_gradcomp.distribute import exchange
+
+METHODS = ["no_compression", "adacomp(bin_sizes=20)"]
+DENSE, SPARSE = METHODS
+ELEMENTS = 60
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """Makes a method the fastest for what is built from then on."""
+
+    def choose(method):
+        def probe(strategy, specs, candidates):
+            seconds = [float(METHODS[i] != method) for i, _ in enumerate(candidates)]
+            return Probed([Prediction("", 0, s, 0, 0, 0, 0, 0) for s in seconds], {})
+
+        monkeypatch.setattr(exchange, "probe", probe)
+
+    return choose
+
+
+class Job:
+    """Two replicas that train a vector."""
+
+    def __init__(self, inner):
+        with collective().scope():
+            self.variable = keras.Variable(np.zeros(ELEMENTS, "float32"), name="kernel")
+            self.optimizer = gc.CompressedOptimizer(inner(), gc.compressors.Auto(METHODS))
+            self.optimizer.build([self.variable])
+        apply = stepper(collective(), lambda grads: self.optimizer.apply(grads, [self.variable]))
+        self.step = lambda gradients: apply([[gradient] for gradient in gradients])
+        self.checkpoint = tf.train.Checkpoint(variable=self.variable, optimizer=self.optimizer)
+
+    def resumed(self, folder, inner):
+        """The job that goes on from what this one saves."""
+        path = self.checkpoint.write(str(folder / "checkpoint"))
+        other = Job(inner)
+        other.checkpoint.read(path).assert_consumed()
+        return other
+
+    def residual(self):
+        return np.sum(copies(collective(), self.optimizer.exchange.residuals[0]), 0)
+
+    def own_moments(self):
+        return copies(collective(), self.optimizer.exchange.state["second_moment"][0])
+
+    def inner_moment(self):
+        return self.optimizer.inner_optimizer._velocities[0].numpy()
+
+    def value(self):
+        return self.variable.numpy()
+
+
+def gradients(seed):
+    return list(np.random.default_rng(seed).normal(size=(2, ELEMENTS)).astype("float32"))
+
+
+ZEROS = [np.zeros(ELEMENTS, "float32")] * 2
+
+
+def sgd():
+    return keras.optimizers.SGD(1.0)
+
+
+def adam():
+    return keras.optimizers.Adam(0.1)
+
+
+def test_the_dense_choice_sends_what_the_sparse_one_left(choose, tmp_path):
+    choose(SPARSE)
+    job = Job(sgd)
+    given = gradients(0)
+    job.step(given)
+    assert np.abs(job.residual()).max() > 0.1
+    choose(DENSE)
+    job = job.resumed(tmp_path, sgd)
+    job.step(ZEROS)
+    np.testing.assert_allclose(job.value(), -np.sum(given, 0), rtol=1e-5, atol=1e-6)
+    assert not job.residual().any()
+    assert not job.optimizer.exchange.unsent.numpy()
+
+
+def test_a_step_that_is_skipped_leaves_it_for_the_next(choose, tmp_path):
+    choose(SPARSE)
+    job = Job(sgd)
+    given = gradients(0)
+    job.step(given)
+    choose(DENSE)
+    job = job.resumed(tmp_path, sgd)
+    before = job.value()
+    job.step([ZEROS[0], np.full(ELEMENTS, np.nan, "float32")])
+    np.testing.assert_array_equal(job.value(), before)
+    job.step(ZEROS)
+    np.testing.assert_allclose(job.value(), -np.sum(given, 0), rtol=1e-5, atol=1e-6)
+
+
+def test_adam_gets_its_second_moment_back(choose, tmp_path):
+    choose(SPARSE)
+    job = Job(adam)
+    for seed in range(3):
+        job.step(gradients(seed))
+    moment = np.sum(job.own_moments(), 0)
+    left = job.residual() * (np.sqrt(moment / (1 - 0.999**3)) + 1e-7)
+    choose(DENSE)
+    job = job.resumed(tmp_path, adam)
+    job.step(ZEROS)
+    expected = moment + 1e-3 * (left**2 - moment)
+    np.testing.assert_allclose(job.inner_moment(), expected, rtol=1e-3, atol=1e-8)
+
+
+def test_replicas_take_their_shares_of_what_the_dense_choice_had(choose, tmp_path):
+    choose(DENSE)
+    job = Job(adam)
+    for seed in range(3):
+        job.step(gradients(seed))
+    moment = job.inner_moment()
+    choose(SPARSE)
+    job = job.resumed(tmp_path, adam)
+    job.step(ZEROS)
+    for own in job.own_moments():
+        np.testing.assert_allclose(own, 0.999 * moment / 2, rtol=1e-5)
+
+
+def test_the_same_choice_goes_on(choose, tmp_path):
+    choose(SPARSE)
+    job = Job(adam)
+    job.step(gradients(0))
+    before, moments = job.residual(), np.sum(job.own_moments(), 0)
+    job = job.resumed(tmp_path, adam)
+    np.testing.assert_allclose(job.residual(), before, rtol=1e-6)
+    job.step(ZEROS)
+    np.testing.assert_allclose(np.sum(job.own_moments(), 0), 0.999 * moments, rtol=1e-5)

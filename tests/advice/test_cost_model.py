@@ -1,0 +1,93 @@
+"""The sums of the cost model, and the sentence made of them."""
+
+import dataclasses
+
+import pytest
+
+from tf_gradcomp.advice import report
+from tf_gradcomp.advice.cost_model import Asked, Curve, Kind, Prediction, Work, predict
+from tf_gradcomp.advice.probe import Probed
+from tf_gradcomp.advice.result import advice_on, alone
+
+SUM, GATHER = Kind("AllReduce", "float32"), Kind("AllGather", "int32")
+LATENCY, PER_BYTE = 0.002, 1e-7
+
+
+def line(places):
+    return [(place, LATENCY + PER_BYTE * place) for place in places]
+
+
+def prediction(method, compute=0.0, transfer=0.0):
+    return Prediction(method, compute, 0.001, 0.002, transfer, 0.001, 10.0, 20.0)
+
+
+@pytest.mark.parametrize("sent_bytes", [0, 500, 1000, 30_000, 64_000, 9_000_000])
+def test_latency_and_bandwidth_are_found_again_also_beyond_what_was_measured(sent_bytes):
+    curve = Curve.through(line([1000, 8000, 64_000]))
+    assert curve.seconds(sent_bytes) == pytest.approx(LATENCY + PER_BYTE * sent_bytes)
+    assert curve.latency == pytest.approx(LATENCY)
+
+
+def test_between_two_points_it_is_a_line():
+    curve = Curve([(100, 1.0), (200, 1.5), (300, 4.0)])
+    assert curve.seconds(150) == pytest.approx(1.25)
+    assert curve.seconds(250) == pytest.approx(2.75)
+    assert curve.seconds(500) == pytest.approx(9.0)
+
+
+def test_fewer_bytes_take_no_longer_than_more():
+    curve = Curve.through([(100, 5.0), (200, 1.0), (300, 2.0)])
+    assert curve.seconds(100) == 1.0
+    assert curve.latency == 1.0
+
+
+def test_one_point_says_nothing_of_bytes():
+    assert Curve([(100, 3.0)]).seconds(1e9) == 3.0
+
+
+def test_a_step_is_the_sum_of_its_parts():
+    work = Work(0.010, 0.005, 800.0, [Asked(GATHER, 1000.0), Asked(SUM, 2000.0)])
+    curves = {SUM: Curve(line([0, 10_000])), GATHER: Curve(line([0, 10_000]))}
+    found = predict("some", work, curves, compute=0.1)
+    assert found.latency == pytest.approx(2 * LATENCY)
+    assert found.transfer == pytest.approx(3000 * PER_BYTE)
+    assert found.exchange == pytest.approx(0.015 + 2 * LATENCY + 3000 * PER_BYTE)
+    assert found.step == pytest.approx(found.exchange + 0.1)
+    assert (found.payload_bytes, found.sent_bytes) == (800, 3000)
+
+
+def test_a_sample_is_scaled_to_the_model():
+    work = Work(0.010, 0.005, 800.0, [Asked(SUM, 1000.0)]).scaled(3.0)
+    assert work == Work(pytest.approx(0.03), pytest.approx(0.015), 2400.0, [Asked(SUM, 3000.0)])
+
+
+def test_it_says_what_to_use():
+    slow, fast = prediction("dense", 0.1, 0.3), prediction("adacomp", 0.1)
+    assert report.verdict([slow, fast]) == (
+        'Use compressor="adacomp": a step takes 104.0 ms instead of 404.0 ms.'
+    )
+    exchanges = [dataclasses.replace(one, compute=0.0) for one in (slow, fast)]
+    assert "the exchange of a step takes 4.0 ms instead of 304.0 ms" in report.verdict(exchanges)
+
+
+@pytest.mark.parametrize("baseline_transfer", [0.0, 0.003])
+def test_it_says_that_compression_will_not_pay(baseline_transfer):
+    dense, other = prediction("dense", 0.1, baseline_transfer), prediction("cast", 0.1, 0.001)
+    assert report.verdict([dense, other]).startswith("Compression will not pay: ")
+
+
+def test_advice_is_a_table_and_a_sentence():
+    predictions = [prediction("dense", transfer=0.3), prediction("top_k(density=0.5)")]
+    advice = advice_on(Probed(predictions, {SUM: Curve(line([1000, 8000]))}), 0.1)
+    assert advice.best == "top_k(density=0.5)"
+    text = str(advice)
+    assert all(one.method in text for one in predictions)
+    assert "AllReduce, float32: 2.0 ms, 2.8 ms for 8,000 B" in text
+    assert text.endswith(advice.verdict)
+    assert [one.compute for one in advice.predictions] == [0.1, 0.1]
+
+
+def test_one_replica_has_nothing_to_exchange():
+    advice = alone("no_compression")
+    assert advice.best == "no_compression"
+    assert str(advice) == "Compression will not pay: one replica exchanges nothing."

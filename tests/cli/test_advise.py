@@ -1,0 +1,103 @@
+"""`gradcomp advise` as a user starts it."""
+
+import json
+
+import pytest
+
+from tests.cli.test_run import gradcomp, program  # noqa: F401
+
+MODEL = """
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    import tf_gradcomp as gc
+
+    strategy = gc.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(30), keras.layers.Dense(2)])
+        optimizer = gc.CompressedOptimizer(keras.optimizers.Adam(), "top_k(density=0.25)")
+        optimizer.build(model.trainable_variables)
+        model.compile(optimizer, "mse")
+    x, y = np.zeros((400, 8), "float32"), np.zeros((400, 2), "float32")
+"""
+FIT = 'model.fit(x, y, batch_size=10, epochs=2, verbose=0)\nprint("trained to the end")\n'
+LOOP = """
+    @tf.function
+    def step():
+        def on_replica():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x) - y)) / strategy.num_replicas_in_sync
+            variables = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        strategy.run(on_replica)
+
+    for _ in range(40):
+        step()
+    print("trained to the end")
+"""
+
+
+def quiet(source):
+    return "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n" + source
+
+
+def columns(table, method):
+    row = next(line for line in table.splitlines() if line.startswith(f"│ {method} "))
+    return [cell.strip() for cell in row.strip("│").split("│")]
+
+
+@pytest.mark.parametrize("training", [FIT, LOOP], ids=["fit", "loop"])
+def test_the_first_steps_are_measured_and_the_program_ends(program, training):  # noqa: F811
+    path = program(quiet(_joined(MODEL, training)))
+    done = gradcomp("advise", "-n", "2", path, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert "trained to the end" not in done.stdout
+    for method in ("no_compression", "cast", "adacomp", "scalecom"):
+        assert float(columns(done.stdout, method)[1]) > 0  # computing
+    assert "top_k" in done.stdout  # what the program itself uses
+    assert done.stdout.splitlines()[-1].startswith(("Use compressor=", "Compression will not pay"))
+
+
+def test_a_program_that_is_too_short_is_told_so(program):  # noqa: F811
+    short = "model.fit(x, y, batch_size=100, verbose=0)"
+    done = gradcomp("advise", "-n", "2", program(quiet(_joined(MODEL, short))), timeout=180)
+    assert done.returncode == 1
+    assert "it must train for at least 13 steps, with gc.CompressedOptimizer" in done.stderr
+
+
+def test_one_worker_has_nothing_to_exchange(program):  # noqa: F811
+    done = gradcomp("advise", "-n", "1", program(quiet(_joined(MODEL, FIT))), timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Compression will not pay: one replica exchanges nothing.\n"
+
+
+def test_a_program_that_fails_is_reported(program):  # noqa: F811
+    done = gradcomp("advise", "-n", "2", program("raise ValueError('no such file')"))
+    assert done.returncode == 1
+    assert "died first" in done.stderr
+    assert "ValueError: no such file" in done.stderr
+
+
+def test_it_joins_a_job_as_one_of_its_workers(program):  # noqa: F811
+    cluster = {"worker": ["localhost:1", "localhost:2"]}
+    path = program("print(index, os.environ['GRADCOMP_ADVISE'] != '')")
+    for index, code in ((0, 1), (1, 0)):  # only the chief misses what was not measured
+        job = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        done = gradcomp("advise", path, env={"TF_CONFIG": job})
+        assert done.returncode == code
+        assert done.stdout == f"{index} True\n"
+
+
+@pytest.mark.parametrize("args", [[], ["-n", "2"]])
+def test_workers_are_either_started_or_there(program, args):  # noqa: F811
+    job = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
+    env = {"TF_CONFIG": job} if args else {}
+    done = gradcomp("advise", *args, program(""), env=env)
+    assert done.returncode == 2
+    assert "Say how many workers to start" in done.stderr
+
+
+def _joined(*sources):
+    import textwrap
+
+    return "\n".join(textwrap.dedent(source) for source in sources)

@@ -1,0 +1,106 @@
+"""The choice between methods: its settings, and where there is none."""
+
+import json
+
+import keras
+import pytest
+
+import tf_gradcomp as gc
+from tests.replicas import mirrored
+from tf_gradcomp import compressors
+from tf_gradcomp.compressors import Auto
+
+
+def names(auto):
+    return [candidate.name for candidate in auto.candidates]
+
+
+def test_default_candidates():
+    assert names(compressors.get("auto")) == ["no_compression", "cast", "adacomp", "scalecom"]
+
+
+def test_candidates_are_names_configs_or_compressors():
+    config = compressors.serialize(compressors.TopK(0.25))
+    auto = Auto(["cast", config, compressors.AdaComp(77)])
+    assert names(auto) == ["cast", "top_k", "adacomp"]
+    assert names(compressors.get('auto(candidates=["cast", "top_k(density=0.5)"])')) == [
+        "cast",
+        "top_k",
+    ]
+
+
+def test_the_config_has_the_candidates():
+    auto = Auto(["cast", compressors.AdaComp(77)])
+    copy = compressors.deserialize(json.loads(json.dumps(compressors.serialize(auto))))
+    assert isinstance(copy, Auto)
+    assert copy.get_config() == auto.get_config()
+
+
+@pytest.mark.parametrize(
+    ("candidates", "words"),
+    [
+        ([], "expected a list of candidates"),
+        ("cast", "expected a list of candidates"),
+        (compressors.Cast(), "expected a list of candidates"),
+        (["auto"], "a candidate must be a method"),
+        (["nothing"], "unknown name"),
+        ([compressors.ScaleCom(beta=0.5)], "no other method can go on with the residual"),
+    ],
+)
+def test_bad_candidates_are_refused(candidates, words):
+    with pytest.raises(ValueError, match=words):
+        Auto(candidates)
+
+
+def test_it_is_no_warmup():
+    with pytest.raises(ValueError, match="the warm-up must be a method"):
+        compressors.AdaComp(warmup_steps=3, warmup="auto")
+
+
+def test_a_simulation_has_no_network_to_choose_by():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="'auto' chooses by the network"):
+        gc.simulation.Learners(model, 2, "auto")
+
+
+def test_replicas_that_copy_have_no_network_to_choose_by():
+    with mirrored(2).scope():
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = gc.CompressedOptimizer("sgd", "auto")
+        with pytest.raises(ValueError, match="no network whose collectives could be timed"):
+            optimizer.build([variable])
+
+
+def test_one_replica_chooses_nothing():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = gc.CompressedOptimizer("sgd", "auto")
+    optimizer.build([variable])
+    assert isinstance(optimizer.exchange.chosen, Auto)
+    assert isinstance(optimizer.compressor, Auto)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "text"),
+    [
+        (compressors.AdaComp(), "adacomp"),
+        (compressors.AdaComp(scale_factor=3.0), "adacomp(scale_factor=3.0)"),
+        (compressors.Cast("bfloat16"), "cast(dtype='bfloat16')"),
+    ],
+)
+def test_the_text_of_a_compressor_is_short_and_means_it(compressor, text):
+    assert compressors.text_of(compressor) == text
+    assert compressors.get(text).get_config() == compressor.get_config()
+
+
+def test_a_warmup_is_in_the_text():
+    compressor = compressors.ScaleCom(warmup_steps=3, warmup="cast")
+    assert compressors.get(compressors.text_of(compressor)).get_config() == compressor.get_config()
+
+
+def test_candidates_that_differ_in_preconditioning_cannot_share_a_residual():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = gc.CompressedOptimizer("adam", Auto(["adacomp", "qsgd"]))
+    with pytest.raises(ValueError, match="could not go on with each other's residuals"):
+        optimizer.build([variable])
+    gc.CompressedOptimizer("adam", Auto(["adacomp", "qsgd"]), precondition=None).build([variable])

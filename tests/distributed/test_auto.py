@@ -1,0 +1,68 @@
+"""Real workers probe their collectives: all find the same, and choose the same."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs" / "auto.py"
+
+
+@pytest.fixture(scope="module", params=["optimizer", "strategy"])
+def way(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def jobs(way):
+    return run_workers(PROGRAM, 2, [way], deadline=180)
+
+
+@pytest.fixture(scope="module")
+def workers(jobs):
+    return [result(worker) for worker in jobs]
+
+
+def test_all_workers_choose_the_same_and_train_alike(workers):
+    first, second = workers
+    assert first["chosen"] in ("no_compression", "cast", "adacomp", "scalecom")
+    assert first["chosen"] == second["chosen"]
+    assert first["weights"] == second["weights"]
+    assert first["slots"] == second["slots"]
+
+
+def test_preconditioning_is_that_of_the_choice_and_state_of_all(workers, way):
+    for worker in workers:
+        in_front = way == "optimizer"  # the strategy knows no optimizer
+        assert worker["preconditioned"] == (worker["helped"] and in_front)
+        assert worker["state"] == ["residual", *(["second_moment"] if in_front else [])]
+
+
+def test_one_line_says_what_was_chosen_and_predicted(jobs, workers):
+    for job, worker in zip(jobs, workers, strict=True):
+        lines = [line for line in job.stderr.splitlines() if "the probe predicted" in line]
+        assert len(lines) == 1
+        chosen, predicted = lines[0].split(", of which the probe predicted: ")
+        assert worker["chosen"].replace("_", "") in chosen.lower()
+        assert [part.split()[0] for part in predicted.split(", ")] == [
+            "no_compression",
+            "cast",
+            "adacomp",
+            "scalecom",
+        ]
+
+
+def test_all_workers_are_given_the_same_advice(workers):
+    first, second = workers
+    assert first["text"] == second["text"]
+    assert [method for method, _, _ in first["predicted"]] == ["no_compression", "top_k", "adacomp"]
+    assert all(step > 0.5 for _, step, _ in first["predicted"])  # with what was said to be computed
+    assert first["best"] == min(first["predicted"], key=lambda one: one[1])[0]
+
+
+def test_what_methods_would_send_is_known(workers):
+    dense, top_k, adacomp = (payload for _, _, payload in workers[0]["predicted"])
+    assert dense == 4 * (8 * 32 + 32 + 32 * 3 + 3)
+    assert 0 < adacomp < dense
+    assert 0 < top_k < dense
