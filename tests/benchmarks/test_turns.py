@@ -82,3 +82,21 @@ def test_a_plan_travels_on_the_command_line(monkeypatch):
     monkeypatch.setattr(turns.sys, "argv", ["worker.py", PLAN.to_text()])
     assert json.dumps(dataclasses.asdict(turns.Plan.from_command_line())) == PLAN.to_text()
     assert turns.Plan.from_command_line().network == PLAN.network
+
+
+def test_what_depends_on_the_link_is_made_anew_on_each(log):
+    a, b = Steps("a", log), Steps("b", log)
+    made = []
+
+    def renew():
+        made.append("new")
+        return turns.Contender(b.step, keeps_residual=True)
+
+    contenders = {"a": turns.Contender(a.step, renew=renew)}
+    records = turns.take_turns(
+        PLAN, contenders, lambda number: number, rank=1, predict=lambda: {"a": 0.5}
+    )
+    assert made == ["new"] * len(PLAN.links)
+    assert log[:2] == ["a", "a"]  # only before all
+    assert set(log[2:]) == {"b"}
+    assert [record["predicted"] for record in records] == [0.5, 0.5]
