@@ -12,6 +12,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.advice.probe import Candidate, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
+from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.gradients import gradient_specs
 from tf_gradcomp.optimizer import CompressedOptimizer
 from tf_gradcomp.policy import Policy
@@ -40,6 +41,7 @@ def advise(
     Raises:
         ValueError: If the model is not built, a candidate is unknown, the time is negative, or the
             replicas do not talk by TensorFlow's collectives.
+        WorkersDisagreeError: If workers have other candidates or variables.
 
     Example:
         ```python
@@ -60,6 +62,11 @@ def advise(
     if strategy.num_replicas_in_sync == 1:
         return alone(BASELINE)
     specs = gradient_specs(model.trainable_variables, policy or Policy())
+    facts = {
+        "candidates": list(map(compressors.text_of, wanted)),
+        "gradients": list(map(str, specs)),
+    }
+    handshake.agree(strategy, {"next action": "gc.advise", **facts})
     pairs = [Candidate(method, _preconditioner(model.optimizer, method)) for method in wanted]
     return advice_on(probe(strategy, specs, pairs), compute_seconds)
 

@@ -1,0 +1,77 @@
+"""What a probe of a job finds out about its methods and collectives."""
+
+import pytest
+import tensorflow as tf
+
+from tests.replicas import collective
+from tf_gradcomp import compressors
+from tf_gradcomp.advice import sample
+from tf_gradcomp.advice.collectives import Collectives
+from tf_gradcomp.advice.cost_model import Kind
+from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.advice.sample import Sample
+from tf_gradcomp.policy import Policy
+from tf_gradcomp.preconditioner import Preconditioner
+
+SHAPES = {"dense/kernel": (300, 400), "dense/bias": (400,), "conv/kernel": (3, 3, 16, 64)}
+SPECS = [Policy().spec(path, shape, "float32") for path, shape in SHAPES.items()]
+ELEMENTS = sum(spec.elements for spec in SPECS)
+ADAM = Preconditioner(0.999, 1e-7)
+
+
+def work(name, preconditioner=None):
+    return Sample(SPECS, 0, 2).work(compressors.get(name), preconditioner, list)
+
+
+def test_wishes_are_those_of_the_method():
+    kinds = {name: [kind for kind, _ in work(name).asked] for name in ("cast", "scalecom", "qsgd")}
+    assert kinds == {
+        "cast": [Kind("AllReduce", "float16")],
+        "scalecom": [Kind("Broadcast", "int32"), Kind("AllReduce", "float32")],
+        "qsgd": [Kind("AllGather", "int32", same_length=True)],
+    }
+
+
+@pytest.mark.parametrize("most", [ELEMENTS, 30_000])
+def test_bytes_are_those_of_the_whole_model(monkeypatch, most):
+    monkeypatch.setattr(sample, "MOST_ELEMENTS", most)
+    dense = work("no_compression")
+    assert dense.payload_bytes == pytest.approx(4 * ELEMENTS)
+    assert dense.asked[0].sent_bytes == pytest.approx(4 * ELEMENTS)  # of two workers
+    assert work("cast").payload_bytes == pytest.approx(2 * ELEMENTS)
+
+
+@pytest.mark.parametrize("preconditioner", [None, ADAM], ids=["", "preconditioned"])
+def test_a_residual_is_as_after_many_steps(monkeypatch, preconditioner):
+    soon = work("adacomp", preconditioner).payload_bytes
+    monkeypatch.setattr(sample, "_WARM_UP", 150)
+    late = work("adacomp", preconditioner).payload_bytes
+    assert 0.7 < soon / late < 1.4
+
+
+def test_all_replicas_of_a_process_take_part():
+    names = ("no_compression", "cast", "adacomp", "scalecom")
+    with collective().scope():
+        candidates = [Candidate(compressors.get(name)) for name in names]
+        found = probe(collective(), SPECS, candidates)
+    assert [prediction.method for prediction in found.predictions] == list(names)
+    assert all(prediction.exchange > 0 for prediction in found.predictions)
+    assert len(found.curves) == 4
+    assert max(place for place, _ in found.curves[Kind("AllReduce", "float32")].points) == (
+        4 * ELEMENTS
+    )
+
+
+def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):
+    seconds = iter(range(1, 100))
+    measured = []
+
+    def measure(self, collect, elements, dtype):
+        measured.append(elements)
+        return 4.0 * elements, 0.02 * next(seconds)
+
+    monkeypatch.setattr(Collectives, "_measure", measure)
+    with tf.device("CPU:0"):
+        curve = Collectives(collective()).curve(Kind("AllReduce", "float32"), 1e9)
+    assert len(curve.points) == 3  # 20, 40 and 60 milliseconds
+    assert max(measured) < 1e9 / 4
