@@ -33,10 +33,12 @@ def choose(monkeypatch):
 class Job:
     """Two replicas that train a vector."""
 
-    def __init__(self, inner):
+    def __init__(self, inner, compressor=None):
         with collective().scope():
             self.variable = keras.Variable(np.zeros(ELEMENTS, "float32"), name="kernel")
-            self.optimizer = gc.CompressedOptimizer(inner(), gc.compressors.Auto(METHODS))
+            self.optimizer = gc.CompressedOptimizer(
+                inner(), compressor or gc.compressors.Auto(METHODS)
+            )
             self.optimizer.build([self.variable])
         apply = stepper(collective(), lambda grads: self.optimizer.apply(grads, [self.variable]))
         self.step = lambda gradients: apply([[gradient] for gradient in gradients])
@@ -141,3 +143,15 @@ def test_the_same_choice_goes_on(choose, tmp_path):
     np.testing.assert_allclose(job.residual(), before, rtol=1e-6)
     job.step(ZEROS)
     np.testing.assert_allclose(np.sum(job.own_moments(), 0), 0.999 * moments, rtol=1e-5)
+
+
+def test_a_method_that_is_named_takes_its_share_of_a_dense_job(tmp_path):
+    dense = Job(adam, DENSE)
+    dense.step(gradients(0))
+    moment = dense.inner_moment()
+    sparse = Job(adam, SPARSE)
+    path = dense.checkpoint.write(str(tmp_path / "checkpoint"))
+    sparse.checkpoint.read(path).expect_partial()
+    sparse.step(ZEROS)
+    for own in sparse.own_moments():
+        np.testing.assert_allclose(own, 0.999 * moment / 2, rtol=1e-5)
