@@ -15,7 +15,7 @@ from tf_gradcomp.distribute.lockstep import handles, new_state
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.preconditioner import SECOND_MOMENT, Preconditioner
 
-MOST_ELEMENTS = 4_000_000
+MOST_ELEMENTS = 2_000_000
 _PLACES = 100_000  # where the noise of a step may begin
 # From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
 # it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
@@ -68,7 +68,7 @@ class Sample:
             )
 
         speed = CodecSpeed(compressor, inputs, self._draw)
-        speed.run(_WARM_UP)
+        speed.run(_WARM_UP if state else 0)
         return speed.measure(_REPEATS, agree).scaled(self._factor)
 
     @tf.function(autograph=False)
