@@ -20,8 +20,8 @@ class Auto(Compressor):
     """The fastest of some methods for this model, on this network and these machines.
 
     When the optimizer is built, all workers time their collectives and the methods for some
-    seconds, add up how long the exchange of a step will take with each, and take the same one. The log
-    says which, and what was predicted for all of them; `gc.advise` tells it beforehand.
+    seconds, add up how long the exchange of a step will take with each, and take the same one. The
+    log says which, and what was predicted for all; `gc.advise` tells it beforehand.
 
     Use it where a program runs on different networks. It chooses by time alone: the methods differ
     in what they cost in accuracy, so list those that are good enough. State is kept for all of
