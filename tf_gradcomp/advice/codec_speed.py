@@ -86,7 +86,7 @@ class CodecSpeed:
         """All of a step: what comes of it, and bytes for each wish."""
         inputs = self._inputs()
         echo = Echo(inputs.size, inputs.rank)
-        talk = self._compressor.exchange(inputs)
+        talk = self._compressor.conversation(inputs)
         answer: Any = None
         sent: list[Sent] = []
         self._kinds = []
@@ -102,7 +102,7 @@ class CodecSpeed:
     def _talk_to_last_wish(self) -> tf.Tensor:
         inputs = self._inputs()
         echo = Echo(inputs.size, inputs.rank)
-        talk = self._compressor.exchange(inputs)
+        talk = self._compressor.conversation(inputs)
         wish = next(talk)
         for _ in self._kinds[1:]:
             wish = talk.send(echo.answer(wish)[0])

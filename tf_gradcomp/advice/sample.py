@@ -58,13 +58,21 @@ class Sample:
         def inputs() -> ExchangeInputs:
             gradients = [gradient.read_value() for gradient in self._gradients]
             of_state = handles(state)
+            second_moments = None
             if preconditioner:
                 updates = tf.constant(_MANY_UPDATES, tf.int64)
-                gradients = preconditioner.divided(gradients, of_state, updates, self._size)
+                second_moments = preconditioner.second_moments(of_state, updates, self._size)
             now = step.assign_add(1, read_value=True)
             finite = tf.constant(True)
             return ExchangeInputs(
-                self._specs, gradients, of_state, now, finite, self._rank, self._size
+                self._specs,
+                gradients,
+                of_state,
+                now,
+                finite,
+                self._rank,
+                self._size,
+                second_moments,
             )
 
         speed = CodecSpeed(compressor, inputs, self._draw)
