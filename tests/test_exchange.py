@@ -14,7 +14,8 @@ from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp import _private
 from tf_gradcomp.compressors import AdaComp
 from tf_gradcomp.distribute.communicator import dense_ring_bytes, replica_communicator
-from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.supported import check_strategy
 from tf_gradcomp.distribute.traffic import Traffic
 
 WHOLE = AdaComp(dict.fromkeys(["dense", "vector", "embedding"]))

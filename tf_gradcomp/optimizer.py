@@ -15,8 +15,9 @@ from tf_gradcomp import _private, compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.distribute.communicator import replica_communicator
-from tf_gradcomp.distribute.exchange import GradientExchange, check_strategy
+from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import all_finite
+from tf_gradcomp.distribute.supported import check_strategy
 from tf_gradcomp.momentum_steps import momentum_only
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.preconditioner import (

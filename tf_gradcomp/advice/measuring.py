@@ -21,8 +21,9 @@ from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.registry import text_of
+from tf_gradcomp.distribute.choice import Precondition
 from tf_gradcomp.distribute.communicator import replica_communicator
-from tf_gradcomp.distribute.exchange import GradientExchange, Precondition
+from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.tf_config import read_tf_config
 
 _SIGNAL = signal.SIGUSR1

@@ -10,10 +10,14 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp import _private
-from tf_gradcomp.advice import report
-from tf_gradcomp.advice.probe import Candidate, probe
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.distribute import handshake
+from tf_gradcomp.distribute.choice import (
+    Precondition,
+    candidates_of,
+    choose,
+    in_front_of_residuals,
+)
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
 from tf_gradcomp.distribute.gradients import (
     all_finite,
@@ -22,16 +26,15 @@ from tf_gradcomp.distribute.gradients import (
     native,
     norm,
     path_of,
-    plus_residual,
 )
 from tf_gradcomp.distribute.host_state import OnHost
-from tf_gradcomp.distribute.state import state_specs
+from tf_gradcomp.distribute.leftovers import Leftovers
+from tf_gradcomp.distribute.state import new_variables, shared_variable, state_specs
+from tf_gradcomp.distribute.supported import check_strategy, check_warmup
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
 from tf_gradcomp.preconditioner import SECOND_MOMENT, AdamState, Preconditioner
-
-Precondition = Callable[[Compressor], Preconditioner | None]
 
 _LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
 _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
@@ -90,44 +93,24 @@ class GradientExchange(tf.Module):
             return
         strategy = tf.distribute.get_strategy()
         check_strategy(strategy)
-        _check_warmup(self.compressor, strategy)
+        check_warmup(self.compressor, strategy)
         specs = gradient_specs(variables, self.policy)
-        methods = self.compressor.candidates or (self.compressor,)
-        candidates = [Candidate(method, precondition(method)) for method in methods]
-        self._in_front = _in_front_of_residuals(candidates, specs)
+        candidates = candidates_of(self.compressor, precondition)
+        self._in_front = self.preconditioner = in_front_of_residuals(candidates, specs)
         with tf.init_scope():
             handshake.agree(strategy, {**self._facts(specs), **(facts or {})})
-            self._choose(strategy, specs, candidates)
-            self.state = _new_state(self.compressor, specs, self._in_front)
-            self.step = _state_variable(0, "int64", "exchange_step")
-            self.skipped_steps = _state_variable(0, "int64", "skipped_steps")
-            self.unsent = _state_variable(False, "bool", "unsent")
+            if strategy.num_replicas_in_sync > 1:
+                self.chosen, self.preconditioner = choose(strategy, candidates, specs)
+            self.state = new_variables(self.compressor, specs, self._in_front)
+            self.step = shared_variable(0, "int64", "exchange_step")
+            self.skipped_steps = shared_variable(0, "int64", "skipped_steps")
+            self.unsent = shared_variable(False, "bool", "unsent")
             self._traffic = TrafficCounter(len(specs))
         self._strategy = strategy
         self._numbers = _Numbers(variables)
         self.keeps_state = bool(state_specs(self.chosen, specs, self.preconditioner))
         self.specs = specs
         _announce(strategy, self.preconditioner)
-
-    def _choose(
-        self,
-        strategy: tf.distribute.Strategy,
-        specs: Sequence[GradientSpec],
-        candidates: Sequence[Candidate],
-    ) -> None:
-        """All workers alike, for what was measured is equal on all."""
-        if strategy.num_replicas_in_sync == 1:
-            self.preconditioner = self._in_front
-            return
-        if not self.compressor.candidates:
-            self.chosen, self.preconditioner = candidates[0]
-            how = repr(self.chosen)
-        else:
-            predictions = probe(strategy, specs, candidates).predictions
-            exchanges = [prediction.exchange for prediction in predictions]
-            self.chosen, self.preconditioner = candidates[exchanges.index(min(exchanges))]
-            how = f"{self.chosen!r}, of which the probe predicted: {report.line(predictions)}"
-        _LOG.info("%d replicas exchange gradients by %s.", strategy.num_replicas_in_sync, how)
 
     def knows(self, variables: Sequence[keras.Variable | tf.Variable]) -> bool:
         """Whether it was built for all of `variables`."""
@@ -231,40 +214,20 @@ class GradientExchange(tf.Module):
             local_replica: Which of this process's replicas this is.
         """
         numbers = [self._number(variable) for variable in variables]
-        of_state = {
-            name: [self._local(of_all[number], local_replica) for number in numbers]
-            for name, of_all in self.state.items()
-        }
-        if not of_state:
+        if not self.state:
             return list(gradients)
-        residuals = of_state.get(RESIDUAL, [])
-
-        def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
-            factors = [divisor / self.compressor.residual_scale for _ in variables]
-            moments = _totals(of_state.get(SECOND_MOMENT, []), communicator)
-            if self._in_front and adam:
-                factors = [
-                    factor * self._in_front.divisor(moment, adam.updates)
-                    for factor, moment in zip(factors, moments, strict=True)
-                ]
-            sums = list(gradients)
-            for i, residual in enumerate(residuals):
-                sums[i] = plus_residual(gradients[i], residual * factors[i])
-            with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
-                for residual in residuals:
-                    residual.assign(tf.zeros(residual.shape))
-                if adam:
-                    for slot, moment in zip(adam.second_moments, moments, strict=True):
-                        self._local(slot, local_replica).assign(tf.cast(moment, slot.dtype))
-                self._local(self.unsent, local_replica).assign(False)  # no merge call in a branch
-            return sums
-
-        ready = tf.cond(
-            self._local(self.unsent, local_replica).read_value(),
-            lambda: _finite_on_all(all_finite(gradients), communicator),
-            lambda: tf.constant(False),
+        state = self._local_state(numbers, local_replica)
+        leftovers = Leftovers(
+            state.get(RESIDUAL, []),
+            state.get(SECOND_MOMENT, []),
+            self._local(self.unsent, local_replica),
+            self.compressor.residual_scale,
+            self._in_front,
         )
-        return tf.cond(ready, plus_residuals, lambda: list(gradients))
+        if adam:
+            slots = [self._local(slot, local_replica) for slot in adam.second_moments]
+            adam = AdamState(adam.updates, slots)
+        return leftovers.added_to(gradients, divisor, adam, communicator)
 
     def count_skip(self, finite: tf.Tensor) -> None:
         """Counts a step that is skipped because its gradients are not `finite`."""
@@ -296,10 +259,7 @@ class GradientExchange(tf.Module):
         adam: AdamState | None,
     ) -> Exchanged:
         specs = [self.specs[number] for number in numbers]
-        state = {
-            name: [self._local(variables[number], local_replica) for number in numbers]
-            for name, variables in self.state.items()
-        }
+        state = self._local_state(numbers, local_replica)
         if self.preconditioner and adam:
             self._begin(state[SECOND_MOMENT], adam, communicator.size, local_replica)
         with OnHost(state) as handles:
@@ -353,6 +313,14 @@ class GradientExchange(tf.Module):
     def _local(self, variable: keras.Variable | tf.Variable, local_replica: int) -> tf.Variable:
         return self._strategy.experimental_local_results(native(variable))[local_replica]
 
+    def _local_state(
+        self, numbers: Sequence[int], local_replica: int
+    ) -> dict[str, list[tf.Variable]]:
+        return {
+            name: [self._local(variables[number], local_replica) for number in numbers]
+            for name, variables in self.state.items()
+        }
+
     def _facts(self, specs: Sequence[GradientSpec]) -> dict[str, Any]:
         return {
             **handshake.package_versions(),
@@ -389,31 +357,6 @@ class GradientExchange(tf.Module):
         return large and isinstance(gradient, tf.IndexedSlices)
 
 
-def check_strategy(strategy: tf.distribute.Strategy) -> None:
-    """Refuses strategies whose replicas do not reduce gradients among themselves.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
-    refused = (tf.distribute.ParameterServerStrategy, tf.distribute.TPUStrategy)
-    if isinstance(strategy, (*refused, tf.distribute.experimental.ParameterServerStrategy)):
-        raise ValueError(
-            f"Gradient compression does not work under {type(strategy).__name__}, whose replicas "
-            "do not exchange gradients with each other over a network; use "
-            "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
-        )
-
-
-def _check_warmup(compressor: Compressor, strategy: tf.distribute.Strategy) -> None:
-    if compressor.warmup and not (
-        strategy.num_replicas_in_sync == 1 or _private.is_collective(strategy)
-    ):
-        raise ValueError(
-            f"A warm-up needs collectives in a branch, which {type(strategy).__name__} does not "
-            "allow; use gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
-        )
-
-
 def _announce(strategy: tf.distribute.Strategy, preconditioner: Preconditioner | None) -> None:
     if strategy.num_replicas_in_sync == 1:
         _LOG.info("One replica: gradients are not exchanged.")
@@ -422,48 +365,6 @@ def _announce(strategy: tf.distribute.Strategy, preconditioner: Preconditioner |
         _LOG.info("Each replica keeps Adam's second moment of its own gradients: %s.", _WHY_LOCAL)
     if any("GPU" in device for device in strategy.extended.worker_devices):
         _LOG.info("Gradients are copied from the GPU to the host for compression.")
-
-
-def _in_front_of_residuals(
-    candidates: Sequence[Candidate], specs: Sequence[GradientSpec]
-) -> Preconditioner | None:
-    """By what residuals are divided, so that any of the candidates can go on with them."""
-    if len(candidates) == 1:
-        return candidates[0].preconditioner
-    found = set()
-    for compressor, preconditioner in candidates:
-        if state_specs(compressor, specs):
-            found.add(preconditioner)
-        elif preconditioner:
-            found.update({preconditioner, None})
-    if len(found) > 1:
-        raise ValueError(
-            "Of the candidates, some are preconditioned for Adam and some are not, and could not "
-            'go on with each other\'s residuals: use precondition=None, or precondition="auto" '
-            "with candidates that send the largest entries or keep no residual."
-        )
-    return found.pop() if found else None
-
-
-def _finite_on_all(finite: tf.Tensor, communicator: Communicator | None) -> tf.Tensor:
-    if communicator is None:
-        return finite
-    bad = tf.cast(tf.logical_not(finite), tf.float32)
-    return tf.equal(communicator.all_reduce(bad[tf.newaxis])[0], 0)
-
-
-def _totals(
-    of_replica: Sequence[tf.Variable], communicator: Communicator | None
-) -> list[tf.Tensor]:
-    """The sums over the replicas."""
-    if communicator is None or not of_replica:
-        return [tf.convert_to_tensor(variable) for variable in of_replica]
-    flat = tf.concat([tf.reshape(variable, [-1]) for variable in of_replica], 0)
-    sizes = [variable.shape.num_elements() for variable in of_replica]
-    parts = tf.split(communicator.all_reduce(flat), sizes)
-    return [
-        tf.reshape(part, variable.shape) for part, variable in zip(parts, of_replica, strict=True)
-    ]
 
 
 class _Numbers:
@@ -475,34 +376,6 @@ class _Numbers:
 
     def get(self, variable: keras.Variable | tf.Variable) -> int | None:
         return self._numbers.get(id(native(variable)))
-
-
-def _state_variable(initial: Any, dtype: str, name: str) -> keras.Variable:
-    return keras.Variable(
-        initial, dtype=dtype, trainable=False, aggregation="only_first_replica", name=name
-    )
-
-
-def _new_state(
-    compressor: Compressor,
-    specs: Sequence[GradientSpec],
-    preconditioner: Preconditioner | None,
-) -> dict[str, list[keras.Variable]]:
-    return {
-        name: [
-            keras.Variable(
-                keras.initializers.Zeros(),
-                shape=of_one.shape,
-                dtype="float32",
-                trainable=False,
-                synchronization="on_read",
-                aggregation="only_first_replica" if of_one.shared else "sum",
-                name=f"{spec.path.replace('/', '_')}_{name}",
-            )
-            for of_one, spec in zip(of_all, specs, strict=True)
-        ]
-        for name, of_all in state_specs(compressor, specs, preconditioner).items()
-    }
 
 
 def _exchange_by(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
 
 from tf_gradcomp.compressors.base import Compressor, StateSpec
 from tf_gradcomp.policy import GradientSpec
@@ -44,3 +47,33 @@ def _stages(compressor: Compressor) -> Iterator[Compressor]:
     for other in (compressor.warmup, *compressor.candidates):
         if other:
             yield from _stages(other)
+
+
+def new_variables(
+    compressor: Compressor,
+    specs: Sequence[GradientSpec],
+    preconditioner: Preconditioner | None,
+) -> dict[str, list[keras.Variable]]:
+    """The state as variables, one for each replica, by name and in the order of `specs`."""
+    return {
+        name: [
+            keras.Variable(
+                keras.initializers.Zeros(),
+                shape=of_one.shape,
+                dtype="float32",
+                trainable=False,
+                synchronization="on_read",
+                aggregation="only_first_replica" if of_one.shared else "sum",
+                name=f"{spec.path.replace('/', '_')}_{name}",
+            )
+            for of_one, spec in zip(of_all, specs, strict=True)
+        ]
+        for name, of_all in state_specs(compressor, specs, preconditioner).items()
+    }
+
+
+def shared_variable(initial: Any, dtype: str, name: str) -> keras.Variable:
+    """One that is equal on all replicas."""
+    return keras.Variable(
+        initial, dtype=dtype, trainable=False, aggregation="only_first_replica", name=name
+    )

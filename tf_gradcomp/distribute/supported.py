@@ -1,0 +1,38 @@
+"""Under which strategies gradients can be exchanged."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp import _private
+from tf_gradcomp.compressors.base import Compressor
+
+
+def check_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Refuses strategies whose replicas do not reduce gradients among themselves.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    refused = (tf.distribute.ParameterServerStrategy, tf.distribute.TPUStrategy)
+    if isinstance(strategy, (*refused, tf.distribute.experimental.ParameterServerStrategy)):
+        raise ValueError(
+            f"Gradient compression does not work under {type(strategy).__name__}, whose replicas "
+            "do not exchange gradients with each other over a network; use "
+            "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
+        )
+
+
+def check_warmup(compressor: Compressor, strategy: tf.distribute.Strategy) -> None:
+    """Refuses a warm-up under strategies that cannot end one.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if compressor.warmup and not (
+        strategy.num_replicas_in_sync == 1 or _private.is_collective(strategy)
+    ):
+        raise ValueError(
+            f"A warm-up needs collectives in a branch, which {type(strategy).__name__} does not "
+            "allow; use gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
+        )
