@@ -57,10 +57,10 @@ def test_on_a_shaped_link(tmp_path):
         *(option for name in few for option in ("--contender", name)),
     )
     dense = rows[jobs.ALL_REDUCE]
-    assert 0.75 < 8e-3 * dense.counted / dense.median / measured["raw"][0]["Mbit/s"] < 1
+    assert 0.5 < 8e-3 * dense.counted / dense.median / measured["raw"][0]["Mbit/s"] < 1.5
     assert dense.agrees
     assert rows["cast"].agrees
-    assert 1.5 < rows["cast"].speed_up < 2.6
+    assert 1.2 < rows["cast"].speed_up < 3
     assert rows["adacomp"].speed_up > 5
     parts = network_report.split(measured["records"])
     assert parts["adacomp"]["encode"] > 0
