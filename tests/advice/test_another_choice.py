@@ -9,7 +9,7 @@ import tf_gradcomp as gc
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.advice.cost_model import Prediction
 from tf_gradcomp.advice.probe import Probed
-from tf_gradcomp.distribute import exchange
+from tf_gradcomp.distribute import choice
 
 METHODS = ["no_compression", "adacomp(bin_sizes=20)"]
 DENSE, SPARSE = METHODS
@@ -25,7 +25,7 @@ def choose(monkeypatch):
             seconds = [float(METHODS[i] != method) for i, _ in enumerate(candidates)]
             return Probed([Prediction("", 0, s, 0, 0, 0, 0, 0) for s in seconds], {})
 
-        monkeypatch.setattr(exchange, "probe", probe)
+        monkeypatch.setattr(choice, "probe", probe)
 
     return choose
 
