@@ -22,6 +22,7 @@ STEPS_PER_EPOCH = 200
 BLOCKS = 2
 HEADS = 4
 WIDTH = 128
+LEARNING_RATE = 2e-3
 
 
 def build_model(characters: int) -> keras.Model:
@@ -77,7 +78,7 @@ def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
     """For `gradcomp simulate transformer_lm.py`: the same training, by learners in one process."""
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(None)
-    model = compiled_model(make_optimizer(EPOCHS * STEPS_PER_EPOCH, 2e-3))
+    model = compiled_model(make_optimizer(EPOCHS * STEPS_PER_EPOCH, LEARNING_RATE))
     batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
     return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, texts.in_order(held_out, batch_size))
 
@@ -88,7 +89,7 @@ def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
 @click.option("--epochs", default=EPOCHS, help="The learning rate is zero at their end.")
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
 @click.option("--batch-size", default=32, help="Sequences, of all workers together.")
-@click.option("--learning-rate", default=2e-3, help="The highest.")
+@click.option("--learning-rate", default=LEARNING_RATE, help="The highest.")
 @click.option("--seed", default=0, help="Of the weights and the order of the sequences.")
 @click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
 @common.history_option

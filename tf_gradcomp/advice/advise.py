@@ -15,7 +15,7 @@ from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.gradients import gradient_specs
 from tf_gradcomp.optimizer import CompressedOptimizer
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.preconditioner import AUTO, Preconditioner, preconditioner_for
 
 
@@ -39,6 +39,7 @@ def advise(
         policy: As for `gc.CompressedOptimizer`.
 
     Raises:
+        TypeError: If `policy` is no `gc.Policy`.
         ValueError: If the model is not built, a candidate is unknown, the time is negative, or the
             replicas do not talk by TensorFlow's collectives.
         WorkersDisagreeError: If workers have other candidates or variables.
@@ -61,7 +62,7 @@ def advise(
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
         return alone(BASELINE)
-    specs = gradient_specs(model.trainable_variables, policy or Policy())
+    specs = gradient_specs(model.trainable_variables, checked_policy(policy))
     facts = {
         "candidates": list(map(compressors.text_of, wanted)),
         "gradients": list(map(str, specs)),

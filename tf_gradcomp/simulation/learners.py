@@ -18,7 +18,7 @@ from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.gradients import dense, gradient_specs, norm
 from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
 from tf_gradcomp.momentum_steps import momentum_only
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.preconditioner import AUTO, preconditioner_for
 from tf_gradcomp.simulation.similarity import (
     Similarity,
@@ -69,6 +69,7 @@ class Learners:
         precondition: As for `gc.CompressedOptimizer`.
 
     Raises:
+        TypeError: If `policy` is no `gc.Policy`.
         ValueError: If the model is not built or compiled, its optimizer is compressed already, the
             compressor is a choice by the network, the
             number of learners is not positive, or the model was made under a strategy.
@@ -94,7 +95,7 @@ class Learners:
             raise ValueError(f"Learners: expected a number of at least 1; received {learners!r}.")
         self.model = model
         self.compressor = _checked_method(compressors.get(compressor))
-        self.specs = gradient_specs(model.trainable_variables, policy or Policy())
+        self.specs = gradient_specs(model.trainable_variables, checked_policy(policy))
         self._preconditioner = (
             preconditioner_for(model.optimizer, self.compressor, precondition)
             if learners > 1
