@@ -8,7 +8,9 @@ are warmed up first: from an empty residual ten times as much is sent. All is ti
 turns, because memory bandwidth varies from minute to minute.
 
 With --check, kernels are compared with ratios that were recorded with --record: one thread, by the
-processor's time, which other programs disturb least.
+processor's time, which other programs disturb least. There, they are also timed beside a product of
+matrices: a kernel is slower only if it is so beside both, what memory bounds and what it does not,
+for machines with the same processor differ in their memory's speed.
 """
 
 import math
@@ -36,6 +38,7 @@ from tf_gradcomp.policy import DENSE, GradientSpec
 
 REPLICAS = 2
 FLOOR = "r += g"
+SIDE = 512  # of the matrices in the floor that memory does not bound
 ELEMENTS = 10_000_000  # where ratios are recorded or checked: far more than a cache holds
 MORE_TRIES = 4
 
@@ -153,24 +156,33 @@ def contenders(elements, methods):
     return work
 
 
-def measure(elements, work, warm_up, repeats, clock=time.perf_counter):
-    """Milliseconds by label, and those of the floor that each had its turns with."""
-    stopwatch, floors = Stopwatch(clock), Stopwatch(clock)
-    accumulator = tf.Variable(tf.zeros(elements))
+def measure(elements, work, floors, warm_up, repeats, clock=time.perf_counter):
+    """Milliseconds by label, and, for each of the floors, those of its turns with each label."""
+    stopwatch, *of_floors = [Stopwatch(clock) for _ in range(1 + len(floors))]
     for step, gradient in enumerate(gradients(elements, warm_up + repeats)):
         for label, run in work.items():
             if step < warm_up:
                 run(gradient)
                 continue
-            # In turns, so that neither always finds what the other left in the cache.
-            pair = [(floors, label, add, accumulator), (stopwatch, label, run)]
-            for watch, name, do, *first in pair if step % 2 else reversed(pair):
-                watch.run(name, do, *first, gradient)
-    return stopwatch.times, floors.times
+            # In turns, so that none always finds what the other left in the cache.
+            turn = [*zip(of_floors, floors, strict=True), (stopwatch, run)]
+            for watch, do in turn if step % 2 else reversed(turn):
+                watch.run(label, do, gradient)
+    return stopwatch.times, *[floor.times for floor in of_floors]
 
 
-def add(variable, value):
-    tf.raw_ops.AssignAddVariableOp(resource=variable.handle, value=value)
+def addition(elements):
+    """The floor: `r += g`."""
+    accumulator = tf.Variable(tf.zeros(elements))
+    return lambda gradient: tf.raw_ops.AssignAddVariableOp(
+        resource=accumulator.handle, value=gradient
+    )
+
+
+def product():
+    """A floor that stays in the cache: a product of matrices."""
+    matrix = tf.random.normal([SIDE, SIDE])
+    return lambda gradient: tf.linalg.matmul(matrix, matrix)
 
 
 def report(elements, times, floors):
@@ -187,28 +199,29 @@ def report(elements, times, floors):
 METHODS = [name for name in compressors.names() if not compressors.get(name).candidates]
 
 
-class Ratios:
-    """The least time of each kernel over that of the floor, in all that was measured so far."""
+def ratios(labels=None):
+    """The least time of all kernels, or of some, over that of each floor.
 
-    def __init__(self):
-        self._work = contenders(ELEMENTS, METHODS)
-        self._times, self._floors = defaultdict(list), defaultdict(list)
-
-    def measure(self, labels=None):
-        """Measures again, all or some of them; returns the ratio of each."""
-        work = {label: self._work[label] for label in labels or self._work}
-        warm_up = 0 if self._times else 20
-        measured = measure(ELEMENTS, work, warm_up, 15, time.process_time)
-        for of_all, of_new in zip((self._times, self._floors), measured, strict=True):
-            for label, of_one in of_new.items():
-                of_all[label] += of_one
-        return {label: min(self._times[label]) / min(self._floors[label]) for label in work}
+    Each call has arrays of its own: how fast one is read depends on the pages that it got, too.
+    """
+    work = contenders(ELEMENTS, METHODS)
+    work = {label: work[label] for label in labels or work}
+    floors = [addition(ELEMENTS), product()]
+    times, *of_floors = measure(ELEMENTS, work, floors, 20, 15, time.process_time)
+    return {label: [min(times[label]) / min(floor[label]) for floor in of_floors] for label in work}
 
 
 def record():
-    ratios = Ratios()
-    measured = [ratios.measure() for _ in range(3)][-1]
+    measured = ratios()
+    for _ in range(2):
+        measured = lesser(measured, ratios())
     Recorded(used_processor(), measured).write()
+
+
+def lesser(measured, again):
+    """The lesser ratios of two measurements, the second of which may lack some kernels."""
+    both = {label: zip(measured[label], ratios, strict=True) for label, ratios in again.items()}
+    return measured | {label: [min(pair) for pair in pairs] for label, pairs in both.items()}
 
 
 def used_processor():
@@ -222,8 +235,7 @@ def check():
     if recorded is None:
         print(f"No speed is recorded for {used_processor()}: there is nothing to compare with.")
         return
-    ratios = Ratios()
-    measured = ratios.measure()
+    measured = ratios()
     for sentence in not_recorded(measured, recorded):
         print(sentence)
     for _ in range(MORE_TRIES):
@@ -231,7 +243,7 @@ def check():
         if not slow:
             break
         print(f"Measuring again, for it may be noise: {', '.join(slow)}", flush=True)
-        measured |= ratios.measure(slow)
+        measured = lesser(measured, ratios(slow))
     slow = slower(measured, recorded)
     if slow:
         sys.exit("\n".join(slow.values()))
@@ -252,7 +264,7 @@ def main(elements, methods, threads, repeats, warm_up, mode):
     if mode:
         return record() if mode == "record" else check()
     work = contenders(elements, [name for name in methods.split(",") if name])
-    times = measure(elements, work, warm_up, repeats)
+    times = measure(elements, work, [addition(elements)], warm_up, repeats)
     rich.print(
         f"{processor()}, {threads} threads, {ops.library_info().simd} kernels, "
         f"TensorFlow {tf.__version__}, {elements:,} elements, {repeats} repeats (medians)"

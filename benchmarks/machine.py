@@ -7,10 +7,15 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """How many of which processor."""
+    """How many of which processor; by its numbers, too, for hypervisors shorten its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.machine()
+    of_all = [line.partition(":") for line in lines]
+    facts = {name.strip(): value.strip() for name, _, value in of_all}
+    if "model name" not in facts:
+        return platform.machine()
+    count = sum(name.strip() == "model name" for name, _, _ in of_all)
+    numbers = f"family {facts.get('cpu family')}, model {facts.get('model')}"
+    return f"{count} x {facts['model name']} ({numbers})"

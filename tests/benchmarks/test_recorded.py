@@ -14,49 +14,78 @@ def write(file, **ratios):
 def test_what_is_written_is_read(tmp_path):
     file = tmp_path / "ratios.json"
     assert recorded.Recorded.read("1 x processor", file) is None
-    assert write(file, encode=1.234) == recorded.Recorded("1 x processor", {"encode": 1.23})
-    recorded.Recorded("another", {"encode": 5}).write(file)
-    assert recorded.Recorded.read("1 x processor", file).ratios == {"encode": 1.23}
+    assert write(file, encode=[1.234, 2]) == recorded.Recorded(
+        "1 x processor", {"encode": [1.23, 2]}
+    )
+    recorded.Recorded("another", {"encode": [5, 5]}).write(file)
+    assert recorded.Recorded.read("1 x processor", file).ratios == {"encode": [1.23, 2]}
     assert recorded.Recorded.read("a third", file) is None
 
 
-def test_a_kernel_that_takes_a_third_longer_is_named_with_both_ratios(tmp_path):
-    of_record = write(tmp_path / "ratios.json", encode=2.0, decode=1.0)
-    assert recorded.slower({"encode": 2.55, "decode": 1.25}, of_record) == {}
-    slow = recorded.slower({"encode": 2.66, "decode": 1.25}, of_record)
+def test_a_kernel_that_takes_a_third_longer_is_named_with_its_ratios(tmp_path):
+    of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0], decode=[1.0, 2.0])
+    assert recorded.slower({"encode": [2.55, 3.8], "decode": [1.25, 2.5]}, of_record) == {}
+    slow = recorded.slower({"encode": [2.66, 4.0], "decode": [1.25, 2.5]}, of_record)
     assert list(slow) == ["encode"]
-    assert "encode: 2.66 times as long as r += g, and 2.00 when recorded (1 x" in slow["encode"]
+    assert (
+        "encode: 2.66 times as long as r += g, 4.00 as a product of matrices, and 2.00 times"
+        in (slow["encode"])
+    )
+    assert "when recorded (1 x processor)" in slow["encode"]
+
+
+def test_what_is_slower_beside_one_floor_only_is_due_to_the_machine(tmp_path):
+    of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
+    for ratios in ([4.0, 3.0], [2.0, 9.0]):
+        assert recorded.slower({"encode": ratios}, of_record) == {}
 
 
 def test_a_new_kernel_is_named_and_not_checked(tmp_path):
-    of_record = write(tmp_path / "ratios.json", encode=2.0)
-    measured = {"encode": 2.0, "select": 9.0}
+    of_record = write(tmp_path / "ratios.json", encode=[2.0, 3.0])
+    measured = {"encode": [2.0, 3.0], "select": [9.0, 9.0]}
     assert recorded.slower(measured, of_record) == {}
     (sentence,) = recorded.not_recorded(measured, of_record)
     assert "select: not recorded yet" in sentence
 
 
+def test_of_two_measurements_the_lesser_ratios_count():
+    first = {"encode": [2.0, 3.0], "decode": [1.0, 1.0]}
+    assert kernels.lesser(first, {"encode": [1.5, 4.0]}) == {
+        "encode": [1.5, 3.0],
+        "decode": [1.0, 1.0],
+    }
+
+
+def test_kernels_are_measured_beside_both_floors(monkeypatch):
+    monkeypatch.setattr(kernels, "ELEMENTS", 100_000)
+    label = "AdaComp encode, bins of 50"
+    measured = kernels.ratios([label])
+    assert list(measured) == [label]
+    assert all(ratio > 0 for ratio in measured[label])
+    assert len(measured[label]) == 2
+
+
 class Measurements:
-    """In place of `kernels.Ratios`: what is measured, one after the other."""
+    """In place of `kernels.ratios`: what is measured, one after the other, beside both floors."""
 
     def __init__(self, *measured):
         self._measured = list(measured)
         self.asked = []
 
-    def measure(self, labels=None):
+    def __call__(self, labels=None):
         self.asked.append(labels and list(labels))
-        return self._measured.pop(0)
+        return {label: [ratio, ratio] for label, ratio in self._measured.pop(0).items()}
 
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
     """Returns check(*measured), which gives its result and for which kernels it measured."""
     here = kernels.used_processor()
-    of_record = write(tmp_path / "ratios.json", encode=2.0, decode=1.0)
+    of_record = write(tmp_path / "ratios.json", encode=[2.0, 2.0], decode=[1.0, 1.0])
 
     def run(*measured, known=here):
         measurements = Measurements(*measured)
-        monkeypatch.setattr(kernels, "Ratios", lambda: measurements)
+        monkeypatch.setattr(kernels, "ratios", measurements)
         monkeypatch.setattr(
             kernels.Recorded, "read", lambda name: of_record if name == known else None
         )
@@ -86,7 +115,7 @@ def test_fails_where_a_kernel_stays_slow(check):
     result, asked = check({"encode": 2.0, "decode": 1.5}, *slow)
     assert result.exit_code == 1
     assert len(asked) == 1 + kernels.MORE_TRIES
-    assert "decode: 1.50 times as long as r += g, and 1.00 when recorded" in result.output
+    assert "decode: 1.50 times as long as r += g, 1.50 as a product" in result.output
     assert "encode:" not in result.output
 
 
