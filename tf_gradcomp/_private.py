@@ -59,6 +59,11 @@ def is_collective(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(cross_device_ops(strategy), CollectiveAllReduce)
 
 
+def is_one_collective_replica(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process has one replica, which talks to others by TensorFlow's collectives."""
+    return is_collective(strategy) and len(strategy.extended.worker_devices) == 1
+
+
 def local_replica_id(context: tf.distribute.ReplicaContext) -> int:
     """The replica's number among those of its process; `replica_id_in_sync_group` is a tensor."""
     return context._replica_id

@@ -19,9 +19,13 @@ Agree = Callable[[Sequence[float]], Sequence[float]]
 class Echo(Communicator):
     """Answers at once, as if all replicas had given the same."""
 
-    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
+    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
         """A row for each replica."""
         return tf.stack([payload] * self.size)
+
+    def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """A row for each replica; and words given in all."""
+        return self.all_gather(payload), tf.size(payload) + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """What is given."""

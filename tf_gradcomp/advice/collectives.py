@@ -20,6 +20,7 @@ from tf_gradcomp.distribute.communicator import (
     CollectiveCommunicator,
     Wish,
 )
+from tf_gradcomp.distribute.padded_gather import WordsAhead
 
 _FEWEST = 512  # elements; what fewer take is latency
 _GROWTH = 8  # from one size to the next, at most
@@ -41,6 +42,9 @@ class Collectives:
             )
             for i in range(len(strategy.extended.worker_devices))
         ]
+        if _private.is_one_collective_replica(strategy):
+            self._ahead = WordsAhead()  # as a job has it
+            (self._communicators[0].ahead,) = strategy.experimental_local_results(self._ahead.words)
         self._overhead = self.agree([call_seconds()])[0]
 
     @property

@@ -77,7 +77,7 @@ class Measuring:
         """Notes that they are exchanged; a step computes as long as the slowest of all replicas."""
         bits = tf.bitcast(seconds[tf.newaxis], tf.int32)
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
-            of_all = tf.bitcast(replica_communicator().all_gather(bits, True), tf.float32)
+            of_all = tf.bitcast(replica_communicator().all_gather(bits), tf.float32)
             noted = tf.numpy_function(self._end_step, [tf.reduce_max(of_all)], tf.int64)
         with tf.control_dependencies([noted]):
             return tf.nest.map_structure(tf.identity, list(reduced), expand_composites=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import functools
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
 
 from tf_gradcomp import _private
+from tf_gradcomp.distribute.padded_gather import gather_padded
 
 Result = TypeVar("Result")
 
@@ -79,21 +79,27 @@ class Communicator(abc.ABC):
     Attributes:
         size: The number of replicas of the job.
         rank: This replica's number among them: int32 scalar, or a number.
+        ahead: See `gather_padded`; for a replica that is alone in its process.
     """
 
     def __init__(self, size: int, rank: tf.Tensor | int) -> None:
         self.size = size
         self.rank = rank
+        self.ahead: tf.Variable | None = None
 
     def answer(self, wish: Wish) -> tuple[tf.Tensor, Sent]:
         """Does what a compressor asks for, and counts what that sends."""
         others = self.size - 1
         if isinstance(wish, AllGather):
-            rows = self.all_gather(wish.payload, wish.same_length)
-            longest = tf.size(rows, tf.int64) // self.size
-            words = longest if wish.same_length else longest + 1  # with the lengths
+            words = tf.size(wish.payload)
+            if wish.same_length:
+                rows, gathered = self.all_gather(wish.payload), words
+            else:
+                rows, gathered = self.all_gather_padded(wish.payload)
             # A ring passes on all rows but one.
-            return rows, Sent(4 * tf.size(wish.payload, tf.int64), 4 * others * words)
+            return rows, Sent(
+                4 * tf.cast(words, tf.int64), 4 * others * tf.cast(gathered, tf.int64)
+            )
         if isinstance(wish, AllReduce):
             given = wish.values.dtype.size * tf.size(wish.values, tf.int64)
             return self.all_reduce(wish.values), Sent(given, 2 * others * given // self.size)
@@ -103,8 +109,12 @@ class Communicator(abc.ABC):
         return self.broadcast(wish.payload, wish.root), sent
 
     @abc.abstractmethod
-    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
-        """A row for each replica's int32 vector, padded with zeros."""
+    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
+        """A row for each replica's int32 vector, all of one length."""
+
+    def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """A row for each replica's int32 vector, padded with zeros; and words given in all."""
+        return gather_padded(payload, self.all_gather, self.ahead)
 
     @abc.abstractmethod
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
@@ -141,10 +151,9 @@ class CollectiveCommunicator(Communicator):
         super().__init__(size, rank)
         self._launcher = launcher
 
-    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
-        """A row for each replica's int32 vector, padded with zeros."""
-        gather = functools.partial(_private.launch_all_gather, self._launcher)
-        return gather((payload if same_length else _padded(payload, gather))[tf.newaxis])
+    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
+        """A row for each replica's int32 vector, all of one length."""
+        return _private.launch_all_gather(self._launcher, payload[tf.newaxis])
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """The sum of vectors of one length and dtype."""
@@ -166,10 +175,9 @@ class ReplicaContextCommunicator(Communicator):
         super().__init__(context.num_replicas_in_sync, context.replica_id_in_sync_group)
         self._context = context
 
-    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
-        """A row for each replica's int32 vector, padded with zeros."""
-        gather = functools.partial(self._context.all_gather, axis=0)
-        return gather((payload if same_length else _padded(payload, gather))[tf.newaxis])
+    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
+        """A row for each replica's int32 vector, all of one length."""
+        return self._context.all_gather(payload[tf.newaxis], axis=0)
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """The sum of vectors of one length and dtype."""
@@ -181,18 +189,12 @@ class ReplicaContextCommunicator(Communicator):
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, only_of_root)
 
 
-def _padded(payload: tf.Tensor, gather: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """`payload` with zeros behind it, up to the length of the longest."""
-    words = tf.size(payload)
-    return tf.pad(payload, [[0, tf.reduce_max(gather(words[tf.newaxis])) - words]])
-
-
 def replica_communicator() -> Communicator:
     """The communicator of the current replica."""
     context = tf.distribute.get_replica_context()
     strategy = context.strategy
-    alone = len(strategy.extended.worker_devices) == 1
-    if _private.is_collective(strategy) and (alone or not tf.executing_eagerly()):
+    alone = _private.is_one_collective_replica(strategy)
+    if alone or (_private.is_collective(strategy) and not tf.executing_eagerly()):
         launcher = _private.launcher(strategy, _private.local_replica_id(context))
         return CollectiveCommunicator(
             launcher, context.num_replicas_in_sync, context.replica_id_in_sync_group

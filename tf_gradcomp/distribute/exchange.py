@@ -29,6 +29,7 @@ from tf_gradcomp.distribute.gradients import (
 )
 from tf_gradcomp.distribute.host_state import OnHost
 from tf_gradcomp.distribute.leftovers import Leftovers
+from tf_gradcomp.distribute.padded_gather import WordsAhead
 from tf_gradcomp.distribute.state import new_variables, shared_variable, state_specs
 from tf_gradcomp.distribute.supported import check_strategy, check_warmup
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
@@ -106,6 +107,7 @@ class GradientExchange(tf.Module):
             self.skipped_steps = shared_variable(0, "int64", "skipped_steps")
             self.unsent = shared_variable(False, "bool", "unsent")
             self._traffic = TrafficCounter(len(specs))
+            self._ahead = WordsAhead() if _private.is_one_collective_replica(strategy) else None
         self._strategy = strategy
         self._numbers = _Numbers(variables)
         self.keeps_state = bool(state_specs(self.chosen, specs, self.preconditioner))
@@ -262,6 +264,8 @@ class GradientExchange(tf.Module):
         state = self._local_state(numbers, local_replica)
         if self.preconditioner and adam:
             self._begin(state[SECOND_MOMENT], adam, communicator.size, local_replica)
+        if self._ahead:
+            communicator.ahead = self._local(self._ahead.words, local_replica)
         with OnHost(state) as handles:
             second_moments = None
             if self.preconditioner and adam:

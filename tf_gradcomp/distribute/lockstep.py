@@ -38,9 +38,13 @@ class _Meeting(Communicator):
             raise RuntimeError(f"Replicas of one exchange ask for different things: {wishes}.")
         self._given = [given(wish) for wish in wishes]
 
-    def all_gather(self, payload: tf.Tensor, same_length: bool) -> tf.Tensor:
-        """A row for each replica's int32 vector, padded with zeros."""
+    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
+        """A row for each replica's int32 vector, all of one length."""
         return self._rows
+
+    def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """A row for each replica's int32 vector, padded with zeros; and words given in all."""
+        return self._rows, tf.shape(self._rows)[1] + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """The sum of vectors of one length and dtype."""
