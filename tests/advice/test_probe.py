@@ -68,10 +68,17 @@ def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):
 
     def measure(self, collect, elements, dtype):
         measured.append(elements)
-        return 4.0 * elements, 0.02 * next(seconds)
+        return 4.0 * elements, 0.01 * next(seconds)
 
     monkeypatch.setattr(Collectives, "_measure", measure)
     with tf.device("CPU:0"):
         curve = Collectives(collective()).curve(Kind("AllReduce", "float32"), 1e9)
-    assert len(curve.points) == 3  # 20, 40 and 60 milliseconds
+    assert len(curve.points) == 3  # 10, 20 and 30 milliseconds
     assert max(measured) < 1e9 / 4
+
+
+def test_of_many_gradients_the_largest_are_tried(monkeypatch):
+    whole = work("qsgd")
+    monkeypatch.setattr(sample, "MOST_GRADIENTS", 1)
+    largest = work("qsgd")
+    assert largest.payload_bytes == pytest.approx(whole.payload_bytes, rel=0.1)

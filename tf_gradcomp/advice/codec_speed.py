@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_gradcomp.advice.cost_model import Asked, Kind, Work
-from tf_gradcomp.advice.timing import call_seconds, seconds_of
+from tf_gradcomp.advice.timing import call_seconds, timed
 from tf_gradcomp.compressors.base import Compressor, ExchangeInputs
 from tf_gradcomp.distribute.communicator import AllGather, Communicator, Sent, Wish, given
 
@@ -55,62 +55,66 @@ class CodecSpeed:
         self._inputs = inputs
         self._prepare = prepare
         self._kinds: list[Kind] = []
-        self._whole = tf.function(self._talk, autograph=False)
-        self._first_part = tf.function(self._talk_to_last_wish, autograph=False)
+        self._step = tf.function(self._talk, autograph=False)
 
     def run(self, steps: int) -> None:
         """Does some steps."""
         for _ in range(steps):
             self._prepare()
-            self._whole()
+            self._step()
 
     def measure(self, repeats: int, agree: Agree = list) -> Work:
         """Medians of some steps.
 
         Args:
-            repeats: How many steps are timed as a whole; as many are timed up to the last wish.
+            repeats: How many steps are timed.
             agree: Given a number for each step, those that hold for all workers.
         """
-        self.run(1)  # traces; the first part has to know of the last wish
-        self._first_part()
-        both, encode, sent = [], [], []
+        self.run(1)  # traces
+        whole, encode, sent = [], [], []
         for _ in range(repeats):
             self._prepare()
-            both.append(seconds_of(lambda: sent.append(self._whole()[1])))
-            self._prepare()
-            encode.append(seconds_of(self._first_part))
+            seconds, step = timed(self._step)
+            whole.append(seconds)
+            encode.append(float(step.encode))
+            sent.append(step.sent)
         nothing = agree([call_seconds()])[0]
-        seconds = statistics.median(agree(both)) - nothing
-        encoding = max(0.0, statistics.median(agree(encode)) - nothing)
+        seconds = statistics.median(agree(whole)) - nothing
+        encoding = statistics.median(agree(encode))
         payload, *of_wishes = agree(_means(sent))
         asked = [Asked(*wish) for wish in zip(self._kinds, of_wishes, strict=True)]
         return Work(encoding, max(0.0, seconds - encoding), payload, asked)
 
-    def _talk(self) -> tuple[Any, list[Sent]]:
-        """All of a step: what comes of it, and bytes for each wish."""
-        inputs = self._inputs()
+    def _talk(self) -> _Step:
+        """A step, in a graph."""
+        start = tf.timestamp()
+        with tf.control_dependencies([start]):
+            inputs = self._inputs()
         echo = Echo(inputs.size, inputs.rank)
         talk = self._compressor.conversation(inputs)
         answer: Any = None
+        asked = start
         sent: list[Sent] = []
         self._kinds = []
         while True:
             try:
                 wish = talk.send(answer)
             except StopIteration as end:
-                return end.value.reduced, sent
+                return _Step(end.value.reduced, asked - start, sent)
             self._kinds.append(kind_of(wish))
-            answer, more = echo.answer(wish)
+            with tf.control_dependencies([given(wish)]):
+                asked = tf.timestamp()
+            with tf.control_dependencies([asked]):
+                answer, more = echo.answer(wish)
             sent.append(more)
 
-    def _talk_to_last_wish(self) -> tf.Tensor:
-        inputs = self._inputs()
-        echo = Echo(inputs.size, inputs.rank)
-        talk = self._compressor.conversation(inputs)
-        wish = next(talk)
-        for _ in self._kinds[1:]:
-            wish = talk.send(echo.answer(wish)[0])
-        return given(wish)
+
+class _Step(NamedTuple):
+    """What comes of a step, seconds up to its last wish, and bytes for each wish."""
+
+    reduced: Any
+    encode: tf.Tensor
+    sent: list[Sent]
 
 
 def kind_of(wish: Wish) -> Kind:

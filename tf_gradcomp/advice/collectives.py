@@ -23,10 +23,10 @@ from tf_gradcomp.distribute.communicator import (
 from tf_gradcomp.distribute.padded_gather import WordsAhead
 
 _FEWEST = 512  # elements; what fewer take is latency
-_GROWTH = 8  # from one size to the next, at most
-_ENOUGH = 0.05  # seconds of a size, behind which there is none larger
-_MOST = 0.1  # seconds that a size should take, at most
-_REPEATS = (2, 5)  # of each size: as many as fit into the time that is enough
+_GROWTH = 16  # from one size to the next, at most
+_ENOUGH = 0.03  # seconds of a size, behind which there is none larger
+_MOST = 0.04  # seconds that a size should take, at most
+_REPEATS = (2, 3)  # of each size: as many as fit into the time that is enough
 
 
 class Collectives:

@@ -15,12 +15,13 @@ from tf_gradcomp.distribute.lockstep import handles, new_state
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.preconditioner import SECOND_MOMENT, Preconditioner
 
-MOST_ELEMENTS = 2_000_000
+MOST_ELEMENTS = 1_000_000
+MOST_GRADIENTS = 24  # what is traced takes longer than what is timed
 _PLACES = 100_000  # where the noise of a step may begin
 # From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
 # it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
 _RESIDUAL = 3.0  # of what is compressed in a step, the standard deviation
-_WARM_UP, _REPEATS = 5, 5
+_WARM_UP, _REPEATS = 4, 5
 _MANY_UPDATES = 100_000  # Adam's bias correction is over
 
 
@@ -28,14 +29,16 @@ class Sample:
     """Random gradients of a part of a model, another part of one long vector in each step.
 
     Args:
-        specs: Of the model's gradients. Of a large one a part of each gradient is taken.
+        specs: Of the model's gradients: of many the largest, of a large model a part of each.
         rank: This worker's: workers have different gradients.
         size: The number of replicas.
     """
 
     def __init__(self, specs: Sequence[GradientSpec], rank: int, size: int) -> None:
         total = sum(spec.elements for spec in specs)
-        self._specs = [_part(spec, min(1.0, MOST_ELEMENTS / max(1, total))) for spec in specs]
+        largest = sorted(specs, key=lambda spec: spec.elements)[-MOST_GRADIENTS:]
+        share = min(1.0, MOST_ELEMENTS / max(1, sum(spec.elements for spec in largest)))
+        self._specs = [_part(spec, share) for spec in specs if spec in largest][:MOST_GRADIENTS]
         elements = sum(spec.elements for spec in self._specs)
         self._factor = total / max(1, elements)
         self._rank, self._size = rank, size
