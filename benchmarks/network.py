@@ -114,6 +114,7 @@ class Bench:
     def _run(
         self, program: str, plan: Plan, python: str, on_line: Callable[[int, str, str], None]
     ) -> None:
+        plan.network.shape(links.UNSHAPED)  # workers start by sending all weights
         threads = self._settings.threads or shared_out_threads(plan.network.workers)
         command = [python, str(HERE / program), plan.to_text()]
         with placed_job(command, plan.network, threads, on_line) as job:
