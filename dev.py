@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -74,7 +75,9 @@ def main() -> int:
     target = OLDEST if getattr(arguments, "oldest", False) else NEWEST
     check_python(target)
     compiler = find_compiler()
-    prepare(target, arguments.extras, compiler)
+    with Path(__file__).open() as own:
+        fcntl.flock(own, fcntl.LOCK_EX)  # until closed: another one waits, and finds all prepared
+        prepare(target, arguments.extras, compiler)
     codes = [
         run([target.python, *command, *arguments.extra], target.tree)
         for command in arguments.commands

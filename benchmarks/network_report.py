@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jobs
+import network_forecasts
 import network_goals
 from network_rows import ENOUGH_BYTES, TOLERANCE, Record, Row, grouped, milliseconds, rows
 
@@ -84,6 +85,7 @@ def markdown(measured: dict[str, Any]) -> str:
         *_goals(measured),
         "",
         _agreement(measured),
+        *_forecasts(measured),
     ]
     for (job, workers), of_job in grouped(measured["records"], "job", "workers").items():
         parts += ["", f"### {TITLES[job]}, {workers} workers"]
@@ -96,6 +98,7 @@ def markdown(measured: dict[str, Any]) -> str:
 
 _LINK_COLUMNS = ("workers", "link", "Mbit/s", "round trip, ms")
 _GOAL_COLUMNS = ("times faster than its dense run, two workers", "wanted", "at least", "measured")
+_CHOICE_COLUMNS = ("`auto`", "best candidate", "`auto` over it", "its quartiles apart, over it")
 _COLUMNS = (
     "contender",
     "median ms",
@@ -140,6 +143,16 @@ def _goals(measured: dict[str, Any]) -> list[str]:
     groups = grouped(measured["records"], "job", "workers", "link")
     body = list(network_goals.reached({place: rows(of_one) for place, of_one in groups.items()}))
     return ["", *_table(_GOAL_COLUMNS, body)] if body else []
+
+
+def _forecasts(measured: dict[str, Any]) -> list[str]:
+    groups = grouped(measured["records"], "job", "workers", "link")
+    sentence = network_forecasts.accuracy(groups)
+    body = list(network_forecasts.choices(groups))
+    return [
+        *([sentence] if sentence else []),
+        *(["", *_table(_CHOICE_COLUMNS, body)] if body else []),
+    ]
 
 
 def _agreement(measured: dict[str, Any]) -> str:

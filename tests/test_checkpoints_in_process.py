@@ -161,6 +161,26 @@ def test_what_a_checkpoint_does_not_have_starts_at_zero():
     assert model.optimizer.exchange.step.numpy() == 0
 
 
+@pytest.mark.parametrize(
+    ("compressor", "lost"),
+    [
+        ("no_compression", "residual, second_moment"),
+        ("qsgd", "residual, second_moment"),
+        ("adacomp", None),
+    ],
+)
+def test_the_log_says_what_a_compressor_does_not_take_over(monkeypatch, compressor, lost):
+    said = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *args: said.append(text % args))
+    saved = {}
+    trained(mirrored(2)).optimizer.save_own_variables(saved)
+    with mirrored(2).scope():
+        optimizer = gc.CompressedOptimizer(keras.optimizers.Adam(0.01), compressor)
+        build(optimizer).optimizer.load_own_variables(saved)
+    assert [f": {lost}. It" in text for text in said] == [True] * bool(lost)
+    assert any(np.any(r.numpy()) for r in optimizer.exchange.residuals) == (lost is None)
+
+
 FLUSHED_BY = {
     "sgd": lambda: keras.optimizers.SGD(1.0),
     "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(

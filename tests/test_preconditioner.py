@@ -9,7 +9,7 @@ import tf_gradcomp as gc
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp import _private
 from tf_gradcomp.momentum_steps import MOMENTUM_STEPS, momentum_only
-from tf_gradcomp.preconditioner import SECOND_MOMENT, preconditioner_for
+from tf_gradcomp.preconditioner import LARGEST, SECOND_MOMENT, preconditioner_for
 
 SHAPES = [(40, 30), (30,)]
 SIGNS = np.array([1, 1, -1, 1, -1, -1, -1], "float32")
@@ -59,9 +59,9 @@ class Job:
         inner = self.optimizer.inner_optimizer
         return [v.numpy() for v in _private.slots(inner, "velocities", self.variables)]
 
-    def resumed(self, replicas):
+    def resumed(self, replicas, **kwargs):
         """A job of so many replicas that goes on from here, by what a checkpoint holds."""
-        other, saved = Job(replicas), {}
+        other, saved = Job(replicas, **kwargs), {}
         self.optimizer.save_own_variables(saved)
         other.optimizer.load_own_variables(saved)
         inner = {}
@@ -99,16 +99,20 @@ def test_replicas_keep_the_second_moments_of_their_own_gradients_and_equal_weigh
     assert not any(slot.any() for slot in job.slots())
 
 
-def test_what_is_divided_is_sent_or_kept():
-    job = Job(inner={"class_name": "Adam", "config": {"beta_1": 0.0, "learning_rate": 1.0}})
+@pytest.mark.parametrize("compressor", ["adacomp", "scalecom"])
+@pytest.mark.parametrize("amsgrad", [False, True], ids=["", "amsgrad"])
+def test_what_is_divided_is_sent_or_kept(amsgrad, compressor):
+    settings = {"beta_1": 0.0, "beta_2": 0.5, "learning_rate": 1.0, "amsgrad": amsgrad}
+    job = Job(inner={"class_name": "Adam", "config": settings}, compressor=compressor)
     start = job.variables[0].numpy()
     job.train(0, 4)
-    total, moments = 0, [0.0, 0.0]
+    total, moments, largest = 0, [0.0, 0.0], [0.0, 0.0]
     for step in range(4):
         for replica, of_one in enumerate(gradients_at(step, 2)):
-            moments[replica] = 0.999 * moments[replica] + 0.001 * of_one[0] ** 2
-            mean = moments[replica] / (1 - 0.999 ** (step + 1))
-            total = total + of_one[0] / np.sqrt(2 * mean)
+            moments[replica] = 0.5 * moments[replica] + 0.5 * of_one[0] ** 2
+            largest[replica] = np.maximum(largest[replica], moments[replica])
+            divisor = (largest if amsgrad else moments)[replica] / (1 - 0.5 ** (step + 1))
+            total = total + of_one[0] / np.sqrt(2 * divisor)
     kept = sum(copies(job.strategy, job.optimizer.exchange.residuals[0]))
     np.testing.assert_allclose(start - job.variables[0].numpy() + kept, total, rtol=1e-3, atol=1e-3)
 
@@ -221,9 +225,20 @@ def test_auto_is_local_where_it_helps(inner, compressor, setting, expected):
     assert (found is not None) == expected
 
 
-def test_amsgrad_is_left_as_it_is():
-    adam = keras.optimizers.Adam(amsgrad=True)
-    assert preconditioner_for(adam, gc.compressors.AdaComp(), "auto") is None
+def test_amsgrads_largest_second_moments_are_handed_over_and_given_back():
+    inner = {"class_name": "Adam", "config": {"beta_2": 0.5, "amsgrad": True}}
+    job = Job(inner=inner).train(0, 3)
+    names = [SECOND_MOMENT, LARGEST]
+    sums = [sum(copies(job.strategy, job.optimizer.exchange.state[name][0])) for name in names]
+    assert (sums[1] > sums[0]).any()
+    alone = job.resumed(1, inner=inner)
+    alone.step([[np.zeros(shape, "float32") for shape in SHAPES]])
+    residual = sum(copies(job.strategy, job.optimizer.exchange.residuals[0]))
+    given = residual * np.sqrt(sums[1] / (1 - 0.5**3))
+    moment = 0.5 * sums[0] + 0.5 * given**2
+    hats = _private.slots(alone.optimizer.inner_optimizer, "velocity_hats", alone.variables)
+    np.testing.assert_allclose(alone.slots()[0], moment, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(hats[0].numpy(), np.maximum(sums[1], moment), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("setting", ["global", True, 1], ids=str)
@@ -233,7 +248,7 @@ def test_refuses_other_settings(setting):
 
 
 def test_refuses_local_for_others_than_the_adam_family():
-    with pytest.raises(ValueError, match=r"is for Adam, AdamW, Nadam, Lamb .* received SGD"):
+    with pytest.raises(ValueError, match=r"is for Adam, AdamW, Nadam, Lamb; received SGD"):
         gc.CompressedOptimizer("sgd", precondition="local")
 
 

@@ -229,7 +229,7 @@ def behaving_as(optimizer: keras.optimizers.Optimizer, **overrides: Any) -> Iter
 def slots(
     optimizer: keras.optimizers.Optimizer, kind: str, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """The `"momentums"` or `"velocities"` of some variables; there is no public way to them."""
+    """The `"momentums"`, `"velocities"` or `"velocity_hats"` of some variables: no public name."""
     of_all = getattr(optimizer, f"_{kind}")
     return [of_all[optimizer._get_variable_index(variable)] for variable in variables]
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_gradcomp import _private, compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.distribute.communicator import replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import all_finite
@@ -23,12 +24,20 @@ from tf_gradcomp.policy import Policy
 from tf_gradcomp.preconditioner import (
     AUTO,
     SECOND_MOMENT,
+    SLOTS,
     AdamState,
     Preconditioner,
     preconditioner_for,
 )
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+_LOG = tf.get_logger()
+_NOT_KEPT = (
+    "The checkpoint holds what %r cannot go on with: %s. It is not loaded, and so gradients that "
+    "were not sent yet are lost. To send them, go on with the compressor and the precondition that "
+    "wrote them, or with gc.compressors.Auto([both])."
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
@@ -58,7 +67,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
         precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
             compresses them divided by its root; their sum goes through the inner optimizer's
-            momentum and learning rate only. For Adam, AdamW, Nadam and Lamb (without `amsgrad`).
+            momentum and learning rate only. For Adam, AdamW, Nadam and Lamb.
             None: the inner optimizer gets the sum, and sparse methods make Adam's steps short.
             `"auto"`: local where the inner optimizer allows it and the method is helped by it.
         name: The optimizer's name.
@@ -293,10 +302,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         return reduced, finite
 
     def _adam_state(self, variables: Sequence[keras.Variable]) -> AdamState | None:
-        if SECOND_MOMENT not in self.exchange.state:
+        kept = [name for name in SLOTS if name in self.exchange.state]
+        if not kept:
             return None
-        updates = tf.cast(self._core.iterations, tf.int64)
-        return AdamState(updates, _private.slots(self._core, "velocities", variables))
+        moments = {name: _private.slots(self._core, SLOTS[name], variables) for name in kept}
+        return AdamState(tf.cast(self._core.iterations, tf.int64), moments)
 
     def _stepping(self) -> contextlib.AbstractContextManager[None]:
         alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
@@ -411,13 +421,22 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     def load_own_variables(self, store: Any) -> None:
         """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
 
-        What the checkpoint does not have, such as residuals, starts at zero.
+        What the checkpoint does not have, such as residuals, starts at zero. What it has and this
+        compressor does not keep is not loaded, and the log says so.
         """
-        names = set(store.keys())
+        names, state = set(store.keys()), self._own_state()
         if "0" in names:
             self.inner_optimizer.load_own_variables(store)
-        for name, variable in self._own_state().items():
-            variable.assign(store[name] if name in names else np.zeros(variable.shape))
+            names = set()
+        taken = names & set(state)
+        if (f"{SECOND_MOMENT}_0" in names) != (f"{SECOND_MOMENT}_0" in state):
+            # Divided gradients are of another size.
+            taken = {name for name in taken if not name.startswith(RESIDUAL)}
+        if state and names - taken:
+            left = {name.rpartition("_")[0] for name in names - taken}
+            _LOG.warning(_NOT_KEPT, self.compressor, ", ".join(sorted(left)))
+        for name, variable in state.items():
+            variable.assign(store[name] if name in taken else np.zeros(variable.shape))
 
     def get_config(self) -> dict[str, Any]:
         """The config, for `from_config` and Keras' saving."""

@@ -24,6 +24,8 @@ from tf_gradcomp.momentum_steps import MOMENTUM_STEPS
 from tf_gradcomp.policy import GradientSpec
 
 SECOND_MOMENT = "second_moment"
+LARGEST = "largest_second_moment"  # AMSGrad's
+SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # what Keras calls its own
 AUTO, LOCAL = "auto", "local"
 
 
@@ -32,16 +34,18 @@ class AdamState(NamedTuple):
 
     Attributes:
         updates: int64 scalar, how many it has made.
-        second_moments: Its own, in the order of the gradients. Replicas that have none yet begin
-            with their share of these; one that goes on alone gets them back.
+        moments: Its own second moments by name, as `Preconditioner.state` has them, in the order of
+            the gradients. Replicas that have none yet begin with their share of these; one that
+            goes on alone gets them back.
     """
 
     updates: tf.Tensor
-    second_moments: Sequence[keras.Variable]
+    moments: Mapping[str, Sequence[keras.Variable]]
 
     def of(self, places: Sequence[int]) -> AdamState:
         """That of some of the gradients."""
-        return AdamState(self.updates, [self.second_moments[place] for place in places])
+        some = {name: [slots[place] for place in places] for name, slots in self.moments.items()}
+        return AdamState(self.updates, some)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +55,25 @@ class Preconditioner:
     Attributes:
         beta_2: Adam's.
         epsilon: Adam's.
+        amsgrad: Whether by those of the largest second moments so far.
     """
 
     beta_2: float
     epsilon: float
+    amsgrad: bool = False
+
+    @property
+    def divides_by(self) -> str:
+        """The name of the state whose root divides."""
+        return LARGEST if self.amsgrad else SECOND_MOMENT
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """The second moment of one gradient.
+        """The second moment of one gradient, and AMSGrad's largest.
 
         The sum over N replicas, each of which has the gradient of its share of the batch, is about
         the second moment of all of the batch: it serves any other number of them.
         """
-        return {SECOND_MOMENT: StateSpec(spec.shape)}
+        return dict.fromkeys([SECOND_MOMENT, self.divides_by], StateSpec(spec.shape))
 
     def second_moments(
         self, state: Mapping[str, Sequence[tf.Tensor]], updates: tf.Tensor, replicas: int
@@ -75,7 +86,12 @@ class Preconditioner:
             replicas: Their number.
         """
         return ops.SecondMoments(
-            state[SECOND_MOMENT], updates + 1, self.beta_2, self.epsilon, scale=replicas
+            state[SECOND_MOMENT],
+            updates + 1,
+            self.beta_2,
+            self.epsilon,
+            replicas,
+            state[LARGEST] if self.amsgrad else (),
         )
 
     def divisor(self, second_moment: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
@@ -99,13 +115,14 @@ def preconditioner_for(
     """
     if setting not in (AUTO, LOCAL, None):
         raise ValueError(f'precondition: expected "auto", "local" or None; received {setting!r}.')
-    able = type(optimizer) in MOMENTUM_STEPS and not getattr(optimizer, "amsgrad", False)
+    able = type(optimizer) in MOMENTUM_STEPS
     if setting == LOCAL and not able:
         names = ", ".join(class_.__name__ for class_ in MOMENTUM_STEPS)
         raise ValueError(
-            f'precondition="local" is for {names} (without amsgrad); received '
-            f'{type(optimizer).__name__}. Use precondition="auto", which leaves others as they are.'
+            f'precondition="local" is for {names}; received {type(optimizer).__name__}. Use '
+            'precondition="auto", which leaves others as they are.'
         )
     if setting is None or not able or (setting == AUTO and not compressor.behind_second_moment):
         return None
-    return Preconditioner(float(optimizer.beta_2), float(optimizer.epsilon))
+    amsgrad = bool(getattr(optimizer, "amsgrad", False))
+    return Preconditioner(float(optimizer.beta_2), float(optimizer.epsilon), amsgrad)

@@ -1,6 +1,7 @@
 """What the network benchmark makes of its figures."""
 
 import jobs
+import network_forecasts
 import network_plots
 import network_report
 import network_rows
@@ -116,3 +117,18 @@ def test_goals(measured):
     assert "| mlp, 100 Mbit/s: adacomp, ahead of PyTorch's best hook | 10.0 | 10.0 | 40.0 |" in text
     assert "| mlp, unshaped: cast | 1 | 1 | 2.0 |" in text
     assert "1 Gbit/s" not in text  # not measured
+
+
+def test_predictions_that_are_close_are_counted(measured):
+    groups = network_rows.grouped(measured["records"], "link")
+    # 19 ms for 20 on the slow link, 14 for 40 on the unshaped one
+    assert network_forecasts.accuracy(groups).startswith("Of 2 predictions 1 are within 20%")
+    assert not network_forecasts.accuracy({("10 Mbit/s",): [record(jobs.ALL_REDUCE, [800])]})
+
+
+def test_what_was_chosen_is_compared_with_the_best_candidate(records):
+    chosen = record("auto", [22, 23, 21])
+    table = {(jobs.MLP, 2, "100 Mbit/s"): [*records, chosen]}
+    (cells,) = network_forecasts.choices(table)
+    assert cells == ["mlp, 2 workers, 100 Mbit/s", "adacomp", "1.10", "0.20"]
+    assert not list(network_forecasts.choices({(jobs.MLP, 2, "100 Mbit/s"): records}))

@@ -24,8 +24,8 @@ from tf_gradcomp.distribute.padded_gather import WordsAhead
 
 _FEWEST = 512  # elements; what fewer take is latency
 _GROWTH = 16  # from one size to the next, at most
-_ENOUGH = 0.03  # seconds of a size, behind which there is none larger
-_MOST = 0.04  # seconds that a size should take, at most
+_ENOUGH = 0.05  # seconds of a size, behind which there is none larger
+_MOST = 0.06  # seconds that a size should take, at most
 _REPEATS = (2, 3)  # of each size: as many as fit into the time that is enough
 
 

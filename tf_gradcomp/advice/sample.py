@@ -15,13 +15,12 @@ from tf_gradcomp.distribute.lockstep import handles, new_state
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.preconditioner import SECOND_MOMENT, Preconditioner
 
-MOST_ELEMENTS = 1_000_000
-MOST_GRADIENTS = 24  # what is traced takes longer than what is timed
+MOST_ELEMENTS = 2_000_000
 _PLACES = 100_000  # where the noise of a step may begin
 # From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
 # it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
 _RESIDUAL = 3.0  # of what is compressed in a step, the standard deviation
-_WARM_UP, _REPEATS = 4, 5
+_WARM_UP, _REPEATS = 10, 5
 _MANY_UPDATES = 100_000  # Adam's bias correction is over
 
 
@@ -29,16 +28,16 @@ class Sample:
     """Random gradients of a part of a model, another part of one long vector in each step.
 
     Args:
-        specs: Of the model's gradients: of many the largest, of a large model a part of each.
+        specs: Of the model's gradients. Those that are alike are tried as one, for it takes longer
+            to trace many than to run them; of a large model, a part of each.
         rank: This worker's: workers have different gradients.
         size: The number of replicas.
     """
 
     def __init__(self, specs: Sequence[GradientSpec], rank: int, size: int) -> None:
         total = sum(spec.elements for spec in specs)
-        largest = sorted(specs, key=lambda spec: spec.elements)[-MOST_GRADIENTS:]
-        share = min(1.0, MOST_ELEMENTS / max(1, sum(spec.elements for spec in largest)))
-        self._specs = [_part(spec, share) for spec in specs if spec in largest][:MOST_GRADIENTS]
+        share = min(1.0, MOST_ELEMENTS / max(1, total))
+        self._specs = _merged(specs, share)
         elements = sum(spec.elements for spec in self._specs)
         self._factor = total / max(1, elements)
         self._rank, self._size = rank, size
@@ -91,12 +90,20 @@ class Sample:
             gradient.assign(tf.cast(tf.reshape(part, gradient.shape), gradient.dtype))
 
 
-def _part(spec: GradientSpec, share: float) -> GradientSpec:
-    """About a share of a gradient, cut off along its longest side."""
+def _merged(specs: Sequence[GradientSpec], share: float) -> list[GradientSpec]:
+    """About a share of all elements; gradients that differ in their names alone become one."""
+    alike: dict[GradientSpec, list[GradientSpec]] = {}
+    for spec in specs:
+        alike.setdefault(dataclasses.replace(spec, path=""), []).append(spec)
+    return [_stretched(group[0], share * len(group)) for group in alike.values()]
+
+
+def _stretched(spec: GradientSpec, factor: float) -> GradientSpec:
+    """A gradient of about so many times the elements, cut off or stretched on its longest side."""
     if not spec.elements:
         return spec
     shape = list(spec.shape)
     if shape:
         longest = shape.index(max(shape))
-        shape[longest] = max(1, math.ceil(share * shape[longest]))
+        shape[longest] = max(1, math.ceil(factor * shape[longest]))
     return dataclasses.replace(spec, shape=tuple(shape))

@@ -104,7 +104,7 @@ class Compressor(abc.ABC):
         residual_scale: What a residual is, over the gradients that it stands for.
         behind_second_moment: Whether it trains better with Adam's second moment in front of it.
         divides: Whether `exchange` itself divides by second moments, as `ExchangeInputs.divided`
-            does to the bit; otherwise it is given none.
+            does to the bit, unless AMSGrad's are to divide; otherwise it is given none.
         candidates: If it is a choice between others, made when a job starts: these.
     """
 
@@ -143,7 +143,8 @@ class Compressor(abc.ABC):
 
     def conversation(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """`exchange`, on gradients that are divided where there are second moments."""
-        return self.exchange(inputs if self.divides else inputs.divided())
+        amsgrad = inputs.second_moments and inputs.second_moments.largest
+        return self.exchange(inputs if self.divides and not amsgrad else inputs.divided())
 
     @abc.abstractmethod
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:

@@ -35,7 +35,7 @@ from tf_gradcomp.distribute.supported import check_strategy, check_warmup
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
-from tf_gradcomp.preconditioner import SECOND_MOMENT, AdamState, Preconditioner
+from tf_gradcomp.preconditioner import AdamState, Preconditioner
 
 _LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
 _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
@@ -221,14 +221,13 @@ class GradientExchange(tf.Module):
         state = self._local_state(numbers, local_replica)
         leftovers = Leftovers(
             state.get(RESIDUAL, []),
-            state.get(SECOND_MOMENT, []),
+            {name: state[name] for name in adam.moments} if adam else {},
             self._local(self.unsent, local_replica),
             self.compressor.residual_scale,
             self._in_front,
         )
         if adam:
-            slots = [self._local(slot, local_replica) for slot in adam.second_moments]
-            adam = AdamState(adam.updates, slots)
+            adam = self._on_replica(adam, local_replica)
         return leftovers.added_to(gradients, divisor, adam, communicator)
 
     def count_skip(self, finite: tf.Tensor) -> None:
@@ -263,7 +262,7 @@ class GradientExchange(tf.Module):
         specs = [self.specs[number] for number in numbers]
         state = self._local_state(numbers, local_replica)
         if self.preconditioner and adam:
-            self._begin(state[SECOND_MOMENT], adam, communicator.size, local_replica)
+            self._begin(state, adam, communicator.size, local_replica)
         if self._ahead:
             communicator.ahead = self._local(self._ahead.words, local_replica)
         with OnHost(state) as handles:
@@ -294,7 +293,7 @@ class GradientExchange(tf.Module):
 
     def _begin(
         self,
-        second_moments: Sequence[tf.Variable],
+        state: Mapping[str, Sequence[tf.Variable]],
         adam: AdamState,
         replicas: int,
         local_replica: int,
@@ -302,8 +301,9 @@ class GradientExchange(tf.Module):
         """Takes its share of the inner optimizer's, unless replicas have their own already."""
 
         def take_share() -> None:
-            for own, whole in zip(second_moments, adam.second_moments, strict=True):
-                own.assign(tf.cast(whole.value, tf.float32) / replicas)
+            for name, slots in adam.moments.items():
+                for own, whole in zip(state[name], slots, strict=True):
+                    own.assign(tf.cast(whole.value, tf.float32) / replicas)
 
         exchanged_before = self._local(self.unsent, local_replica).read_value()
         tf.cond(exchanged_before, lambda: None, take_share)
@@ -316,6 +316,13 @@ class GradientExchange(tf.Module):
 
     def _local(self, variable: keras.Variable | tf.Variable, local_replica: int) -> tf.Variable:
         return self._strategy.experimental_local_results(native(variable))[local_replica]
+
+    def _on_replica(self, adam: AdamState, local_replica: int) -> AdamState:
+        moments = {
+            name: [self._local(slot, local_replica) for slot in slots]
+            for name, slots in adam.moments.items()
+        }
+        return AdamState(adam.updates, moments)
 
     def _local_state(
         self, numbers: Sequence[int], local_replica: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -18,14 +18,14 @@ class Leftovers:
 
     Attributes:
         residuals: One for each gradient, or none.
-        second_moments: Likewise.
+        moments: Second moments by name, for each gradient; none without a preconditioner.
         unsent: bool scalar, whether there is anything in the residuals.
         residual_scale: What a residual is, over the gradients that it stands for.
         preconditioner: By what the residuals are divided, if by anything.
     """
 
     residuals: Sequence[tf.Variable]
-    second_moments: Sequence[tf.Variable]
+    moments: Mapping[str, Sequence[tf.Variable]]
     unsent: tf.Variable
     residual_scale: float
     preconditioner: Preconditioner | None
@@ -47,12 +47,16 @@ class Leftovers:
         """
 
         def plus_residuals() -> list[tf.Tensor | tf.IndexedSlices]:
-            moments = _totals(self.second_moments, communicator)
+            moments = {
+                name: _totals(of_replica, communicator) for name, of_replica in self.moments.items()
+            }
             factors = [divisor / self.residual_scale for _ in gradients]
             if self.preconditioner and adam:
                 factors = [
                     factor * self.preconditioner.divisor(moment, adam.updates)
-                    for factor, moment in zip(factors, moments, strict=True)
+                    for factor, moment in zip(
+                        factors, moments[self.preconditioner.divides_by], strict=True
+                    )
                 ]
             sums = list(gradients)
             for i, residual in enumerate(self.residuals):
@@ -60,9 +64,9 @@ class Leftovers:
             with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
                 for residual in self.residuals:
                     residual.assign(tf.zeros(residual.shape))
-                if adam:
-                    for slot, moment in zip(adam.second_moments, moments, strict=True):
-                        slot.assign(tf.cast(moment, slot.dtype))
+                for name, slots in adam.moments.items() if adam else ():
+                    for slot, total in zip(slots, moments[name], strict=True):
+                        slot.assign(tf.cast(total, slot.dtype))
                 self.unsent.assign(False)
             return sums
 

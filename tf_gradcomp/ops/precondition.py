@@ -21,6 +21,8 @@ class SecondMoments(NamedTuple):
         epsilon: Adam's, positive.
         scale: Positive. The number of replicas makes the second moment of one an estimate of that
             of their sum.
+        largest: AMSGrad's, like `variables`: the largest that these have been, which divide in
+            their place. Empty without it.
     """
 
     variables: Sequence[tf.Tensor | tf.Variable]
@@ -28,6 +30,7 @@ class SecondMoments(NamedTuple):
     beta_2: float
     epsilon: float
     scale: float = 1.0
+    largest: Sequence[tf.Tensor | tf.Variable] = ()
 
 
 def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -36,7 +39,8 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
     With `v` a second moment and `g` its gradient: `v += (1 - beta_2) * (g**2 - v)`; and what is
     returned is `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`. All arithmetic is float32,
     without fused multiply-add. Where the square of any gradient is not finite, no second moment
-    changes, and all that is returned is NaN.
+    changes, and all that is returned is NaN. AMSGrad's largest second moments divide in passes of
+    their own.
 
     Args:
         second_moments: One for each gradient, in its shape.
@@ -48,9 +52,10 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
     Raises:
         tf.errors.InvalidArgumentError: If a shape or an argument is not as said.
 
-    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1.
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1;
+    Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", ICLR 2018, algorithm 2.
     """
-    return library.load().precondition(
+    divided = library.load().precondition(
         second_moments=handles_of(second_moments.variables),
         gradients=list(gradients),
         step=tf.convert_to_tensor(second_moments.step, tf.int64),
@@ -58,3 +63,23 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
         epsilon=second_moments.epsilon,
         scale=second_moments.scale,
     )
+    if not second_moments.largest:
+        return divided
+    own, largest = map(handles_of, (second_moments.variables, second_moments.largest))
+    return [
+        gradient * _root_by_largest(second_moments, *handles)
+        for gradient, *handles in zip(divided, own, largest, strict=True)
+    ]
+
+
+def _root_by_largest(
+    second_moments: SecondMoments, own: tf.Tensor, largest: tf.Tensor
+) -> tf.Tensor:
+    """What a gradient was divided by, over AMSGrad's divisor, which is updated."""
+    now = tf.raw_ops.ReadVariableOp(resource=own, dtype=tf.float32)
+    most = tf.maximum(now, tf.raw_ops.ReadVariableOp(resource=largest, dtype=tf.float32))
+    tf.raw_ops.AssignVariableOp(resource=largest, value=most)
+    step = tf.cast(second_moments.step, tf.float32)
+    factor = second_moments.scale / (1 - tf.pow(second_moments.beta_2, step))
+    epsilon = second_moments.epsilon
+    return (tf.sqrt(factor * now) + epsilon) / (tf.sqrt(factor * most) + epsilon)

@@ -1,0 +1,46 @@
+"""How good the network benchmark's predictions were, and what was chosen by them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from cells import AUTO
+from network_rows import Record, milliseconds, rows
+
+from tf_gradcomp.compressors.auto import CANDIDATES
+
+CLOSE = 0.2  # of the measured median
+
+
+def accuracy(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> str:
+    """A sentence: how many predictions are close; empty if there are none."""
+    predicted = [
+        abs(row.predicted / row.median - 1)
+        for records in tables.values()
+        for row in rows(records)
+        if row.predicted is not None
+    ]
+    close = sum(error <= CLOSE for error in predicted)
+    return (
+        f"Of {len(predicted)} predictions {close} are within {CLOSE:.0%} of the measured median; "
+        f"the median error is {statistics.median(predicted):.0%}."
+        if predicted
+        else ""
+    )
+
+
+def choices(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> Iterator[list[str]]:
+    """The cells of a table: where `auto` chose, beside the best of its candidates."""
+    for (job, workers, link), records in tables.items():
+        by_name = {record["contender"]: record for record in records}
+        candidates = [by_name[name] for name in CANDIDATES if name in by_name]
+        if AUTO not in by_name or not candidates:
+            continue
+        best = min(candidates, key=milliseconds)
+        low, median, high = np.quantile(best["seconds"], [0.25, 0.5, 0.75])
+        ratio = milliseconds(by_name[AUTO]) / milliseconds(best)
+        where = f"{job}, {workers} workers, {link}"
+        yield [where, best["contender"], f"{ratio:.2f}", f"{(high - low) / median:.2f}"]
