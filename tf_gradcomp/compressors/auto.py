@@ -19,8 +19,8 @@ CANDIDATES = (BASELINE, "cast", "adacomp", "scalecom")
 class Auto(Compressor):
     """The fastest of some methods for this model, on this network and these machines.
 
-    When the optimizer is built, all workers time their collectives and the methods for some
-    seconds, add up how long the exchange of a step will take with each, and take the same one. The
+    When the optimizer is built, all workers time their collectives and the methods for about
+    a second, add up how long the exchange of a step will take with each, and take the same one. The
     log says which, and what was predicted for all; `gc.advise` tells it beforehand.
 
     Use it where a program runs on different networks. It chooses by time alone: the methods differ
