@@ -13,6 +13,7 @@ matrices: a kernel is slower only if it is so beside both, what memory bounds an
 for machines with the same processor differ in their memory's speed.
 """
 
+import itertools
 import math
 import os
 import statistics
@@ -40,6 +41,7 @@ REPLICAS = 2
 FLOOR = "r += g"
 SIDE = 512  # of the matrices in the floor that memory does not bound
 ELEMENTS = 10_000_000  # where ratios are recorded or checked: far more than a cache holds
+WARM_UP, REPEATS = 20, 15  # likewise
 MORE_TRIES = 4
 
 
@@ -156,14 +158,18 @@ def contenders(elements, methods):
     return work
 
 
-def measure(elements, work, floors, warm_up, repeats, clock=time.perf_counter):
+def warm_up(work, stream, steps):
+    """All of it: what decodes needs what another one encoded from a residual that is warm."""
+    for gradient in itertools.islice(stream, steps):
+        for run in work.values():
+            run(gradient)
+
+
+def measure(work, floors, stream, clock=time.perf_counter):
     """Milliseconds by label, and, for each of the floors, those of its turns with each label."""
     stopwatch, *of_floors = [Stopwatch(clock) for _ in range(1 + len(floors))]
-    for step, gradient in enumerate(gradients(elements, warm_up + repeats)):
+    for step, gradient in enumerate(stream):
         for label, run in work.items():
-            if step < warm_up:
-                run(gradient)
-                continue
             # In turns, so that none always finds what the other left in the cache.
             turn = [*zip(of_floors, floors, strict=True), (stopwatch, run)]
             for watch, do in turn if step % 2 else reversed(turn):
@@ -204,10 +210,12 @@ def ratios(labels=None):
 
     Each call has arrays of its own: how fast one is read depends on the pages that it got, too.
     """
-    work = contenders(ELEMENTS, METHODS)
-    work = {label: work[label] for label in labels or work}
+    of_all = contenders(ELEMENTS, METHODS)
+    stream = gradients(ELEMENTS, WARM_UP + REPEATS)
+    warm_up(of_all, stream, WARM_UP)
+    work = {label: of_all[label] for label in labels or of_all}
     floors = [addition(ELEMENTS), product()]
-    times, *of_floors = measure(ELEMENTS, work, floors, 20, 15, time.process_time)
+    times, *of_floors = measure(work, floors, stream, time.process_time)
     return {label: [min(times[label]) / min(floor[label]) for floor in of_floors] for label in work}
 
 
@@ -255,16 +263,18 @@ def check():
 @click.option("--methods", default=",".join(METHODS), show_default=True)
 @click.option("--threads", default=os.cpu_count(), show_default=True)
 @click.option("--repeats", default=21, show_default=True)
-@click.option("--warm-up", default=100, show_default=True, help="Steps before measuring.")
+@click.option("--warm-up", "warm_up_steps", default=100, show_default=True, help="Steps before.")
 @click.option("--record", "mode", flag_value="record", help="Record this processor's ratios.")
 @click.option("--check", "mode", flag_value="check", help="Compare ratios with the recorded ones.")
-def main(elements, methods, threads, repeats, warm_up, mode):
+def main(elements, methods, threads, repeats, warm_up_steps, mode):
     tf.config.threading.set_intra_op_parallelism_threads(1 if mode else threads)
     library.load()  # what is wrong with it shows now
     if mode:
         return record() if mode == "record" else check()
     work = contenders(elements, [name for name in methods.split(",") if name])
-    times = measure(elements, work, [addition(elements)], warm_up, repeats)
+    stream = gradients(elements, warm_up_steps + repeats)
+    warm_up(work, stream, warm_up_steps)
+    times = measure(work, [addition(elements)], stream)
     rich.print(
         f"{processor()}, {threads} threads, {ops.library_info().simd} kernels, "
         f"TensorFlow {tf.__version__}, {elements:,} elements, {repeats} repeats (medians)"

@@ -40,7 +40,8 @@ def choices(tables: Mapping[tuple[Any, ...], Sequence[Record]]) -> Iterator[list
         if AUTO not in by_name or not candidates:
             continue
         best = min(candidates, key=milliseconds)
-        low, median, high = np.quantile(best["seconds"], [0.25, 0.5, 0.75])
-        ratio = milliseconds(by_name[AUTO]) / milliseconds(best)
+        median = milliseconds(best)
+        low, high = 1e3 * np.quantile(best["seconds"], [0.25, 0.75])
+        ratio = milliseconds(by_name[AUTO]) / median
         where = f"{job}, {workers} workers, {link}"
         yield [where, best["contender"], f"{ratio:.2f}", f"{(high - low) / median:.2f}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jobs
 import network_forecasts
@@ -78,14 +78,15 @@ def break_even(curve: Sequence[tuple[float, float]]) -> float | None:
 def markdown(measured: dict[str, Any]) -> str:
     """All tables."""
     about = ", ".join(f"{name}: {value}" for name, value in measured["about"].items())
+    tables = grouped(measured["records"], "job", "workers", "link")
     parts = [
         about + ".",
         "",
         *_table(_LINK_COLUMNS, _links(measured)),
-        *_goals(measured),
+        *_goals(tables),
         "",
-        _agreement(measured),
-        *_forecasts(measured),
+        _agreement(tables),
+        *_forecasts(tables),
     ]
     for (job, workers), of_job in grouped(measured["records"], "job", "workers").items():
         parts += ["", f"### {TITLES[job]}, {workers} workers"]
@@ -139,25 +140,26 @@ def _links(measured: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _goals(measured: dict[str, Any]) -> list[str]:
-    groups = grouped(measured["records"], "job", "workers", "link")
-    body = list(network_goals.reached({place: rows(of_one) for place, of_one in groups.items()}))
+Tables: TypeAlias = dict[tuple, list[Record]]
+
+
+def _goals(tables: Tables) -> list[str]:
+    body = list(network_goals.reached({place: rows(of_one) for place, of_one in tables.items()}))
     return ["", *_table(_GOAL_COLUMNS, body)] if body else []
 
 
-def _forecasts(measured: dict[str, Any]) -> list[str]:
-    groups = grouped(measured["records"], "job", "workers", "link")
-    sentence = network_forecasts.accuracy(groups)
-    body = list(network_forecasts.choices(groups))
+def _forecasts(tables: Tables) -> list[str]:
+    sentence = network_forecasts.accuracy(tables)
+    body = list(network_forecasts.choices(tables))
     return [
         *([sentence] if sentence else []),
         *(["", *_table(_CHOICE_COLUMNS, body)] if body else []),
     ]
 
 
-def _agreement(measured: dict[str, Any]) -> str:
-    groups = grouped(measured["records"], "job", "workers", "link").values()
-    checked = [row.agrees for records in groups for row in rows(records) if row.agrees is not None]
+def _agreement(tables: Tables) -> str:
+    of_all = [row for records in tables.values() for row in rows(records)]
+    checked = [row.agrees for row in of_all if row.agrees is not None]
     return (
         f"Of {len(checked)} counts of more than {ENOUGH_BYTES:,} bytes a step, {sum(checked)} are "
         f"within {TOLERANCE:.0%} of what the interface counted."

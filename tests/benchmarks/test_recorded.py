@@ -56,9 +56,9 @@ def test_of_two_measurements_the_lesser_ratios_count():
     }
 
 
-def test_kernels_are_measured_beside_both_floors(monkeypatch):
+@pytest.mark.parametrize("label", ["AdaComp encode, bins of 50", "AdaComp decode of 2, bins of 50"])
+def test_kernels_are_measured_beside_both_floors(monkeypatch, label):
     monkeypatch.setattr(kernels, "ELEMENTS", 100_000)
-    label = "AdaComp encode, bins of 50"
     measured = kernels.ratios([label])
     assert list(measured) == [label]
     assert all(ratio > 0 for ratio in measured[label])

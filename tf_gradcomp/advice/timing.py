@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -21,8 +22,9 @@ def timed(run: Callable[[], Result]) -> tuple[float, Result]:
     return time.perf_counter() - start, done
 
 
+@functools.cache
 def call_seconds() -> float:
-    """What the call of a function takes that does nothing; the median of some."""
+    """What the call of a function takes that does nothing; the median of some, once a process."""
     value = tf.constant(0)
     nothing = tf.function(lambda: tf.identity(value), autograph=False)
     nothing()  # traces
