@@ -34,9 +34,9 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 _LOG = tf.get_logger()
 _NOT_KEPT = (
-    "The checkpoint holds what %r cannot go on with: %s. It is not loaded, and so gradients that "
-    "were not sent yet are lost. To send them, go on with the compressor and the precondition that "
-    "wrote them, or with gc.compressors.Auto([both])."
+    "The checkpoint holds what %r cannot go on with: %s. It is not loaded; where that is "
+    "a residual, gradients that were not sent yet are lost. To send them, go on with the "
+    "compressor and the precondition that wrote them, or with gc.compressors.Auto([both])."
 )
 
 
