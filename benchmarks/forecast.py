@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
 from tf_gradcomp.compressors import text_of
 from tf_gradcomp.distribute.exchange import GradientExchange
 
@@ -23,7 +23,8 @@ def forecast(
     if not each:
         return {}
     specs = next(iter(exchanges.values())).specs
-    probed = probe(strategy, specs, [Candidate(method) for method in each.values()])
+    candidates = [Candidate(method) for method in each.values()]
+    probed = probe(strategy, specs, candidates, THOROUGH)
     seconds = {prediction.method: prediction.exchange for prediction in probed.predictions}
     return {
         name: min(seconds[text_of(method)] for method in of_name)

@@ -8,7 +8,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.advice import sample
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
-from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.advice.probe import QUICK, Candidate, probe
 from tf_gradcomp.advice.sample import Sample
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.preconditioner import Preconditioner
@@ -19,8 +19,8 @@ ELEMENTS = sum(spec.elements for spec in SPECS)
 ADAM = Preconditioner(0.999, 1e-7)
 
 
-def work(name, preconditioner=None):
-    return Sample(SPECS, 0, 2).work(compressors.get(name), preconditioner, list)
+def work(name, preconditioner=None, most=ELEMENTS):
+    return Sample(SPECS, 0, 2, most).work(compressors.get(name), preconditioner, list)
 
 
 def test_wishes_are_those_of_the_method():
@@ -33,12 +33,11 @@ def test_wishes_are_those_of_the_method():
 
 
 @pytest.mark.parametrize("most", [ELEMENTS, 30_000])
-def test_bytes_are_those_of_the_whole_model(monkeypatch, most):
-    monkeypatch.setattr(sample, "MOST_ELEMENTS", most)
-    dense = work("no_compression")
+def test_bytes_are_those_of_the_whole_model(most):
+    dense = work("no_compression", most=most)
     assert dense.payload_bytes == pytest.approx(4 * ELEMENTS)
     assert dense.asked[0].sent_bytes == pytest.approx(4 * ELEMENTS)  # of two workers
-    assert work("cast").payload_bytes == pytest.approx(2 * ELEMENTS)
+    assert work("cast", most=most).payload_bytes == pytest.approx(2 * ELEMENTS)
 
 
 @pytest.mark.parametrize("preconditioner", [None, ADAM], ids=["", "preconditioned"])
@@ -53,7 +52,7 @@ def test_all_replicas_of_a_process_take_part():
     names = ("no_compression", "cast", "adacomp", "scalecom")
     with collective().scope():
         candidates = [Candidate(compressors.get(name)) for name in names]
-        found = probe(collective(), SPECS, candidates)
+        found = probe(collective(), SPECS, candidates, QUICK)
     assert [prediction.method for prediction in found.predictions] == list(names)
     assert all(prediction.exchange > 0 for prediction in found.predictions)
     assert len(found.curves) == 4
@@ -66,19 +65,19 @@ def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):
     seconds = iter(range(1, 100))
     measured = []
 
-    def measure(self, collect, elements, dtype):
-        measured.append(elements)
-        return 4.0 * elements, 0.02 * next(seconds)
+    def measure(self, collect, values, enough):
+        measured.append(len(values))
+        return 4.0 * len(values), 0.02 * next(seconds)
 
     monkeypatch.setattr(Collectives, "_measure", measure)
     with tf.device("CPU:0"):
-        curve = Collectives(collective()).curve(Kind("AllReduce", "float32"), 1e9)
+        curve = Collectives(collective()).curve(Kind("AllReduce", "float32"), 1e9, enough=0.05)
     assert len(curve.points) == 3  # 20, 40 and 60 milliseconds
     assert max(measured) < 1e9 / 4
 
 
 @pytest.mark.parametrize("name", ["qsgd", "scalecom", "cast"])
-def test_gradients_that_are_alike_are_tried_as_one(monkeypatch, name):
+def test_gradients_that_are_alike_are_tried_as_one(name):
     kinds = [("conv2d", (3, 3, 64, 64)), ("dense", (300, 100)), ("lstm/recurrent_kernel", (90, 80))]
 
     def payload_bytes(repeats, most):
@@ -87,11 +86,18 @@ def test_gradients_that_are_alike_are_tried_as_one(monkeypatch, name):
             for i in range(repeats)
             for path, shape in kinds
         ]
-        monkeypatch.setattr(sample, "MOST_ELEMENTS", most)
-        tried = Sample(specs, 0, 2)
+        tried = Sample(specs, 0, 2, most)
         assert len(tried._specs) == len(kinds)
         return tried.work(compressors.get(name), None, list).payload_bytes
 
     once = payload_bytes(1, 10**9)
     assert payload_bytes(30, 10**9) == pytest.approx(30 * once, rel=0.05)
     assert payload_bytes(30, 200_000) == pytest.approx(30 * once, rel=0.05)
+
+
+def test_a_part_of_a_convolution_is_compressed_at_the_rate_of_the_whole():
+    scalecom = compressors.get("scalecom")
+    whole = Policy().spec("conv/kernel", (3, 3, 512, 2048), "float32")
+    (part,) = Sample([whole], 0, 2, whole.elements // 30)._specs
+    assert part.elements < whole.elements / 15
+    assert scalecom.rate(part) == scalecom.rate(whole)

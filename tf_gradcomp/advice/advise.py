@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.distribute import handshake
@@ -69,7 +69,7 @@ def advise(
     }
     handshake.agree(strategy, {"next action": "gc.advise", **facts})
     pairs = [Candidate(method, _preconditioner(model.optimizer, method)) for method in wanted]
-    return advice_on(probe(strategy, specs, pairs), compute_seconds)
+    return advice_on(probe(strategy, specs, pairs, THOROUGH), compute_seconds)
 
 
 def _preconditioner(optimizer: Any, compressor: compressors.Compressor) -> Preconditioner | None:

@@ -24,8 +24,7 @@ from tf_gradcomp.distribute.padded_gather import WordsAhead
 
 _FEWEST = 512  # elements; what fewer take is latency
 _GROWTH = 16  # from one size to the next, at most
-_ENOUGH = 0.05  # seconds of a size, behind which there is none larger
-_MOST = 0.06  # seconds that a size should take, at most
+_OVER = 1.2  # times what is enough, which a size should take at most
 _REPEATS = (2, 3)  # of each size: as many as fit into the time that is enough
 
 
@@ -60,25 +59,31 @@ class Collectives:
         with tf.device("CPU:0"):
             return np.max(_private.host_all_gather(self._strategy, given).numpy(), 0).tolist()
 
-    def curve(self, kind: Kind, most: float) -> Curve:
-        """Measures collectives that send up to `most` bytes, but fewer on a slow network."""
+    def curve(self, kind: Kind, most: float, enough: float) -> Curve:
+        """Measures collectives that send up to `most` bytes, but fewer on a slow network.
+
+        Args:
+            kind: Of wish.
+            most: Bytes that a worker sends.
+            enough: Seconds of a collective, behind which there is none larger.
+        """
         collect = self._function(kind)
         per_element = float(collect(tf.zeros([_FEWEST], kind.dtype))) / _FEWEST  # traces, connects
         last = max(_FEWEST, round(most / per_element))
         elements, seconds = _FEWEST // _GROWTH, 0.0
         points: list[tuple[float, float]] = []
-        while elements < last and not (seconds >= _ENOUGH and len(points) > 1):
-            growth = min(_GROWTH, max(2.0, _MOST / seconds)) if seconds else _GROWTH
+        while elements < last and not (seconds >= enough and len(points) > 1):
+            growth = min(_GROWTH, max(2.0, _OVER * enough / seconds)) if seconds else _GROWTH
             # Two points that are near each other would make no line.
             elements = last if 2 * growth * elements > last else math.ceil(growth * elements)
-            sent_bytes, seconds = self._measure(collect, elements, kind.dtype)
+            values = tf.zeros([elements], kind.dtype)
+            sent_bytes, seconds = self._measure(collect, values, enough)
             points.append((sent_bytes, max(0.0, seconds - self._overhead)))
         return Curve.through(points)
 
     def _measure(
-        self, collect: Callable[[tf.Tensor], tf.Tensor], elements: int, dtype: str
+        self, collect: Callable[[tf.Tensor], tf.Tensor], values: tf.Tensor, enough: float
     ) -> tuple[float, float]:
-        values = tf.zeros([elements], dtype)
         sent_bytes = 0.0
 
         def timed() -> float:
@@ -90,7 +95,7 @@ class Collectives:
 
         first = self.agree([timed()])[0]  # TCP gets to know the link
         fewest, most = _REPEATS
-        repeats = min(most, max(fewest, int(_ENOUGH / first)))
+        repeats = min(most, max(fewest, int(enough / first)))
         return sent_bytes, statistics.median_low(self.agree([timed() for _ in range(repeats)]))
 
     def _function(self, kind: Kind) -> Callable[[tf.Tensor], tf.Tensor]:

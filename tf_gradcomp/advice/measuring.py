@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
-from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.compressors.base import Compressor
@@ -62,7 +62,7 @@ class Measuring:
             raise SystemExit
         each = {text_of(method): method for method in compressors}
         candidates = [Candidate(method, precondition(method)) for method in each.values()]
-        self._probed = probe(strategy, exchange.specs, candidates)
+        self._probed = probe(strategy, exchange.specs, candidates, THOROUGH)
         signal.signal(_SIGNAL, _end)
 
     def before(self, gradients: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:

@@ -25,6 +25,22 @@ class Candidate(NamedTuple):
     preconditioner: Preconditioner | None = None
 
 
+class Effort(NamedTuple):
+    """How much a probe tries.
+
+    Attributes:
+        elements: Of the gradients, at most; what a larger model's take is in proportion.
+        seconds: Of a collective, behind which none larger is tried.
+    """
+
+    elements: int
+    seconds: float
+
+
+QUICK = Effort(2_000_000, 0.05)  # about a second, to choose a method
+THOROUGH = Effort(8_000_000, 0.5)  # to say how long a step will take
+
+
 class Probed(NamedTuple):
     """What a job's probe found: equal on all workers.
 
@@ -41,13 +57,15 @@ def probe(
     strategy: tf.distribute.Strategy,
     specs: Sequence[GradientSpec],
     candidates: Sequence[Candidate],
+    effort: Effort,
 ) -> Probed:
-    """Times methods and collectives, about a second long; all workers of a job call it.
+    """Times methods and collectives; all workers of a job call it.
 
     Args:
         strategy: One whose replicas talk by TensorFlow's collectives.
         specs: Of the gradients of a step.
         candidates: What to predict.
+        effort: How much to try.
 
     Raises:
         ValueError: If they do not.
@@ -59,23 +77,24 @@ def probe(
         )
     # A thread of its own is in no scope of a strategy, which would replicate all variables.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(_probe, strategy, specs, candidates).result()
+        return thread.submit(_probe, strategy, specs, candidates, effort).result()
 
 
 def _probe(
     strategy: tf.distribute.Strategy,
     specs: Sequence[GradientSpec],
     candidates: Sequence[Candidate],
+    effort: Effort,
 ) -> Probed:
     with tf.device("CPU:0"):
         collectives = Collectives(strategy)
-        sample = Sample(specs, collectives.rank, collectives.size)
+        sample = Sample(specs, collectives.rank, collectives.size, effort.elements)
         works = [sample.work(*candidate, collectives.agree) for candidate in candidates]
         most: dict[Kind, float] = {}
         for work in works:
             for kind, sent_bytes in work.asked:
                 most[kind] = max(sent_bytes, most.get(kind, 0.0))
-        curves = {kind: collectives.curve(kind, most[kind]) for kind in most}
+        curves = {kind: collectives.curve(kind, most[kind], effort.seconds) for kind in most}
     predictions = [
         predict(text_of(candidate.compressor), work, curves)
         for candidate, work in zip(candidates, works, strict=True)

@@ -12,10 +12,9 @@ from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
 from tf_gradcomp.distribute.lockstep import handles, new_state
-from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.policy import CONVOLUTION, GradientSpec
 from tf_gradcomp.preconditioner import SECOND_MOMENT, Preconditioner
 
-MOST_ELEMENTS = 2_000_000
 _PLACES = 100_000  # where the noise of a step may begin
 # From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
 # it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
@@ -32,11 +31,12 @@ class Sample:
             to trace many than to run them; of a large model, a part of each.
         rank: This worker's: workers have different gradients.
         size: The number of replicas.
+        most: About how many elements are tried.
     """
 
-    def __init__(self, specs: Sequence[GradientSpec], rank: int, size: int) -> None:
+    def __init__(self, specs: Sequence[GradientSpec], rank: int, size: int, most: int) -> None:
         total = sum(spec.elements for spec in specs)
-        share = min(1.0, MOST_ELEMENTS / max(1, total))
+        share = min(1.0, most / max(1, total))
         self._specs = _merged(specs, share)
         elements = sum(spec.elements for spec in self._specs)
         self._factor = total / max(1, elements)
@@ -99,11 +99,16 @@ def _merged(specs: Sequence[GradientSpec], share: float) -> list[GradientSpec]:
 
 
 def _stretched(spec: GradientSpec, factor: float) -> GradientSpec:
-    """A gradient of about so many times the elements, cut off or stretched on its longest side."""
-    if not spec.elements:
-        return spec
+    """A gradient of about so many times the elements, cut off or stretched on its longest sides.
+
+    A convolution keeps the smaller number of its channels, by which ScaleCom may choose a rate.
+    """
     shape = list(spec.shape)
-    if shape:
-        longest = shape.index(max(shape))
-        shape[longest] = max(1, math.ceil(factor * shape[longest]))
+    channels = range(len(shape))[-2:]
+    fewest = min((shape[axis] for axis in channels), default=1)
+    for axis in sorted(range(len(shape)), key=shape.__getitem__, reverse=True):
+        least = fewest if spec.kind == CONVOLUTION and axis in channels else min(1, shape[axis])
+        length = max(least, math.ceil(factor * shape[axis]))
+        factor *= shape[axis] / max(1, length)
+        shape[axis] = length
     return dataclasses.replace(spec, shape=tuple(shape))

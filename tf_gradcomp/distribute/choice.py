@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tf_gradcomp.advice import report
-from tf_gradcomp.advice.probe import Candidate, probe
+from tf_gradcomp.advice.probe import QUICK, Candidate, probe
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.policy import GradientSpec
@@ -34,7 +34,7 @@ def choose(
         chosen = candidates[0]
         how = repr(chosen.compressor)
     else:
-        predictions = probe(strategy, specs, candidates).predictions
+        predictions = probe(strategy, specs, candidates, QUICK).predictions
         exchanges = [prediction.exchange for prediction in predictions]
         chosen = candidates[exchanges.index(min(exchanges))]
         how = f"{chosen.compressor!r}, of which the probe predicted: {report.line(predictions)}"
