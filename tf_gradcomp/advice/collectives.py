@@ -103,8 +103,11 @@ class Collectives:
             sent = [of_one.answer(_wish(kind, values))[1] for of_one in self._communicators]
             return tf.cast(sent[0].sent_bytes, tf.float64)
 
-        signature = [tf.TensorSpec([None], kind.dtype)]
-        return tf.function(collect, input_signature=signature, autograph=False)
+        # By the length of an all-reduce it is done in pieces, so each has a trace of its own.
+        any_length = (
+            None if kind.wish == AllReduce.__name__ else [tf.TensorSpec([None], kind.dtype)]
+        )
+        return tf.function(collect, input_signature=any_length, autograph=False)
 
 
 def _wish(kind: Kind, values: tf.Tensor) -> Wish:

@@ -16,7 +16,7 @@ _DTYPES = ("float16", "bfloat16")
 
 
 class Cast(Compressor):
-    """Sums gradients as 16-bit numbers by one all-reduce: half the bytes of float32.
+    """Sums gradients as 16-bit numbers: half the bytes of float32.
 
     Use it where a factor of two is enough, or where the sparse methods cost too much accuracy or
     time. It costs a cast each way. There is no residual: what rounding takes off is lost, up to

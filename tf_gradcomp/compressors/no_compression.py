@@ -13,7 +13,7 @@ from tf_gradcomp.policy import GradientSpec
 
 
 class NoCompression(Compressor):
-    """Sums gradients uncompressed, as float32, by one all-reduce.
+    """Sums gradients uncompressed, as float32, by all-reduces of up to 32 MiB.
 
     Use it as the baseline to compare with: all else is as with the other methods, such as that all
     replicas skip a step on which one has a gradient that is not finite. Nothing is selected or

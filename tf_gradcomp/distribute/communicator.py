@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -12,6 +13,8 @@ from tf_gradcomp import _private
 from tf_gradcomp.distribute.padded_gather import gather_padded
 
 Result = TypeVar("Result")
+
+_PIECE_BYTES = 2**25  # at a time; buffers of more are mapped anew in each step, which costs as much
 
 
 class AllGather(NamedTuple):
@@ -156,12 +159,23 @@ class CollectiveCommunicator(Communicator):
         return _private.launch_all_gather(self._launcher, payload[tf.newaxis])
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum of vectors of one length and dtype."""
-        return _private.launch_all_reduce(self._launcher, values)
+        """The sum of vectors of one length and dtype; long ones are summed piece by piece."""
+        pieces = [_private.launch_all_reduce(self._launcher, piece) for piece in _pieces(values)]
+        return pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
         """The int32 vector of the replica whose rank is `root`."""
         return _private.launch_broadcast(self._launcher, payload, tf.equal(root, self.rank))
+
+
+def _pieces(values: tf.Tensor) -> list[tf.Tensor]:
+    """Parts of a vector, if it is long, and its length is known."""
+    elements = values.shape.num_elements() or 0
+    count = math.ceil(values.dtype.size * elements / _PIECE_BYTES)
+    if count <= 1:
+        return [values]
+    sizes = [(i + 1) * elements // count - i * elements // count for i in range(count)]
+    return tf.split(values, sizes)
 
 
 class ReplicaContextCommunicator(Communicator):

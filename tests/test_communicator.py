@@ -1,0 +1,54 @@
+"""Sums over replicas by TensorFlow's collectives."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.replicas import collective, per_replica
+from tf_gradcomp.distribute import communicator
+from tf_gradcomp.distribute.communicator import replica_communicator
+
+ELEMENTS = 1001
+
+
+def sums(dtype="float32"):
+    """What each of two replicas gets, and the number of collectives that it takes."""
+    strategy = collective()
+    given = [np.arange(ELEMENTS) % 97, np.arange(ELEMENTS) % 89]
+
+    def all_reduce(values):
+        return replica_communicator().all_reduce(values)
+
+    run = tf.function(lambda values: strategy.run(all_reduce, (values,)), autograph=False)
+    values = per_replica(strategy, [tf.constant(one, dtype) for one in given])
+    operations = run.get_concrete_function(values).graph.get_operations()
+    collectives = sum(operation.type.startswith("CollectiveReduce") for operation in operations)
+    answers = strategy.experimental_local_results(run(values))
+    for answer in answers:
+        np.testing.assert_array_equal(answer.numpy(), sum(given))
+    return collectives / len(answers)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_long_vector_is_summed_in_pieces(monkeypatch, dtype):
+    monkeypatch.setattr(communicator, "_PIECE_BYTES", 1000)
+    assert sums(dtype) == (5 if dtype == "float32" else 3)
+
+
+def test_a_short_vector_is_summed_at_once(monkeypatch):
+    assert sums() == 1
+    monkeypatch.setattr(communicator, "_PIECE_BYTES", 4 * ELEMENTS)
+    assert sums() == 1
+
+
+def test_a_vector_whose_length_is_not_known_is_summed_at_once(monkeypatch):
+    monkeypatch.setattr(communicator, "_PIECE_BYTES", 1000)
+    strategy = collective()
+    length = tf.Variable(ELEMENTS)
+
+    def all_reduce():
+        return replica_communicator().all_reduce(tf.ones([length]))
+
+    run = tf.function(lambda: strategy.run(all_reduce), autograph=False)
+    for answer in strategy.experimental_local_results(run()):
+        np.testing.assert_array_equal(answer.numpy(), np.full(ELEMENTS, 2.0))
