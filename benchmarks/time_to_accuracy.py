@@ -101,7 +101,6 @@ def plot(runs: Sequence[Run], link: str, path: Path) -> None:
 @click.option("--link", default="100 Mbit/s", type=click.Choice([*links.SPEEDS, links.UNSHAPED]))
 @click.option("--seeds", default=1, help="How many: 0, 1, ...")
 @click.option("--epochs", type=int, help="Of the dense run. [digits: 30; text: 20 of 200 steps]")
-@click.option("--batch-size", type=int, help="Of all workers. [as the example has it]")
 @click.option("--longer", default=2.0, help="How many times as many epochs compressed runs have.")
 @click.option("--results", default=str(RESULTS), help="Where all goes.")
 @click.option("--reuse", is_flag=True, help="Take runs that are there already.")
@@ -112,7 +111,6 @@ def main(
     link: str,
     seeds: int,
     epochs: int | None,
-    batch_size: int | None,
     longer: float,
     results: str,
     reuse: bool,
@@ -123,8 +121,6 @@ def main(
     what = TASKS[task]
     epochs = epochs or (30 if what is DIGITS else 20)
     extra = [] if what is DIGITS else ["--steps-per-epoch", str(STEPS_PER_EPOCH)]
-    if batch_size:
-        extra += ["--batch-size", str(batch_size)]
     folder = Path(results)
     runs: list[Run] = []
     with links.network(WORKERS) as network:
