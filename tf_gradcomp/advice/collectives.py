@@ -103,11 +103,10 @@ class Collectives:
             sent = [of_one.answer(_wish(kind, values))[1] for of_one in self._communicators]
             return tf.cast(sent[0].sent_bytes, tf.float64)
 
-        # By the length of an all-reduce it is done in pieces, so each has a trace of its own.
-        any_length = (
-            None if kind.wish == AllReduce.__name__ else [tf.TensorSpec([None], kind.dtype)]
-        )
-        return tf.function(collect, input_signature=any_length, autograph=False)
+        # An all-reduce is done in pieces by its length, so there is a trace for each.
+        in_pieces = kind.wish == AllReduce.__name__
+        signature = None if in_pieces else [tf.TensorSpec([None], kind.dtype)]
+        return tf.function(collect, input_signature=signature, autograph=False)
 
 
 def _wish(kind: Kind, values: tf.Tensor) -> Wish:

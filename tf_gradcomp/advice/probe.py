@@ -29,7 +29,7 @@ class Effort(NamedTuple):
     """How much a probe tries.
 
     Attributes:
-        elements: Of the gradients, at most; what a larger model's take is in proportion.
+        elements: Of the gradients, about so many at most; a larger model takes in proportion.
         seconds: Of a collective, behind which none larger is tried.
     """
 
