@@ -160,7 +160,7 @@ def facts(settings: Settings, torch: str) -> dict[str, Any]:
     type=click.Choice([*all_cells.EVERYONE, *jobs.TORCH]),
 )
 @click.option("--loopback", is_flag=True, help="Use the loopback, also as root.")
-@click.option("--rounds", type=click.IntRange(1), help="Turns of each contender. [5, short: 3]")
+@click.option("--rounds", type=click.IntRange(1), help="Turns of each contender. [5, short: 2]")
 @click.option("--seconds", default=1.0, help="About how long a turn lasts; one step at least.")
 @click.option("--warm-up", default=100, help="Steps before all of what keeps a residual.")
 @click.option("--threads", type=int, help="Of each worker. By default the cores are shared out.")
@@ -197,7 +197,7 @@ def main(
         with_torch=bool(torch),
         shaped=shaped,
     )
-    settings = Settings(rounds or (3 if short else 5), seconds, warm_up, threads, torch_python)
+    settings = Settings(rounds or (2 if short else 5), seconds, warm_up, threads, torch_python)
     about = facts(settings, torch)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
