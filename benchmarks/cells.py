@@ -14,7 +14,6 @@ from tf_gradcomp.compressors.auto import CANDIDATES
 AUTO = "auto"  # chooses on each link anew
 EVERYONE = (jobs.ALL_REDUCE, jobs.FLOAT16, *compressors.names(), jobs.NOTHING)
 SOME = (jobs.ALL_REDUCE, jobs.FLOAT16, *CANDIDATES, "power_sgd", AUTO, jobs.NOTHING)
-FEW = (jobs.ALL_REDUCE, *CANDIDATES, AUTO, jobs.NOTHING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,12 @@ SHORT = (
         ("100 Mbit/s", UNSHAPED),
         (jobs.ALL_REDUCE, "adacomp", "scalecom", AUTO, jobs.NOTHING),  # dense takes 10 s a step
     ),
-    Cell(jobs.MLP, 2, ("100 Mbit/s", UNSHAPED), (*FEW, *jobs.TORCH)),
+    Cell(
+        jobs.MLP,
+        2,
+        ("100 Mbit/s", UNSHAPED),
+        (jobs.ALL_REDUCE, *CANDIDATES, AUTO, jobs.NOTHING, *jobs.TORCH),
+    ),
 )
 
 

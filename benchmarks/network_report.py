@@ -12,6 +12,8 @@ import network_forecasts
 import network_goals
 from network_rows import ENOUGH_BYTES, TOLERANCE, Record, Row, grouped, milliseconds, rows
 
+Tables: TypeAlias = dict[tuple, list[Record]]
+
 TITLES = {
     jobs.EXCHANGE: "Exchange of a ResNet-50's gradient",
     jobs.MLP: "MLP of 2.4 million weights, whole step",
@@ -138,9 +140,6 @@ def _links(measured: dict[str, Any]) -> list[list[str]]:
         [str(raw["workers"]), raw["link"], f"{raw['Mbit/s']:,.1f}", f"{raw['ms']:.2f}"]
         for raw in measured["raw"]
     ]
-
-
-Tables: TypeAlias = dict[tuple, list[Record]]
 
 
 def _goals(tables: Tables) -> list[str]:

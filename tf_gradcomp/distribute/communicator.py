@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -171,11 +170,10 @@ class CollectiveCommunicator(Communicator):
 def _pieces(values: tf.Tensor) -> list[tf.Tensor]:
     """Parts of a vector, if it is long, and its length is known."""
     elements = values.shape.num_elements() or 0
-    count = math.ceil(values.dtype.size * elements / _PIECE_BYTES)
-    if count <= 1:
+    most = _PIECE_BYTES // values.dtype.size
+    if elements <= most:
         return [values]
-    sizes = [(i + 1) * elements // count - i * elements // count for i in range(count)]
-    return tf.split(values, sizes)
+    return [values[start : start + most] for start in range(0, elements, most)]
 
 
 class ReplicaContextCommunicator(Communicator):
