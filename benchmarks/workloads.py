@@ -15,9 +15,9 @@ from gradients import Gradients, Reduction, all_reduce, all_reduce_float16, on_r
 from turns import Contender
 
 import tf_gradcomp as gc
-from tf_gradcomp import _private
 from tf_gradcomp.distribute.communicator import dense_ring_bytes, replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.keras3 import keras_private
 
 PLAIN: dict[str, Reduction] = {
     jobs.ALL_REDUCE: all_reduce,
@@ -143,7 +143,7 @@ class _Training:
 def _optimizer(name: str, model: keras.Model) -> keras.optimizers.Optimizer:
     optimizer = keras.optimizers.SGD(jobs.LEARNING_RATE, jobs.MOMENTUM)
     if name in PLAIN:
-        _private.disable_reduction(optimizer)
+        keras_private.disable_reduction(optimizer)
         return optimizer
     return gc.CompressedOptimizer(optimizer, name, gc.Policy.from_model(model))
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.replicas import copies, mirrored, stepper
-from tf_gradcomp import _private
 from tf_gradcomp.compressors import AdaComp
+from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import dense_ring_bytes, replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.supported import check_strategy
@@ -36,7 +36,7 @@ class Exchanging:
 
     def reduce(self, gradients, variables=None):
         context = tf.distribute.get_replica_context()
-        replica = _private.local_replica_id(context)
+        replica = tf_private.local_replica_id(context)
         self.reduced[replica], self.finite = self.exchange.reduce(
             gradients,
             variables or self.variables,

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.replicas import copies, mirrored, stepper
-from tf_gradcomp import _private
-from tf_gradcomp.momentum_steps import MOMENTUM_STEPS, momentum_only
-from tf_gradcomp.preconditioner import LARGEST, SECOND_MOMENT, preconditioner_for
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, preconditioner_for
+from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3.momentum_steps import MOMENTUM_STEPS, momentum_only
 
 SHAPES = [(40, 30), (30,)]
 SIGNS = np.array([1, 1, -1, 1, -1, -1, -1], "float32")
@@ -57,7 +57,7 @@ class Job:
 
     def slots(self):
         inner = self.optimizer.inner_optimizer
-        return [v.numpy() for v in _private.slots(inner, "velocities", self.variables)]
+        return [v.numpy() for v in keras_private.slots(inner, "velocities", self.variables)]
 
     def resumed(self, replicas, **kwargs):
         """A job of so many replicas that goes on from here, by what a checkpoint holds."""
@@ -201,7 +201,7 @@ def test_what_is_late_is_not_divided_for_one_replica():
     job = Job().train(0, 3)
     alone = job.resumed(1)
     adam = alone.optimizer.inner_optimizer
-    (momentum, _) = _private.slots(adam, "momentums", alone.variables)
+    (momentum, _) = keras_private.slots(adam, "momentums", alone.variables)
     before = momentum.numpy()
     alone.step([[np.zeros(shape, "float32") for shape in SHAPES]])
     given = (momentum.numpy() - 0.9 * before) / 0.1
@@ -236,7 +236,7 @@ def test_amsgrads_largest_second_moments_are_handed_over_and_given_back():
     residual = sum(copies(job.strategy, job.optimizer.exchange.residuals[0]))
     given = residual * np.sqrt(sums[1] / (1 - 0.5**3))
     moment = 0.5 * sums[0] + 0.5 * given**2
-    hats = _private.slots(alone.optimizer.inner_optimizer, "velocity_hats", alone.variables)
+    hats = keras_private.slots(alone.optimizer.inner_optimizer, "velocity_hats", alone.variables)
     np.testing.assert_allclose(alone.slots()[0], moment, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(hats[0].numpy(), np.maximum(sums[1], moment), rtol=1e-3, atol=1e-6)
 
@@ -272,7 +272,7 @@ def test_what_stays_sparse_goes_through_all_of_adam():
 
     ones = np.ones((1, 4), "float32")
     stepper(strategy, apply)([[ones, np.array([3])], [ones, np.array([5])]])
-    (slot,) = _private.slots(optimizer.inner_optimizer, "velocities", [table])
+    (slot,) = keras_private.slots(optimizer.inner_optimizer, "velocities", [table])
     assert np.count_nonzero(slot.numpy()) == 8
     expected = np.zeros((50, 4))
     expected[[3, 5]] = -0.001

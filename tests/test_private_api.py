@@ -1,4 +1,4 @@
-"""One test for each name that `tf_gradcomp._private` uses; and that no other module needs one.
+"""One test for each name that `tf_private` and `keras_private` use; no other module needs one.
 
 When a test here fails, a release of TensorFlow or Keras has changed what its name says.
 """
@@ -14,9 +14,11 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
 import tf_gradcomp
-import tf_gradcomp.optimizer  # installs the hooks
+import tf_gradcomp.keras3.optimizer  # installs the hooks
+import tf_gradcomp.keras3.strategy
 from tests.workers import result, run_workers
-from tf_gradcomp import _private
+from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.keras3 import keras_private
 
 PROGRAM = Path(__file__).parent / "distributed/programs/private.py"
 SOURCES = sorted(Path(tf_gradcomp.__file__).parent.rglob("*.py"))
@@ -39,7 +41,7 @@ def variable():
 
 def test_is_collective(workers):
     assert [worker["is_collective"] for worker in workers] == [True, True]
-    assert not _private.is_collective(tf.distribute.get_strategy())
+    assert not tf_private.is_collective(tf.distribute.get_strategy())
 
 
 def test_in_multi_worker_mode(workers):
@@ -85,19 +87,19 @@ def test_stock_keras_still_fails_under_the_stock_strategy(workers):
 
 
 def test_collective_all_reduce_takes_what_ours_overrides():
-    parameters = list(inspect.signature(_private.CollectiveAllReduce._all_reduce).parameters)
+    parameters = list(inspect.signature(tf_private.CollectiveAllReduce._all_reduce).parameters)
     assert parameters == ["self", "reduce_op", "value", "replica_id", "options"]
 
 
 def test_cross_device_ops_of_a_strategy_without():
-    assert _private.cross_device_ops(tf.distribute.get_strategy()) is None
+    assert tf_private.cross_device_ops(tf.distribute.get_strategy()) is None
 
 
 def test_in_xla():
     seen = []
 
     def body():
-        seen.append(_private.in_xla())
+        seen.append(tf_private.in_xla())
         return tf.constant(0)
 
     tf.function(body).get_concrete_function()
@@ -114,7 +116,7 @@ def test_disable_reduction(optimizer, monkeypatch):
     variable = keras.Variable(np.zeros(2, "float32"))
     optimizer.apply([tf.ones(2)], [variable])
     assert calls == [1]
-    _private.disable_reduction(optimizer)
+    keras_private.disable_reduction(optimizer)
     optimizer.apply([tf.ones(2)], [variable])
     assert calls == [1]
     np.testing.assert_array_equal(variable.numpy(), [-2, -2])
@@ -123,7 +125,7 @@ def test_disable_reduction(optimizer, monkeypatch):
 def test_applying_at_once_does_not_accumulate(variable):
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
     optimizer.build([variable])
-    with _private.applying_at_once(optimizer):
+    with keras_private.applying_at_once(optimizer):
         optimizer.apply([tf.ones(2)], [variable])
     np.testing.assert_array_equal(variable.numpy(), [-1, -1])
     assert optimizer.gradient_accumulation_steps == 3
@@ -133,28 +135,28 @@ def test_applying_at_once_does_not_accumulate(variable):
 def test_applying_at_once_counts_updates(variable):
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
     optimizer.build([variable])
-    _private.step_counter(optimizer).assign(8)
-    with _private.applying_at_once(optimizer):
+    keras_private.step_counter(optimizer).assign(8)
+    with keras_private.applying_at_once(optimizer):
         assert int(optimizer.iterations) == 2
-    assert int(_private.step_counter(optimizer)) == 8
+    assert int(keras_private.step_counter(optimizer)) == 8
 
 
 def test_applying_at_once_does_not_overwrite_by_averages(variable):
     optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=1)
     optimizer.build([variable])
-    with _private.applying_at_once(optimizer):
+    with keras_private.applying_at_once(optimizer):
         for _ in range(2):
             optimizer.apply([tf.ones(2)], [variable])
     np.testing.assert_array_equal(variable.numpy(), [-2, -2])
     assert optimizer.ema_overwrite_frequency == 1
-    _private.overwrite_by_averages(optimizer)
+    keras_private.overwrite_by_averages(optimizer)
     np.testing.assert_array_equal(variable.numpy(), [-1.5, -1.5])
 
 
 def test_step_counter_counts_accumulating_steps(variable):
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
     optimizer.apply([tf.ones(2)], [variable])
-    assert int(_private.step_counter(optimizer)) == 1
+    assert int(keras_private.step_counter(optimizer)) == 1
     assert int(optimizer.iterations) == 0
 
 
@@ -162,7 +164,7 @@ def test_on_loss_scaled_apply(monkeypatch, optimizer, variable):
     scaler = keras.optimizers.LossScaleOptimizer
     monkeypatch.setattr(scaler, "apply", scaler.apply)  # put back at the end
     seen = []
-    _private.on_loss_scaled_apply(
+    keras_private.on_loss_scaled_apply(
         lambda inner: inner is optimizer, lambda self, grads, variables: seen.append(grads)
     )
     other = scaler(keras.optimizers.SGD(1.0), initial_scale=1.0)
@@ -175,7 +177,7 @@ def test_on_loss_scaled_apply(monkeypatch, optimizer, variable):
 def test_on_check_finite(monkeypatch, variable):
     scaler = keras.optimizers.LossScaleOptimizer
     monkeypatch.setattr(scaler, "check_finite", scaler.check_finite)
-    _private.on_check_finite(lambda finite: tf.logical_and(finite, False))
+    keras_private.on_check_finite(lambda finite: tf.logical_and(finite, False))
     scaler(keras.optimizers.SGD(1.0)).apply([tf.ones(2)], [variable])
     np.testing.assert_array_equal(variable.numpy(), [0, 0])
 
@@ -189,7 +191,7 @@ def test_on_reduce_gradients(monkeypatch, optimizer, variable):
         seen.append(self)
         return [(2 * gradient, variable) for gradient, variable in original(pairs)]
 
-    _private.on_reduce_gradients(reduce)
+    keras_private.on_reduce_gradients(reduce)
     optimizer.apply([tf.ones(2)], [variable])
     assert seen == [optimizer]
     np.testing.assert_array_equal(variable.numpy(), [-2, -2])
@@ -197,13 +199,13 @@ def test_on_reduce_gradients(monkeypatch, optimizer, variable):
 
 def test_optimizer_variables(optimizer, variable):
     optimizer.build([variable])
-    assert _private.optimizer_variables(optimizer) == [variable]
+    assert keras_private.optimizer_variables(optimizer) == [variable]
 
 
 def test_layers_of():
     inner = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model = keras.Sequential([keras.layers.Input((1,)), inner])
-    layers = _private.layers_of(model)
+    layers = keras_private.layers_of(model)
     assert layers[0] is model
     assert layers.index(inner) < layers.index(inner.layers[0])
 
@@ -212,7 +214,7 @@ class _Listed(keras.callbacks.Callback):
     listed = None
 
     def set_model(self, model):
-        self.listed = _private.callbacks_of_fit()
+        self.listed = keras_private.callbacks_of_fit()
 
 
 def test_callbacks_of_fit():
@@ -227,17 +229,17 @@ def test_initial_epoch(tmp_path):
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     data = {"x": np.zeros((1, 1)), "y": np.zeros((1, 1)), "verbose": 0}
-    assert _private.initial_epoch(model) == 0
+    assert keras_private.initial_epoch(model) == 0
     backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     model.fit(**data, epochs=2, callbacks=[backup])
     backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     model.fit(**data, epochs=3, callbacks=[backup])
-    assert _private.initial_epoch(model) == 2
+    assert keras_private.initial_epoch(model) == 2
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_only_one_module_touches_private_api(source):
-    if source == Path(_private.__file__):
+    if source in (Path(tf_private.__file__), Path(keras_private.__file__)):
         return
     for node in ast.walk(ast.parse(source.read_text())):
         for module in imported(node):
@@ -259,4 +261,4 @@ def is_private_of_others(node):
     if not node.attr.startswith("_") or node.attr.startswith("__"):
         return False
     owner = ast.unparse(node.value)
-    return not owner.startswith(("self", "cls", "super(", "_private"))
+    return not owner.startswith(("self", "cls", "super("))

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_gradcomp import callbacks, compressors, ops, simulation
-    from tf_gradcomp.advice.advise import advise
     from tf_gradcomp.advice.result import Advice
     from tf_gradcomp.checkpoints import worker_path
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
-    from tf_gradcomp.distribute.strategy import MultiWorkerMirroredStrategy
-    from tf_gradcomp.optimizer import CompressedOptimizer
-    from tf_gradcomp.policy import Policy
+    from tf_gradcomp.keras3.advise import advise
+    from tf_gradcomp.keras3.optimizer import CompressedOptimizer
+    from tf_gradcomp.keras3.policy import Policy
+    from tf_gradcomp.keras3.strategy import MultiWorkerMirroredStrategy
 
 __version__ = metadata.version("tf-gradcomp")
 
@@ -34,10 +34,10 @@ __version__ = metadata.version("tf-gradcomp")
 _HOME = {
     "Advice": "tf_gradcomp.advice.result",
     "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
-    "CompressedOptimizer": "tf_gradcomp.optimizer",
-    "MultiWorkerMirroredStrategy": "tf_gradcomp.distribute.strategy",
-    "Policy": "tf_gradcomp.policy",
-    "advise": "tf_gradcomp.advice.advise",
+    "CompressedOptimizer": "tf_gradcomp.keras3.optimizer",
+    "MultiWorkerMirroredStrategy": "tf_gradcomp.keras3.strategy",
+    "Policy": "tf_gradcomp.keras3.policy",
+    "advise": "tf_gradcomp.keras3.advise",
     "worker_path": "tf_gradcomp.checkpoints",
 }
 _MODULES = ("callbacks", "compressors", "ops", "simulation")

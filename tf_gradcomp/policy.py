@@ -8,10 +8,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import keras
-
-from tf_gradcomp import _private
-
 CONVOLUTION = "convolution"
 DENSE = "dense"
 RECURRENT = "recurrent"
@@ -96,40 +92,9 @@ class Policy:
                     f"expected one of {', '.join(LAYER_KINDS)}."
                 )
 
-    @classmethod
-    def from_model(cls, model: keras.Model, *, max_dense_elements: int = 2**26) -> Policy:
-        """Reads layer kinds, and the sizes of convolutions' outputs, off a built Keras model.
-
-        Args:
-            model: A built Keras model. Sizes are known of layers in functional and sequential ones.
-            max_dense_elements: As for `Policy`.
-
-        Raises:
-            ValueError: If the model has no variables yet.
-        """
-        if not model.trainable_variables:
-            raise ValueError(
-                f"Policy.from_model: {model.name!r} has no trainable variables; build the model "
-                "first, with an Input layer, model.build(input_shape), or a call on a batch."
-            )
-        kinds: dict[str, str] = {}
-        positions: dict[str, int] = {}
-        first = None
-        for layer in reversed(_private.layers_of(model)):  # what a layer is made of comes first
-            for variable in layer.trainable_variables:
-                kind = _kind_in_layer(layer, variable)
-                if kind and variable.path not in kinds:
-                    kinds[variable.path] = kind
-                    if kind == CONVOLUTION:
-                        first = variable.path
-                        positions |= _positions(layer, variable)
-        for variable in model.trainable_variables:
-            kinds.setdefault(variable.path, _kind_by_rule(variable.path, tuple(variable.shape)))
-        return cls(kinds, positions=positions, first=first, max_dense_elements=max_dense_elements)
-
     def kind(self, path: str, shape: Iterable[int]) -> str:
         """The layer kind of the variable at `path` with `shape`."""
-        return self.kinds.get(path) or _kind_by_rule(path, tuple(shape))
+        return self.kinds.get(path) or kind_by_rule(path, tuple(shape))
 
     def spec(self, path: str, shape: Iterable[int], dtype: str) -> GradientSpec:
         """What compressors are told of the gradient of the variable at `path`."""
@@ -164,31 +129,8 @@ def checked_policy(policy: Policy | None) -> Policy:
     return policy or Policy()
 
 
-def _positions(layer: keras.layers.Layer, variable: keras.Variable) -> dict[str, int]:
-    try:
-        shape = layer.output.shape
-    except (AttributeError, ValueError):  # it was called outside of a graph of layers, or often
-        return {}
-    channels_last = getattr(layer, "data_format", "channels_last") == "channels_last"
-    pixels = shape[1:-1] if channels_last else shape[2:]
-    return {} if None in pixels else {variable.path: math.prod(pixels)}
-
-
-def _kind_in_layer(layer: keras.layers.Layer, variable: keras.Variable) -> str | None:
-    if len(variable.shape) < 2:
-        return VECTOR
-    if isinstance(layer, keras.layers.Embedding):
-        return EMBEDDING
-    if isinstance(layer, _CONVOLUTIONS):  # ahead of RNN, which ConvLSTM2D is as well
-        return CONVOLUTION
-    if isinstance(layer, _RECURRENT_CELLS):
-        return RECURRENT
-    if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
-        return DENSE
-    return None
-
-
-def _kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
+def kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
+    """The layer kind that follows from a variable's path and shape; see `Policy`."""
     *layers, name = path.split("/")
     layers = layers[1:] or layers  # without the model's own name
     if len(shape) < 2:
@@ -200,26 +142,3 @@ def _kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
     if name == "recurrent_kernel" or any(_RECURRENT.search(layer) for layer in layers):
         return RECURRENT
     return DENSE
-
-
-_RECURRENT_CELLS = (
-    keras.layers.LSTMCell,
-    keras.layers.GRUCell,
-    keras.layers.SimpleRNNCell,
-    keras.layers.RNN,
-)
-_CONVOLUTIONS = (
-    keras.layers.Conv1D,
-    keras.layers.Conv2D,
-    keras.layers.Conv3D,
-    keras.layers.Conv1DTranspose,
-    keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose,
-    keras.layers.DepthwiseConv1D,
-    keras.layers.DepthwiseConv2D,
-    keras.layers.SeparableConv1D,
-    keras.layers.SeparableConv2D,
-    keras.layers.ConvLSTM1D,
-    keras.layers.ConvLSTM2D,
-    keras.layers.ConvLSTM3D,
-)

@@ -5,13 +5,13 @@ import tensorflow as tf
 
 from tests.replicas import collective
 from tf_gradcomp import compressors
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import sample
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
 from tf_gradcomp.advice.probe import QUICK, Candidate, probe
 from tf_gradcomp.advice.sample import Sample
 from tf_gradcomp.policy import Policy
-from tf_gradcomp.preconditioner import Preconditioner
 
 SHAPES = {"dense/kernel": (300, 400), "dense/bias": (400,), "conv/kernel": (3, 3, 16, 64)}
 SPECS = [Policy().spec(path, shape, "float32") for path, shape in SHAPES.items()]

@@ -9,9 +9,9 @@ from tests.compressors.methods import METHODS
 from tests.compressors.test_conformance import random_gradients
 from tests.compressors.test_warmup import after_warmup
 from tf_gradcomp import compressors, ops
+from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
-from tf_gradcomp.preconditioner import SECOND_MOMENT, Preconditioner
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,), (0, 3), ()]
 SIZE = 2

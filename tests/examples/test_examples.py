@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-import tf_gradcomp.optimizer  # noqa: F401  (load_model must know the class)
+import tf_gradcomp.keras3.optimizer  # noqa: F401  (load_model must know the class)
 from tests.workers import run_workers
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tf_gradcomp.advice.cost_model import Asked, Kind, Work
 from tf_gradcomp.advice.timing import call_seconds, timed
 from tf_gradcomp.compressors.base import Compressor, ExchangeInputs
-from tf_gradcomp.distribute.communicator import AllGather, Communicator, Sent, Wish, given
+from tf_gradcomp.compressors.wishes import AllGather, Wish, given
+from tf_gradcomp.distribute.communicator import Communicator, Sent
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
 

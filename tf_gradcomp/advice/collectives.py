@@ -10,16 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import _private
 from tf_gradcomp.advice.cost_model import Curve, Kind
 from tf_gradcomp.advice.timing import call_seconds
-from tf_gradcomp.distribute.communicator import (
-    AllGather,
-    AllReduce,
-    Broadcast,
-    CollectiveCommunicator,
-    Wish,
-)
+from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Broadcast, Wish
+from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.distribute.communicator import CollectiveCommunicator
 from tf_gradcomp.distribute.padded_gather import WordsAhead
 
 _FEWEST = 512  # elements; what fewer take is latency
@@ -37,11 +32,13 @@ class Collectives:
         # Launched from here, and not by `strategy.run`, which there may not be in a replica.
         self._communicators = [
             CollectiveCommunicator(
-                _private.launcher(strategy, i), self.size, _private.rank(strategy, i)
+                tf_private.launcher(strategy, i),
+                self.size,
+                tf_private.rank(strategy, i),
             )
             for i in range(len(strategy.extended.worker_devices))
         ]
-        if _private.is_one_collective_replica(strategy):
+        if tf_private.is_one_collective_replica(strategy):
             self._ahead = WordsAhead()  # as a job has it
             (self._communicators[0].ahead,) = strategy.experimental_local_results(self._ahead.words)
         self._overhead = self.agree([call_seconds()])[0]
@@ -53,11 +50,11 @@ class Collectives:
 
     def agree(self, numbers: Sequence[float]) -> list[float]:
         """The largest of each number over all workers, which wait for each other here."""
-        if not _private.in_multi_worker_mode(self._strategy):
+        if not tf_private.in_multi_worker_mode(self._strategy):
             return list(numbers)
         given = tf.constant([list(numbers)], tf.float64)
         with tf.device("CPU:0"):
-            return np.max(_private.host_all_gather(self._strategy, given).numpy(), 0).tolist()
+            return np.max(tf_private.host_all_gather(self._strategy, given).numpy(), 0).tolist()
 
     def curve(self, kind: Kind, most: float, enough: float) -> Curve:
         """Measures collectives that send up to `most` bytes, but fewer on a slow network.

@@ -16,12 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
+from tf_gradcomp.advice.choice import Precondition
 from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.registry import text_of
-from tf_gradcomp.distribute.choice import Precondition
 from tf_gradcomp.distribute.communicator import replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.tf_config import read_tf_config

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp import _private
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, predict
 from tf_gradcomp.advice.sample import Sample
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.registry import text_of
+from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.preconditioner import Preconditioner
 
 
 class Candidate(NamedTuple):
@@ -70,7 +70,7 @@ def probe(
     Raises:
         ValueError: If they do not.
     """
-    if not _private.is_collective(strategy):
+    if not tf_private.is_collective(strategy):
         raise ValueError(
             f"Under {type(strategy).__name__} there is no network whose collectives could be timed "
             "to choose a compressor; use gc.MultiWorkerMirroredStrategy, or name a compressor."

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
 from tf_gradcomp.distribute.lockstep import handles, new_state
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec
-from tf_gradcomp.preconditioner import SECOND_MOMENT, Preconditioner
 
 _PLACES = 100_000  # where the noise of a step may begin
 # From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like

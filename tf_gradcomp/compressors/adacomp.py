@@ -12,7 +12,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
-from tf_gradcomp.distribute.communicator import AllGather
+from tf_gradcomp.compressors.wishes import AllGather
 from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR
 
 MAX_BIN_SIZE = 16383

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
-from tf_gradcomp.distribute.communicator import Wish
+from tf_gradcomp.compressors.wishes import Wish
 from tf_gradcomp.policy import GradientSpec
 
 BASELINE = "no_compression"

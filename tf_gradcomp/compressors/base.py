@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors import registry
-from tf_gradcomp.distribute.communicator import Wish
+from tf_gradcomp.compressors.wishes import Wish
 from tf_gradcomp.policy import GradientSpec
 
 RESIDUAL = "residual"

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
-from tf_gradcomp.distribute.communicator import AllReduce
+from tf_gradcomp.compressors.wishes import AllReduce
 
 
 def sum_chosen(

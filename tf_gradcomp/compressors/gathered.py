@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.distribute.communicator import AllGather
+from tf_gradcomp.compressors.wishes import AllGather
 
 
 def sum_gathered(

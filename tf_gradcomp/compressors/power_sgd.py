@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
-from tf_gradcomp.distribute.communicator import AllReduce
+from tf_gradcomp.compressors.wishes import AllReduce
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"

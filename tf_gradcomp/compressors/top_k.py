@@ -14,7 +14,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable
-from tf_gradcomp.distribute.communicator import AllGather
+from tf_gradcomp.compressors.wishes import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 VELOCITY = "velocity"

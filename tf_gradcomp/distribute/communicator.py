@@ -4,54 +4,17 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Generator
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from tf_gradcomp import _private
+from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Wish
+from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.padded_gather import gather_padded
 
 Result = TypeVar("Result")
 
 _PIECE_BYTES = 2**25  # at a time; buffers of more are mapped anew in each step, which costs as much
-
-
-class AllGather(NamedTuple):
-    """A compressor's wish: to send `payload` to all replicas and to have theirs.
-
-    The answer is int32 [replicas, longest]: a row for each replica's payload, in the order of their
-    ranks, with zeros behind the shorter ones.
-    """
-
-    payload: tf.Tensor  # int32 [words]
-    same_length: bool = False  # whether it has as many words on all replicas, by construction
-
-
-class AllReduce(NamedTuple):
-    """A compressor's wish: to have the sum of what all replicas give.
-
-    The answer has the shape and dtype of `values`, and the same bits on all replicas.
-    """
-
-    values: tf.Tensor  # [n], float32, float16 or bfloat16; n is equal on all replicas, not 0
-
-
-class Broadcast(NamedTuple):
-    """A compressor's wish: to have what one of the replicas gives; that one may differ by step.
-
-    The answer has the shape of `payload`.
-    """
-
-    payload: tf.Tensor  # int32 [words], as many on all replicas, not 0; only the root's is used
-    root: tf.Tensor  # int32 scalar, equal on all replicas: the rank of the one that gives
-
-
-Wish: TypeAlias = AllGather | AllReduce | Broadcast
-
-
-def given(wish: Wish) -> tf.Tensor:
-    """What a replica gives to have it answered."""
-    return wish.values if isinstance(wish, AllReduce) else wish.payload
 
 
 class Sent(NamedTuple):
@@ -155,16 +118,16 @@ class CollectiveCommunicator(Communicator):
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
         """A row for each replica's int32 vector, all of one length."""
-        return _private.launch_all_gather(self._launcher, payload[tf.newaxis])
+        return tf_private.launch_all_gather(self._launcher, payload[tf.newaxis])
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """The sum of vectors of one length and dtype; long ones are summed piece by piece."""
-        pieces = [_private.launch_all_reduce(self._launcher, piece) for piece in _pieces(values)]
+        pieces = [tf_private.launch_all_reduce(self._launcher, piece) for piece in _pieces(values)]
         return pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
         """The int32 vector of the replica whose rank is `root`."""
-        return _private.launch_broadcast(self._launcher, payload, tf.equal(root, self.rank))
+        return tf_private.launch_broadcast(self._launcher, payload, tf.equal(root, self.rank))
 
 
 def _pieces(values: tf.Tensor) -> list[tf.Tensor]:
@@ -205,9 +168,9 @@ def replica_communicator() -> Communicator:
     """The communicator of the current replica."""
     context = tf.distribute.get_replica_context()
     strategy = context.strategy
-    alone = _private.is_one_collective_replica(strategy)
-    if alone or (_private.is_collective(strategy) and not tf.executing_eagerly()):
-        launcher = _private.launcher(strategy, _private.local_replica_id(context))
+    alone = tf_private.is_one_collective_replica(strategy)
+    if alone or (tf_private.is_collective(strategy) and not tf.executing_eagerly()):
+        launcher = tf_private.launcher(strategy, tf_private.local_replica_id(context))
         return CollectiveCommunicator(
             launcher, context.num_replicas_in_sync, context.replica_id_in_sync_group
         )

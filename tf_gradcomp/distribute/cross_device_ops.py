@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_gradcomp import _private
 from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import CollectiveCommunicator
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.policy import Policy
 
 
-class CompressedAllReduce(_private.CollectiveAllReduce):
+class CompressedAllReduce(tf_private.CollectiveAllReduce):
     """A `CrossDeviceOps` that exchanges gradients compressed, and all else as TensorFlow does.
 
     Metrics, the statistics of synchronized `BatchNormalization` and users' own values come through
@@ -81,7 +81,7 @@ class CompressedAllReduce(_private.CollectiveAllReduce):
                 tf.distribute.ReduceOp.SUM, [slices], replica_id, options
             )[0]
 
-        rank = _private.rank(tf.distribute.get_strategy(), replica_id)
+        rank = tf_private.rank(tf.distribute.get_strategy(), replica_id)
         reduced, finite = self.gradient_exchange(self._variables).reduce(
             value,
             self._variables,

@@ -9,15 +9,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_gradcomp import _private
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.distribute import handshake
-from tf_gradcomp.distribute.choice import (
+from tf_gradcomp.adam.preconditioner import AdamState, Preconditioner
+from tf_gradcomp.advice.choice import (
     Precondition,
     candidates_of,
     choose,
     in_front_of_residuals,
 )
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
 from tf_gradcomp.distribute.gradients import (
     all_finite,
@@ -35,7 +35,6 @@ from tf_gradcomp.distribute.supported import check_strategy, check_warmup
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
-from tf_gradcomp.preconditioner import AdamState, Preconditioner
 
 _LOG = tf.get_logger()  # beside TensorFlow's own messages about the strategy
 _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
@@ -107,7 +106,7 @@ class GradientExchange(tf.Module):
             self.skipped_steps = shared_variable(0, "int64", "skipped_steps")
             self.unsent = shared_variable(False, "bool", "unsent")
             self._traffic = TrafficCounter(len(specs))
-            self._ahead = WordsAhead() if _private.is_one_collective_replica(strategy) else None
+            self._ahead = WordsAhead() if tf_private.is_one_collective_replica(strategy) else None
         self._strategy = strategy
         self._numbers = _Numbers(variables)
         self.keeps_state = bool(state_specs(self.chosen, specs, self.preconditioner))
@@ -157,7 +156,7 @@ class GradientExchange(tf.Module):
         Raises:
             ValueError: If it was not built for one of `variables`, or XLA is to compile the step.
         """
-        if _private.in_xla():
+        if tf_private.in_xla():
             raise ValueError(
                 "Compressed gradients cannot be exchanged in code that XLA compiles; use "
                 "jit_compile=False in model.compile or tf.function."

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import _private
+from tf_gradcomp.distribute import tf_private
 
 
 class WorkersDisagreeError(RuntimeError):
@@ -42,10 +42,10 @@ def agree(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> None:
     Raises:
         WorkersDisagreeError: On every worker, naming which differ and in what.
     """
-    if not (_private.is_collective(strategy) and _private.in_multi_worker_mode(strategy)):
+    if not (tf_private.is_collective(strategy) and tf_private.in_multi_worker_mode(strategy)):
         return
     text = json.dumps(facts, sort_keys=True)
-    disagreement = _compare(text, lambda value: _private.host_all_gather(strategy, value))
+    disagreement = _compare(text, lambda value: tf_private.host_all_gather(strategy, value))
     if disagreement:
         raise WorkersDisagreeError(disagreement)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_gradcomp.adam.preconditioner import AdamState, Preconditioner
 from tf_gradcomp.distribute.communicator import Communicator
 from tf_gradcomp.distribute.gradients import all_finite, plus_residual
-from tf_gradcomp.preconditioner import AdamState, Preconditioner
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.distribute.communicator import Communicator, Sent, Wish, given
+from tf_gradcomp.compressors.wishes import Wish, given
+from tf_gradcomp.distribute.communicator import Communicator, Sent
 from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.preconditioner import Preconditioner
 
 
 class InLockstep(NamedTuple):

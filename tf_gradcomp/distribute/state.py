@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import Compressor, StateSpec
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.preconditioner import Preconditioner
 
 
 def state_specs(

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_gradcomp import _private, compressors
-from tf_gradcomp.distribute import handshake
+from tf_gradcomp import compressors
+from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.policy import Policy, checked_policy
@@ -59,9 +59,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._compressor = compressor
         if compressor is not None:
             make = functools.partial(CompressedAllReduce, compressor, policy)
-            _private.set_cross_device_ops(self, make)
+            tf_private.set_cross_device_ops(self, make)
         self._checking_variables = False
-        _private.allow_collectives_in_loops(self)
+        tf_private.allow_collectives_in_loops(self)
         self._started = False
         handshake.agree(
             self, {**handshake.package_versions(), "compressor of the strategy": repr(compressor)}
@@ -118,7 +118,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "The strategy has no compressor; give it one: "
                 "gc.MultiWorkerMirroredStrategy(compressor=gc.compressors.AdaComp())."
             )
-        return _private.cross_device_ops(self)
+        return tf_private.cross_device_ops(self)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As TensorFlow's; the first step checks that no worker is still creating variables."""
@@ -207,36 +207,3 @@ class _CheckedScope:
 def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:
     local = strategy.experimental_local_results(value)[0]
     return local.shape.rank if hasattr(local, "shape") else tf.convert_to_tensor(local).shape.rank
-
-
-def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
-    """Stands in for the reduction of Keras' optimizers, under a strategy that compresses."""
-    ops = _private.cross_device_ops(tf.distribute.get_strategy())
-    grads_and_vars = list(grads_and_vars)
-    if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
-        return original(grads_and_vars)
-    if optimizer.gradient_accumulation_steps:
-        raise ValueError(
-            "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, which "
-            "can, and leave the strategy without a compressor."
-        )
-    ops.gradient_exchange(_private.optimizer_variables(optimizer))
-    gradients, variables = zip(*grads_and_vars, strict=True)
-    return list(zip(reduce_gradients(ops, gradients, variables), variables, strict=True))
-
-
-_private.on_reduce_gradients(_reduce_in_optimizer)
-
-
-def _finite_on_all(finite: tf.Tensor) -> tf.Tensor:
-    """Whether a value that each replica has is true on all; only our strategy asks the others."""
-    context = tf.distribute.get_replica_context()
-    if context is None or not isinstance(context.strategy, MultiWorkerMirroredStrategy):
-        return finite
-    if context.num_replicas_in_sync == 1:
-        return finite
-    bad = tf.cast(tf.logical_not(finite), tf.int32)
-    return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, bad), 0)
-
-
-_private.on_check_finite(_finite_on_all)

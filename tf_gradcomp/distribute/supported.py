@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_gradcomp import _private
 from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.distribute import tf_private
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
@@ -30,7 +30,7 @@ def check_warmup(compressor: Compressor, strategy: tf.distribute.Strategy) -> No
         ValueError: With the reason and the way out.
     """
     if compressor.warmup and not (
-        strategy.num_replicas_in_sync == 1 or _private.is_collective(strategy)
+        strategy.num_replicas_in_sync == 1 or tf_private.is_collective(strategy)
     ):
         raise ValueError(
             f"A warm-up needs collectives in a branch, which {type(strategy).__name__} does not "

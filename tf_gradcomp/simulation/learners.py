@@ -11,15 +11,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import _private, compressors
-from tf_gradcomp.callbacks.compression_monitor import find_exchange
+from tf_gradcomp import compressors
+from tf_gradcomp.adam.preconditioner import AUTO, preconditioner_for
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.gradients import dense, gradient_specs, norm
 from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
-from tf_gradcomp.momentum_steps import momentum_only
+from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras3.momentum_steps import momentum_only
 from tf_gradcomp.policy import Policy, checked_policy
-from tf_gradcomp.preconditioner import AUTO, preconditioner_for
 from tf_gradcomp.simulation.similarity import (
     Similarity,
     hamming_distance,
@@ -130,7 +131,7 @@ class Learners:
             of_one = handles(state)
             moments = None
             if self._preconditioner:
-                gradients = _private.clip(self.model.optimizer, gradients)
+                gradients = keras_private.clip(self.model.optimizer, gradients)
                 updates = tf.cast(self.model.optimizer.iterations, tf.int64)
                 moments = self._preconditioner.second_moments(of_one, updates, size)
             inputs.append(

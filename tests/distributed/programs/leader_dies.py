@@ -8,7 +8,7 @@ import tensorflow as tf
 from common import RANK, Setup, dense_model, digits
 
 from tf_gradcomp import compressors
-from tf_gradcomp.distribute.communicator import Broadcast
+from tf_gradcomp.compressors.wishes import Broadcast
 
 LAST_STEP = 3
 

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 from common import RANK, dense_model, digits, report
 
-from tf_gradcomp import _private
+from tf_gradcomp.distribute import tf_private
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
@@ -16,16 +16,16 @@ def replica_call(fn):
 
 
 def set_cross_device_ops():
-    class Ours(_private.CollectiveAllReduce):
+    class Ours(tf_private.CollectiveAllReduce):
         calls = 0
 
         def _all_reduce(self, reduce_op, value, replica_id, options):
             Ours.calls += 1
             return super()._all_reduce(reduce_op, value, replica_id, options)
 
-    _private.set_cross_device_ops(strategy, Ours)
+    tf_private.set_cross_device_ops(strategy, Ours)
     ones = lambda context: context.all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([2]))  # noqa: E731
-    ops = _private.cross_device_ops(strategy)
+    ops = tf_private.cross_device_ops(strategy)
     return {
         "sum": replica_call(ones),
         "calls": Ours.calls,
@@ -36,31 +36,31 @@ def set_cross_device_ops():
 
 def launch_all_gather():
     def gather(context):
-        launcher = _private.launcher(strategy, _private.local_replica_id(context))
-        return _private.launch_all_gather(launcher, tf.constant([RANK, 10]))
+        launcher = tf_private.launcher(strategy, tf_private.local_replica_id(context))
+        return tf_private.launch_all_gather(launcher, tf.constant([RANK, 10]))
 
     return replica_call(gather)
 
 
 def launch_all_reduce():
     def reduce(context):
-        launcher = _private.launcher(strategy, _private.local_replica_id(context))
-        return _private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0]))
+        launcher = tf_private.launcher(strategy, tf_private.local_replica_id(context))
+        return tf_private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0]))
 
     return replica_call(reduce)
 
 
 def rank():
-    return _private.rank(strategy, 0)
+    return tf_private.rank(strategy, 0)
 
 
 def launch_broadcast():
     """From each worker in turn, as a step says."""
 
     def broadcast(context, root):
-        launcher = _private.launcher(strategy, _private.local_replica_id(context))
+        launcher = tf_private.launcher(strategy, tf_private.local_replica_id(context))
         mine = tf.constant([RANK, 10 + RANK])
-        return _private.launch_broadcast(launcher, mine, tf.equal(root, RANK))
+        return tf_private.launch_broadcast(launcher, mine, tf.equal(root, RANK))
 
     run = tf.function(
         lambda root: strategy.run(lambda: broadcast(tf.distribute.get_replica_context(), root))
@@ -70,7 +70,7 @@ def launch_broadcast():
 
 def allow_collectives_in_loops():
     """Sums in a function that is called from a branch within a loop, as Keras does."""
-    _private.allow_collectives_in_loops(strategy)
+    tf_private.allow_collectives_in_loops(strategy)
 
     @tf.function
     def step():
@@ -92,15 +92,15 @@ def allow_collectives_in_loops():
 
 
 def host_all_gather():
-    return _private.host_all_gather(strategy, tf.constant([RANK])).numpy()
+    return tf_private.host_all_gather(strategy, tf.constant([RANK])).numpy()
 
 
 def in_multi_worker_mode():
-    return _private.in_multi_worker_mode(strategy)
+    return tf_private.in_multi_worker_mode(strategy)
 
 
 def is_collective():
-    return _private.is_collective(strategy)
+    return tf_private.is_collective(strategy)
 
 
 def stock_fit():

@@ -9,14 +9,14 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.adam.preconditioner import AUTO, Preconditioner, preconditioner_for
 from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.gradients import gradient_specs
-from tf_gradcomp.optimizer import CompressedOptimizer
+from tf_gradcomp.keras3.optimizer import CompressedOptimizer
 from tf_gradcomp.policy import Policy, checked_policy
-from tf_gradcomp.preconditioner import AUTO, Preconditioner, preconditioner_for
 
 
 def advise(

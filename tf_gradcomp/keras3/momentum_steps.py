@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tf_gradcomp import _private
+from tf_gradcomp.keras3 import keras_private
 
 Step = Callable[[keras.optimizers.Optimizer, Any, keras.Variable, Any], None]
 
@@ -42,7 +42,7 @@ def _nadam(
     step = ops.cast(optimizer.iterations + 1, variable.dtype)
     this = optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step))
     following = optimizer.beta_1 * (1.0 - 0.5 * ops.power(0.96, step + 1))
-    product = ops.cast(_private.nadam_product(optimizer), variable.dtype)
+    product = ops.cast(keras_private.nadam_product(optimizer), variable.dtype)
     momentum = _updated_momentum(optimizer, gradient, variable)
     ahead = following * momentum / (1 - product * following)
     optimizer.assign_sub(variable, rate * (ahead + (1 - this) * gradient / (1 - product)))
@@ -59,7 +59,7 @@ MOMENTUM_STEPS: dict[type, Step] = {
 def _updated_momentum(
     optimizer: keras.optimizers.Optimizer, gradient: Any, variable: keras.Variable
 ) -> keras.Variable:
-    (momentum,) = _private.slots(optimizer, "momentums", [variable])
+    (momentum,) = keras_private.slots(optimizer, "momentums", [variable])
     optimizer.assign_add(momentum, (gradient - momentum) * (1 - optimizer.beta_1))
     return momentum
 
@@ -85,7 +85,7 @@ def momentum_only(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
             dtype = variable.dtype
             step(self, ops.cast(gradient, dtype), variable, ops.cast(rate, dtype))
 
-    with _private.behaving_as(
+    with keras_private.behaving_as(
         optimizer, update_step=update_step, _clip_gradients=lambda self, gradients: gradients
     ):
         yield

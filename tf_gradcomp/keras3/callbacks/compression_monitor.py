@@ -9,12 +9,13 @@ import keras
 import rich.console
 import rich.table
 
-from tf_gradcomp import _private
+from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.traffic import Traffic
-from tf_gradcomp.optimizer import CompressedOptimizer
+from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3.optimizer import CompressedOptimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):
@@ -46,7 +47,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; warns if a callback before this one will not see its logs."""
         super().set_model(model)
-        callbacks = _private.callbacks_of_fit() or [self]
+        callbacks = keras_private.callbacks_of_fit() or [self]
         readers = (
             keras.callbacks.TensorBoard,
             keras.callbacks.History,
@@ -115,7 +116,7 @@ def find_exchange(model: keras.Model) -> GradientExchange | None:
         optimizer = optimizer.inner_optimizer
     if isinstance(optimizer, CompressedOptimizer):
         return optimizer.exchange
-    ops = _private.cross_device_ops(model.distribute_strategy)
+    ops = tf_private.cross_device_ops(model.distribute_strategy)
     if isinstance(ops, CompressedAllReduce):
         return ops.find_exchange(model.trainable_variables)
     return None

@@ -11,17 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import _private, compressors
-from tf_gradcomp.advice import measuring
-from tf_gradcomp.compressors.auto import BASELINE
-from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.distribute.communicator import replica_communicator
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.gradients import all_finite
-from tf_gradcomp.distribute.supported import check_strategy
-from tf_gradcomp.momentum_steps import momentum_only
-from tf_gradcomp.policy import Policy
-from tf_gradcomp.preconditioner import (
+from tf_gradcomp import compressors
+from tf_gradcomp.adam.preconditioner import (
     AUTO,
     SECOND_MOMENT,
     SLOTS,
@@ -29,6 +20,17 @@ from tf_gradcomp.preconditioner import (
     Preconditioner,
     preconditioner_for,
 )
+from tf_gradcomp.advice import measuring
+from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.distribute.communicator import replica_communicator
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.gradients import all_finite
+from tf_gradcomp.distribute.supported import check_strategy
+from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3.momentum_steps import momentum_only
+from tf_gradcomp.policy import Policy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -126,7 +128,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             return
         _check_current_strategy()
         if not self.passes_through():
-            _check_created_in_scope(_private.step_counter(self._core))
+            _check_created_in_scope(keras_private.step_counter(self._core))
         variables = list(variables)
         super().build(variables)
         with tf.init_scope():  # a config reads variables
@@ -142,7 +144,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.build(variables)
         if self.passes_through():
             return
-        _private.disable_reduction(self._core)
+        keras_private.disable_reduction(self._core)
         if self._core.gradient_accumulation_steps:
             self._accumulators = [_accumulator(variable) for variable in variables]
 
@@ -236,7 +238,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             self._exchange_and_apply(strategy, scaler, grads, variables)
             return
         each_replica = strategy.extended.call_for_each_replica
-        counter = _private.step_counter(self._core)
+        counter = keras_private.step_counter(self._core)
 
         def update() -> None:
             totals = each_replica(self._take_accumulated, args=(grads, variables))
@@ -260,13 +262,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
-            with _private.applying_at_once(self._core), self._stepping():
+            with keras_private.applying_at_once(self._core), self._stepping():
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy)
 
         def skip() -> None:
             if self._core.gradient_accumulation_steps:
-                _private.step_counter(self._core).assign_add(1)
+                keras_private.step_counter(self._core).assign_add(1)
 
         tf.cond(finite, update, skip)
         if scaler is not None:
@@ -286,14 +288,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             return context.all_reduce(tf.distribute.ReduceOp.SUM, slices)
 
         if self.exchange.preconditioner:
-            grads = _private.clip(self._core, grads)
+            grads = keras_private.clip(self._core, grads)
         if self._measuring:
             grads, seconds = self._measuring.before(grads)
         reduced, finite = self.exchange.reduce(
             grads,
             variables,
             replica_communicator(),
-            _private.local_replica_id(context),
+            tf_private.local_replica_id(context),
             all_reduce_slices,
             self._adam_state(variables),
         )
@@ -305,7 +307,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         kept = [name for name in SLOTS if name in self.exchange.state]
         if not kept:
             return None
-        moments = {name: _private.slots(self._core, SLOTS[name], variables) for name in kept}
+        moments = {name: keras_private.slots(self._core, SLOTS[name], variables) for name in kept}
         return AdamState(tf.cast(self._core.iterations, tf.int64), moments)
 
     def _stepping(self) -> contextlib.AbstractContextManager[None]:
@@ -321,7 +323,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         variables = self._trainable_variables
 
         def overwrite() -> None:
-            _private.overwrite_by_averages(core)
+            keras_private.overwrite_by_averages(core)
             strategy.extended.call_for_each_replica(_constrain, args=(variables,))
 
         due = tf.equal(tf.cast(core.iterations, tf.int64) % core.ema_overwrite_frequency, 0)
@@ -585,7 +587,7 @@ def _is_compressed(optimizer: Any) -> bool:
     return isinstance(optimizer, CompressedOptimizer) and not optimizer.passes_through()
 
 
-_private.on_loss_scaled_apply(
+keras_private.on_loss_scaled_apply(
     _is_compressed,
     lambda scaler, grads, variables: scaler.inner_optimizer.apply_scaled(scaler, grads, variables),
 )

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, StateSpec
-from tf_gradcomp.momentum_steps import MOMENTUM_STEPS
+from tf_gradcomp.keras3.momentum_steps import MOMENTUM_STEPS
 from tf_gradcomp.policy import GradientSpec
 
 SECOND_MOMENT = "second_moment"

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_gradcomp import _private
 from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.distribute import handshake
+from tf_gradcomp.keras3 import keras_private
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
@@ -44,4 +44,6 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         self._restorer.set_model(self.model)
         self._restorer.on_train_begin(logs)
         found = f"epochs already trained, by the backup in {self._restorer.backup_dir!r}"
-        handshake.agree(self.model.distribute_strategy, {found: _private.initial_epoch(self.model)})
+        handshake.agree(
+            self.model.distribute_strategy, {found: keras_private.initial_epoch(self.model)}
+        )

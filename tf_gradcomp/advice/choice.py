@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import report
 from tf_gradcomp.advice.probe import QUICK, Candidate, probe
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.preconditioner import Preconditioner
 
 Precondition = Callable[[Compressor], Preconditioner | None]
 

@@ -1,0 +1,1 @@
+"""Adam's second moment in front of compressors."""

@@ -1,0 +1,5 @@
+"""Callbacks for `model.fit`."""
+
+from tf_gradcomp.keras3.callbacks import BackupAndRestore, CompressionMonitor
+
+__all__ = ["BackupAndRestore", "CompressionMonitor"]

@@ -1,6 +1,0 @@
-"""Keras callbacks for compressed training."""
-
-from tf_gradcomp.callbacks.backup_and_restore import BackupAndRestore
-from tf_gradcomp.callbacks.compression_monitor import CompressionMonitor
-
-__all__ = ["BackupAndRestore", "CompressionMonitor"]

@@ -1,0 +1,45 @@
+"""What a compressor may ask to have communicated."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+
+class AllGather(NamedTuple):
+    """A compressor's wish: to send `payload` to all replicas and to have theirs.
+
+    The answer is int32 [replicas, longest]: a row for each replica's payload, in the order of their
+    ranks, with zeros behind the shorter ones.
+    """
+
+    payload: tf.Tensor  # int32 [words]
+    same_length: bool = False  # whether it has as many words on all replicas, by construction
+
+
+class AllReduce(NamedTuple):
+    """A compressor's wish: to have the sum of what all replicas give.
+
+    The answer has the shape and dtype of `values`, and the same bits on all replicas.
+    """
+
+    values: tf.Tensor  # [n], float32, float16 or bfloat16; n is equal on all replicas, not 0
+
+
+class Broadcast(NamedTuple):
+    """A compressor's wish: to have what one of the replicas gives; that one may differ by step.
+
+    The answer has the shape of `payload`.
+    """
+
+    payload: tf.Tensor  # int32 [words], as many on all replicas, not 0; only the root's is used
+    root: tf.Tensor  # int32 scalar, equal on all replicas: the rank of the one that gives
+
+
+Wish: TypeAlias = AllGather | AllReduce | Broadcast
+
+
+def given(wish: Wish) -> tf.Tensor:
+    """What a replica gives to have it answered."""
+    return wish.values if isinstance(wish, AllReduce) else wish.payload

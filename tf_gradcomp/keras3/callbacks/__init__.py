@@ -1,0 +1,6 @@
+"""Keras callbacks for compressed training."""
+
+from tf_gradcomp.keras3.callbacks.backup_and_restore import BackupAndRestore
+from tf_gradcomp.keras3.callbacks.compression_monitor import CompressionMonitor
+
+__all__ = ["BackupAndRestore", "CompressionMonitor"]

@@ -1,0 +1,173 @@
+"""The one module that touches private API of Keras 3.
+
+Each function says why the public API does not do. `tests/test_private_api.py` has one test for each
+name used here, and fails by that name when a release changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.callbacks.callback_list import CallbackList
+
+
+def disable_reduction(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer take its gradients as already reduced; Keras 3 has no public switch."""
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+
+@contextlib.contextmanager
+def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Within it, the optimizer updates by what it is given, without a branch of its own.
+
+    Keras calls `merge_call` within a `tf.cond`, which no strategy allows, to accumulate gradients
+    and to overwrite weights by their averages; and it would accumulate behind the exchange, which
+    must not run on every step. `iterations` goes on counting updates, as Adam's bias correction
+    needs. To be entered across replicas: those of one process run in turn.
+    """
+    steps = optimizer.gradient_accumulation_steps
+    frequency = optimizer.ema_overwrite_frequency
+    optimizer.gradient_accumulation_steps = None
+    optimizer.ema_overwrite_frequency = None
+    counting = {"iterations": property(lambda self: self._iterations // steps)} if steps else {}
+    try:
+        with behaving_as(optimizer, **counting):
+            yield
+    finally:
+        optimizer.gradient_accumulation_steps = steps
+        optimizer.ema_overwrite_frequency = frequency
+
+
+@contextlib.contextmanager
+def behaving_as(optimizer: keras.optimizers.Optimizer, **overrides: Any) -> Iterator[None]:
+    """Within it, the optimizer has other methods and properties: its class is one derived from its.
+
+    Keras' optimizers call these on themselves, and refuse to have them set as attributes.
+    """
+    class_ = type(optimizer)
+    derived = type(class_.__name__, (class_,), overrides)
+    object.__setattr__(optimizer, "__class__", derived)
+    try:
+        yield
+    finally:
+        object.__setattr__(optimizer, "__class__", class_)
+
+
+def slots(
+    optimizer: keras.optimizers.Optimizer, kind: str, variables: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    """The `"momentums"`, `"velocities"` or `"velocity_hats"` of some variables: no public name."""
+    of_all = getattr(optimizer, f"_{kind}")
+    return [of_all[optimizer._get_variable_index(variable)] for variable in variables]
+
+
+def nadam_product(optimizer: keras.optimizers.Nadam) -> keras.Variable:
+    """The product of all momentum coefficients so far, which has no public name."""
+    return optimizer._u_product
+
+
+def clip(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> list[Any]:
+    """Clips as the optimizer would in `apply`; publicly it does so there only."""
+    return list(optimizer._clip_gradients(list(gradients)))
+
+
+def overwrite_by_averages(optimizer: keras.optimizers.Optimizer) -> None:
+    """Overwrites weights by their moving averages; called across replicas.
+
+    The public `finalize_variable_values` also does what else an optimizer does in the end.
+    """
+    optimizer._overwrite_model_variables_with_average_value(optimizer._trainable_variables)
+
+
+def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """The variable behind `optimizer.iterations`, which counts accumulating steps as well."""
+    return optimizer._iterations
+
+
+def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., None]) -> None:
+    """Has `apply(scaler, grads, variables)` called where `handles(scaler.inner_optimizer)`.
+
+    Keras puts a `LossScaleOptimizer` around any optimizer under `mixed_float16`. It decides by the
+    gradients of its own worker alone whether to skip a step; where workers differ, all hang.
+    """
+    original = keras.optimizers.LossScaleOptimizer.apply
+
+    @functools.wraps(original)
+    def hooked(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        if handles(self.inner_optimizer):
+            apply(self, grads, trainable_variables)
+        else:
+            original(self, grads, trainable_variables)
+
+    keras.optimizers.LossScaleOptimizer.apply = hooked
+
+
+def on_check_finite(agree: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Has `agree(finite)` called on what a `LossScaleOptimizer` found out about its own gradients.
+
+    Without, one around a plain optimizer skips a step on the one worker whose gradients overflowed,
+    while the others wait for it in the reduction.
+    """
+    original = keras.optimizers.LossScaleOptimizer.check_finite
+
+    @functools.wraps(original)
+    def hooked(self: Any, grads: Sequence[Any]) -> tf.Tensor:
+        return agree(original(self, grads))
+
+    keras.optimizers.LossScaleOptimizer.check_finite = hooked
+
+
+def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
+    """Has `reduce(optimizer, grads_and_vars, original)` called where Keras reduces its gradients.
+
+    It is the only place that knows a tensor to be the gradient of a variable: what reaches the
+    cross-device ops is a list of tensors, with nothing to tell it from batch statistics.
+    """
+    original = TFOptimizer._all_reduce_sum_gradients
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(original)
+    def hooked(self: Any, grads_and_vars: Any) -> Any:
+        return reduce(self, grads_and_vars, functools.partial(original, self))
+
+    TFOptimizer._all_reduce_sum_gradients = hooked
+
+
+def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variables an optimizer was built for; there is no public list of them."""
+    return optimizer._trainable_variables
+
+
+def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
+    """Called by a callback in `set_model`: all callbacks of this `fit`, in order, if known.
+
+    Keras gives a callback no way to the list it is in.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, CallbackList):
+            return caller.callbacks
+        frame = frame.f_back
+    return None
+
+
+def initial_epoch(model: keras.Model) -> int:
+    """The epoch at which `BackupAndRestore` has `fit` go on; it has no public name."""
+    return model._initial_epoch or 0
+
+
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and all layers in it, at any depth, each before those within it.
+
+    The public `model.layers` has those of the first level only.
+    """
+    return list(model._flatten_layers())

@@ -1,0 +1,48 @@
+"""`gc.MultiWorkerMirroredStrategy`, and what Keras 3 must do otherwise under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.distribute.strategy import MultiWorkerMirroredStrategy
+from tf_gradcomp.keras3 import keras_private
+
+__all__ = ["MultiWorkerMirroredStrategy"]
+
+
+def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
+    """Stands in for the reduction of Keras' optimizers, under a strategy that compresses."""
+    ops = tf_private.cross_device_ops(tf.distribute.get_strategy())
+    grads_and_vars = list(grads_and_vars)
+    if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
+        return original(grads_and_vars)
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, which "
+            "can, and leave the strategy without a compressor."
+        )
+    ops.gradient_exchange(keras_private.optimizer_variables(optimizer))
+    gradients, variables = zip(*grads_and_vars, strict=True)
+    return list(zip(reduce_gradients(ops, gradients, variables), variables, strict=True))
+
+
+keras_private.on_reduce_gradients(_reduce_in_optimizer)
+
+
+def _finite_on_all(finite: tf.Tensor) -> tf.Tensor:
+    """Whether a value that each replica has is true on all; only our strategy asks the others."""
+    context = tf.distribute.get_replica_context()
+    if context is None or not isinstance(context.strategy, MultiWorkerMirroredStrategy):
+        return finite
+    if context.num_replicas_in_sync == 1:
+        return finite
+    bad = tf.cast(tf.logical_not(finite), tf.int32)
+    return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, bad), 0)
+
+
+keras_private.on_check_finite(_finite_on_all)
