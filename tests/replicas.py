@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 
 def method_names() -> list[str]:
     """The names of all compressors but those that choose between others when a job starts."""
-    return [name for name in compressors.names() if not compressors.get(name).candidates]
+    return [name for name in compressors.names() if name != compressors.Auto.name]
 
 
 def mirrored(replicas: int = 2) -> tf.distribute.MirroredStrategy:

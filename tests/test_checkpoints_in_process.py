@@ -64,7 +64,7 @@ def assert_same_state(actual, expected):
     ours, theirs = actual.optimizer.exchange, expected.optimizer.exchange
     assert ours.step.numpy() == theirs.step.numpy()
     assert ours.skipped_steps.numpy() == theirs.skipped_steps.numpy()
-    assert ours.unsent.numpy() == theirs.unsent.numpy()
+    assert ours.facts.residual_waits.numpy().any() == theirs.facts.residual_waits.numpy().any()
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -210,7 +210,7 @@ def test_one_replica_applies_a_restored_residual_with_its_first_step(inner, grap
         step()
     np.testing.assert_allclose(variable.numpy(), -residual, rtol=1e-6)
     assert not optimizer.exchange.residuals[0].numpy().any()
-    assert not optimizer.exchange.unsent.numpy()
+    assert not optimizer.exchange.facts.residual_waits.numpy().any()
 
 
 def test_a_residual_waits_for_a_step_that_is_not_skipped():

@@ -11,10 +11,12 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.replicas import copies, mirrored, stepper
+from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import AdaComp
-from tf_gradcomp.distribute import tf_private
-from tf_gradcomp.distribute.communicator import dense_ring_bytes, replica_communicator
+from tf_gradcomp.distribute.communicator import dense_ring_bytes
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.distribute.supported import check_strategy
 from tf_gradcomp.distribute.traffic import Traffic
 
@@ -30,19 +32,15 @@ class Exchanging:
             self.variables = [
                 tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(shapes)
             ]
-            self.exchange = GradientExchange(compressor, policy)
+            method = Method(repr(compressor), [Candidate(compressor)], choose)
+            self.exchange = GradientExchange(method, policy)
             self.exchange.build(self.variables)
         self.reduced = {}
 
     def reduce(self, gradients, variables=None):
-        context = tf.distribute.get_replica_context()
-        replica = tf_private.local_replica_id(context)
-        self.reduced[replica], self.finite = self.exchange.reduce(
-            gradients,
-            variables or self.variables,
-            replica_communicator(),
-            replica,
-            lambda slices: context.all_reduce(tf.distribute.ReduceOp.SUM, slices),
+        member = current_group().member()
+        self.reduced[member.local_replica], self.finite = self.exchange.reduce(
+            gradients, variables or self.variables, member
         )
 
     def step(self, gradients):
@@ -126,13 +124,13 @@ def test_some_of_the_variables_use_their_own_residuals():
 
 def test_counts_steps_and_those_it_skips():
     exchanging = Exchanging()
-    assert not exchanging.exchange.unsent.numpy()
+    assert not exchanging.exchange.facts.residual_waits.numpy().any()
     exchanging.step([ones(1), ones(1)])
     exchanging.step([ones(1), ones(np.nan)])
     assert not exchanging.finite.numpy()
     assert exchanging.exchange.step.numpy() == 2
     assert exchanging.exchange.skipped_steps.numpy() == 1
-    assert exchanging.exchange.unsent.numpy()
+    assert exchanging.exchange.facts.residual_waits.numpy().any()
 
 
 def test_large_tables_stay_sparse():
@@ -178,7 +176,7 @@ def test_is_saved_and_restored_with_a_checkpoint(tmp_path):
         np.testing.assert_allclose(sum(shares), sum(copies(before.strategy, old)), atol=1e-5)
         np.testing.assert_array_equal(shares[0], shares[2])
     assert after.exchange.step.numpy() == 1
-    assert after.exchange.unsent.numpy()
+    assert after.exchange.facts.residual_waits.numpy().any()
 
 
 def test_traffic_is_no_part_of_a_checkpoint():
@@ -186,7 +184,7 @@ def test_traffic_is_no_part_of_a_checkpoint():
     assert exchange.variables == [
         exchange.step,
         exchange.skipped_steps,
-        exchange.unsent,
+        *exchange.facts.all,
         *exchange.residuals,
     ]
 

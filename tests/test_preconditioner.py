@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.replicas import copies, mirrored, stepper
-from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, preconditioner_for
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.keras3 import keras_private
-from tf_gradcomp.keras3.momentum_steps import MOMENTUM_STEPS, momentum_only
+from tf_gradcomp.keras3.adam import STEPS, momentum_only, preconditioner_for
 
 SHAPES = [(40, 30), (30,)]
 SIGNS = np.array([1, 1, -1, 1, -1, -1, -1], "float32")
@@ -72,7 +72,7 @@ class Job:
         return other
 
 
-@pytest.mark.parametrize("class_", MOMENTUM_STEPS, ids=lambda class_: class_.__name__)
+@pytest.mark.parametrize("class_", STEPS, ids=lambda class_: class_.__name__)
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"use_ema": True}], ids=str)
 def test_momentum_steps_are_those_of_keras_where_the_second_moment_is_constant(class_, settings):
     plain, stepped = ([*new_variables()] for _ in range(2))

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.replicas import collective, copies, stepper
+from tf_gradcomp.advice import choice
 from tf_gradcomp.advice.cost_model import Prediction
 from tf_gradcomp.advice.probe import Probed
-from tf_gradcomp.distribute import choice
 
 METHODS = ["no_compression", "adacomp(bin_sizes=20)"]
 DENSE, SPARSE = METHODS
@@ -90,7 +90,7 @@ def test_the_dense_choice_sends_what_the_sparse_one_left(choose, tmp_path):
     job.step(ZEROS)
     np.testing.assert_allclose(job.value(), -np.sum(given, 0), rtol=1e-5, atol=1e-6)
     assert not job.residual().any()
-    assert not job.optimizer.exchange.unsent.numpy()
+    assert not job.optimizer.exchange.facts.residual_waits.numpy().any()
 
 
 def test_a_step_that_is_skipped_leaves_it_for_the_next(choose, tmp_path):

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, ExchangeInputs
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.distribute.lockstep import InLockstep, exchange_in_lockstep, handles, new_state
+from tf_gradcomp.distribute.lockstep import InLockstep, handles, in_lockstep, new_state
+from tf_gradcomp.distribute.replica_step import by_stage
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]
@@ -72,11 +73,11 @@ class Lockstep:
         ends = self._exchange(tensors, tf.constant(self._step, tf.int64), tf.constant(finite))
         self._step += 1
         return Outcome(
-            [[tensor.numpy() for tensor in end.exchanged.reduced] for end in ends],
-            [bool(end.exchanged.finite) for end in ends],
+            [[tensor.numpy() for tensor in end.result.reduced] for end in ends],
+            [bool(end.result.finite) for end in ends],
             self.state,
             [given.numpy() for end in ends for given in end.given[-1:]],
-            [end.exchanged.tensor_bytes.numpy() for end in ends],
+            [end.result.tensor_bytes.numpy() for end in ends],
             [int(end.sent.payload_bytes) for end in ends],
             [int(end.sent.sent_bytes) for end in ends],
         )
@@ -85,12 +86,14 @@ class Lockstep:
         self, gradients: list[list[tf.Tensor]], step: tf.Tensor, finite: tf.Tensor
     ) -> list[InLockstep]:
         size = len(self._state)
-        return exchange_in_lockstep(
+        inputs = [
+            ExchangeInputs(self._specs, of_one, handles(state), step, finite, rank, size)
+            for rank, (of_one, state) in enumerate(zip(gradients, self._state, strict=True))
+        ]
+        return by_stage(
             self._compressor,
-            [
-                ExchangeInputs(self._specs, of_one, handles(state), step, finite, rank, size)
-                for rank, (of_one, state) in enumerate(zip(gradients, self._state, strict=True))
-            ],
+            step,
+            lambda method: in_lockstep([method.conversation(of_one) for of_one in inputs]),
         )
 
 

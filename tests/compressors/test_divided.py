@@ -11,7 +11,7 @@ from tests.compressors.test_warmup import after_warmup
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
+from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,), (0, 3), ()]
 SIZE = 2
@@ -38,7 +38,8 @@ class Replicas:
             inputs.append(
                 ExchangeInputs(self.specs, given, of_one, step, finite, rank, SIZE, moments)
             )
-        return [end.exchanged for end in exchange_in_lockstep(self.compressor, inputs)]
+        talks = [self.compressor.conversation(of_one) for of_one in inputs]
+        return [end.result for end in in_lockstep(talks)]
 
     def arrays(self, name):
         """What each replica keeps by a name."""

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from tf_gradcomp.advice.cost_model import Asked, Kind, Work
 from tf_gradcomp.advice.timing import call_seconds, timed
-from tf_gradcomp.compressors.base import Compressor, ExchangeInputs
-from tf_gradcomp.compressors.wishes import AllGather, Wish, given
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.wishes import AllGather, Wish, WithRider, given
 from tf_gradcomp.distribute.communicator import Communicator, Sent
+from tf_gradcomp.distribute.replica_step import ReplicaStep
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
 
@@ -32,6 +33,10 @@ class Echo(Communicator):
         """What is given."""
         return values
 
+    def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
+        """What is given, and behind it the sum of the riders."""
+        return tf.concat([values, rider * self.size], 0)
+
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
         """What is given."""
         return payload
@@ -42,18 +47,18 @@ class CodecSpeed:
 
     Args:
         compressor: The method; its warm-up is left out.
-        inputs: Makes its side of the next step, in a graph.
+        step: Makes its side of the next step, in a graph.
         prepare: Called before each step, when nothing is timed.
     """
 
     def __init__(
         self,
         compressor: Compressor,
-        inputs: Callable[[], ExchangeInputs],
+        step: Callable[[], ReplicaStep],
         prepare: Callable[[], Any],
     ) -> None:
         self._compressor = compressor
-        self._inputs = inputs
+        self._next = step
         self._prepare = prepare
         self._kinds: list[Kind] = []
         self._step = tf.function(self._talk, autograph=False)
@@ -90,9 +95,9 @@ class CodecSpeed:
         """A step, in a graph."""
         start = tf.timestamp()
         with tf.control_dependencies([start]):
-            inputs = self._inputs()
-        echo = Echo(inputs.size, inputs.rank)
-        talk = self._compressor.conversation(inputs)
+            step = self._next()
+        echo = Echo(step.inputs.size, step.inputs.rank)
+        talk = step.talk(self._compressor)
         answer: Any = None
         asked = start
         sent: list[Sent] = []
@@ -120,6 +125,8 @@ class _Step(NamedTuple):
 
 def kind_of(wish: Wish) -> Kind:
     """The kind of a wish."""
+    if isinstance(wish, WithRider):
+        wish = wish.wish
     same_length = isinstance(wish, AllGather) and wish.same_length
     return Kind(type(wish).__name__, given(wish).dtype.name, same_length)
 

@@ -7,14 +7,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.advice.cost_model import Curve, Kind
 from tf_gradcomp.advice.timing import call_seconds
 from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Broadcast, Wish
-from tf_gradcomp.distribute import tf_private
-from tf_gradcomp.distribute.communicator import CollectiveCommunicator
+from tf_gradcomp.distribute.communicator import Communicator
+from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.padded_gather import WordsAhead
 
 _FEWEST = 512  # elements; what fewer take is latency
@@ -24,37 +23,26 @@ _REPEATS = (2, 3)  # of each size: as many as fit into the time that is enough
 
 
 class Collectives:
-    """Times the real collectives of a strategy, which must be one whose replicas talk by them."""
+    """Times the real collectives of a group of replicas.
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self._strategy = strategy
-        self.size = strategy.num_replicas_in_sync
-        # Launched from here, and not by `strategy.run`, which there may not be in a replica.
-        self._communicators = [
-            CollectiveCommunicator(
-                tf_private.launcher(strategy, i),
-                self.size,
-                tf_private.rank(strategy, i),
-            )
-            for i in range(len(strategy.extended.worker_devices))
-        ]
-        if tf_private.is_one_collective_replica(strategy):
+    Args:
+        group: The replicas.
+        communicators: Of this process's replicas, for use outside of a step.
+    """
+
+    def __init__(self, group: Group, communicators: Sequence[Communicator]) -> None:
+        self._group = group
+        self._communicators = list(communicators)
+        self.size = group.size
+        if group.local_size == 1:
             self._ahead = WordsAhead()  # as a job has it
-            (self._communicators[0].ahead,) = strategy.experimental_local_results(self._ahead.words)
-        self._overhead = self.agree([call_seconds()])[0]
+            self._communicators[0].ahead = group.local(self._ahead.words, 0)
+        self._overhead = group.largest([call_seconds()])[0]
 
     @property
     def rank(self) -> int:
         """Of the first replica of this process."""
         return int(self._communicators[0].rank)
-
-    def agree(self, numbers: Sequence[float]) -> list[float]:
-        """The largest of each number over all workers, which wait for each other here."""
-        if not tf_private.in_multi_worker_mode(self._strategy):
-            return list(numbers)
-        given = tf.constant([list(numbers)], tf.float64)
-        with tf.device("CPU:0"):
-            return np.max(tf_private.host_all_gather(self._strategy, given).numpy(), 0).tolist()
 
     def curve(self, kind: Kind, most: float, enough: float) -> Curve:
         """Measures collectives that send up to `most` bytes, but fewer on a slow network.
@@ -85,15 +73,17 @@ class Collectives:
 
         def timed() -> float:
             nonlocal sent_bytes
-            self.agree([0.0])  # all are ready
+            self._group.largest([0.0])  # all are ready
             start = time.perf_counter()
             sent_bytes = float(collect(values))
             return time.perf_counter() - start
 
-        first = self.agree([timed()])[0]  # TCP gets to know the link
+        first = self._group.largest([timed()])[0]  # TCP gets to know the link
         fewest, most = _REPEATS
         repeats = min(most, max(fewest, int(enough / first)))
-        return sent_bytes, statistics.median_low(self.agree([timed() for _ in range(repeats)]))
+        return sent_bytes, statistics.median_low(
+            self._group.largest([timed() for _ in range(repeats)])
+        )
 
     def _function(self, kind: Kind) -> Callable[[tf.Tensor], tf.Tensor]:
         def collect(values: tf.Tensor) -> tf.Tensor:

@@ -16,14 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
-from tf_gradcomp.advice.choice import Precondition
-from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
+from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE
-from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.registry import text_of
-from tf_gradcomp.distribute.communicator import replica_communicator
-from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.method import Candidate
+from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.tf_config import read_tf_config
 
 _SIGNAL = signal.SIGUSR1
@@ -38,31 +36,26 @@ class Measuring:
     """Times what a program does between its exchanges, which are dense meanwhile.
 
     Args:
-        exchange: Built, dense.
-        compressors: What to predict; the baseline comes in front.
-        precondition: What is in front of each.
+        group: The replicas.
+        specs: Of the gradients of a step.
+        candidates: What to predict, the baseline first.
 
     Raises:
         SystemExit: If there is one replica, for which all is known.
     """
 
     def __init__(
-        self,
-        exchange: GradientExchange,
-        compressors: Sequence[Compressor],
-        precondition: Precondition,
+        self, group: Group, specs: Sequence[GradientSpec], candidates: Sequence[Candidate]
     ) -> None:
-        strategy = tf.distribute.get_strategy()
+        self._group = group
         self._ended_at: float | None = None
         self._seconds: list[float] = []
         config = read_tf_config()
         self._writes = config is None or config.is_chief
-        if strategy.num_replicas_in_sync == 1:
+        if group.size == 1:
             self._write(alone(BASELINE))
             raise SystemExit
-        each = {text_of(method): method for method in compressors}
-        candidates = [Candidate(method, precondition(method)) for method in each.values()]
-        self._probed = probe(strategy, exchange.specs, candidates, THOROUGH)
+        self._probed = probe(group, specs, candidates, THOROUGH)
         signal.signal(_SIGNAL, _end)
 
     def before(self, gradients: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
@@ -77,7 +70,7 @@ class Measuring:
         """Notes that they are exchanged; a step computes as long as the slowest of all replicas."""
         bits = tf.bitcast(seconds[tf.newaxis], tf.int32)
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
-            of_all = tf.bitcast(replica_communicator().all_gather(bits), tf.float32)
+            of_all = tf.bitcast(self._group.member().communicator.all_gather(bits), tf.float32)
             noted = tf.numpy_function(self._end_step, [tf.reduce_max(of_all)], tf.int64)
         with tf.control_dependencies([noted]):
             return tf.nest.map_structure(tf.identity, list(reduced), expand_composites=True)

@@ -8,21 +8,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, predict
 from tf_gradcomp.advice.sample import Sample
-from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.registry import text_of
-from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.distribute.communicator import Communicator
+from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.policy import GradientSpec
-
-
-class Candidate(NamedTuple):
-    """A method, and what is in front of it."""
-
-    compressor: Compressor
-    preconditioner: Preconditioner | None = None
 
 
 class Effort(NamedTuple):
@@ -54,7 +47,7 @@ class Probed(NamedTuple):
 
 
 def probe(
-    strategy: tf.distribute.Strategy,
+    group: Group,
     specs: Sequence[GradientSpec],
     candidates: Sequence[Candidate],
     effort: Effort,
@@ -62,34 +55,31 @@ def probe(
     """Times methods and collectives; all workers of a job call it.
 
     Args:
-        strategy: One whose replicas talk by TensorFlow's collectives.
+        group: One with a network between its replicas.
         specs: Of the gradients of a step.
         candidates: What to predict.
         effort: How much to try.
 
     Raises:
-        ValueError: If they do not.
+        ValueError: If it has none.
     """
-    if not tf_private.is_collective(strategy):
-        raise ValueError(
-            f"Under {type(strategy).__name__} there is no network whose collectives could be timed "
-            "to choose a compressor; use gc.MultiWorkerMirroredStrategy, or name a compressor."
-        )
+    communicators = group.communicators()
     # A thread of its own is in no scope of a strategy, which would replicate all variables.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(_probe, strategy, specs, candidates, effort).result()
+        return thread.submit(_probe, group, communicators, specs, candidates, effort).result()
 
 
 def _probe(
-    strategy: tf.distribute.Strategy,
+    group: Group,
+    communicators: Sequence[Communicator],
     specs: Sequence[GradientSpec],
     candidates: Sequence[Candidate],
     effort: Effort,
 ) -> Probed:
     with tf.device("CPU:0"):
-        collectives = Collectives(strategy)
+        collectives = Collectives(group, communicators)
         sample = Sample(specs, collectives.rank, collectives.size, effort.elements)
-        works = [sample.work(*candidate, collectives.agree) for candidate in candidates]
+        works = [sample.work(*candidate, group.largest) for candidate in candidates]
         most: dict[Kind, float] = {}
         for work in works:
             for kind, sent_bytes in work.asked:

@@ -11,8 +11,9 @@ import tensorflow as tf
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.distribute.lockstep import handles, new_state
+from tf_gradcomp.distribute.replica_step import ReplicaStep
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec
 
 _PLACES = 100_000  # where the noise of a step may begin
@@ -57,7 +58,7 @@ class Sample:
             moment.assign(tf.ones(moment.shape))
         step = tf.Variable(0, dtype=tf.int64)
 
-        def inputs() -> ExchangeInputs:
+        def next_step() -> ReplicaStep:
             gradients = [gradient.read_value() for gradient in self._gradients]
             of_state = handles(state)
             second_moments = None
@@ -65,19 +66,18 @@ class Sample:
                 updates = tf.constant(_MANY_UPDATES, tf.int64)
                 second_moments = preconditioner.second_moments(of_state, updates, self._size)
             now = step.assign_add(1, read_value=True)
-            finite = tf.constant(True)
-            return ExchangeInputs(
+            return ReplicaStep.of(
                 self._specs,
                 gradients,
                 of_state,
                 now,
-                finite,
+                tf.constant(True),
                 self._rank,
                 self._size,
                 second_moments,
             )
 
-        speed = CodecSpeed(compressor, inputs, self._draw)
+        speed = CodecSpeed(compressor, next_step, self._draw)
         speed.run(_WARM_UP if state else 0)
         return speed.measure(_REPEATS, agree).scaled(self._factor)
 

@@ -1,7 +1,7 @@
 """The compression methods, one in each file, and how to name, save and load them."""
 
 from tf_gradcomp.compressors.adacomp import AdaComp
-from tf_gradcomp.compressors.auto import Auto
+from tf_gradcomp.compressors.auto import Auto, methods_of
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.no_compression import NoCompression
@@ -30,6 +30,7 @@ __all__ = [
     "TopK",
     "deserialize",
     "get",
+    "methods_of",
     "names",
     "serialize",
     "text_of",

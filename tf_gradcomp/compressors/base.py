@@ -105,14 +105,14 @@ class Compressor(abc.ABC):
         behind_second_moment: Whether it trains better with Adam's second moment in front of it.
         divides: Whether `exchange` itself divides by second moments, as `ExchangeInputs.divided`
             does to the bit, unless AMSGrad's are to divide; otherwise it is given none.
-        candidates: If it is a choice between others, made when a job starts: these.
+        keeps_slices: Whether `tf.IndexedSlices` travel as they are, and not as dense gradients.
     """
 
     name: ClassVar[str]
     behind_second_moment: ClassVar[bool] = False
     divides: ClassVar[bool] = False
+    keeps_slices: ClassVar[bool] = False
     residual_scale: float = 1.0
-    candidates: tuple[Compressor, ...] = ()
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class Compressor(abc.ABC):
                 f"{warmup_steps!r}."
             )
         self.warmup_steps = warmup_steps
-        self.warmup = registry.get(warmup) if warmup_steps else None
-        if self.warmup and self.warmup.candidates:
+        self.warmup: Compressor | None = registry.get(warmup) if warmup_steps else None
+        if self.warmup is not None and not isinstance(self.warmup, Compressor):
             raise ValueError(
                 f"{type(self).__name__}: the warm-up must be a method; received {self.warmup!r}, "
                 "which is a choice. Give its candidates warm-ups instead."

@@ -17,10 +17,12 @@ class NoCompression(Compressor):
 
     Use it as the baseline to compare with: all else is as with the other methods, such as that all
     replicas skip a step on which one has a gradient that is not finite. Nothing is selected or
-    rounded, so there is no residual, and the gradients of a skipped step are dropped.
+    rounded, so there is no residual, and the gradients of a skipped step are dropped. The slices of
+    an embedding's gradient are gathered, as TensorFlow does without compression.
     """
 
     name = "no_compression"
+    keeps_slices = True
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """Nothing is kept."""

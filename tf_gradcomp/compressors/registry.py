@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tf_gradcomp.compressors.base import Compressor
-
-_classes: dict[str, type[Compressor]] = {}
+from typing import Any, ClassVar, Protocol
 
 
-def register(method: type[Compressor]) -> None:
-    """Makes a method known by its name; every subclass of `Compressor` with a name is."""
-    _classes[method.name] = method
+class Named(Protocol):
+    """A compressor, or a choice between compressors."""
+
+    name: ClassVar[str]
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, JSON-serializable, as the constructor takes them."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """What `get_config` described."""
 
 
-def get(identifier: str | Mapping[str, Any] | Compressor) -> Compressor:
+_classes: dict[str, type[Any]] = {}
+
+
+def register(class_: type[Any]) -> type[Any]:
+    """Makes a class known by its name; every subclass of `Compressor` with a name is."""
+    _classes[class_.name] = class_
+    return class_
+
+
+def get(identifier: str | Mapping[str, Any] | Named) -> Any:
     """The compressor that `identifier` means.
 
     Args:
@@ -46,12 +58,12 @@ def names() -> list[str]:
     return list(_classes)
 
 
-def serialize(compressor: Compressor) -> dict[str, Any]:
+def serialize(compressor: Named) -> dict[str, Any]:
     """A JSON-serializable description, for `deserialize`."""
     return {"name": compressor.name, "config": compressor.get_config()}
 
 
-def text_of(compressor: Compressor) -> str:
+def text_of(compressor: Named) -> str:
     """The shortest text that `get` understands as this compressor."""
     try:
         defaults = type(compressor)().get_config()
@@ -65,7 +77,7 @@ def text_of(compressor: Compressor) -> str:
     return f"{compressor.name}({settings})" if settings else compressor.name
 
 
-def deserialize(description: Mapping[str, Any]) -> Compressor:
+def deserialize(description: Mapping[str, Any]) -> Any:
     """The compressor that `serialize` described.
 
     Raises:
@@ -79,7 +91,7 @@ def deserialize(description: Mapping[str, Any]) -> Compressor:
     return _class_named(description["name"]).from_config(description["config"])
 
 
-def _from_text(text: str) -> Compressor:
+def _from_text(text: str) -> Any:
     name, bracket, _ = text.partition("(")
     method = _class_named(name.strip())
     if not bracket:
@@ -96,7 +108,7 @@ def _from_text(text: str) -> Compressor:
         ) from None
 
 
-def _class_named(name: str) -> type[Compressor]:
+def _class_named(name: str) -> type[Any]:
     try:
         return _classes[name.lower()]
     except KeyError:

@@ -37,9 +37,22 @@ class Broadcast(NamedTuple):
     root: tf.Tensor  # int32 scalar, equal on all replicas: the rank of the one that gives
 
 
-Wish: TypeAlias = AllGather | AllReduce | Broadcast
+class WithRider(NamedTuple):
+    """A wish with which a few more numbers travel, in the same collective.
+
+    The answer is a pair: that of the wish; and of the riders a row for each replica if the wish
+    gathers, their sum if it sums.
+    """
+
+    wish: AllGather | AllReduce
+    rider: tf.Tensor  # [n], not empty: int32 if the wish gathers, otherwise the dtype of its values
+
+
+Wish: TypeAlias = AllGather | AllReduce | Broadcast | WithRider
 
 
 def given(wish: Wish) -> tf.Tensor:
-    """What a replica gives to have it answered."""
+    """What a replica gives to have it answered, without a rider."""
+    if isinstance(wish, WithRider):
+        wish = wish.wish
     return wish.values if isinstance(wish, AllReduce) else wish.payload

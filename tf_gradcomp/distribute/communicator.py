@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Wish
+from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Wish, WithRider
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.padded_gather import gather_padded
 
@@ -52,26 +52,43 @@ class Communicator(abc.ABC):
         self.rank = rank
         self.ahead: tf.Variable | None = None
 
-    def answer(self, wish: Wish) -> tuple[tf.Tensor, Sent]:
+    def answer(self, wish: Wish) -> tuple[Any, Sent]:
         """Does what a compressor asks for, and counts what that sends."""
-        others = self.size - 1
+        if isinstance(wish, WithRider):
+            return self._answer_with_rider(*wish)
         if isinstance(wish, AllGather):
-            words = tf.size(wish.payload)
-            if wish.same_length:
-                rows, gathered = self.all_gather(wish.payload), words
-            else:
-                rows, gathered = self.all_gather_padded(wish.payload)
-            # A ring passes on all rows but one.
-            return rows, Sent(
-                4 * tf.cast(words, tf.int64), 4 * others * tf.cast(gathered, tf.int64)
-            )
+            return self._answer_gather(wish)
         if isinstance(wish, AllReduce):
-            given = wish.values.dtype.size * tf.size(wish.values, tf.int64)
-            return self.all_reduce(wish.values), Sent(given, 2 * others * given // self.size)
+            values = wish.values
+            return self.all_reduce(values), self._summed(values.dtype.size * tf.size(values))
         given = 4 * tf.size(wish.payload, tf.int64)
         # All replicas but one pass it on.
-        sent = Sent(given // self.size, others * given // self.size)
+        sent = Sent(given // self.size, (self.size - 1) * given // self.size)
         return self.broadcast(wish.payload, wish.root), sent
+
+    def _answer_with_rider(self, wish: Wish, rider: tf.Tensor) -> tuple[Any, Sent]:
+        riders = rider.shape.num_elements()
+        if isinstance(wish, AllGather):
+            payload = tf.concat([rider, wish.payload], 0)
+            rows, sent = self._answer_gather(wish._replace(payload=payload))
+            return (rows[:, riders:], rows[:, :riders]), sent
+        total = self.all_reduce_with_rider(wish.values, rider)
+        sent = self._summed(wish.values.dtype.size * (tf.size(wish.values) + riders))
+        return (total[:-riders], total[-riders:]), sent
+
+    def _answer_gather(self, wish: AllGather) -> tuple[tf.Tensor, Sent]:
+        words = tf.size(wish.payload)
+        if wish.same_length:
+            rows, gathered = self.all_gather(wish.payload), words
+        else:
+            rows, gathered = self.all_gather_padded(wish.payload)
+        # A ring passes on all rows but one.
+        sent = 4 * (self.size - 1) * tf.cast(gathered, tf.int64)
+        return rows, Sent(4 * tf.cast(words, tf.int64), sent)
+
+    def _summed(self, given: tf.Tensor) -> Sent:
+        given = tf.cast(given, tf.int64)
+        return Sent(given, 2 * (self.size - 1) * given // self.size)
 
     @abc.abstractmethod
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
@@ -84,6 +101,13 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """The sum of vectors of one length and dtype."""
+
+    def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
+        """The sum of vectors, and behind it that of their riders."""
+        *first, last = _pieces(values)  # only the last piece is copied to have the rider behind it
+        sums = [self.all_reduce(piece) for piece in first]
+        sums.append(self.all_reduce(tf.concat([last, rider], 0)))
+        return sums[0] if len(sums) == 1 else tf.concat(sums, 0)
 
     @abc.abstractmethod
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
@@ -162,19 +186,6 @@ class ReplicaContextCommunicator(Communicator):
         """The int32 vector of the replica whose rank is `root`: a sum, as there is no broadcast."""
         only_of_root = tf.where(tf.equal(root, self.rank), payload, tf.zeros_like(payload))
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, only_of_root)
-
-
-def replica_communicator() -> Communicator:
-    """The communicator of the current replica."""
-    context = tf.distribute.get_replica_context()
-    strategy = context.strategy
-    alone = tf_private.is_one_collective_replica(strategy)
-    if alone or (tf_private.is_collective(strategy) and not tf.executing_eagerly()):
-        launcher = tf_private.launcher(strategy, tf_private.local_replica_id(context))
-        return CollectiveCommunicator(
-            launcher, context.num_replicas_in_sync, context.replica_id_in_sync_group
-        )
-    return ReplicaContextCommunicator(context)
 
 
 def converse(

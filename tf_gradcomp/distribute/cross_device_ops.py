@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import CollectiveCommunicator
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.gradients import native
+from tf_gradcomp.distribute.group import Member
+from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.policy import Policy
 
 
@@ -31,37 +33,37 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
     zeros. `CompressedOptimizer` leaves the optimizer's state as it was, too.
 
     Args:
-        compressor: The compression method.
+        method: What to exchange by.
         policy: Which variables get which settings.
         **kwargs: As for TensorFlow's `CollectiveAllReduce`.
     """
 
-    def __init__(self, compressor: Compressor, policy: Policy | None = None, **kwargs: Any) -> None:
+    def __init__(self, method: Method, policy: Policy | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._compressor = compressor
+        self._method = method
         self._policy = policy
-        self._exchanges: list[GradientExchange] = []
-        self._variables: Sequence[keras.Variable | tf.Variable] | None = None
+        # An exchange lives as long as the first of its variables.
+        self._exchanges: weakref.WeakKeyDictionary[tf.Variable, list[GradientExchange]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._variables: Sequence[Any] | None = None
 
-    def find_exchange(
-        self, variables: Sequence[keras.Variable | tf.Variable]
-    ) -> GradientExchange | None:
+    def find_exchange(self, variables: Sequence[Any]) -> GradientExchange | None:
         """The exchange that was built for `variables`, or for more than these; None if none was."""
-        return next((e for e in self._exchanges if e.knows(variables)), None)
+        found = (e for of_one in self._exchanges.values() for e in of_one if e.knows(variables))
+        return next(found, None)
 
-    def gradient_exchange(
-        self, variables: Sequence[keras.Variable | tf.Variable]
-    ) -> GradientExchange:
+    def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """The exchange for `variables`, built now if there is none."""
         exchange = self.find_exchange(variables)
         if exchange is None:
-            exchange = GradientExchange(self._compressor, self._policy)
+            exchange = GradientExchange(self._method, self._policy)
             exchange.build(variables)
-            self._exchanges.append(exchange)
+            self._exchanges.setdefault(native(variables[0]), []).append(exchange)
         return exchange
 
     @contextlib.contextmanager
-    def gradients_of(self, variables: Sequence[keras.Variable | tf.Variable]) -> Iterator[None]:
+    def gradients_of(self, variables: Sequence[Any]) -> Iterator[None]:
         """Within it, what is all-reduced are the gradients of `variables`, one for each.
 
         Replicas of one process run in turn, and each enters for the same variables.
@@ -76,26 +78,17 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         if self._variables is None:
             return super()._all_reduce(reduce_op, value, replica_id, options)
 
-        def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-            return super(CompressedAllReduce, self)._all_reduce(
-                tf.distribute.ReduceOp.SUM, [slices], replica_id, options
-            )[0]
-
         rank = tf_private.rank(tf.distribute.get_strategy(), replica_id)
-        reduced, finite = self.gradient_exchange(self._variables).reduce(
-            value,
-            self._variables,
-            CollectiveCommunicator(self._launchers[replica_id], self._group_size, rank),
-            replica_id,
-            all_reduce_slices,
-        )
+        communicator = CollectiveCommunicator(self._launchers[replica_id], self._group_size, rank)
+        exchange = self.gradient_exchange(self._variables)
+        reduced, finite = exchange.reduce(value, self._variables, Member(communicator, replica_id))
         return [_zeros_unless(finite, gradient) for gradient in reduced]
 
 
 def reduce_gradients(
     ops: CompressedAllReduce,
     gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
-    variables: Sequence[keras.Variable | tf.Variable],
+    variables: Sequence[Any],
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Sums gradients over the replicas, compressed; called in a replica context, on all replicas.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_gradcomp.policy import GradientSpec, Policy
@@ -13,17 +13,22 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 def gradient_specs(
-    variables: Sequence[keras.Variable | tf.Variable], policy: Policy
+    variables: Sequence[Any], policy: Policy, *, alone: bool = False
 ) -> list[GradientSpec]:
     """What compressors know of the gradients of `variables`.
+
+    Args:
+        variables: TensorFlow's or Keras'.
+        policy: Tells their layer kinds.
+        alone: Whether they are of the only replica of a job, which exchanges nothing.
 
     Raises:
         ValueError: If a variable's dtype is not supported.
     """
     specs = []
     for path, variable in zip(_unique_paths(variables), variables, strict=True):
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        if dtype not in _DTYPES:
+        dtype = tf.as_dtype(variable.dtype).name
+        if dtype not in _DTYPES and not alone:
             raise ValueError(
                 f"Variable {path!r} is {dtype}, whose gradients are not compressed; expected one "
                 f"of {', '.join(_DTYPES)}. Change its dtype, or train without compression."
@@ -31,14 +36,6 @@ def gradient_specs(
         shape = tuple(int(size) for size in variable.shape)
         specs.append(policy.spec(path, shape, dtype))
     return specs
-
-
-def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """The gradient of a whole table, where only some of its rows were used."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    rows = gradient.dense_shape[0]
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
 
 
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
@@ -66,17 +63,18 @@ def plus_residual(
     )
 
 
-def native(variable: keras.Variable | tf.Variable) -> tf.Variable:
-    """TensorFlow's variable."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+def native(variable: Any) -> tf.Variable:
+    """TensorFlow's variable, which a Keras 3 variable has as its value."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
 
 
-def path_of(variable: keras.Variable | tf.Variable) -> str:
+def path_of(variable: Any) -> str:
     """The path of a variable, such as `"sequential/conv2d/kernel"`."""
-    return variable.path if isinstance(variable, keras.Variable) else variable.name.split(":")[0]
+    return getattr(variable, "path", None) or variable.name.split(":")[0]
 
 
-def _unique_paths(variables: Sequence[keras.Variable | tf.Variable]) -> list[str]:
+def _unique_paths(variables: Sequence[Any]) -> list[str]:
     paths: list[str] = []
     for variable in variables:
         path, number = path_of(variable), 1

@@ -9,11 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-
-from tf_gradcomp.distribute import tf_private
 
 
 class WorkersDisagreeError(RuntimeError):
@@ -25,38 +22,29 @@ def package_versions() -> dict[str, str]:
     return {
         "tf_gradcomp": metadata.version("tf-gradcomp"),
         "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        "keras": metadata.version("keras"),
         "byte order and machine": platform.machine(),
     }
 
 
-def agree(strategy: tf.distribute.Strategy, facts: Mapping[str, Any]) -> None:
-    """Compares `facts` over all workers of `strategy`, and returns where all are equal.
-
-    One small collective where they agree, which all workers must call in the same order.
+def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Compares `facts` over all processes of a job; see `Group.agree`.
 
     Args:
-        strategy: The strategy; nothing is done unless it spans several workers.
         facts: JSON-serializable values by name.
+        all_gather: Gathers a small tensor of each process along axis 0.
 
     Raises:
-        WorkersDisagreeError: On every worker, naming which differ and in what.
+        WorkersDisagreeError: On every process, naming which differ and in what.
     """
-    if not (tf_private.is_collective(strategy) and tf_private.in_multi_worker_mode(strategy)):
-        return
     text = json.dumps(facts, sort_keys=True)
-    disagreement = _compare(text, lambda value: tf_private.host_all_gather(strategy, value))
-    if disagreement:
-        raise WorkersDisagreeError(disagreement)
-
-
-def _compare(text: str, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> str | None:
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
     with tf.device("CPU:0"):
         digests = all_gather(tf.constant([digest], tf.int64)).numpy()
         if np.all(digests == digests[0]):
-            return None
-        return _describe([json.loads(other) for other in _gather_text(text, all_gather)])
+            return
+        of_all = [json.loads(other) for other in _gather_text(text, all_gather)]
+    raise WorkersDisagreeError(_describe(of_all))
 
 
 def _gather_text(text: str, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[str]:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.wishes import Wish, given
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.wishes import AllReduce, Wish, WithRider, given
 from tf_gradcomp.distribute.communicator import Communicator, Sent
 from tf_gradcomp.distribute.state import state_specs
 from tf_gradcomp.policy import GradientSpec
 
+Result = TypeVar("Result")
 
-class InLockstep(NamedTuple):
-    """What a step was for one of the replicas.
+
+class InLockstep(NamedTuple, Generic[Result]):
+    """What a conversation was for one of the replicas.
 
     Attributes:
-        exchanged: What the exchange gives it.
+        result: What came of it.
         sent: Bytes, counted as if a network were between the replicas.
         given: What it gave, in turn: payloads, and vectors to be summed.
     """
 
-    exchanged: Exchanged
+    result: Result
     sent: Sent
     given: list[tf.Tensor]
 
@@ -37,7 +39,7 @@ class _Meeting(Communicator):
         super().__init__(len(wishes), 0)
         if len({type(wish) for wish in wishes}) != 1:
             raise RuntimeError(f"Replicas of one exchange ask for different things: {wishes}.")
-        self._given = [given(wish) for wish in wishes]
+        self._given = [_all_given(wish) for wish in wishes]
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
         """A row for each replica's int32 vector, all of one length."""
@@ -49,6 +51,10 @@ class _Meeting(Communicator):
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """The sum of vectors of one length and dtype."""
+        return self._total
+
+    def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
+        """The sum of vectors, and behind it that of their riders."""
         return self._total
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
@@ -65,6 +71,14 @@ class _Meeting(Communicator):
         return functools.reduce(tf.add, self._given)
 
 
+def _all_given(wish: Wish) -> tf.Tensor:
+    """What a replica gives, with a rider where it has its place."""
+    if not isinstance(wish, WithRider):
+        return given(wish)
+    parts = [given(wish), wish.rider]
+    return tf.concat(parts if isinstance(wish.wish, AllReduce) else parts[::-1], 0)
+
+
 State = dict[str, list[tf.Variable]]
 
 
@@ -76,7 +90,7 @@ def new_state(
     """The state that one replica begins with, by name, in the order of `specs`."""
     return {
         name: [tf.Variable(tf.zeros(of_one.shape), trainable=False) for of_one in of_all]
-        for name, of_all in state_specs(compressor, specs, preconditioner).items()
+        for name, of_all in state_specs([compressor], specs, preconditioner).items()
     }
 
 
@@ -85,21 +99,15 @@ def handles(state: State) -> dict[str, list[tf.Tensor]]:
     return {name: [variable.handle for variable in of_all] for name, of_all in state.items()}
 
 
-def exchange_in_lockstep(
-    compressor: Compressor, inputs: Sequence[ExchangeInputs]
-) -> list[InLockstep]:
-    """One step of all replicas.
+def in_lockstep(talks: Sequence[Generator[Wish, Any, Result]]) -> list[InLockstep[Result]]:
+    """Runs one conversation for each replica, answering what all of them ask for at a time.
 
     Args:
-        compressor: The method, with the same settings for all; one with a warm-up runs eagerly.
-        inputs: Each replica's own, in the order of their ranks.
+        talks: In the order of the replicas' ranks.
     """
-    while compressor.warmup and inputs[0].step < compressor.warmup_steps:
-        compressor = compressor.warmup
-    talks = [compressor.conversation(of_one) for of_one in inputs]
-    answers: list[tf.Tensor | None] = [None for _ in inputs]
-    all_given: list[list[tf.Tensor]] = [[] for _ in inputs]
-    sent = [Sent.nothing() for _ in inputs]
+    answers: list[Any] = [None for _ in talks]
+    all_given: list[list[tf.Tensor]] = [[] for _ in talks]
+    sent = [Sent.nothing() for _ in talks]
     while True:
         wishes, ends = [], []
         for talk, answer in zip(talks, answers, strict=True):

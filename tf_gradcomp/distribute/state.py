@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
+import numpy as np
+import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import Compressor, StateSpec
@@ -13,19 +14,21 @@ from tf_gradcomp.policy import GradientSpec
 
 
 def state_specs(
-    compressor: Compressor,
+    compressors: Sequence[Compressor],
     specs: Sequence[GradientSpec],
     preconditioner: Preconditioner | None = None,
 ) -> dict[str, list[StateSpec]]:
     """The state of each gradient by name, in the order of `specs`: of all that keeps any.
 
-    That is the method, its warm-up, its candidates and the preconditioner.
+    That is the methods, their warm-ups and the preconditioner.
 
     Raises:
         ValueError: If two keep state of one name in different shapes.
     """
     state: dict[str, list[StateSpec]] = {}
-    keepers: list[Compressor | Preconditioner] = [*_stages(compressor)]
+    keepers: list[Compressor | Preconditioner] = []
+    for compressor in compressors:
+        keepers.extend(_stages(compressor))
     if preconditioner:
         keepers.append(preconditioner)
     for keeper in keepers:
@@ -36,44 +39,73 @@ def state_specs(
             known = [of_one.shape for of_one in state.setdefault(name, of_all)]
             if shapes != known:
                 raise ValueError(
-                    f"{compressor!r}: the {name} of its warm-up or of a candidate has another "
-                    "shape; use settings that keep the same."
+                    f"{keeper!r} keeps a {name} of another shape than its warm-up or another "
+                    "candidate; use settings that keep the same."
                 )
     return state
 
 
 def _stages(compressor: Compressor) -> Iterator[Compressor]:
     yield compressor
-    for other in (compressor.warmup, *compressor.candidates):
-        if other:
-            yield from _stages(other)
+    if compressor.warmup:
+        yield from _stages(compressor.warmup)
 
 
 def new_variables(
-    compressor: Compressor,
-    specs: Sequence[GradientSpec],
-    preconditioner: Preconditioner | None,
-) -> dict[str, list[keras.Variable]]:
-    """The state as variables, one for each replica, by name and in the order of `specs`."""
+    state: dict[str, list[StateSpec]], specs: Sequence[GradientSpec]
+) -> dict[str, list[tf.Variable]]:
+    """The state as variables, each replica's own, by name and in the order of `specs`."""
     return {
         name: [
-            keras.Variable(
-                keras.initializers.Zeros(),
-                shape=of_one.shape,
-                dtype="float32",
-                trainable=False,
-                synchronization="on_read",
-                aggregation="only_first_replica" if of_one.shared else "sum",
-                name=f"{spec.path.replace('/', '_')}_{name}",
+            _own_variable(
+                tf.zeros(of_one.shape), f"{spec.path.replace('/', '_')}_{name}", of_one.shared
             )
             for of_one, spec in zip(of_all, specs, strict=True)
         ]
-        for name, of_all in state_specs(compressor, specs, preconditioner).items()
+        for name, of_all in state.items()
     }
 
 
-def shared_variable(initial: Any, dtype: str, name: str) -> keras.Variable:
-    """One that is equal on all replicas."""
-    return keras.Variable(
-        initial, dtype=dtype, trainable=False, aggregation="only_first_replica", name=name
+class Facts(tf.Module):
+    """What is known of the state of each gradient; equal on all replicas.
+
+    Attributes:
+        residual_waits: bool [gradients], whether anything may be left to be sent.
+        residual_scale: float32 [gradients]: a residual, over the gradients that it stands for.
+        moments_taken: bool [gradients], whether the replicas have second moments of their own in
+            use. Then the residual and the inner optimizer's momentum are of divided gradients.
+    """
+
+    def __init__(self, gradients: int) -> None:
+        super().__init__(name="facts")
+        self.residual_waits = _own_variable(np.zeros(gradients, bool), "residual_waits", True)
+        self.residual_scale = _own_variable(np.ones(gradients, "float32"), "residual_scale", True)
+        self.moments_taken = _own_variable(np.zeros(gradients, bool), "moments_taken", True)
+
+    @property
+    def all(self) -> list[tf.Variable]:
+        """All three."""
+        return [self.residual_waits, self.residual_scale, self.moments_taken]
+
+
+def _own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
+    """One for each replica: a checkpoint holds the first one's, or the sum of all."""
+    aggregation = tf.VariableAggregation
+    return tf.Variable(
+        initial,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=aggregation.ONLY_FIRST_REPLICA if equal_on_all else aggregation.SUM,
+        name=name,
+    )
+
+
+def shared_variable(initial: Any, dtype: tf.DType, name: str) -> tf.Variable:
+    """One that is equal on all replicas, which update it together."""
+    return tf.Variable(
+        initial,
+        dtype=dtype,
+        trainable=False,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        name=name,
     )

@@ -1,49 +1,41 @@
-"""`MultiWorkerMirroredStrategy` under which Keras 3 works, with or without compression."""
+"""A `MultiWorkerMirroredStrategy` that checks its workers, and may compress gradients."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import StrategyGroup
+from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.tf_config import read_tf_config
 
 
-class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
-    """TensorFlow's strategy, for Keras 3, and with gradients compressed if asked to.
+class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """`MultiWorkerMirroredStrategy` with checks, and with a compressor if asked to.
 
-    As it ships, Keras 3 does not run under TensorFlow's (keras-team/keras#20585). Workers that were
-    started with different versions, settings or models end with an error that says what differs.
-
-    With `CompressedOptimizer`, give no compressor here. With one, optimizers and training loops are
-    compressed as they are; see `CompressedAllReduce`.
-
-    Args:
-        cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
-        communication_options: As for TensorFlow's strategy.
-        compressor: A name, a config or a compressor: see `gc.compressors.get`.
-        policy: Which variables get which settings, for `compressor`.
-
-    Raises:
-        TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` comes without compressor.
-        WorkersDisagreeError: If workers have other versions or settings.
+    A door derives from it the strategy that its users see. Arguments and errors are those of
+    `gc.MultiWorkerMirroredStrategy`.
     """
 
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
-        compressor: str | Mapping[str, Any] | compressors.Compressor | None = None,
+        compressor: str
+        | Mapping[str, Any]
+        | compressors.Compressor
+        | compressors.Auto
+        | None = None,
         policy: Policy | None = None,
     ) -> None:
         if cluster_resolver is None:
@@ -58,23 +50,27 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         super().__init__(cluster_resolver, communication_options)
         self._compressor = compressor
         if compressor is not None:
-            make = functools.partial(CompressedAllReduce, compressor, policy)
+            make = functools.partial(CompressedAllReduce, self._method_of(compressor), policy)
             tf_private.set_cross_device_ops(self, make)
         self._checking_variables = False
         tf_private.allow_collectives_in_loops(self)
         self._started = False
-        handshake.agree(
-            self, {**handshake.package_versions(), "compressor of the strategy": repr(compressor)}
+        self._group = StrategyGroup(self)
+        self._group.agree(
+            {**handshake.package_versions(), "compressor of the strategy": repr(compressor)}
         )
 
+    @staticmethod
+    @abc.abstractmethod
+    def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
+        """What a compressor means, and how a choice is made."""
+
     @property
-    def compressor(self) -> compressors.Compressor | None:
+    def compressor(self) -> compressors.Compressor | compressors.Auto | None:
         """What the strategy compresses gradients with; None if it does not."""
         return self._compressor
 
-    def gradient_exchange(
-        self, variables: Sequence[keras.Variable | tf.Variable]
-    ) -> GradientExchange:
+    def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """The exchange of the gradients of `variables`, with its residuals.
 
         It is built at the first step, or by this call, and can be saved and restored:
@@ -93,7 +89,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def reduce_gradients(
         self,
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
-        variables: Sequence[keras.Variable | tf.Variable],
+        variables: Sequence[Any],
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
         """Sums gradients over the replicas, compressed by the strategy's compressor.
 
@@ -149,7 +145,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _check_before_start(self, doing: str) -> None:
         if not self._started:
             with tf.init_scope():
-                handshake.agree(self, {"next action": doing})
+                self._group.agree({"next action": doing})
 
     def _reduce_leaf(self, reduce_op: Any, leaf: Any, axis: int | None) -> Any:
         of_batch = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN" and axis is None
@@ -179,7 +175,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             value = initial_value() if callable(initial_value) else initial_value
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
             variable = f"{kwargs.get('name')} {value.shape} {value.dtype.name}"
-            handshake.agree(self, {"next action": f"creating variable {variable}"})
+            self._group.agree({"next action": f"creating variable {variable}"})
             return value
 
         return next_creator(**{**kwargs, "initial_value": checked})
@@ -188,7 +184,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 class _CheckedScope:
     """A strategy scope in which the creation of variables is checked."""
 
-    def __init__(self, scope: Any, strategy: MultiWorkerMirroredStrategy) -> None:
+    def __init__(self, scope: Any, strategy: CheckedStrategy) -> None:
         self._scope = scope
         self._strategy = strategy
         self._stack = contextlib.ExitStack()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.distribute.group import StrategyGroup
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
@@ -23,16 +25,16 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
         )
 
 
-def check_warmup(compressor: Compressor, strategy: tf.distribute.Strategy) -> None:
+def check_warmup(compressors: Sequence[Compressor], group: StrategyGroup) -> None:
     """Refuses a warm-up under strategies that cannot end one.
 
     Raises:
         ValueError: With the reason and the way out.
     """
-    if compressor.warmup and not (
-        strategy.num_replicas_in_sync == 1 or tf_private.is_collective(strategy)
-    ):
+    warms_up = any(compressor.warmup for compressor in compressors)
+    if warms_up and group.size > 1 and not group.is_collective:
         raise ValueError(
-            f"A warm-up needs collectives in a branch, which {type(strategy).__name__} does not "
-            "allow; use gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
+            "A warm-up needs collectives in a branch, which "
+            f"{type(group.strategy).__name__} does not allow; use gc.MultiWorkerMirroredStrategy, "
+            "or warmup_steps=0."
         )

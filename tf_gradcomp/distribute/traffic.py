@@ -45,6 +45,12 @@ class TrafficCounter:
         )
 
     @staticmethod
+    def read(totals: tf.Variable, paths: Sequence[str]) -> Traffic:
+        """A replica's totals."""
+        exchanges, payload, sent, dense, *tensors = map(int, totals.numpy())
+        return Traffic(exchanges, payload, sent, dense, dict(zip(paths, tensors, strict=True)))
+
+    @staticmethod
     def add(
         totals: tf.Variable,
         sent: Sent,
@@ -52,14 +58,19 @@ class TrafficCounter:
         indices: Sequence[int],
         tensor_bytes: tf.Tensor,
     ) -> None:
-        """Adds one step of some of the tensors to a replica's totals."""
+        """Adds some of the tensors of a step to a replica's totals."""
         places = tf.constant([[index] for index in indices])
         spread = tf.scatter_nd(places, tensor_bytes, [totals.shape[0] - 4])
         head = tf.stack(
             [
-                tf.constant(1, tf.int64),
+                tf.constant(0, tf.int64),
                 *sent,
                 tf.constant(dense_bytes, tf.int64),
             ]
         )
         totals.assign_add(tf.concat([head, spread], 0))
+
+    @staticmethod
+    def count_exchange(totals: tf.Variable) -> None:
+        """Counts a step."""
+        totals.assign_add(tf.one_hot(0, totals.shape[0], dtype=tf.int64))

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.adam.preconditioner import AUTO, Preconditioner, preconditioner_for
-from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
-from tf_gradcomp.distribute import handshake
 from tf_gradcomp.distribute.gradients import gradient_specs
+from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.method import Candidate
+from tf_gradcomp.keras3.adam import AUTO, preconditioner_for
 from tf_gradcomp.keras3.optimizer import CompressedOptimizer
 from tf_gradcomp.policy import Policy, checked_policy
 
@@ -59,17 +60,17 @@ def advise(
     if compute_seconds < 0:
         raise ValueError(f"advise: compute_seconds must be 0 or more; received {compute_seconds}.")
     wanted = compressors.Auto(candidates).from_baseline()
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync == 1:
+    group = current_group()
+    if group.size == 1:
         return alone(BASELINE)
     specs = gradient_specs(model.trainable_variables, checked_policy(policy))
     facts = {
         "candidates": list(map(compressors.text_of, wanted)),
         "gradients": list(map(str, specs)),
     }
-    handshake.agree(strategy, {"next action": "gc.advise", **facts})
+    group.agree({"next action": "gc.advise", **facts})
     pairs = [Candidate(method, _preconditioner(model.optimizer, method)) for method in wanted]
-    return advice_on(probe(strategy, specs, pairs, THOROUGH), compute_seconds)
+    return advice_on(probe(group, specs, pairs, THOROUGH), compute_seconds)
 
 
 def _preconditioner(optimizer: Any, compressor: compressors.Compressor) -> Preconditioner | None:

@@ -29,14 +29,16 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Within it, the optimizer updates by what it is given, without a branch of its own.
 
     Keras calls `merge_call` within a `tf.cond`, which no strategy allows, to accumulate gradients
-    and to overwrite weights by their averages; and it would accumulate behind the exchange, which
-    must not run on every step. `iterations` goes on counting updates, as Adam's bias correction
-    needs. To be entered across replicas: those of one process run in turn.
+    and to overwrite weights by their averages; and it would accumulate, and undo a loss scale,
+    behind the exchange. `iterations` goes on counting updates, as Adam's bias correction needs. To
+    be entered across replicas: those of one process run in turn.
     """
     steps = optimizer.gradient_accumulation_steps
     frequency = optimizer.ema_overwrite_frequency
+    scale = optimizer.loss_scale_factor
     optimizer.gradient_accumulation_steps = None
     optimizer.ema_overwrite_frequency = None
+    optimizer.loss_scale_factor = None
     counting = {"iterations": property(lambda self: self._iterations // steps)} if steps else {}
     try:
         with behaving_as(optimizer, **counting):
@@ -44,6 +46,7 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     finally:
         optimizer.gradient_accumulation_steps = steps
         optimizer.ema_overwrite_frequency = frequency
+        optimizer.loss_scale_factor = scale
 
 
 @contextlib.contextmanager
@@ -66,7 +69,15 @@ def slots(
 ) -> list[keras.Variable]:
     """The `"momentums"`, `"velocities"` or `"velocity_hats"` of some variables: no public name."""
     of_all = getattr(optimizer, f"_{kind}")
-    return [of_all[optimizer._get_variable_index(variable)] for variable in variables]
+    return [of_all[variable_index(optimizer, variable)] for variable in variables]
+
+
+def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+    """The place of a variable, or of a replica's part of it, among those of an optimizer.
+
+    There is no public name for it.
+    """
+    return optimizer._get_variable_index(variable)
 
 
 def nadam_product(optimizer: keras.optimizers.Nadam) -> keras.Variable:

@@ -8,38 +8,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.adam.preconditioner import (
-    AUTO,
-    SECOND_MOMENT,
-    SLOTS,
-    AdamState,
-    Preconditioner,
-    preconditioner_for,
-)
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
+from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
-from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.distribute import tf_private
-from tf_gradcomp.distribute.communicator import replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import all_finite
+from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.distribute.supported import check_strategy
-from tf_gradcomp.keras3 import keras_private
-from tf_gradcomp.keras3.momentum_steps import momentum_only
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.keras3 import keras_private, saved_state
+from tf_gradcomp.keras3.accumulation import Accumulation
+from tf_gradcomp.keras3.adam import (
+    AUTO,
+    inner_state,
+    momentum_only,
+    possible_preconditioner,
+    preconditioner_for,
+)
+from tf_gradcomp.keras3.loss_scale import unscaled, update_loss_scale
+from tf_gradcomp.keras3.policy import Policy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
-
-_LOG = tf.get_logger()
-_NOT_KEPT = (
-    "The checkpoint holds what %r cannot go on with: %s. It is not loaded; where that is "
-    "a residual, gradients that were not sent yet are lost. To send them, go on with the "
-    "compressor and the precondition that wrote them, or with gc.compressors.Auto([both])."
-)
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
@@ -100,22 +94,27 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer = _checked_inner(inner_optimizer)
         self.precondition = precondition
         self._given = compressors.get(compressor)
-        used = compressors.get(BASELINE) if measuring.is_on() else self._given
-        self.exchange = GradientExchange(used, policy)
+        candidates = [self._candidate(method) for method in compressors.methods_of(self._given)]
+        if measuring.is_on():
+            candidates = [Candidate(compressors.get(BASELINE))]
+        moments = possible_preconditioner(self._core)
+        method = Method(repr(self._given), candidates, choose, moments)
+        self.exchange = GradientExchange(method, policy)
         self._measuring: measuring.Measuring | None = None
-        for method in self._given.candidates or (self._given,):
-            self.preconditioner_of(method)  # what is wrong with the setting shows now
-        self._accumulators: list[keras.Variable] = []
+        self._accumulation: Accumulation | None = None
         _check_current_strategy()
 
     @property
-    def compressor(self) -> compressors.Compressor:
-        """The compression method."""
+    def compressor(self) -> compressors.Compressor | compressors.Auto:
+        """The compression method, or the choice of one."""
         return self._given
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
         """What would be in front of a compressor, if it were this optimizer's."""
         return preconditioner_for(self._core, compressor, self.precondition)
+
+    def _candidate(self, compressor: compressors.Compressor) -> Candidate:
+        return Candidate(compressor, self.preconditioner_of(compressor))
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
@@ -130,23 +129,33 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if not self.passes_through():
             _check_created_in_scope(keras_private.step_counter(self._core))
         variables = list(variables)
+        _check_no_overwriting(variables)
         super().build(variables)
         with tf.init_scope():  # a config reads variables
             facts = {
                 **_facts("inner optimizer", self.inner_optimizer),
                 "precondition": self.precondition,
             }
-        self.exchange.build(variables, facts, self.preconditioner_of)
+        self.exchange.build(variables, facts)
         if measuring.is_on():
-            methods = [*compressors.Auto().candidates, *(self._given.candidates or [self._given])]
-            self._measuring = measuring.Measuring(self.exchange, methods, self.preconditioner_of)
+            self._measuring = self._new_measuring()
         # With the accumulators that only one replica uses, so that checkpoints fit any number.
         self.inner_optimizer.build(variables)
         if self.passes_through():
             return
         keras_private.disable_reduction(self._core)
-        if self._core.gradient_accumulation_steps:
-            self._accumulators = [_accumulator(variable) for variable in variables]
+        steps = self._core.gradient_accumulation_steps
+        if steps:
+            self._accumulation = Accumulation(variables, steps, self._index_of)
+
+    def _new_measuring(self) -> measuring.Measuring:
+        methods = [*compressors.Auto().candidates, *compressors.methods_of(self._given)]
+        each = {compressors.text_of(method): method for method in methods}
+        candidates = [self._candidate(method) for method in each.values()]
+        return measuring.Measuring(current_group(), self.exchange.specs, candidates)
+
+    def _index_of(self, variable: keras.Variable) -> int:
+        return keras_private.variable_index(self, variable)
 
     @tf.autograph.experimental.do_not_convert
     def apply(
@@ -194,13 +203,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
         if self.passes_through():
-            adam = self._adam_state(variables)
-            grads = self.exchange.flush(grads, variables, self._divisor(scaler), adam)
+            inner = self._inner_state(variables)
+            grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
             self.inner_optimizer.apply(grads, variables)
             return
         self.exchange.check_scope()
-        if scaler is not None:
-            grads = [_divided(gradient, scaler.dynamic_scale) for gradient in grads]
+        grads = unscaled(grads, scaler, self._core.loss_scale_factor)
         context.merge_call(self._apply_across_replicas, args=(scaler, list(grads), list(variables)))
 
     def apply_gradients(
@@ -221,8 +229,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
         """By what the inner optimizer divides a gradient before it uses it."""
-        steps = self._core.gradient_accumulation_steps or 1
-        return steps if scaler is None else steps * scaler.dynamic_scale.value
+        divisor = (self._core.gradient_accumulation_steps or 1) * (
+            self._core.loss_scale_factor or 1.0
+        )
+        return divisor if scaler is None else divisor * scaler.dynamic_scale.value
 
     # What follows up to `_exchange` runs across replicas: only there may a branch contain updates.
 
@@ -233,21 +243,22 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         grads: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> None:
-        steps = self._core.gradient_accumulation_steps
-        if not steps:
+        accumulation = self._accumulation
+        if accumulation is None:
             self._exchange_and_apply(strategy, scaler, grads, variables)
             return
         each_replica = strategy.extended.call_for_each_replica
         counter = keras_private.step_counter(self._core)
 
         def update() -> None:
-            totals = each_replica(self._take_accumulated, args=(grads, variables))
-            self._exchange_and_apply(strategy, scaler, totals, variables)
+            means = each_replica(accumulation.take_means, args=(grads, variables))
+            self._exchange_and_apply(strategy, scaler, means, variables)
 
         def accumulate() -> None:
-            each_replica(self._accumulate, args=(grads, variables))
+            each_replica(accumulation.add, args=(grads, variables))
             counter.assign_add(1)
 
+        steps = self._core.gradient_accumulation_steps
         tf.cond(tf.equal((counter.value + 1) % steps, 0), update, accumulate)
 
     def _exchange_and_apply(
@@ -262,7 +273,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
-            with keras_private.applying_at_once(self._core), self._stepping():
+            with keras_private.applying_at_once(self._core), self._stepping(variables):
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy)
 
@@ -272,49 +283,38 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
         tf.cond(finite, update, skip)
         if scaler is not None:
-            _update_loss_scale(scaler, finite)
+            update_loss_scale(scaler, finite)
 
     def _exchange(
         self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
     ) -> tuple[list[Gradient], tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        if context.num_replicas_in_sync == 1:
+        inner = self._inner_state(variables)
+        group = current_group()
+        if group.size == 1:
             finite = all_finite(grads)
             self.exchange.count_skip(finite)
-            adam = self._adam_state(variables)
-            return self.exchange.flush(grads, variables, adam=adam), finite
-
-        def all_reduce_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, slices)
-
+            return self.exchange.flush(grads, variables, inner=inner), finite
         if self.exchange.preconditioner:
             grads = keras_private.clip(self._core, grads)
         if self._measuring:
             grads, seconds = self._measuring.before(grads)
-        reduced, finite = self.exchange.reduce(
-            grads,
-            variables,
-            replica_communicator(),
-            tf_private.local_replica_id(context),
-            all_reduce_slices,
-            self._adam_state(variables),
-        )
+        reduced, finite = self.exchange.reduce(grads, variables, group.member(), inner)
         if self._measuring:
             reduced = self._measuring.after(reduced, seconds)
         return reduced, finite
 
-    def _adam_state(self, variables: Sequence[keras.Variable]) -> AdamState | None:
-        kept = [name for name in SLOTS if name in self.exchange.state]
-        if not kept:
-            return None
-        moments = {name: keras_private.slots(self._core, SLOTS[name], variables) for name in kept}
-        return AdamState(tf.cast(self._core.iterations, tf.int64), moments)
+    def _inner_state(self, variables: Sequence[keras.Variable]) -> InnerState | None:
+        group = current_group()
+        replica = group.local_replica()
+        return inner_state(self._core, variables, lambda v: group.local(v, replica))
 
-    def _stepping(self) -> contextlib.AbstractContextManager[None]:
-        alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-        if alone or not self.exchange.preconditioner:
+    def _stepping(
+        self, variables: Sequence[keras.Variable]
+    ) -> contextlib.AbstractContextManager[None]:
+        if not self.exchange.preconditioner:
             return contextlib.nullcontext()
-        return momentum_only(self._core)
+        undivided = [v for v in variables if not self.exchange.divides(v)]
+        return momentum_only(self._core, undivided)
 
     def _overwrite_by_averages(self, strategy: tf.distribute.Strategy) -> None:
         core = self._core
@@ -329,25 +329,6 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         due = tf.equal(tf.cast(core.iterations, tf.int64) % core.ema_overwrite_frequency, 0)
         tf.cond(due, overwrite, lambda: None)
 
-    def _accumulate(self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]) -> None:
-        for gradient, variable in zip(grads, variables, strict=True):
-            self._accumulator_of(variable).assign_add(tf.convert_to_tensor(gradient))
-
-    def _take_accumulated(
-        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
-    ) -> list[tf.Tensor]:
-        self._accumulate(grads, variables)
-        steps = self._core.gradient_accumulation_steps
-        accumulators = [self._accumulator_of(variable) for variable in variables]
-        means = [accumulator.value / steps for accumulator in accumulators]
-        with tf.control_dependencies(means):
-            for accumulator in accumulators:
-                accumulator.assign(tf.zeros_like(accumulator.value))
-        return means
-
-    def _accumulator_of(self, variable: keras.Variable) -> keras.Variable:
-        return self._accumulators[self._get_variable_index(variable)]
-
     @property
     def _core(self) -> keras.optimizers.Optimizer:
         """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
@@ -357,27 +338,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The inner optimizer's variables, then those of the exchange."""
-        return [*self.inner_optimizer.variables, *self._own_variables()]
+        """The inner optimizer's variables; `exchange.variables` are TensorFlow's own."""
+        return [*self.inner_optimizer.variables, *self._accumulators()]
 
-    def _own_variables(self) -> list[keras.Variable]:
-        return [*self.exchange.variables, *self._accumulators]
+    def _accumulators(self) -> list[keras.Variable]:
+        return self._accumulation.accumulators if self._accumulation else []
 
-    def _own_state(self) -> dict[str, keras.Variable]:
-        exchange = self.exchange
-        if not exchange.built:
-            return {}
-        return {
-            "step": exchange.step,
-            "skipped_steps": exchange.skipped_steps,
-            "unsent": exchange.unsent,
-            **{
-                f"{name}_{i}": variable
-                for name, variables in exchange.state.items()
-                for i, variable in enumerate(variables)
-            },
-            **{f"accumulator_{i}": variable for i, variable in enumerate(self._accumulators)},
-        }
+    def _own_state(self) -> dict[str, Any]:
+        return saved_state.own_state(self.exchange, self._accumulators())
 
     @property
     def iterations(self) -> Any:
@@ -426,19 +394,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         What the checkpoint does not have, such as residuals, starts at zero. What it has and this
         compressor does not keep is not loaded, and the log says so.
         """
-        names, state = set(store.keys()), self._own_state()
-        if "0" in names:
+        if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
             self.inner_optimizer.load_own_variables(store)
-            names = set()
-        taken = names & set(state)
-        if (f"{SECOND_MOMENT}_0" in names) != (f"{SECOND_MOMENT}_0" in state):
-            # Divided gradients are of another size.
-            taken = {name for name in taken if not name.startswith(RESIDUAL)}
-        if state and names - taken:
-            left = {name.rpartition("_")[0] for name in names - taken}
-            _LOG.warning(_NOT_KEPT, self.compressor, ", ".join(sorted(left)))
-        for name, variable in state.items():
-            variable.assign(store[name] if name in taken else np.zeros(variable.shape))
+            store = {}
+        saved_state.load(self._own_state(), store)
 
     def get_config(self) -> dict[str, Any]:
         """The config, for `from_config` and Keras' saving."""
@@ -484,6 +443,12 @@ def _checked_inner(
         raise ValueError(
             "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
         )
+    if isinstance(inside, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise ValueError(
+            "CompressedOptimizer: each optimizer in a MultiOptimizer reduces gradients by itself, "
+            "so one around all of them would reduce twice. Wrap each of those inside: "
+            "MultiOptimizer(OptimizerMap(CompressedOptimizer(Adam()), {...}))."
+        )
     return optimizer
 
 
@@ -512,6 +477,16 @@ def _check_current_strategy() -> None:
             "A compressor is set on both the strategy and the optimizer, and gradients would be "
             "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
             "the optimizer without CompressedOptimizer."
+        )
+
+
+def _check_no_overwriting(variables: Sequence[keras.Variable]) -> None:
+    overwritten = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
+    if overwritten and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise ValueError(
+            f"CompressedOptimizer: the gradients of {', '.join(overwritten)} are new values for "
+            "these variables, as of float8 layers, and replicas cannot add them up; train on one "
+            "replica, or with another dtype policy than float8."
         )
 
 
@@ -548,39 +523,10 @@ def _checked_replica_context() -> tf.distribute.ReplicaContext:
     return context
 
 
-def _accumulator(variable: keras.Variable) -> keras.Variable:
-    return keras.Variable(
-        keras.initializers.Zeros(),
-        shape=variable.shape,
-        dtype=variable.dtype,
-        trainable=False,
-        synchronization="on_read",
-        aggregation="sum",
-        name=f"{variable.path.replace('/', '_')}_accumulator",
-    )
-
-
 def _constrain(variables: Sequence[keras.Variable]) -> None:
     for variable in variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
-
-
-def _divided(gradient: Gradient, scale: keras.Variable) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _divided(gradient.values, scale)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(scale.value, gradient.dtype)
-
-
-def _update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> None:
-    """Keras' rule, decided by what all replicas saw: halve, count, or double in time."""
-    scale, counter = scaler.dynamic_scale, scaler.step_counter
-    grows = tf.equal(counter.value, scaler.dynamic_growth_steps - 1)
-    factor = tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5)
-    scale.assign(scale.value * factor)
-    counts = tf.logical_and(finite, tf.logical_not(grows))
-    counter.assign(tf.where(counts, counter.value + 1, 0))
 
 
 def _is_compressed(optimizer: Any) -> bool:

@@ -7,12 +7,40 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp import compressors
+from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
-from tf_gradcomp.distribute.strategy import MultiWorkerMirroredStrategy
+from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
 
-__all__ = ["MultiWorkerMirroredStrategy"]
+
+class MultiWorkerMirroredStrategy(CheckedStrategy):
+    """TensorFlow's strategy, for Keras 3, and with gradients compressed if asked to.
+
+    As it ships, Keras 3 does not run under TensorFlow's (keras-team/keras#20585). Workers that were
+    started with different versions, settings or models end with an error that says what differs.
+
+    With `CompressedOptimizer`, give no compressor here. With one, optimizers and training loops are
+    compressed as they are; see `CompressedAllReduce`.
+
+    Args:
+        cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
+        communication_options: As for TensorFlow's strategy.
+        compressor: A name, a config or a compressor: see `gc.compressors.get`.
+        policy: Which variables get which settings, for `compressor`.
+
+    Raises:
+        TypeError: If `policy` is no `gc.Policy`.
+        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` comes without compressor.
+        WorkersDisagreeError: If workers have other versions or settings.
+    """
+
+    @staticmethod
+    def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
+        candidates = [Candidate(method) for method in compressors.methods_of(compressor)]
+        return Method(repr(compressor), candidates, choose)
 
 
 def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:

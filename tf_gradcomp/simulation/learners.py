@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.adam.preconditioner import AUTO, preconditioner_for
-from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
-from tf_gradcomp.distribute.communicator import measures_per_step
-from tf_gradcomp.distribute.gradients import dense, gradient_specs, norm
-from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.distribute.communicator import Sent, measures_per_step
+from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
+from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
+from tf_gradcomp.distribute.replica_step import ReplicaStep, by_stage
+from tf_gradcomp.distribute.sparse import as_given, sum_slices
 from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
 from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras3.momentum_steps import momentum_only
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.simulation.similarity import (
     Similarity,
@@ -27,6 +27,8 @@ from tf_gradcomp.simulation.similarity import (
     mean_cosine_distance,
     union_density,
 )
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,9 @@ class Learners:
             raise ValueError(f"Learners: expected a number of at least 1; received {learners!r}.")
         self.model = model
         self.compressor = _checked_method(compressors.get(compressor))
-        self.specs = gradient_specs(model.trainable_variables, checked_policy(policy))
+        self._policy = checked_policy(policy)
+        self.specs = gradient_specs(model.trainable_variables, self._policy)
+        self._last_similarity: Similarity | None = None
         self._preconditioner = (
             preconditioner_for(model.optimizer, self.compressor, precondition)
             if learners > 1
@@ -122,54 +126,116 @@ class Learners:
             ValueError: If the batch cannot be shared out equally.
         """
         size = len(self.state)
-        losses, inputs = [], []
-        step, finite = tf.constant(self._step, tf.int64), tf.constant(True)
-        shares = zip(_shares(x, y, size), self.state, strict=True)
-        for rank, (share, state) in enumerate(shares):
+        losses, all_gradients = [], []
+        for share in _shares(x, y, size):
             loss, gradients = self._gradients(*share)
             losses.append(loss)
-            of_one = handles(state)
-            moments = None
             if self._preconditioner:
                 gradients = keras_private.clip(self.model.optimizer, gradients)
-                updates = tf.cast(self.model.optimizer.iterations, tf.int64)
-                moments = self._preconditioner.second_moments(of_one, updates, size)
-            inputs.append(
-                ExchangeInputs(self.specs, gradients, of_one, step, finite, rank, size, moments)
-            )
-        if similarity:
-            inputs = [of_one.divided() for of_one in inputs]
-        wanted = self._wanted(inputs) if similarity else []
-        ends = exchange_in_lockstep(self.compressor, inputs)
+            all_gradients.append(gradients)
+        reduced, finite, sent = self._exchange(all_gradients, similarity)
         self._step += 1
-        exchanged = ends[0].exchanged
-        if exchanged.finite:
-            self._apply(exchanged.reduced)
+        if finite:
+            self._apply(reduced)
         return StepReport(
             loss=float(np.sum(losses)),
-            finite=bool(exchanged.finite),
-            payload_bytes=float(np.mean([end.sent.payload_bytes for end in ends])),
-            sent_bytes=float(np.mean([end.sent.sent_bytes for end in ends])),
+            finite=bool(finite),
+            payload_bytes=float(np.mean([of_one.payload_bytes for of_one in sent])),
+            sent_bytes=float(np.mean([of_one.sent_bytes for of_one in sent])),
             dense_bytes=sum(4 * spec.elements for spec in self.specs),
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
-            similarity=self._similarity(exchanged.reduced, wanted) if similarity else None,
+            similarity=self._last_similarity if similarity else None,
         )
 
-    def _wanted(self, inputs: list[ExchangeInputs]) -> list[tf.Tensor]:
-        """What all learners together have to send, before a step."""
+    def _exchange(
+        self, all_gradients: list[list[Gradient]], similarity: bool
+    ) -> tuple[list[Gradient], tf.Tensor, list[Sent]]:
+        """Reduced gradients, whether the step is to be taken, and what each learner sent."""
+        apart = [i for i, g in enumerate(all_gradients[0]) if self._stays_sparse(i, g)]
+        together = [i for i in range(len(self.specs)) if i not in apart]
+        reduced: list[Any] = list(all_gradients[0])
+        finite, sent = tf.constant(True), [Sent.nothing() for _ in all_gradients]
+        if apart:
+            ends = in_lockstep(
+                [
+                    sum_slices([of_one[i] for i in apart], len(all_gradients))
+                    for of_one in all_gradients
+                ]
+            )
+            for place, total in zip(apart, ends[0].result[0], strict=True):
+                reduced[place] = total
+            finite = all_finite([reduced[place] for place in apart])
+            sent = [of_one.plus(end.sent) for of_one, end in zip(sent, ends, strict=True)]
+        if not together:
+            return reduced, finite, sent
+        steps = [
+            self._step_of(rank, together, of_one, finite)
+            for rank, of_one in enumerate(all_gradients)
+        ]
+        if similarity:
+            steps = [dataclasses.replace(s, inputs=s.inputs.divided()) for s in steps]
+        wanted = self._wanted(together, steps) if similarity else []
+        ends = by_stage(
+            self.compressor,
+            tf.constant(self._step, tf.int64),
+            lambda method: in_lockstep([step.talk(method) for step in steps]),
+        )
+        stepped = ends[0].result
+        if similarity:
+            self._last_similarity = self._similarity(together, stepped.reduced, wanted)
+        for place, total, rows in zip(together, stepped.reduced, stepped.touched, strict=True):
+            reduced[place] = as_given(all_gradients[0][place], total, rows)
+        sent = [of_one.plus(end.sent) for of_one, end in zip(sent, ends, strict=True)]
+        return reduced, stepped.finite, sent
+
+    def _stays_sparse(self, place: int, gradient: Gradient) -> bool:
+        return isinstance(gradient, tf.IndexedSlices) and (
+            self.compressor.keeps_slices
+            or self.specs[place].elements > self._policy.max_dense_elements
+        )
+
+    def _step_of(
+        self, rank: int, places: list[int], gradients: list[Gradient], finite: tf.Tensor
+    ) -> ReplicaStep:
+        """One learner's side of a step, for some of the gradients."""
+        size = len(self.state)
+        of_one = {
+            name: [of_all[i] for i in places] for name, of_all in handles(self.state[rank]).items()
+        }
+        moments = None
+        if self._preconditioner:
+            updates = tf.cast(self.model.optimizer.iterations, tf.int64)
+            moments = self._preconditioner.second_moments(of_one, updates, size)
+        return ReplicaStep.of(
+            [self.specs[i] for i in places],
+            [gradients[i] for i in places],
+            of_one,
+            tf.constant(self._step, tf.int64),
+            finite,
+            rank,
+            size,
+            moments,
+        )
+
+    def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:
+        """What all learners together have to send of some gradients, before a step."""
         wanted = [
             tf.add_n([tf.cast(gradient, tf.float32) for gradient in of_variable])
-            for of_variable in zip(*(of_one.gradients for of_one in inputs), strict=True)
+            for of_variable in zip(*(step.inputs.gradients for step in steps), strict=True)
         ]
         for residuals in self.residuals:
             if residuals:
-                wanted = [total + own for total, own in zip(wanted, residuals, strict=True)]
+                own = [residuals[i] for i in places]
+                wanted = [total + part for total, part in zip(wanted, own, strict=True)]
         return wanted
 
-    def _similarity(self, reduced: list[tf.Tensor], wanted: list[tf.Tensor]) -> Similarity:
+    def _similarity(
+        self, places: list[int], reduced: list[tf.Tensor], wanted: list[tf.Tensor]
+    ) -> Similarity:
+        residuals = [[of_one[i] for i in places] if of_one else [] for of_one in self.residuals]
         return Similarity(
             union_density(reduced),
-            mean_cosine_distance(self.residuals),
+            mean_cosine_distance(residuals),
             hamming_distance(reduced, wanted),
         )
 
@@ -239,7 +305,7 @@ class Learners:
             **(dataclasses.asdict(reports[-1].similarity) if reports[-1].similarity else {}),
         }
 
-    def _gradients_of_one(self, x: Any, y: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _gradients_of_one(self, x: Any, y: Any) -> tuple[tf.Tensor, list[Gradient]]:
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             predicted = self.model(x, training=True)
@@ -248,17 +314,17 @@ class Learners:
         gradients = tape.gradient(
             loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        return loss, [dense(gradient) for gradient in gradients]
+        return loss, gradients
 
-    def _apply_reduced(self, reduced: list[tf.Tensor]) -> None:
+    def _apply_reduced(self, reduced: list[Gradient]) -> None:
         variables = self.model.trainable_variables
-        gradients = [
-            tf.cast(total, variable.dtype)
-            for total, variable in zip(reduced, variables, strict=True)
-        ]
         optimizer = self.model.optimizer
-        with momentum_only(optimizer) if self._preconditioner else contextlib.nullcontext():
-            optimizer.apply(gradients, variables)
+        if not self._preconditioner:
+            optimizer.apply(reduced, variables)
+            return
+        undivided = [v for i, v in enumerate(variables) if self._stays_sparse(i, reduced[i])]
+        with momentum_only(optimizer, undivided):
+            optimizer.apply(reduced, variables)
 
 
 def _check_model(model: keras.Model) -> None:
@@ -292,8 +358,10 @@ def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
     ]
 
 
-def _checked_method(compressor: compressors.Compressor) -> compressors.Compressor:
-    if compressor.candidates:
+def _checked_method(
+    compressor: compressors.Compressor | compressors.Auto,
+) -> compressors.Compressor:
+    if isinstance(compressor, compressors.Auto):
         raise ValueError(
             f"Learners: {compressor.name!r} chooses by the network, and a simulation has none; "
             "name a method, such as 'adacomp'."

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp.checkpoints import worker_path
-from tf_gradcomp.distribute import handshake
+from tf_gradcomp.distribute.group import StrategyGroup
 from tf_gradcomp.keras3 import keras_private
 
 
@@ -44,6 +44,5 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         self._restorer.set_model(self.model)
         self._restorer.on_train_begin(logs)
         found = f"epochs already trained, by the backup in {self._restorer.backup_dir!r}"
-        handshake.agree(
-            self.model.distribute_strategy, {found: keras_private.initial_epoch(self.model)}
-        )
+        group = StrategyGroup(self.model.distribute_strategy)
+        group.agree({found: keras_private.initial_epoch(self.model)})

@@ -1,0 +1,95 @@
+"""Second moments change hands: from the inner optimizer to the replicas, and back.
+
+While a job is preconditioned, each replica keeps second moments of its own; the inner optimizer's
+stand still. Its momentum, and what replicas have not sent yet, are of gradients that were divided.
+A job that resumes without a preconditioner, or with one replica, needs all three the other way
+round, and so does one that is preconditioned for the first time. Nothing has to be communicated:
+what a checkpoint restores, replicas have in equal shares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp.adam.preconditioner import Preconditioner
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerState:
+    """The state of an inner optimizer of the Adam family, on one replica, by gradient.
+
+    Attributes:
+        updates: int64 scalar, how many updates it has made.
+        moments: Its second moments, by the names of `Preconditioner.state`.
+        momentums: Its first moments.
+    """
+
+    updates: tf.Tensor
+    moments: Mapping[str, Sequence[tf.Variable]]
+    momentums: Sequence[tf.Variable]
+
+
+@dataclasses.dataclass(frozen=True)
+class HandOver:
+    """Of the second moments of some gradients, on one replica.
+
+    Attributes:
+        preconditioner: Whose second moments they are.
+        inner: The inner optimizer's state.
+        moments: The replica's own second moments, by the same names.
+        residuals: What is not sent yet of each gradient; empty if nothing is kept.
+        replicas: Their number.
+    """
+
+    preconditioner: Preconditioner
+    inner: InnerState
+    moments: Mapping[str, Sequence[tf.Variable]]
+    residuals: Sequence[tf.Variable]
+    replicas: int
+
+    def take(self, place: int, wanted: tf.Tensor) -> None:
+        """Gives the replica its share of the inner optimizer's second moments of one gradient.
+
+        Its residual and the inner optimizer's momentum are divided by their root.
+
+        Args:
+            place: Of the gradient.
+            wanted: bool scalar; where it is false, nothing changes.
+        """
+        totals = {
+            name: tf.cast(slots[place].read_value(), tf.float32)
+            for name, slots in self.inner.moments.items()
+        }
+        second_moment = totals[self.preconditioner.divides_by]
+        root = self.preconditioner.root(second_moment, self.inner.updates)
+        for name, total in totals.items():
+            _assign(self.moments[name][place], total / self.replicas, wanted)
+        for variable in self._in_units_of_the_gradient(place):
+            value = tf.cast(variable.read_value(), tf.float32)
+            # Where Adam has seen no gradient yet, it would make a step of about 1.
+            within = tf.clip_by_value(value, -1.0, 1.0)
+            _assign(variable, tf.where(second_moment > 0, value / root, within), wanted)
+
+    def give_back(self, place: int, wanted: tf.Tensor) -> None:
+        """Gives the inner optimizer the second moments of one gradient; the inverse of `take`."""
+        root = self.roots(place)
+        for name, moments in self.moments.items():
+            total = self.replicas * moments[place].read_value()
+            _assign(self.inner.moments[name][place], total, wanted)
+        for variable in self._in_units_of_the_gradient(place):
+            _assign(variable, tf.cast(variable.read_value(), tf.float32) * root, wanted)
+
+    def roots(self, place: int) -> tf.Tensor:
+        """By what one gradient was divided, as far as this replica knows."""
+        own = self.moments[self.preconditioner.divides_by][place].read_value()
+        return self.preconditioner.root(self.replicas * own, self.inner.updates)
+
+    def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:
+        return [self.inner.momentums[place], *self.residuals[place : place + 1]]
+
+
+def _assign(variable: tf.Variable, value: tf.Tensor, wanted: tf.Tensor) -> None:
+    variable.assign(tf.where(wanted, tf.cast(value, variable.dtype), variable.read_value()))

@@ -1,0 +1,61 @@
+"""The steps of Adam's family by gradients that were divided by the second moment's root already.
+
+Each is that of its paper with 1 in place of the root: momentum, its bias correction, and what else
+the optimizer does with them. Learning rate and weight decay are the optimizer's own.
+
+Sources: Kingma and Ba, "Adam", ICLR 2015, algorithm 1; Dozat, "Incorporating Nesterov Momentum into
+Adam", 2016; You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Given(NamedTuple):
+    """What a step is made of, in the dtype of the variable.
+
+    Attributes:
+        variable: The weights, any shape.
+        gradient: Divided, summed over the replicas; in the shape of the weights.
+        momentum: The first moment, with this gradient in it.
+        beta_1: Adam's.
+        step: Scalar, 1 in the first step.
+        product: Scalar; Nadam's product of all momentum coefficients, this step's included. Others
+            have none.
+    """
+
+    variable: tf.Tensor
+    gradient: tf.Tensor
+    momentum: tf.Tensor
+    beta_1: float
+    step: tf.Tensor
+    product: tf.Tensor | None = None
+
+
+Step = Callable[[Given], tf.Tensor]  # what the weights lose, over the learning rate
+
+
+def adam(given: Given) -> tf.Tensor:
+    """Adam's, and AdamW's."""
+    return given.momentum / (1 - tf.pow(tf.cast(given.beta_1, given.step.dtype), given.step))
+
+
+def lamb(given: Given) -> tf.Tensor:
+    """Adam's, as long as the weights are."""
+    update = adam(given)
+    weights, length = tf.norm(given.variable), tf.norm(update)
+    both = tf.logical_and(weights > 0, length > 0)
+    return tf.where(both, weights / tf.where(both, length, 1), 1) * update
+
+
+def nadam(given: Given) -> tf.Tensor:
+    """Adam's with Nesterov momentum."""
+    step = given.step
+    this = given.beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), step))
+    following = given.beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), step + 1))
+    ahead = following * given.momentum / (1 - given.product * following)
+    return ahead + (1 - this) * given.gradient / (1 - given.product)

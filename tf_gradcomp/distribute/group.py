@@ -1,0 +1,184 @@
+"""The replicas of a job: how many there are, how one reaches the others, and what they agree on."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.distribute import handshake, tf_private
+from tf_gradcomp.distribute.communicator import (
+    CollectiveCommunicator,
+    Communicator,
+    ReplicaContextCommunicator,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One replica in one step.
+
+    Attributes:
+        communicator: Reaches the other replicas; made anew for each step.
+        local_replica: Which of this process's replicas it is.
+    """
+
+    communicator: Communicator
+    local_replica: int
+
+
+class Group(abc.ABC):
+    """The replicas of a job, as one of its processes sees them.
+
+    Attributes:
+        size: The number of replicas of the job.
+        local_size: How many of them are in this process.
+    """
+
+    size: int
+    local_size: int
+
+    @abc.abstractmethod
+    def is_current(self) -> bool:
+        """Whether the code that runs now is run by this group's replicas."""
+
+    @abc.abstractmethod
+    def member(self) -> Member:
+        """The replica that calls."""
+
+    @abc.abstractmethod
+    def local_replica(self) -> int:
+        """Which of this process's replicas calls."""
+
+    @abc.abstractmethod
+    def communicators(self) -> list[Communicator]:
+        """Those of this process's replicas, for use outside of a step.
+
+        Raises:
+            ValueError: If there is no network between the replicas.
+        """
+
+    @abc.abstractmethod
+    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
+        """What one of this process's replicas has of a variable."""
+
+    @abc.abstractmethod
+    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
+        """Gathers one small tensor of each process along axis 0, at once and not in a graph."""
+
+    @property
+    @abc.abstractmethod
+    def processes(self) -> int:
+        """The number of processes of the job."""
+
+    @property
+    @abc.abstractmethod
+    def is_collective(self) -> bool:
+        """Whether replicas talk by collectives, which may be in a branch that all of them take."""
+
+    @property
+    @abc.abstractmethod
+    def devices(self) -> Sequence[str]:
+        """The devices of this process's replicas."""
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Compares `facts` over all processes, and returns where all are equal.
+
+        One small collective where they agree, which all processes must call in the same order.
+
+        Args:
+            facts: JSON-serializable values by name.
+
+        Raises:
+            WorkersDisagreeError: On every process, naming which differ and in what.
+        """
+        if self.processes > 1:
+            handshake.compare(facts, self.all_gather_on_host)
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of each number over all processes, which wait for each other here."""
+        if self.processes == 1:
+            return list(numbers)
+        with tf.device("CPU:0"):
+            rows = self.all_gather_on_host(tf.constant([list(numbers)], tf.float64))
+            return np.max(rows.numpy(), 0).tolist()
+
+
+class StrategyGroup(Group):
+    """The replicas of a `tf.distribute.Strategy`."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+        self.size = strategy.num_replicas_in_sync
+        self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1
+
+    def is_current(self) -> bool:
+        """Whether the strategy is the one in scope."""
+        return tf.distribute.get_strategy() is self.strategy
+
+    def member(self) -> Member:
+        """The replica in whose context this is called."""
+        context = tf.distribute.get_replica_context()
+        local_replica = self.local_replica()
+        # In eager execution the replicas of a process run one after another.
+        in_step = self.local_size == 1 or not tf.executing_eagerly()
+        communicator: Communicator
+        if self.is_collective and in_step:
+            launcher = tf_private.launcher(self.strategy, local_replica)
+            rank = context.replica_id_in_sync_group
+            communicator = CollectiveCommunicator(launcher, self.size, rank)
+        else:
+            communicator = ReplicaContextCommunicator(context)
+        return Member(communicator, local_replica)
+
+    def local_replica(self) -> int:
+        """Which of this process's replicas calls."""
+        return tf_private.local_replica_id(tf.distribute.get_replica_context())
+
+    def communicators(self) -> list[Communicator]:
+        """Those of this process's replicas, for use outside of `strategy.run`."""
+        if not self.is_collective:
+            raise ValueError(
+                f"Under {type(self.strategy).__name__} there is no network whose collectives could "
+                "be timed to choose a compressor; use gc.MultiWorkerMirroredStrategy, or name a "
+                "compressor."
+            )
+        return [
+            CollectiveCommunicator(
+                tf_private.launcher(self.strategy, i), self.size, tf_private.rank(self.strategy, i)
+            )
+            for i in range(self.local_size)
+        ]
+
+    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
+        """The replica's component of a distributed variable."""
+        return self.strategy.experimental_local_results(variable)[local_replica]
+
+    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
+        """Gathers in a group of its own, apart from the collectives of steps."""
+        return tf_private.host_all_gather(self.strategy, value)
+
+    @property
+    def processes(self) -> int:
+        """The number of workers."""
+        spans = self.is_collective and tf_private.in_multi_worker_mode(self.strategy)
+        return self.size // self.local_size if spans else 1
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether the strategy uses TensorFlow's collectives."""
+        return tf_private.is_collective(self.strategy)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The devices of this worker's replicas."""
+        return self.strategy.extended.worker_devices
+
+
+def current_group() -> StrategyGroup:
+    """The group of the strategy in scope, or of one replica where there is none."""
+    return StrategyGroup(tf.distribute.get_strategy())

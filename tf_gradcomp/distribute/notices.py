@@ -1,0 +1,32 @@
+"""What a user must know is said once, where it is seen: by the chief, also in a plain script."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from tf_gradcomp.tf_config import read_tf_config
+
+_LOGGER = logging.getLogger("tf_gradcomp")
+
+
+def tell_user(message: str) -> None:
+    """Logs a message at level INFO of the logger "tf_gradcomp": once, and on the chief only.
+
+    TensorFlow's logger shows warnings only, unless a program says otherwise. Where a program has
+    set up logging, that decides what is shown; `logging.getLogger("tf_gradcomp")` is the handle.
+    """
+    config = read_tf_config()
+    if config is None or config.is_chief:
+        _tell_once(message)
+
+
+@functools.cache
+def _tell_once(message: str) -> None:
+    if _LOGGER.level == logging.NOTSET:
+        _LOGGER.setLevel(logging.INFO)
+    if not _LOGGER.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("tf_gradcomp: %(message)s"))
+        _LOGGER.addHandler(handler)
+    _LOGGER.info(message)

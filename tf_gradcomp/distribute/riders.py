@@ -1,0 +1,109 @@
+"""Small facts that travel with the first collective of a step, so that none is added for them.
+
+Two kinds: which rows of a table the replicas touched, and a tag by which replicas find out that
+they do not add up the same things. Gathered payloads have a header that says the latter; sums have
+nothing but these numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+_EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8}  # whole numbers up to 2^bits
+_TAG_BITS = 22
+_MIXING = np.int64(-7046029254386353131)  # 0x9e3779b97f4a7c15, as in the checksum of payloads
+
+
+def rows_as_words(touched: tf.Tensor) -> tf.Tensor:
+    """Bits as int32 words, to be gathered.
+
+    Args:
+        touched: bool [rows].
+    """
+    rows = touched.shape.num_elements()
+    bits = tf.reshape(tf.pad(tf.cast(touched, tf.int32), [[0, -rows % 32]]), [-1, 32])
+    return tf.reduce_sum(tf.bitwise.left_shift(bits, tf.range(32)), 1)
+
+
+def rows_from_words(words: tf.Tensor, rows: int) -> tf.Tensor:
+    """Which rows any replica touched: bool [rows].
+
+    Args:
+        words: int32 [replicas, words], what all replicas gave.
+        rows: Their number.
+    """
+    bits = tf.bitwise.right_shift(words[:, :, tf.newaxis], tf.range(32))
+    any_of_them = tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits, 1), 1), 0)
+    return tf.reshape(any_of_them, [-1])[:rows]
+
+
+def rows_as_numbers(touched: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Tensor:
+    """Rows as digits of floats, to be summed: no sum of digits overflows into the next.
+
+    Args:
+        touched: bool [rows].
+        dtype: Of the floats.
+        replicas: How many are summed.
+    """
+    rows, digits = touched.shape.num_elements(), _digits(dtype, replicas)
+    ones = tf.reshape(tf.pad(tf.cast(touched, tf.float32), [[0, -rows % digits]]), [-1, digits])
+    return tf.cast(tf.reduce_sum(ones * _places(digits, replicas), 1), dtype)
+
+
+def rows_from_numbers(total: tf.Tensor, rows: int, replicas: int) -> tf.Tensor:
+    """Which rows any replica touched: bool [rows].
+
+    Args:
+        total: [numbers], the sum of what all replicas gave.
+        rows: Their number.
+        replicas: How many were summed.
+    """
+    digits = _digits(total.dtype, replicas)
+    if digits == 1:  # perhaps not exact, but never rounded to zero
+        return total[:rows] > 0
+    places = tf.cast(_places(digits, replicas), tf.int32)
+    counts = tf.cast(total, tf.int32)[:, tf.newaxis] // places % (replicas + 1)
+    return tf.reshape(counts > 0, [-1])[:rows]
+
+
+def tag(fingerprint: int, step: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Tensor:
+    """Whole numbers that differ where replicas differ in what they exchange or in their step.
+
+    Args:
+        fingerprint: 64 bits, of all that must be equal but the step.
+        step: int64 scalar.
+        dtype: Float, of the numbers.
+        replicas: How many are summed. Their sum is exact, for which there may be too many in 16
+            bits: then there are no numbers.
+    """
+    base = 2 ** _EXACT_BITS[dtype] // replicas
+    if base < 2:
+        return tf.zeros([0], dtype)
+    mixed = (tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)) * _MIXING
+    number = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mixed, 41), 2**_TAG_BITS - 1)
+    count = math.ceil(_TAG_BITS / math.log2(base))
+    places = tf.constant([base**i for i in range(count)], tf.int64)
+    return tf.cast(number // places % base, dtype)
+
+
+def check_tag(total: tf.Tensor, own: tf.Tensor, replicas: int) -> tf.Operation:
+    """Raises `tf.errors.InvalidArgumentError` if the replicas did not all give the same tag."""
+    expected = tf.cast(own, tf.float32) * replicas
+    return tf.debugging.assert_equal(
+        tf.cast(total, tf.float32),
+        expected,
+        "Replicas of this job add up different things: they are at different steps, or exchange "
+        "the gradients of different variables, or compress them by different settings. Start all "
+        "workers with the same program, and let all restore the same checkpoint.",
+    )
+
+
+def _digits(dtype: tf.DType, replicas: int) -> int:
+    return max(1, math.floor(_EXACT_BITS[dtype] / math.log2(replicas + 1) + 1e-9))
+
+
+def _places(digits: int, replicas: int) -> tf.Tensor:
+    return tf.constant([float((replicas + 1) ** i) for i in range(digits)], tf.float32)

@@ -1,0 +1,123 @@
+"""Gradients that come as `tf.IndexedSlices`, some rows of a table, and go to the optimizer so."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp.compressors.wishes import AllGather, AllReduce
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """The gradient of a whole table, where only some of its rows were used."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = gradient.dense_shape[0]
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+
+
+def touched_rows(slices: tf.IndexedSlices, rows: int) -> tf.Tensor:
+    """Which rows of a table slices are of: bool [rows]."""
+    places = tf.cast(slices.indices, tf.int64)[:, tf.newaxis]
+    counts = tf.scatter_nd(places, tf.ones_like(slices.indices, tf.int32), [rows])
+    return counts > 0
+
+
+def as_given(
+    gradient: tf.Tensor | tf.IndexedSlices, total: tf.Tensor, touched: tf.Tensor | None
+) -> tf.Tensor | tf.IndexedSlices:
+    """A reduced gradient in the dtype and the form that this replica's has.
+
+    Args:
+        gradient: Of this replica.
+        total: Dense, summed over the replicas.
+        touched: For slices, bool [rows]: which any replica touched.
+
+    Returns:
+        For slices, the rows that were touched or that something was sent for.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.cast(total, gradient.dtype)
+    sent = tf.reduce_any(tf.reshape(total, [touched.shape[0], -1]) != 0, 1)
+    indices = tf.where(tf.logical_or(touched, sent))[:, 0]
+    values = tf.cast(tf.gather(total, indices), gradient.values.dtype)
+    return tf.IndexedSlices(values, tf.cast(indices, gradient.indices.dtype), gradient.dense_shape)
+
+
+def sum_slices(
+    slices: Sequence[tf.IndexedSlices], replicas: int
+) -> Generator[AllGather, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
+    """Gathers slices uncompressed: those of all replicas, one behind the other.
+
+    Args:
+        slices: One for each table.
+        replicas: Their number.
+
+    Returns:
+        For each table the slices of all replicas, and int64 [tables]: the bytes that each takes in
+        what this replica gives.
+    """
+    lengths = tf.stack([tf.size(one.indices) for one in slices])
+    values = [tf.reshape(tf.cast(one.values, tf.float32), [-1]) for one in slices]
+    words = [tf.cast(one.indices, tf.int32) for one in slices]
+    words += [tf.bitcast(flat, tf.int32) for flat in values]
+    rows = yield AllGather(tf.concat([lengths, *words], 0))
+    each = [_unpacked(rows[replica], slices) for replica in range(replicas)]
+    sums = [
+        tf.IndexedSlices(
+            tf.concat([part.values for part in parts], 0),
+            tf.concat([part.indices for part in parts], 0),
+            parts[0].dense_shape,
+        )
+        for parts in zip(*each, strict=True)
+    ]
+    sizes = [tf.size(one.indices) + tf.size(one.values) for one in slices]
+    return sums, 4 * tf.cast(tf.stack(sizes), tf.int64)
+
+
+def _unpacked(words: tf.Tensor, like: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+    lengths = tf.unstack(words[: len(like)], len(like))
+    start = len(like)
+    indices, slices = [], []
+    for one, length in zip(like, lengths, strict=True):
+        indices.append(tf.cast(words[start : start + length], one.indices.dtype))
+        start += length
+    for one, of_one, length in zip(like, indices, lengths, strict=True):
+        shape = [length, *one.values.shape[1:]]
+        size = tf.reduce_prod(shape)
+        values = tf.reshape(tf.bitcast(words[start : start + size], tf.float32), shape)
+        start += size
+        slices.append(tf.IndexedSlices(tf.cast(values, one.values.dtype), of_one, one.dense_shape))
+    return slices
+
+
+def prefer_dense(
+    slices: tf.IndexedSlices, rows: int, replicas: int
+) -> Generator[AllReduce, tf.Tensor, tf.Tensor]:
+    """Whether to sum a whole table is cheaper than to gather its slices: bool, equal on all.
+
+    It is where slices cover most of the table, as those of an embedding do that is also the output
+    layer: a ring passes each replica's slices on to all others, but a table twice in all.
+
+    Args:
+        slices: Of this replica.
+        rows: Of the table.
+        replicas: Their number.
+    """
+    many = replicas * tf.size(slices.indices) > 2 * rows
+    votes = yield AllReduce(tf.cast(many, tf.float32)[tf.newaxis])
+    return votes[0] > 0
+
+
+def sum_whole(
+    slices: tf.IndexedSlices,
+) -> Generator[AllReduce, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
+    """Sums a whole table, uncompressed; returns what `sum_slices` does."""
+    table = dense(slices)
+    total = yield AllReduce(tf.reshape(table, [-1]))
+    rows = tf.range(tf.shape(table, tf.int64)[0])
+    whole = tf.IndexedSlices(
+        tf.reshape(total, tf.shape(table)), tf.cast(rows, slices.indices.dtype), slices.dense_shape
+    )
+    return [whole], tf.size(total, tf.int64)[tf.newaxis] * table.dtype.size

@@ -1,0 +1,135 @@
+"""Keras' optimizers of Adam's family, as `tf_gradcomp.adam` sees them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp.adam import momentum
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
+from tf_gradcomp.compressors import Compressor
+from tf_gradcomp.keras3 import keras_private
+
+AUTO, LOCAL = "auto", "local"
+STEPS: dict[type, momentum.Step] = {
+    keras.optimizers.Adam: momentum.adam,
+    keras.optimizers.AdamW: momentum.adam,
+    keras.optimizers.Nadam: momentum.nadam,
+    keras.optimizers.Lamb: momentum.lamb,
+}
+_SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # what Keras calls its own
+
+
+def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditioner | None:
+    """What could be in front of compressors; None if the optimizer has no second moment.
+
+    Args:
+        optimizer: Without a loss scaler around it.
+    """
+    if type(optimizer) not in STEPS:
+        return None
+    amsgrad = bool(getattr(optimizer, "amsgrad", False))
+    return Preconditioner(float(optimizer.beta_2), float(optimizer.epsilon), amsgrad)
+
+
+def preconditioner_for(
+    optimizer: keras.optimizers.Optimizer, compressor: Compressor, setting: str | None
+) -> Preconditioner | None:
+    """What `precondition=setting` means for an inner optimizer.
+
+    Args:
+        optimizer: Without a loss scaler around it.
+        compressor: `"auto"` preconditions only for those that it helps.
+        setting: `"auto"`, `"local"` or None.
+
+    Raises:
+        ValueError: If `setting` is another, or the optimizer cannot be preconditioned.
+    """
+    if setting not in (AUTO, LOCAL, None):
+        raise ValueError(f'precondition: expected "auto", "local" or None; received {setting!r}.')
+    possible = possible_preconditioner(optimizer)
+    if setting == LOCAL and possible is None:
+        names = ", ".join(class_.__name__ for class_ in STEPS)
+        raise ValueError(
+            f'precondition="local" is for {names}; received {type(optimizer).__name__}. Use '
+            'precondition="auto", which leaves others as they are.'
+        )
+    if setting is None or (setting == AUTO and not compressor.behind_second_moment):
+        return None
+    return possible
+
+
+def inner_state(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    local: Callable[[tf.Variable], tf.Variable],
+) -> InnerState | None:
+    """The state of an optimizer of Adam's family on one replica; None for other optimizers.
+
+    Args:
+        optimizer: Without a loss scaler around it.
+        variables: The weights whose state it is.
+        local: Gives what the replica has of a variable.
+    """
+    possible = possible_preconditioner(optimizer)
+    if possible is None:
+        return None
+
+    def slots(kind: str) -> list[tf.Variable]:
+        return [local(v.value) for v in keras_private.slots(optimizer, kind, variables)]
+
+    names = dict.fromkeys([SECOND_MOMENT, possible.divides_by])
+    moments = {name: slots(_SLOTS[name]) for name in names}
+    return InnerState(tf.cast(optimizer.iterations, tf.int64), moments, slots("momentums"))
+
+
+@contextlib.contextmanager
+def momentum_only(
+    optimizer: keras.optimizers.Optimizer, undivided: Collection[keras.Variable] = ()
+) -> Iterator[None]:
+    """Within it, an optimizer takes gradients as divided, and as clipped.
+
+    Args:
+        optimizer: One of Adam's family.
+        undivided: The weights whose gradients are not divided.
+    """
+    step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)
+    whole = type(optimizer).update_step
+    apart = {keras_private.variable_index(optimizer, variable) for variable in undivided}
+
+    def update_step(self: Any, gradient: Any, variable: Any, rate: Any) -> None:
+        if keras_private.variable_index(self, variable) in apart:
+            whole(self, gradient, variable, rate)
+        else:
+            _update(self, step, gradient, variable, rate)
+
+    with keras_private.behaving_as(
+        optimizer, update_step=update_step, _clip_gradients=lambda self, gradients: gradients
+    ):
+        yield
+
+
+def _update(optimizer: Any, step: momentum.Step, gradient: Any, variable: Any, rate: Any) -> None:
+    weights = tf.convert_to_tensor(variable)
+    dtype = weights.dtype
+    # Keras' own rule for slices moves all rows by their momentum, too.
+    gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+    (slot,) = keras_private.slots(optimizer, "momentums", [variable])
+    optimizer.assign_add(slot, (gradient - slot) * (1 - optimizer.beta_1))
+    product = None
+    if isinstance(optimizer, keras.optimizers.Nadam):
+        product = tf.cast(keras_private.nadam_product(optimizer), dtype)
+    given = momentum.Given(
+        weights,
+        gradient,
+        tf.convert_to_tensor(slot),
+        optimizer.beta_1,
+        tf.cast(optimizer.iterations + 1, dtype),
+        product,
+    )
+    optimizer.assign_sub(variable, tf.cast(rate, dtype) * step(given))

@@ -1,0 +1,45 @@
+"""Loss scales: gradients are unscaled before anything else is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def unscaled(
+    grads: Sequence[tf.Tensor | tf.IndexedSlices],
+    scaler: keras.optimizers.LossScaleOptimizer | None,
+    factor: float | None,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Gradients of the loss, from those of the scaled loss.
+
+    Args:
+        grads: Of the scaled loss.
+        scaler: Whose dynamic scale the loss was multiplied by, if any.
+        factor: The optimizer's `loss_scale_factor`, if any.
+    """
+    if scaler is not None:
+        grads = [_divided(gradient, scaler.dynamic_scale.value) for gradient in grads]
+    if factor is not None:
+        grads = [_divided(gradient, factor) for gradient in grads]
+    return list(grads)
+
+
+def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> None:
+    """Keras' rule, decided by what all replicas saw: halve, count, or double in time."""
+    scale, counter = scaler.dynamic_scale, scaler.step_counter
+    grows = tf.equal(counter.value, scaler.dynamic_growth_steps - 1)
+    factor = tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5)
+    scale.assign(scale.value * factor)
+    counts = tf.logical_and(finite, tf.logical_not(grows))
+    counter.assign(tf.where(counts, counter.value + 1, 0))
+
+
+def _divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _divided(gradient.values, scale)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(scale, gradient.dtype)

@@ -1,0 +1,69 @@
+"""What `CompressedOptimizer` writes into Keras' files, and how it goes on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.distribute.exchange import GradientExchange
+
+_LOG = tf.get_logger()
+_NOT_KEPT = (
+    "The checkpoint holds what this optimizer cannot go on with: %s. It is not loaded; where that "
+    "is a residual, gradients that were not sent yet are lost. To send them, go on with the "
+    "compressor and the inner optimizer that wrote them, or with gc.compressors.Auto([both])."
+)
+
+
+def own_state(exchange: GradientExchange, accumulators: Sequence[keras.Variable]) -> dict[str, Any]:
+    """The variables that are saved beside the inner optimizer's, by name."""
+    if not exchange.built:
+        return {}
+    facts = exchange.facts
+    return {
+        "step": exchange.step,
+        "skipped_steps": exchange.skipped_steps,
+        "residual_waits": facts.residual_waits,
+        "residual_scale": facts.residual_scale,
+        "moments_taken": facts.moments_taken,
+        **{
+            f"{name}_{i}": variable
+            for name, variables in exchange.state.items()
+            for i, variable in enumerate(variables)
+        },
+        **{f"accumulator_{i}": variable for i, variable in enumerate(accumulators)},
+    }
+
+
+def load(state: dict[str, Any], store: Any) -> None:
+    """Loads what a file has; what it does not have, such as residuals, starts anew.
+
+    What the file has and this optimizer does not keep is not loaded, and the log says so.
+
+    Args:
+        state: As `own_state` gives it.
+        store: Of the file: arrays by name.
+    """
+    taken = set(store.keys()) & set(state)
+    divided = "moments_taken" in store and np.any(store["moments_taken"])
+    if divided and f"{SECOND_MOMENT}_0" not in state:  # nothing here knows by what
+        taken -= {"moments_taken", "residual_waits"}
+        taken = {name for name in taken if not name.startswith(f"{RESIDUAL}_")}
+    left = {_kind(name) for name in set(store.keys()) - taken}
+    if state and left:
+        _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
+    for name, variable in state.items():
+        fresh = np.ones if name == "residual_scale" else np.zeros
+        variable.assign(store[name] if name in taken else fresh(variable.shape))
+
+
+def _kind(name: str) -> str:
+    """Of which kind a variable is: a name without its number."""
+    kind, _, number = name.rpartition("_")
+    return kind if number.isdigit() else name
