@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.distribute.gradients import native
 
 
 def method_names() -> list[str]:
@@ -64,5 +65,4 @@ def stepper(
 
 def copies(strategy: tf.distribute.Strategy, variable: Any) -> list[np.ndarray]:
     """The value that each replica has of a variable."""
-    native = getattr(variable, "value", variable)
-    return [local.numpy() for local in strategy.experimental_local_results(native)]
+    return [local.numpy() for local in strategy.experimental_local_results(native(variable))]

@@ -164,8 +164,8 @@ def test_what_a_checkpoint_does_not_have_starts_at_zero():
 @pytest.mark.parametrize(
     ("compressor", "lost"),
     [
-        ("no_compression", "residual, second_moment"),
-        ("qsgd", "residual, second_moment"),
+        ("no_compression", "residual"),
+        ("qsgd", None),
         ("adacomp", None),
     ],
 )
@@ -200,7 +200,7 @@ def test_one_replica_applies_a_restored_residual_with_its_first_step(inner, grap
     variable = keras.Variable(np.zeros((20, 30), "float32"), name="kernel")
     optimizer = gc.CompressedOptimizer(inner())
     optimizer.build([variable])
-    optimizer.load_own_variables({"residual_0": residual, "unsent": True})
+    optimizer.load_own_variables({"residual_0": residual, "residual_waits": [True]})
 
     def apply():
         optimizer.apply([tf.zeros((20, 30))], [variable])
@@ -218,7 +218,7 @@ def test_a_residual_waits_for_a_step_that_is_not_skipped():
     inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
     optimizer = gc.CompressedOptimizer(inner)
     optimizer.build([variable])
-    optimizer.load_own_variables({"residual_0": np.ones(5), "unsent": True})
+    optimizer.load_own_variables({"residual_0": np.ones(5), "residual_waits": [True]})
     optimizer.apply([tf.fill([5], np.inf)], [variable])
     assert not variable.numpy().any()
     optimizer.apply([tf.zeros(5)], [variable])
@@ -230,7 +230,7 @@ def test_one_replica_applies_a_restored_residual_to_an_embedding():
     optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([table])
     residual = np.arange(12, dtype="float32").reshape(6, 2)
-    optimizer.load_own_variables({"residual_0": residual, "unsent": True})
+    optimizer.load_own_variables({"residual_0": residual, "residual_waits": [True]})
 
     @tf.function(autograph=False)
     def step():

@@ -197,12 +197,13 @@ def late_gradient(job):
     return residual * (np.sqrt(sum(job.moments()[0]) / (1 - 0.999**3)) + 1e-7)
 
 
-def test_what_is_late_is_not_divided_for_one_replica():
+def test_what_is_late_and_momentum_are_not_divided_for_one_replica():
     job = Job().train(0, 3)
     alone = job.resumed(1)
     adam = alone.optimizer.inner_optimizer
     (momentum, _) = keras_private.slots(adam, "momentums", alone.variables)
-    before = momentum.numpy()
+    root = np.sqrt(sum(job.moments()[0]) / (1 - 0.999**3)) + 1e-7
+    before = momentum.numpy() * root
     alone.step([[np.zeros(shape, "float32") for shape in SHAPES]])
     given = (momentum.numpy() - 0.9 * before) / 0.1
     np.testing.assert_allclose(given, late_gradient(job), rtol=1e-3, atol=1e-4)

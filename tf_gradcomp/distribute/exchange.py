@@ -347,7 +347,7 @@ class _Replica:
 
         def change() -> None:
             if inner is None:
-                tf.debugging.assert_none_equal(taken, True, _NOT_ADAM)
+                tf.debugging.assert_none_equal(taken, True, message=_NOT_ADAM)
             else:
                 self._move_moments(inner, taken, takes)
             for place, residual in enumerate(self._state().get(RESIDUAL, [])):

@@ -30,3 +30,8 @@ def _tell_once(message: str) -> None:
         handler.setFormatter(logging.Formatter("tf_gradcomp: %(message)s"))
         _LOGGER.addHandler(handler)
     _LOGGER.info(message)
+
+
+def forget() -> None:
+    """Has all messages said again, as in a new program."""
+    _tell_once.cache_clear()
