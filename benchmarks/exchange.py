@@ -59,7 +59,7 @@ def main(warmup: int, repeats: int, json_path: str | None) -> None:
             elapsed = timed(contender, mean)
             if repeat > 0:  # the first traces the all-reduce
                 seconds[name].append(elapsed)
-    if not strategy.cluster_resolver.task_id:
+    if gc.is_chief(strategy):
         report(seconds, exchange, exchange.traffic().since(before), strategy, json_path)
 
 

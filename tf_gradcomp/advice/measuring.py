@@ -18,13 +18,13 @@ import tensorflow as tf
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
 from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.distribute.choice import Precondition
 from tf_gradcomp.distribute.communicator import replica_communicator
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.tf_config import read_tf_config
 
 _SIGNAL = signal.SIGUSR1
 
@@ -55,8 +55,7 @@ class Measuring:
         strategy = tf.distribute.get_strategy()
         self._ended_at: float | None = None
         self._seconds: list[float] = []
-        config = read_tf_config()
-        self._writes = config is None or config.is_chief
+        self._writes = is_chief(strategy)
         if strategy.num_replicas_in_sync == 1:
             self._write(alone(BASELINE))
             raise SystemExit
