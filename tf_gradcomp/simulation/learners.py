@@ -94,7 +94,7 @@ class Learners:
         if not isinstance(learners, int) or learners < 1:
             raise ValueError(f"Learners: expected a number of at least 1; received {learners!r}.")
         self.model = model
-        self.compressor = _checked_method(compressors.get(compressor))
+        self.compressor = checked_method(compressors.get(compressor))
         self.specs = gradient_specs(model.trainable_variables, checked_policy(policy))
         self._preconditioner = (
             preconditioner_for(model.optimizer, self.compressor, precondition)
@@ -291,7 +291,12 @@ def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
     ]
 
 
-def _checked_method(compressor: compressors.Compressor) -> compressors.Compressor:
+def checked_method(compressor: compressors.Compressor) -> compressors.Compressor:
+    """A compressor that can be simulated.
+
+    Raises:
+        ValueError: If it chooses its method by the network.
+    """
     if compressor.candidates:
         raise ValueError(
             f"Learners: {compressor.name!r} chooses by the network, and a simulation has none; "
