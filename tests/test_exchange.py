@@ -149,7 +149,33 @@ def test_large_tables_stay_sparse():
     expected[[3, 5]] = 3
     np.testing.assert_array_equal(tf.convert_to_tensor(table).numpy(), expected)
     np.testing.assert_array_equal(bias.numpy(), np.full(30, 3))
-    assert exchanging.exchange.traffic().tensor_bytes == {"v0": 0, "v1": 8 + 4 * 30}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
+@pytest.mark.parametrize("index", [tf.int32, tf.int64], ids=lambda dtype: dtype.name)
+def test_counts_what_travels_sparse(replicas, alone, index):
+    exchanging = Exchanging(replicas, policy=gc.Policy(max_dense_elements=599))
+
+    def reduce(grads):
+        rows = tf.IndexedSlices(grads[0][:2], tf.constant([3, 5], index), tf.constant([20, 30]))
+        if alone:
+            exchanging.reduce([rows], exchanging.variables[:1])
+        else:
+            exchanging.reduce([rows, grads[1]])
+
+    step = stepper(exchanging.strategy, reduce)
+    for _ in range(2):
+        step([ones(1)] * replicas)
+    table, bias = 4 * 2 * 30 + index.size * 2, 0 if alone else 8 + 4 * 30
+    whole = 0 if alone else 48 + bias + 4  # with header, and the length that is gathered ahead
+    assert exchanging.exchange.traffic() == Traffic(
+        exchanges=2,
+        payload_bytes=2 * (table + (0 if alone else 48 + bias)),
+        sent_bytes=2 * (replicas - 1) * (table + whole),
+        dense_bytes=2 * 4 * (600 if alone else 630),
+        tensor_bytes={"v0": 2 * table, "v1": 2 * bias},
+    )
 
 
 def test_small_tables_are_made_dense():

@@ -169,8 +169,10 @@ class GradientExchange(tf.Module):
         reduced: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
         finite = tf.constant(True)
         dense_places = []
+        slices: dict[int, tf.IndexedSlices] = {}
         for place, (number, gradient) in enumerate(zip(numbers, gradients, strict=True)):
             if self._stays_sparse(number, gradient):
+                slices[number] = gradient
                 reduced[place] = all_reduce_slices(gradient)
                 finite &= tf.reduce_all(tf.math.is_finite(reduced[place].values))
             else:
@@ -190,6 +192,14 @@ class GradientExchange(tf.Module):
                 reduced[place] = tf.cast(total, gradient.dtype)
                 if gradient.dtype == tf.float16:  # the sum is float32, and may not fit
                     finite &= all_finite([reduced[place]])
+        if slices:
+            self._traffic.add_slices(
+                self._local(self._traffic.totals, local_replica),
+                slices,
+                sum(4 * self.specs[number].elements for number in slices),
+                communicator.size,
+                counted=bool(dense_places),
+            )
         self._count_step(finite)
         return reduced, finite
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -51,15 +51,44 @@ class TrafficCounter:
         dense_bytes: int,
         indices: Sequence[int],
         tensor_bytes: tf.Tensor,
+        exchanges: int = 1,
     ) -> None:
         """Adds one step of some of the tensors to a replica's totals."""
         places = tf.constant([[index] for index in indices])
         spread = tf.scatter_nd(places, tensor_bytes, [totals.shape[0] - 4])
         head = tf.stack(
             [
-                tf.constant(1, tf.int64),
+                tf.constant(exchanges, tf.int64),
                 *sent,
                 tf.constant(dense_bytes, tf.int64),
             ]
         )
         totals.assign_add(tf.concat([head, spread], 0))
+
+    @staticmethod
+    def add_slices(
+        totals: tf.Variable,
+        slices: Mapping[int, tf.IndexedSlices],
+        dense_bytes: int,
+        replicas: int,
+        *,
+        counted: bool,
+    ) -> None:
+        """Adds what travels sparse and uncompressed in one step to a replica's totals.
+
+        Args:
+            totals: The replica's.
+            slices: What it gives to be gathered, by the index of its tensor.
+            dense_bytes: Of the whole tables as float32.
+            replicas: Of the job; gathering, a ring passes on what all others but one give.
+            counted: Whether this step's exchange is counted already.
+        """
+        given = [_bytes(part.values) + _bytes(part.indices) for part in slices.values()]
+        payload = tf.add_n(given)
+        sent = Sent(payload, (replicas - 1) * payload)
+        exchanges = 0 if counted else 1
+        TrafficCounter.add(totals, sent, dense_bytes, list(slices), tf.stack(given), exchanges)
+
+
+def _bytes(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor.dtype.size * tf.size(tensor, tf.int64)
