@@ -24,8 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
 from output import show
-from trainings import DIGITS, RESULTS, TEXT, Bench, Run, Task
+from trainings import DIGITS, RESULTS, TEXT, Bench, Run, Task, checked_compressors
+
+from tf_gradcomp.cli.results import results_folder, results_options
 
 
 def compare(task: Task, runs: Sequence[Run], dense: str, compressed: str) -> list[dict[str, Any]]:
@@ -105,11 +112,6 @@ def _cells(task: Task, row: dict[str, Any]) -> list[str]:
 
 def plot(task: Task, runs: Sequence[Run], path: Path) -> None:
     """Draws the metric over steps and over bytes sent, a row for each kind of job."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     jobs = list(dict.fromkeys((run.workers, run.optimizer) for run in runs))
     colours = dict(zip(dict.fromkeys(run.compressor for run in runs), ("C0", "C1"), strict=False))
     figure, axes = plt.subplots(
@@ -140,15 +142,20 @@ def main() -> None:
     """Compare training with and without compression."""
 
 
+_OPTIMIZERS = click.Choice(["adam", "sgd"])
+
+
 def _job_options(default_workers: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def add(command: Callable[..., None]) -> Callable[..., None]:
         for option in (
             click.option("--workers", multiple=True, default=[default_workers], type=int),
-            click.option("--optimizer", multiple=True, default=["adam"], type=str),
+            click.option("--optimizer", multiple=True, default=["adam"], type=_OPTIMIZERS),
             click.option("--seeds", default=3, help="How many: 0, 1, ..."),
-            click.option("--compressor", default="adacomp"),
-            click.option("--precondition", default="auto", help="auto, local or none."),
-            click.option("--results", default=str(RESULTS), help="Where all goes."),
+            click.option("--compressor", default="adacomp", callback=checked_compressors),
+            click.option(
+                "--precondition", default="auto", type=click.Choice(["auto", "local", "none"])
+            ),
+            results_options(str(RESULTS)),
             click.option("--reuse", is_flag=True, help="Take runs that are there already."),
         ):
             command = option(command)
@@ -186,7 +193,8 @@ def _measure(
     seeds: int,
     compressor: str,
     precondition: str,
-    results: str,
+    results: Path,
+    overwrite: bool,
     reuse: bool,
 ) -> None:
     runs = [
@@ -196,11 +204,13 @@ def _measure(
         for seed in range(seeds)
         for method in ("none", compressor)
     ]
-    folder = Path(results)
+    tables = [f"convergence-{task.name}.{suffix}" for suffix in ("json", "md", "png")]
+    records = [] if reuse else [f"convergence/{run.name}.json" for run in runs]
+    folder = results_folder(results, [*tables, *records], overwrite or reuse)
     bench = Bench(folder / "convergence", reuse)
     runs = bench.run_all(runs, [*args, "--precondition", precondition], epochs)
     rows = compare(task, runs, "none", compressor)
-    files = [folder / f"convergence-{task.name}.{suffix}" for suffix in ("json", "md", "png")]
+    files = [folder / table for table in tables]
     files[0].write_text(json.dumps(rows, indent=1) + "\n")
     table = "\n".join(markdown(task, rows, compressor)) + "\n"
     files[1].write_text(table)

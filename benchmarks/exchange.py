@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import statistics
+from pathlib import Path
 
 import click
 import keras
@@ -29,7 +30,12 @@ from tf_gradcomp.distribute.traffic import Traffic
 @click.command(help=__doc__)
 @click.option("--warmup", default=100, show_default=True, help="Steps before timing starts.")
 @click.option("--repeats", default=15, show_default=True, help="Timed steps of each contender.")
-@click.option("--json", "json_path", type=click.Path(), help="Where to write the figures.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Where to write the figures.",
+)
 def main(warmup: int, repeats: int, json_path: str | None) -> None:
     strategy = gc.MultiWorkerMirroredStrategy(compressor="adacomp")
     if strategy.num_replicas_in_sync == 1:
@@ -59,7 +65,7 @@ def main(warmup: int, repeats: int, json_path: str | None) -> None:
             elapsed = timed(contender, mean)
             if repeat > 0:  # the first traces the all-reduce
                 seconds[name].append(elapsed)
-    if not strategy.cluster_resolver.task_id:
+    if gc.is_chief(strategy):
         report(seconds, exchange, exchange.traffic().since(before), strategy, json_path)
 
 
@@ -90,6 +96,7 @@ def report(
         )
     rich.console.Console().print(table)
     if json_path:
+        Path(json_path).parent.mkdir(parents=True, exist_ok=True)
         with open(json_path, "w") as file:
             json.dump({"seconds": seconds, "payload_bytes": payload}, file)
 

@@ -37,7 +37,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from turns import Plan
 
+from tf_gradcomp.cli.results import results_folder, results_options
+
 HERE = Path(__file__).resolve().parent
+FILES = ("network.json", "network.md")  # and the plots of what was measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +168,7 @@ def facts(settings: Settings, torch: str) -> dict[str, Any]:
 @click.option("--warm-up", default=100, help="Steps before all of what keeps a residual.")
 @click.option("--threads", type=int, help="Of each worker. By default the cores are shared out.")
 @click.option("--torch-python", default=sys.executable, help="The Python that has PyTorch.")
-@click.option("--results", default=str(HERE.parent / "results"), help="Where all goes.")
+@results_options(str(HERE.parent / "results"))
 def main(
     short: bool,
     only_jobs: tuple[str, ...],
@@ -178,8 +181,10 @@ def main(
     warm_up: int,
     threads: int | None,
     torch_python: str,
-    results: str,
+    results: Path,
+    overwrite: bool,
 ) -> None:
+    folder = results_folder(results, FILES, overwrite)
     console = Console(soft_wrap=True)
     missing = "" if loopback else links.missing()
     if missing:
@@ -203,13 +208,12 @@ def main(
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bench = Bench(settings, progress)
         bench.run_all(cells, shaped)
-    report({"about": about, "raw": bench.raw, "records": bench.records}, Path(results), console)
+    report({"about": about, "raw": bench.raw, "records": bench.records}, folder, console)
 
 
 def report(measured: dict[str, Any], folder: Path, console: Console) -> None:
     """Writes the figures, the tables and the plots, and shows the tables."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"network.{suffix}" for suffix in ("json", "md")]
+    files = [folder / name for name in FILES]
     files[0].write_text(json.dumps(measured, indent=1) + "\n")
     text = network_report.markdown(measured)
     files[1].write_text(text)

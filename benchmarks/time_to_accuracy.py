@@ -25,7 +25,9 @@ from matplotlib import pyplot as plt
 from output import show
 from placed import shared_out_threads
 from rich.console import Console
-from trainings import DIGITS, RESULTS, TEXT, Bench, Run
+from trainings import DIGITS, RESULTS, TEXT, Bench, Run, checked_compressors
+
+from tf_gradcomp.cli.results import results_folder, results_options
 
 DENSE = "none"
 WORKERS = 2
@@ -96,13 +98,20 @@ def plot(runs: Sequence[Run], link: str, path: Path) -> None:
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.argument("task", type=click.Choice(list(TASKS)))
-@click.option("-c", "--compressor", "compressors", multiple=True, default=["adacomp", "scalecom"])
+@click.option(
+    "-c",
+    "--compressor",
+    "compressors",
+    multiple=True,
+    default=["adacomp", "scalecom"],
+    callback=checked_compressors,
+)
 @click.option("--optimizer", default="adam", type=click.Choice(["adam", "sgd"]))
 @click.option("--link", default="100 Mbit/s", type=click.Choice([*links.SPEEDS, links.UNSHAPED]))
 @click.option("--seeds", default=1, help="How many: 0, 1, ...")
 @click.option("--epochs", type=int, help="Of the dense run. [digits: 30; text: 20 of 200 steps]")
 @click.option("--longer", default=2.0, help="How many times as many epochs compressed runs have.")
-@click.option("--results", default=str(RESULTS), help="Where all goes.")
+@results_options(str(RESULTS))
 @click.option("--reuse", is_flag=True, help="Take runs that are there already.")
 def main(
     task: str,
@@ -112,7 +121,8 @@ def main(
     seeds: int,
     epochs: int | None,
     longer: float,
-    results: str,
+    results: Path,
+    overwrite: bool,
     reuse: bool,
 ) -> None:
     missing = links.missing()
@@ -121,20 +131,22 @@ def main(
     what = TASKS[task]
     epochs = epochs or (30 if what is DIGITS else 20)
     extra = [] if what is DIGITS else ["--steps-per-epoch", str(STEPS_PER_EPOCH)]
-    folder = Path(results)
+    dense, compressed = (
+        [Run(what, WORKERS, optimizer, name, seed) for seed in range(seeds) for name in names]
+        for names in ([DENSE], compressors)
+    )
+    records = Path("time-to-accuracy", links.SPEEDS.get(link, link))
+    tables = [f"time-to-accuracy-{task}-{optimizer}.{suffix}" for suffix in ("json", "md", "png")]
+    of_runs = [] if reuse else [f"{records}/{run.name}.json" for run in (*dense, *compressed)]
+    folder = results_folder(results, [*tables, *of_runs], overwrite or reuse)
     runs: list[Run] = []
     with links.network(WORKERS) as network:
         network.shape(link)
-        records = folder / "time-to-accuracy" / links.SPEEDS.get(link, link)
-        bench = Bench(records, reuse, network, shared_out_threads(WORKERS))
-        for names, count in (([DENSE], epochs), (compressors, round(longer * epochs))):
-            chosen = [
-                Run(what, WORKERS, optimizer, name, seed) for seed in range(seeds) for name in names
-            ]
+        bench = Bench(folder / records, reuse, network, shared_out_threads(WORKERS))
+        for chosen, count in ((dense, epochs), (compressed, round(longer * epochs))):
             runs += bench.run_all(chosen, ["--epochs", str(count), *extra], count)
     rows = compare(runs)
-    stem = f"time-to-accuracy-{task}-{optimizer}"
-    files = [folder / f"{stem}.{suffix}" for suffix in ("json", "md", "png")]
+    files = [folder / table for table in tables]
     files[0].write_text(json.dumps({"link": link, "rows": rows}, indent=1) + "\n")
     text = markdown(what.label, rows)
     files[1].write_text(text)

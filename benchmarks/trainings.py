@@ -16,6 +16,8 @@ from placed import placed_job
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+import tf_gradcomp as gc
+
 _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = _ROOT / "results"  # which git ignores
 _EXAMPLES = _ROOT / "keras_examples"
@@ -132,6 +134,18 @@ class Run:
                 overhead = (TABLE_ENTRY_BYTES - SCALE_BYTES) * traffic["exchanges"]
                 count += traffic["tensor_bytes"][path] - overhead
         return 4 * elements / count if count else 1.0
+
+
+def checked_compressors(
+    _context: click.Context, _option: click.Parameter, names: str | Sequence[str]
+) -> str | Sequence[str]:
+    """Refuses names that there are not before anything is trained: for `click.option`."""
+    for name in [names] if isinstance(names, str) else names:
+        try:
+            gc.compressors.get(name)
+        except (ValueError, TypeError) as error:
+            raise click.BadParameter(str(error)) from error
+    return names
 
 
 class Bench:

@@ -92,7 +92,7 @@ def main(
     """Train a character-level LSTM on text."""
     # The strategy comes before all else that TensorFlow does.
     strategy = gc.MultiWorkerMirroredStrategy()
-    is_chief = not strategy.cluster_resolver.task_id
+    is_chief = gc.is_chief(strategy)
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)

@@ -43,7 +43,12 @@ precondition_option = click.option(
     callback=lambda _context, _option, value: None if value == "none" else value,
     help="Of compressed gradients for Adam: see gc.CompressedOptimizer.",
 )
-history_option = click.option("--history", metavar="FILE", help="Write what was measured as JSON.")
+history_option = click.option(
+    "--history",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write what was measured as JSON.",
+)
 
 
 def load_images(name: str, seed: int) -> tuple[Arrays, Arrays]:

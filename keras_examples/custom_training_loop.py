@@ -107,7 +107,7 @@ def main(
     """Train a convolutional network on images, with a training loop of one's own."""
     # The strategy comes before all else that TensorFlow does.
     strategy = gc.MultiWorkerMirroredStrategy()
-    is_chief = not strategy.cluster_resolver.task_id
+    is_chief = gc.is_chief(strategy)
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     (train_x, train_y), test = common.load_images(dataset, seed)

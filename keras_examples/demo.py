@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import matplotlib
 import numpy as np
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -134,11 +139,6 @@ def verdict_on_time(dense: Record, compressed: Record) -> str:
 
 def plot(records: dict[str, Record], path: Path) -> None:
     """Draws the loss over steps and over bytes sent."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for colour, (compressor, record) in zip(("C0", "C1"), records.items(), strict=True):
         history = record["history"]

@@ -157,6 +157,35 @@ def test_large_tables_stay_sparse():
     }
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
+@pytest.mark.parametrize("index", [tf.int32, tf.int64], ids=lambda dtype: dtype.name)
+def test_counts_what_travels_sparse(replicas, alone, index):
+    exchanging = Exchanging(replicas, policy=gc.Policy(max_dense_elements=599))
+
+    def reduce(grads):
+        rows = tf.IndexedSlices(grads[0][:2], tf.constant([3, 5], index), tf.constant([20, 30]))
+        if alone:
+            exchanging.reduce([rows], exchanging.variables[:1])
+        else:
+            exchanging.reduce([rows, grads[1]])
+
+    step = stepper(exchanging.strategy, reduce)
+    for _ in range(2):
+        step([ones(1)] * replicas)
+    table, bias = 4 * 2 * (1 + 30), 0 if alone else 8 + 4 * 30
+    apart = 4 + table  # with the number of slices
+    whole = 0 if alone else 48 + bias
+    lengths = 4 if alone else 8  # gathered ahead
+    assert exchanging.exchange.traffic() == Traffic(
+        exchanges=2,
+        payload_bytes=2 * (apart + whole),
+        sent_bytes=2 * (replicas - 1) * (apart + whole + lengths),
+        dense_bytes=2 * 4 * (600 if alone else 630),
+        tensor_bytes={"v0": 2 * table, "v1": 2 * bias},
+    )
+
+
 def test_small_tables_travel_dense_and_come_back_as_slices():
     exchanging = Exchanging(policy=gc.Policy(max_dense_elements=600))
 

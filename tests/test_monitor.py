@@ -198,6 +198,38 @@ def test_prints_a_table_by_variable(capsys, monkeypatch):
     assert f"{history['compression_ratio'][0]:,.1f}" in total
 
 
+def test_a_table_that_travels_sparse_is_in_the_ratios_and_in_the_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    rows, width, used = 1000, 8, 8 * 5
+    with collective().scope():
+        model = keras.Sequential(
+            [
+                keras.Input((5,)),
+                keras.layers.Embedding(rows, width),
+                keras.layers.Flatten(),
+                keras.layers.Dense(1),
+            ]
+        )
+        policy = gc.Policy(max_dense_elements=rows * width - 1)
+        model.compile(gc.CompressedOptimizer("sgd", policy=policy), loss="mse")
+    x = np.random.default_rng(0).integers(rows, size=(64, 5))
+    history = model.fit(
+        x,
+        np.zeros((64, 1), "float32"),
+        batch_size=16,
+        verbose=0,
+        callbacks=[gc.callbacks.CompressionMonitor()],
+    ).history
+    elements = rows * width + 5 * width + 1
+    table, rest = used * (4 * width + 4), history["payload_bytes"][0]
+    assert history["dense_bytes"] == [4 * elements]
+    assert table < rest < table + 4 * (5 * width + 1) + 48 + 2 * 8
+    assert history["compression_ratio"] == [pytest.approx(4 * elements / rest)]
+    assert history["sent_bytes"][0] >= table
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "embeddings" in line]
+    assert f" {table:,} " in row
+
+
 def test_the_table_can_be_left_out(capsys):
     fit(build(), epochs=1)
     assert "Sent per step" not in capsys.readouterr().out

@@ -41,6 +41,55 @@ def test_the_rule_over_path_and_shape(path, shape, kind):
     assert gc.Policy().kind(path, shape) == kind
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "multi_head_attention_1/anything",
+        "self_attention",
+        "selfAttention",
+        "SelfAttention2D",
+        "einsum_dense_3",
+        "query",
+        "key2",
+        "value",
+        "QKVEinsum",
+        "attention.out",
+        "MULTI-HEAD-ATTENTION",
+    ],
+)
+def test_words_of_attention_make_a_projection(layer):
+    assert gc.Policy().kind(f"model/{layer}/kernel", (16, 2, 8)) == DENSE
+
+
+@pytest.mark.parametrize(
+    "layer",
+    ["keypoint_head/conv", "monkey", "values_conv", "keypoints2d", "conv_valued", "hotkeys"],
+)
+def test_words_that_only_begin_or_end_like_those_of_attention_do_not(layer):
+    assert gc.Policy().kind(f"model/{layer}/kernel", (3, 3, 8, 16)) == CONVOLUTION
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "lstm_2",
+        "lstm2",
+        "bidirectional/forward_lstm",
+        "simple_rnn",
+        "LSTMCell",
+        "biLSTM",
+        "MyGRU_1",
+    ],
+)
+def test_words_of_recurrent_layers_make_a_recurrent_kernel(layer):
+    assert gc.Policy().kind(f"model/{layer}/kernel", (8, 64)) == RECURRENT
+
+
+@pytest.mark.parametrize("layer", ["congruent", "grunge", "learnn"])
+def test_words_that_only_contain_the_name_of_a_recurrent_layer_do_not(layer):
+    assert gc.Policy().kind(f"model/{layer}/kernel", (8, 64)) == DENSE
+
+
 def test_given_kinds_go_ahead_of_the_rule():
     policy = gc.Policy({"head/kernel": "convolution"})
     assert policy.kind("head/kernel", (3, 4)) == CONVOLUTION

@@ -95,6 +95,17 @@ def test_cross_device_ops_of_a_strategy_without():
     assert tf_private.cross_device_ops(tf.distribute.get_strategy()) is None
 
 
+def test_anonymous_name():
+    handles = [
+        tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=tf_private.anonymous_name())
+        for _ in range(2)
+    ]
+    for number, handle in enumerate(handles):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=number)
+    values = [tf.raw_ops.ReadVariableOp(resource=h, dtype=tf.int32).numpy() for h in handles]
+    assert values == [0, 1]
+
+
 def test_in_xla():
     seen = []
 

@@ -21,6 +21,7 @@ PUBLIC = [
     "advise",
     "callbacks",
     "compressors",
+    "is_chief",
     "ops",
     "simulation",
     "worker_path",

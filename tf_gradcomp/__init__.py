@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tf_gradcomp import callbacks, compressors, ops, simulation
     from tf_gradcomp.advice.result import Advice
     from tf_gradcomp.checkpoints import worker_path
+    from tf_gradcomp.chief import is_chief
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
     from tf_gradcomp.keras3.advise import advise
     from tf_gradcomp.keras3.optimizer import CompressedOptimizer
@@ -38,6 +39,7 @@ _HOME = {
     "MultiWorkerMirroredStrategy": "tf_gradcomp.keras3.strategy",
     "Policy": "tf_gradcomp.keras3.policy",
     "advise": "tf_gradcomp.keras3.advise",
+    "is_chief": "tf_gradcomp.chief",
     "worker_path": "tf_gradcomp.checkpoints",
 }
 _MODULES = ("callbacks", "compressors", "ops", "simulation")
@@ -52,6 +54,7 @@ __all__ = [
     "advise",
     "callbacks",
     "compressors",
+    "is_chief",
     "ops",
     "simulation",
     "worker_path",

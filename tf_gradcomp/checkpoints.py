@@ -7,7 +7,7 @@ import pathlib
 
 import tensorflow as tf
 
-from tf_gradcomp.tf_config import TFConfig, read_tf_config
+from tf_gradcomp.chief import task_of
 
 
 def worker_path(
@@ -26,25 +26,16 @@ def worker_path(
 
     Args:
         path: A file or folder, as one worker alone would name it.
-        strategy: Whose cluster this process is in; by default TF_CONFIG tells.
+        strategy: Whose cluster this process is in; by default the current strategy tells, if its
+            cluster resolver knows a cluster, and otherwise TF_CONFIG. Where the cluster is not in
+            TF_CONFIG, give it, or call this in the strategy's scope.
 
     Returns:
         This worker's path; `path` itself for the chief, and where there is one worker.
     """
-    task = _task(strategy)
+    task = task_of(strategy)
     location = pathlib.Path(path)
     if task is not None and not task.is_chief:
         location = location.parent / f"{task.task_type}-{task.task_index}" / location.name
     location.parent.mkdir(parents=True, exist_ok=True)
     return str(location)
-
-
-def _task(strategy: tf.distribute.Strategy | None) -> TFConfig | None:
-    if strategy is None:
-        return read_tf_config()
-    resolver = strategy.cluster_resolver
-    cluster = resolver.cluster_spec().as_dict() if resolver else None
-    if not cluster:
-        return None
-    addresses = {task_type: tuple(hosts) for task_type, hosts in cluster.items()}
-    return TFConfig(addresses, resolver.task_type, resolver.task_id)

@@ -15,8 +15,9 @@ EMBEDDING = "embedding"
 VECTOR = "vector"
 LAYER_KINDS = (CONVOLUTION, DENSE, RECURRENT, EMBEDDING, VECTOR)
 
-_ATTENTION = re.compile(r"attention|einsum|query|key|value", re.IGNORECASE)
-_RECURRENT = re.compile(r"lstm|gru|rnn", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_ATTENTION = frozenset({"attention", "einsum", "query", "key", "value"})
+_RECURRENT = frozenset({"lstm", "gru", "rnn"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +51,16 @@ class Policy:
     """Tells the layer kind of each variable.
 
     Without a model, the kind comes from the variable's path, less the model's name in front, and
-    its shape, by the first rule that fits:
+    its shape, by the first rule that fits. A layer's name counts by its whole words, in capitals or
+    not: `self_attention_1`, `selfAttention` and `SelfAttention2D` have the word `attention`, and
+    `keypoint` has no word `key`.
 
     1. rank 0 or 1: `vector` (biases, the scale and offset of normalization);
     2. the last name is `embeddings`: `embedding`;
-    3. rank 2, and the last name is `recurrent_kernel`, or a layer's name has `lstm`, `gru` or
-       `rnn`: `recurrent` (so the kernels of `ConvLSTM2D` are convolutions);
-    4. rank 3 and above, unless the layer's name has `attention`, `einsum`, `query`, `key` or
-       `value` (projections of attention layers): `convolution`;
+    3. rank 2, and the last name is `recurrent_kernel`, or a layer's name has the word `lstm`,
+       `gru` or `rnn`: `recurrent` (so the kernels of `ConvLSTM2D` are convolutions);
+    4. rank 3 and above, unless a layer's name has the word `attention`, `einsum`, `query`,
+       `key` or `value` (projections of attention layers): `convolution`;
     5. all else: `dense`.
 
     Args:
@@ -133,12 +136,13 @@ def kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
     """The layer kind that follows from a variable's path and shape; see `Policy`."""
     *layers, name = path.split("/")
     layers = layers[1:] or layers  # without the model's own name
+    words = {word.lower() for layer in layers for word in _WORD.findall(layer)}
     if len(shape) < 2:
         return VECTOR
     if name == "embeddings":
         return EMBEDDING
     if len(shape) >= 3:
-        return DENSE if any(_ATTENTION.search(layer) for layer in layers) else CONVOLUTION
-    if name == "recurrent_kernel" or any(_RECURRENT.search(layer) for layer in layers):
+        return DENSE if words & _ATTENTION else CONVOLUTION
+    if name == "recurrent_kernel" or words & _RECURRENT:
         return RECURRENT
     return DENSE

@@ -1,6 +1,7 @@
 """`gradcomp simulate`, from a program to its table, record and plot."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -79,9 +80,54 @@ def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
         ),
         ("", ["-c", "adacomp(bin_sizes=0)"], "a whole number from 1 to 16383"),
         ("", ["-n", "0"], "0 is not in the range"),
+        ("", ["--batch-size", "0"], "0 is not in the range"),
+        ("", ["-n", "4", "-n", "3"], "3 learners cannot share batches of 64"),
+        ("", ["-c", "auto"], "'auto' chooses by the network, and a simulation has none"),
+        ("", ["--results", __file__], "test_simulate.py' is a file"),
+        ("", ["--results", "/dev/null/here"], "cannot be made"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(program, suffix, options, message):
+    if "--results" not in options:
+        options = [*options, "--results", str(program.parent / "results")]
     result = simulate(f"{program}{suffix}", *options)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+    assert list(program.parent.iterdir()) == [program]
+
+
+SHORT = ["-n", "2", "-c", "no_compression", "--epochs", "1"]
+
+
+def test_results_of_an_earlier_run_stay_unless_they_may_be_overwritten(program, tmp_path):
+    earlier, other = tmp_path / "results" / "simulation.json", tmp_path / "results" / "notes.txt"
+    earlier.parent.mkdir()
+    earlier.write_text("earlier")
+    other.write_text("mine")
+    refused = simulate(program, *SHORT, "--results", str(earlier.parent))
+    assert refused.exit_code == 2
+    message = "holds the results of an earlier run (simulation.json): give another folder by "
+    assert message + "--results, or --overwrite." in " ".join(refused.output.split())
+    assert earlier.read_text() == "earlier"
+    (tmp_path / "results" / "simulation.png").write_text("of the earlier run, and not drawn again")
+    allowed = simulate(
+        program, *SHORT, "--results", str(earlier.parent), "--overwrite", "--no-plot"
+    )
+    assert allowed.exit_code == 0, allowed.output
+    assert len(json.loads(earlier.read_text())) == 1
+    names = {path.name for path in earlier.parent.iterdir()}
+    assert names == {"notes.txt", "simulation.json", "simulation.md"}
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_trained(
+    program, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    folder = tmp_path / "results"
+    refused = simulate(program, *SHORT, "--results", str(folder))
+    assert refused.exit_code == 2
+    assert "pip install matplotlib, or give --no-plot" in " ".join(refused.output.split())
+    assert not folder.exists()
+    allowed = simulate(program, *SHORT, "--results", str(folder), "--no-plot")
+    assert allowed.exit_code == 0, allowed.output
+    assert sorted(path.name for path in folder.iterdir()) == ["simulation.json", "simulation.md"]

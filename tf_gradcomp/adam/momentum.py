@@ -10,7 +10,7 @@ Adam", 2016; You et al., "Large Batch Optimization for Deep Learning", ICLR 2020
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -24,8 +24,8 @@ class Given(NamedTuple):
         momentum: The first moment, with this gradient in it.
         beta_1: Adam's.
         step: Scalar, 1 in the first step.
-        product: Scalar; Nadam's product of all momentum coefficients, this step's included. Others
-            have none.
+        product: Scalar, Nadam's product of all momentum coefficients, this step's included; None
+            for the others.
     """
 
     variable: tf.Tensor
@@ -33,7 +33,7 @@ class Given(NamedTuple):
     momentum: tf.Tensor
     beta_1: float
     step: tf.Tensor
-    product: tf.Tensor | None = None
+    product: Any = None
 
 
 Step = Callable[[Given], tf.Tensor]  # what the weights lose, over the learning rate

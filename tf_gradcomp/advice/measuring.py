@@ -18,11 +18,11 @@ import tensorflow as tf
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
 from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.tf_config import read_tf_config
 
 _SIGNAL = signal.SIGUSR1
 
@@ -50,8 +50,7 @@ class Measuring:
         self._group = group
         self._ended_at: float | None = None
         self._seconds: list[float] = []
-        config = read_tf_config()
-        self._writes = config is None or config.is_chief
+        self._writes = is_chief()
         if group.size == 1:
             self._write(alone(BASELINE))
             raise SystemExit

@@ -15,6 +15,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tf_gradcomp.cli.results import check_plots, results_folder, results_options
+
 if TYPE_CHECKING:
     from tf_gradcomp.simulation import Task
 
@@ -58,9 +60,12 @@ class Simulated:
     help="Of gradients for Adam, as for CompressedOptimizer.",
 )
 @click.option("--epochs", default=10, type=click.IntRange(min=1))
-@click.option("--batch-size", default=64, help="Of all learners together.")
+@click.option(
+    "--batch-size", default=64, type=click.IntRange(min=1), help="Of all learners together."
+)
 @click.option("--seeds", default=1, type=click.IntRange(min=1), help="How many: 0, 1, ...")
-@click.option("--results", default="simulation", metavar="FOLDER", help="Where all goes.")
+@click.option("--plot/--no-plot", default=True, help="Whether to draw a plot, by matplotlib.")
+@results_options("simulation")
 def simulate(
     program: str,
     learners: Sequence[int],
@@ -69,7 +74,9 @@ def simulate(
     epochs: int,
     batch_size: int,
     seeds: int,
-    results: str,
+    plot: bool,
+    results: Path,
+    overwrite: bool,
 ) -> None:
     """Train with many learners in one process.
 
@@ -78,33 +85,47 @@ def simulate(
     number of learners the program is trained anew; what it reaches, what a learner would send and
     how alike the learners are goes into a table, a JSON file and a plot.
     """
+    _check_shares(batch_size, learners)
+    if plot:
+        check_plots("give --no-plot")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
     from tf_gradcomp import compressors
     from tf_gradcomp.cli import simulation_report
     from tf_gradcomp.simulation import task
+    from tf_gradcomp.simulation.learners import checked_method
 
     try:
         make_task = task.load(program)
         for name in compressor:
-            compressors.get(name)
+            checked_method(compressors.get(name))
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
     console = Console()
-    folder = Path(results)
-    folder.mkdir(parents=True, exist_ok=True)
+    record, table, picture = (f"simulation.{suffix}" for suffix in ("json", "md", "png"))
+    folder = results_folder(results, [record, table, picture], overwrite)
     runs = []
     with _progress(console) as progress:
         for count, name, seed in itertools.product(learners, compressor, range(seeds)):
             made = make_task(batch_size=batch_size, seed=seed)
             runs.append(_run(made, name, count, seed, precondition, epochs, progress))
             # After each, for those behind it may be interrupted.
-            record = [dataclasses.asdict(run) for run in runs]
-            (folder / "simulation.json").write_text(json.dumps(record, indent=1) + "\n")
+            so_far = [dataclasses.asdict(run) for run in runs]
+            (folder / record).write_text(json.dumps(so_far, indent=1) + "\n")
     lines = simulation_report.markdown(runs)
-    (folder / "simulation.md").write_text("\n".join(lines) + "\n")
-    simulation_report.plot(runs, folder / "simulation.png")
+    (folder / table).write_text("\n".join(lines) + "\n")
+    if plot:
+        simulation_report.plot(runs, folder / picture)
     simulation_report.show(console, lines)
-    console.print(f"Written: {folder}/simulation.json, .md and .png", soft_wrap=True)
+    console.print(f"Written: {folder}/{record}, .md{' and .png' if plot else ''}", soft_wrap=True)
+
+
+def _check_shares(batch_size: int, learners: Sequence[int]) -> None:
+    for count in learners:
+        if batch_size % count:
+            raise click.UsageError(
+                f"{count} learners cannot share batches of {batch_size}: choose a --batch-size "
+                "that is a multiple of each --learners."
+            )
 
 
 def _progress(console: Console) -> Progress:

@@ -66,7 +66,7 @@ class Communicator(abc.ABC):
         sent = Sent(given // self.size, (self.size - 1) * given // self.size)
         return self.broadcast(wish.payload, wish.root), sent
 
-    def _answer_with_rider(self, wish: Wish, rider: tf.Tensor) -> tuple[Any, Sent]:
+    def _answer_with_rider(self, wish: AllGather | AllReduce, rider: tf.Tensor) -> tuple[Any, Sent]:
         riders = rider.shape.num_elements()
         if isinstance(wish, AllGather):
             payload = tf.concat([rider, wish.payload], 0)

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp.distribute import tf_private
+
 
 class OnHost:
     """State where the ops can update it: on the host.
@@ -38,9 +40,10 @@ def _on_host(variable: tf.Variable) -> bool:
 
 
 def _host_copy(variable: tf.Variable) -> tf.Tensor:
+    """A copy that is freed with the last handle to it: at the end of the step."""
     with tf.device("CPU:0"):
         handle = tf.raw_ops.VarHandleOp(
-            dtype=tf.float32, shape=variable.shape, shared_name=f"gradcomp_host_{id(variable)}"
+            dtype=tf.float32, shape=variable.shape, shared_name=tf_private.anonymous_name()
         )
         tf.raw_ops.AssignVariableOp(resource=handle, value=variable.read_value())
     return handle

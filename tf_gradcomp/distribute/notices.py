@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 
-from tf_gradcomp.tf_config import read_tf_config
+from tf_gradcomp.chief import is_chief
 
 _LOGGER = logging.getLogger("tf_gradcomp")
 
@@ -16,8 +16,7 @@ def tell_user(message: str) -> None:
     TensorFlow's logger shows warnings only, unless a program says otherwise. Where a program has
     set up logging, that decides what is shown; `logging.getLogger("tf_gradcomp")` is the handle.
     """
-    config = read_tf_config()
-    if config is None or config.is_chief:
+    if is_chief():
         _tell_once(message)
 
 

@@ -37,7 +37,7 @@ def as_given(
     Returns:
         For slices, the rows that were touched or that something was sent for.
     """
-    if not isinstance(gradient, tf.IndexedSlices):
+    if not isinstance(gradient, tf.IndexedSlices) or touched is None:
         return tf.cast(total, gradient.dtype)
     sent = tf.reduce_any(tf.reshape(total, [touched.shape[0], -1]) != 0, 1)
     indices = tf.where(tf.logical_or(touched, sent))[:, 0]

@@ -40,24 +40,25 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> None:
         if cluster_resolver is None:
             read_tf_config()
+        used = None
         if compressor is not None:
-            compressor, policy = compressors.get(compressor), checked_policy(policy)
+            used, policy = compressors.get(compressor), checked_policy(policy)
         elif policy is not None:
             raise ValueError(
                 "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
                 "compressor=gc.compressors.AdaComp()."
             )
         super().__init__(cluster_resolver, communication_options)
-        self._compressor = compressor
-        if compressor is not None:
-            make = functools.partial(CompressedAllReduce, self._method_of(compressor), policy)
+        self._compressor = used
+        if used is not None:
+            make = functools.partial(CompressedAllReduce, self._method_of(used), policy)
             tf_private.set_cross_device_ops(self, make)
         self._checking_variables = False
         tf_private.allow_collectives_in_loops(self)
         self._started = False
         self._group = StrategyGroup(self)
         self._group.agree(
-            {**handshake.package_versions(), "compressor of the strategy": repr(compressor)}
+            {**handshake.package_versions(), "compressor of the strategy": repr(used)}
         )
 
     @staticmethod

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
+from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 
 # `CollectiveAllReduceExtended` asserts that its cross-device ops are of this class.
@@ -170,6 +171,14 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
     """Whether the strategy spans several workers; public API only tells the number of replicas."""
     return strategy.extended._in_multi_worker_mode()
+
+
+def anonymous_name() -> str:
+    """The name of a resource that has none: each is one of its own, and ends with its last handle.
+
+    TensorFlow makes its own variables so. By a public name, a resource is shared and stays.
+    """
+    return _context.anonymous_name()
 
 
 def in_xla() -> bool:

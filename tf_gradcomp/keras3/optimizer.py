@@ -16,6 +16,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.distribute.group import current_group
@@ -170,7 +171,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             trainable_variables: By default, those it was built with.
 
         Raises:
-            ValueError: If it is not called in a replica context, or XLA is to compile it.
+            ValueError: If it is not called in a replica context, XLA is to compile it, or there is
+                no strategy in what is one of several processes.
         """
         scaler = self.inner_optimizer if self._core is not self.inner_optimizer else None
         self._apply(scaler, grads, trainable_variables)
@@ -194,6 +196,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         trainable_variables: Sequence[keras.Variable] | None,
     ) -> None:
         context = _checked_replica_context()
+        check_not_alone_by_mistake()
         if not self.built:
             self.build(_given(trainable_variables))
         if trainable_variables is None:

@@ -14,8 +14,8 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
 from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
-from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
-from tf_gradcomp.distribute.replica_step import ReplicaStep, by_stage
+from tf_gradcomp.distribute.lockstep import InLockstep, handles, in_lockstep, new_state
+from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
 from tf_gradcomp.distribute.sparse import as_given, sum_slices
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
@@ -97,7 +97,7 @@ class Learners:
         if not isinstance(learners, int) or learners < 1:
             raise ValueError(f"Learners: expected a number of at least 1; received {learners!r}.")
         self.model = model
-        self.compressor = _checked_method(compressors.get(compressor))
+        self.compressor = checked_method(compressors.get(compressor))
         self._policy = checked_policy(policy)
         self.specs = gradient_specs(model.trainable_variables, self._policy)
         self._last_similarity: Similarity | None = None
@@ -175,7 +175,7 @@ class Learners:
         if similarity:
             steps = [dataclasses.replace(s, inputs=s.inputs.divided()) for s in steps]
         wanted = self._wanted(together, steps) if similarity else []
-        ends = by_stage(
+        ends: list[InLockstep[Stepped]] = by_stage(
             self.compressor,
             tf.constant(self._step, tf.int64),
             lambda method: in_lockstep([step.talk(method) for step in steps]),
@@ -358,9 +358,14 @@ def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
     ]
 
 
-def _checked_method(
+def checked_method(
     compressor: compressors.Compressor | compressors.Auto,
 ) -> compressors.Compressor:
+    """A compressor that can be simulated.
+
+    Raises:
+        ValueError: If it chooses its method by the network.
+    """
     if isinstance(compressor, compressors.Auto):
         raise ValueError(
             f"Learners: {compressor.name!r} chooses by the network, and a simulation has none; "

@@ -1,4 +1,4 @@
-"""The names of `_private` that need several workers, one by one, then stock Keras."""
+"""The names of `tf_private` that need several workers, one by one, then stock Keras."""
 
 import keras
 import tensorflow as tf

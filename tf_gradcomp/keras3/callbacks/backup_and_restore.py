@@ -22,7 +22,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     Args:
         backup_dir: The chief's folder, the same for all workers.
-        strategy: As for `gc.worker_path`.
+        strategy: As for `gc.worker_path`; by default the model's.
         **kwargs: As for Keras' `BackupAndRestore`.
 
     Raises:
@@ -36,8 +36,17 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         strategy: tf.distribute.Strategy | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(worker_path(backup_dir, strategy), **kwargs)
+        super().__init__(os.fspath(backup_dir), **kwargs)
+        self._strategy = strategy
+        self._arguments = kwargs
         self._restorer = keras.callbacks.BackupAndRestore(os.fspath(backup_dir), **kwargs)
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; only now is it known for certain which worker of which job this is."""
+        own = worker_path(self._restorer.backup_dir, self._strategy or model.distribute_strategy)
+        # Keras' constructor is what makes all paths of the folder.
+        super().__init__(own, **self._arguments)
+        super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""

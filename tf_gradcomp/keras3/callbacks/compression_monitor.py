@@ -9,6 +9,7 @@ import keras
 import rich.console
 import rich.table
 
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
@@ -36,7 +37,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     is exchanged, and only `skipped_steps` and `residual_norm` are logged.
 
     Args:
-        table: Whether to print the table at the end of training (the first worker does).
+        table: Whether to print the table at the end of training (the chief does).
     """
 
     def __init__(self, table: bool = True) -> None:
@@ -86,7 +87,12 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Prints the table."""
         exchange = self._built_exchange()
         traffic = self._traffic().since(self._before_training)
-        if exchange and traffic.exchanges and self._table and _is_first(self.model):
+        if (
+            exchange
+            and traffic.exchanges
+            and self._table
+            and is_chief(self.model.distribute_strategy)
+        ):
             rich.console.Console().print(_by_variable(exchange, traffic))
 
     def _built_exchange(self) -> GradientExchange | None:
@@ -120,11 +126,6 @@ def find_exchange(model: keras.Model) -> GradientExchange | None:
     if isinstance(ops, CompressedAllReduce):
         return ops.find_exchange(model.trainable_variables)
     return None
-
-
-def _is_first(model: keras.Model) -> bool:
-    resolver = model.distribute_strategy.cluster_resolver
-    return resolver is None or not resolver.task_id
 
 
 def _by_variable(exchange: GradientExchange, traffic: Traffic) -> rich.table.Table:

@@ -1,0 +1,130 @@
+"""State on an accelerator is copied to the host for the exchange, and back; no copy stays."""
+
+from __future__ import annotations
+
+import gc as garbage
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.replicas import copies
+from tests.test_exchange import Exchanging
+from tf_gradcomp.distribute import host_state
+from tf_gradcomp.distribute.host_state import OnHost
+
+SHAPE = (3, 4)
+
+
+def pretend(monkeypatch):
+    """From now on the device CPU:1 counts as an accelerator."""
+    monkeypatch.setattr(
+        host_state,
+        "_on_host",
+        lambda variable: tf.DeviceSpec.from_string(variable.device).device_index != 1,
+    )
+
+
+@pytest.fixture
+def _accelerator(monkeypatch):
+    pretend(monkeypatch)
+
+
+def elsewhere(value, shape=SHAPE):
+    with tf.device("CPU:1"):
+        return tf.Variable(tf.fill(shape, value))
+
+
+def exchange(*variables):
+    """Adds 1, 2, ... to the variables on the host in place, as the ops do."""
+    with OnHost({"residual": variables}) as handles:
+        for number, handle in enumerate(handles["residual"], 1):
+            # A symbolic handle has a device only where it was given one.
+            assert not handle.device or "CPU:0" in handle.device
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value + number)
+
+
+def assert_is(variable, value):
+    np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, value))
+    assert variable.device.endswith("CPU:1")
+
+
+@pytest.mark.usefixtures("_accelerator")
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_what_is_changed_on_the_host_comes_back(graph):
+    variable = elsewhere(1.0)
+    step = tf.function(lambda: exchange(variable)) if graph else lambda: exchange(variable)
+    for after in (2.0, 3.0):
+        step()
+        assert_is(variable, after)
+
+
+@pytest.mark.usefixtures("_accelerator")
+def test_several_functions_and_branches_each_have_copies_of_their_own():
+    variable = elsewhere(0.0)
+    one = tf.function(lambda: exchange(variable))
+    other = tf.function(
+        lambda also: tf.cond(also, lambda: (exchange(variable), True)[1], lambda: False)
+    )
+    for function, args, after in (
+        (one, (), 1.0),
+        (other, (tf.constant(True),), 2.0),
+        (one, (), 3.0),
+        (other, (tf.constant(False),), 3.0),
+        (other, (tf.constant(True),), 4.0),
+    ):
+        function(*args)
+        assert_is(variable, after)
+
+
+@pytest.mark.usefixtures("_accelerator")
+def test_two_variables_never_share_a_copy(monkeypatch):
+    # Python gives the id of a variable that is gone to another one.
+    monkeypatch.setattr(host_state, "id", lambda _: 0, raising=False)
+    one, other = elsewhere(1.0), elsewhere(10.0)
+    exchange(one, other)
+    assert_is(one, 2.0)
+    assert_is(other, 12.0)
+
+
+def memory():
+    """Of this process, in bytes."""
+    garbage.collect()
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+
+
+@pytest.mark.usefixtures("_accelerator")
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_no_copy_is_left_over(graph):
+    elements = 4 * 2**20
+    before = 0
+    for number in range(24):
+        variable = elsewhere(1.0, (elements,))
+        step = tf.function(exchange) if graph else exchange
+        step(variable)
+        step(variable)
+        if number == 7:  # TensorFlow keeps some buffers of the first ones
+            before = memory()
+    assert memory() - before < 5 * 4 * elements
+
+
+def test_an_exchange_is_the_same_with_state_on_an_accelerator(monkeypatch):
+    generator = np.random.default_rng(0)
+    gradients = [
+        [[generator.normal(size=s).astype("float32") for s in ((20, 30), (30,))] for _ in range(2)]
+        for _ in range(3)
+    ]
+
+    def residuals():
+        exchanging = Exchanging(compressor=gc.compressors.AdaComp(50))
+        for step in gradients:
+            exchanging.step(step)
+        return [copies(exchanging.strategy, r) for r in exchanging.exchange.residuals]
+
+    expected = residuals()
+    pretend(monkeypatch)
+    for ours, theirs in zip(residuals(), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,44 @@
+"""Which worker of a job this process is, and whether it is the one that speaks for all."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp.tf_config import TFConfig, read_tf_config
+
+
+def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Whether this process is the one of its job that prints and writes for all.
+
+    That is the task `chief`, or worker 0 where there is no `chief`. Each worker has its own task
+    index, but a `chief` and the first worker have the same one, 0: do not ask `task_id`.
+
+    ```python
+    if gc.is_chief(strategy):
+        print("done")
+    ```
+
+    Args:
+        strategy: Whose cluster this process is in; by default the current strategy tells, if its
+            cluster resolver knows a cluster, and otherwise TF_CONFIG.
+
+    Returns:
+        True for the chief, and outside of any cluster; False for all other workers, parameter
+        servers and evaluators.
+
+    Raises:
+        ValueError: If TF_CONFIG is needed and wrong.
+    """
+    task = task_of(strategy)
+    return task is None or task.is_chief
+
+
+def task_of(strategy: tf.distribute.Strategy | None = None) -> TFConfig | None:
+    """The cluster and this process's place in it, as for `is_chief`; None outside of a cluster."""
+    resolver = (strategy or tf.distribute.get_strategy()).cluster_resolver
+    cluster = resolver.cluster_spec().as_dict() if resolver else {}
+    # A TPU's resolver names hosts, but no task: one process drives them all.
+    if not cluster or resolver.task_type is None or resolver.task_id is None:
+        return read_tf_config()
+    addresses = {task_type: tuple(hosts) for task_type, hosts in cluster.items()}
+    return TFConfig(addresses, resolver.task_type, resolver.task_id)

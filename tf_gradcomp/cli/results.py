@@ -1,0 +1,72 @@
+"""What a command needs to write its results: looked at before the work begins, not after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def results_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds `--results`, a `Path`, and `--overwrite` to a command, for `results_folder`."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option(
+            "--overwrite", is_flag=True, help="Replace the results of an earlier run."
+        )(command)
+        return click.option(
+            "--results",
+            default=default,
+            metavar="FOLDER",
+            type=click.Path(file_okay=False, writable=True, path_type=Path),
+            help="Where all goes.",
+        )(command)
+
+    return add
+
+
+def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
+    """Makes the folder into which a command will write `files`, and returns it.
+
+    What is there of an earlier run and may be overwritten is removed, so that all that lies there
+    in the end is of one run.
+
+    Raises:
+        click.UsageError: If one of them is there and must not be overwritten, or the folder cannot
+            be made.
+    """
+    found = [name for name in files if (folder / name).exists()]
+    if found and not overwrite:
+        raise click.UsageError(
+            f"'{folder}' holds the results of an earlier run ({', '.join(found)}): give another "
+            "folder by --results, or --overwrite."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(
+            f"The folder for the results cannot be made: {error}; give another by --results."
+        ) from error
+    for name in found:
+        (folder / name).unlink()
+    return folder
+
+
+def check_plots(way_out: str) -> None:
+    """Refuses to begin what would end in a plot where none can be drawn.
+
+    Args:
+        way_out: What to do where matplotlib shall not be installed, such as `"give --no-plot"`.
+
+    Raises:
+        click.UsageError: If matplotlib cannot be imported.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise click.UsageError(
+            f"The plot needs matplotlib, which cannot be imported ({error}): "
+            f"pip install matplotlib, or {way_out}."
+        ) from error

@@ -1,0 +1,289 @@
+"""One replica's part in an exchange: its state, what it sends, and what it is left with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tf_gradcomp.adam.handover import HandOver, InnerState
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor
+from tf_gradcomp.distribute import sparse
+from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
+from tf_gradcomp.distribute.gradients import all_finite, plus_residual
+from tf_gradcomp.distribute.group import Group, Member
+from tf_gradcomp.distribute.host_state import OnHost
+from tf_gradcomp.distribute.padded_gather import WordsAhead
+from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
+from tf_gradcomp.distribute.state import Facts
+from tf_gradcomp.distribute.traffic import TrafficCounter
+from tf_gradcomp.policy import GradientSpec
+
+Gradients: TypeAlias = Sequence[tf.Tensor | tf.IndexedSlices]
+
+_NOT_ADAM = (
+    "The checkpoint holds Adam's second moments, and residuals that are divided by their roots; "
+    "this job's inner optimizer is not of the Adam family and can go on with neither. Use the "
+    "optimizer that wrote it, or restore the model's weights alone."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What an exchange is made of.
+
+    Attributes:
+        group: The replicas.
+        compressor: What exchanges.
+        preconditioner: In front of it, if any.
+        moments: The preconditioner that the inner optimizer allows, if any.
+        keeps_residual: Whether the compressor leaves anything for later steps.
+        specs: Of all gradients.
+        state: What all candidates keep, by name, in the order of `specs`.
+        facts: What is known of the state of each gradient.
+        step: int64, of all exchanges so far.
+        traffic: Counts bytes.
+        ahead: How much is gathered with lengths, where that is known; see `gather_padded`.
+        max_dense_elements: Of tables whose gradients are made dense.
+    """
+
+    group: Group
+    compressor: Compressor
+    preconditioner: Preconditioner | None
+    moments: Preconditioner | None
+    keeps_residual: bool
+    specs: Sequence[GradientSpec]
+    state: Mapping[str, Sequence[tf.Variable]]
+    facts: Facts
+    step: tf.Variable
+    traffic: TrafficCounter
+    ahead: WordsAhead | None
+    max_dense_elements: int
+
+    def is_large(self, number: int) -> bool:
+        """Whether a table is too large to be made dense."""
+        return self.specs[number].elements > self.max_dense_elements
+
+    def stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
+        """Whether a gradient is summed as slices, apart from the others and uncompressed."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return False
+        return self.compressor.keeps_slices or self.is_large(number)
+
+
+class ReplicaExchange:
+    """One replica of an exchange in one step.
+
+    Args:
+        parts: Of the exchange.
+        numbers: Which of its gradients the replica has in this step.
+        member: The replica; None for the only one of a job, which exchanges nothing.
+    """
+
+    def __init__(self, parts: Parts, numbers: Sequence[int], member: Member | None) -> None:
+        self._parts = parts
+        self._numbers = list(numbers)
+        self._local_replica = member.local_replica if member else 0
+        self._communicator = member.communicator if member else None
+        self._waited: tf.Tensor | None = None
+
+    def hand_over(self, inner: InnerState | None, preconditioned: Sequence[int]) -> None:
+        """Makes the state one that this job can go on with, where a checkpoint's was not.
+
+        Args:
+            inner: The state of the inner optimizer.
+            preconditioned: Places of the gradients that would be, if this job is preconditioned.
+        """
+        parts, facts = self._parts, self._parts.facts
+        takes = [
+            parts.preconditioner is not None and place in preconditioned
+            for place in range(len(self._numbers))
+        ]
+        scale = parts.compressor.residual_scale if parts.keeps_residual else 1.0
+        taken, scales = self._fact(facts.moments_taken), self._fact(facts.residual_scale)
+
+        def change() -> None:
+            if inner is None:
+                tf.debugging.assert_none_equal(taken, True, message=_NOT_ADAM)
+            else:
+                self._move_moments(inner, taken, takes)
+            for place, residual in enumerate(self._state().get(RESIDUAL, [])):
+                residual.assign(residual.read_value() * (scale / scales[place]))
+            self._set_fact(facts.moments_taken, takes)
+            self._set_fact(facts.residual_scale, [scale] * len(takes))
+
+        right = tf.logical_and(
+            tf.reduce_all(tf.equal(taken, takes)), tf.reduce_all(tf.equal(scales, scale))
+        )
+        tf.cond(right, lambda: None, change)
+
+    def _move_moments(self, inner: InnerState, taken: tf.Tensor, takes: Sequence[bool]) -> None:
+        handover = self._handover(inner)
+        for place, is_taken in enumerate(tf.unstack(taken, len(self._numbers))):
+            if takes[place]:
+                handover.take(place, tf.logical_not(is_taken))
+            else:
+                handover.give_back(place, is_taken)
+
+    def _handover(self, inner: InnerState) -> HandOver:
+        state = self._state()
+        moments = {name: state[name] for name in inner.moments}
+        preconditioner = self._parts.moments
+        if preconditioner is None:
+            raise RuntimeError("There is nothing to hand over without second moments.")
+        residuals = state.get(RESIDUAL, [])
+        return HandOver(preconditioner, inner, moments, residuals, self._parts.group.size)
+
+    def with_what_waits(
+        self,
+        gradients: Gradients,
+        inner: InnerState | None,
+        divisor: tf.Tensor | float = 1.0,
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """The gradients plus their residuals, where any is left; `settle` then clears these.
+
+        Args:
+            gradients: Of this replica.
+            inner: The state of the inner optimizer.
+            divisor: What the gradients will be divided by.
+        """
+        residuals = self._state().get(RESIDUAL, [])
+        if not residuals:
+            return list(gradients)
+        self._waited = tf.reduce_any(self._fact(self._parts.facts.residual_waits))
+
+        def added() -> list[tf.Tensor | tf.IndexedSlices]:
+            waiting = [residual.read_value() for residual in residuals]
+            if inner is not None and self._parts.preconditioner:
+                taken = tf.unstack(self._fact(self._parts.facts.moments_taken), len(waiting))
+                roots = self._handover(inner).roots
+                waiting = [
+                    residual * tf.where(is_taken, roots(place), tf.ones_like(residual))
+                    for place, (residual, is_taken) in enumerate(zip(waiting, taken, strict=True))
+                ]
+            return [
+                plus_residual(gradient, residual * divisor)
+                for gradient, residual in zip(gradients, waiting, strict=True)
+            ]
+
+        return tf.cond(
+            tf.logical_and(self._waited, all_finite(gradients)), added, lambda: list(gradients)
+        )
+
+    def settle(self, finite: tf.Tensor) -> None:
+        """Notes after a step what is left to be sent."""
+        facts = self._parts.facts
+        if self._communicator:
+            self._parts.traffic.count_exchange(self._local(self._parts.traffic.totals))
+        if self._parts.keeps_residual:
+            self._set_fact(facts.residual_waits, [True] * len(self._numbers))
+        elif self._waited is not None:
+
+            def clear() -> None:
+                for residual in self._state()[RESIDUAL]:
+                    residual.assign(tf.zeros_like(residual))
+                self._set_fact(facts.residual_waits, [False] * len(self._numbers))
+
+            tf.cond(tf.logical_and(self._waited, finite), clear, lambda: None)
+
+    def sum_apart(
+        self, places: Sequence[int], slices: Sequence[tf.IndexedSlices]
+    ) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
+        """Sums slices uncompressed; with them, whether all are finite."""
+        parts, communicator = self._parts, self._reached()
+        size = communicator.size
+        large = [i for i, p in enumerate(places) if parts.is_large(self._numbers[p])]
+        small = [i for i in range(len(places)) if i not in large]
+        sums: dict[int, tf.IndexedSlices] = {}
+        for group in ([small] if small else []) + [[i] for i in large]:
+            given = [slices[i] for i in group]
+            numbers = [self._numbers[places[i]] for i in group]
+            if group == small or not self._parts.group.is_collective:
+                (found, tensor_bytes), sent = converse(sparse.sum_slices(given, size), communicator)
+            else:
+                (found, tensor_bytes), sent = self._sum_large(given, numbers[0])
+            self._count(numbers, sent, tensor_bytes)
+            sums.update(zip(group, found, strict=True))
+        values = [tf.reduce_all(tf.math.is_finite(total.values)) for total in sums.values()]
+        return [sums[i] for i in range(len(places))], tf.reduce_all(values)
+
+    def _sum_large(self, given: Sequence[tf.IndexedSlices], number: int) -> Any:
+        communicator = self._reached()
+        rows, size = self._parts.specs[number].shape[0], communicator.size
+        whole, vote = converse(sparse.prefer_dense(given[0], rows, size), communicator)
+        result, sent = tf.cond(
+            whole,
+            lambda: converse(sparse.sum_whole(given[0]), communicator),
+            lambda: converse(sparse.sum_slices(given, size), communicator),
+        )
+        return result, sent.plus(vote)
+
+    def exchange(
+        self,
+        places: Sequence[int],
+        gradients: Gradients,
+        finite: tf.Tensor,
+        inner: InnerState | None,
+    ) -> Stepped:
+        """Exchanges some of the gradients by the method."""
+        parts, communicator = self._parts, self._reached()
+        numbers = [self._numbers[place] for place in places]
+        specs = [parts.specs[number] for number in numbers]
+        if parts.ahead:
+            communicator.ahead = self._local(parts.ahead.words)
+        with OnHost(self._state(numbers)) as handles:
+            moments = None
+            if parts.preconditioner and inner:
+                moments = parts.preconditioner.second_moments(
+                    handles, inner.updates, communicator.size
+                )
+            step = ReplicaStep.of(
+                specs,
+                gradients,
+                handles,
+                self._local(parts.step).read_value(),
+                finite,
+                communicator.rank,
+                communicator.size,
+                moments,
+            )
+            stepped, sent = by_stage(
+                parts.compressor,
+                step.inputs.step,
+                lambda method: converse(step.talk(method), communicator),
+            )
+        self._count(numbers, sent, stepped.tensor_bytes)
+        return stepped
+
+    def _reached(self) -> Communicator:
+        if self._communicator is None:
+            raise RuntimeError("The only replica of a job has none to exchange with.")
+        return self._communicator
+
+    def _count(self, numbers: Sequence[int], sent: Sent, tensor_bytes: tf.Tensor) -> None:
+        dense_bytes = sum(4 * self._parts.specs[number].elements for number in numbers)
+        traffic = self._parts.traffic
+        traffic.add(self._local(traffic.totals), sent, dense_bytes, numbers, tensor_bytes)
+
+    def _state(self, numbers: Sequence[int] | None = None) -> dict[str, list[tf.Variable]]:
+        """Of this replica, for its gradients or some of them."""
+        numbers = self._numbers if numbers is None else numbers
+        return {
+            name: [self._local(variables[number]) for number in numbers]
+            for name, variables in self._parts.state.items()
+        }
+
+    def _local(self, variable: tf.Variable) -> tf.Variable:
+        return self._parts.group.local(variable, self._local_replica)
+
+    def _fact(self, fact: tf.Variable) -> tf.Tensor:
+        return tf.gather(self._local(fact).read_value(), self._numbers)
+
+    def _set_fact(self, fact: tf.Variable, values: Sequence[Any]) -> None:
+        local = self._local(fact)
+        places = tf.constant([[number] for number in self._numbers])
+        values = tf.constant(values, local.dtype)
+        local.assign(tf.tensor_scatter_nd_update(local.read_value(), places, values))
