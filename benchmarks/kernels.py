@@ -52,7 +52,7 @@ class AdaComp:
         self.residual = tf.Variable(tf.zeros(elements))
         self._moment = tf.Variable(tf.zeros(elements))
         self._step = 0
-        self.layout = {"bin_sizes": [bin_size], "fingerprint": 0}
+        self.layout = {"bin_sizes": tf.constant([bin_size], tf.int64), "fingerprint": 0}
         self.payload = None
 
     def encode(self, gradient):

@@ -60,8 +60,8 @@ class AdaCompEncodeOp : public OpKernel {
     OP_REQUIRES_OK(context, CheckMomentShapes(variables));
     OP_REQUIRES_OK(context, variables.Unshare(context));
 
-    AdaCompEncoder encoder(Tensors(context, variables, bin_sizes), scale_factor_, ThreadPool(context),
-                           BestSimd(), adam);
+    AdaCompEncoder encoder(Tensors(context, variables, bin_sizes), scale_factor_,
+                           ThreadPool(context), BestSimd(), adam);
     PayloadHeader header;
     header.method = static_cast<uint16_t>(Method::kAdaComp);
     header.fingerprint = fingerprint_;

@@ -18,8 +18,8 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 // What all of them have in common.
 struct Common {
-  int num_tensors;          // the attribute N
-  int own_input;            // the first
+  int num_tensors;  // the attribute N
+  int own_input;    // the first
   DimensionHandle offsets;  // words; unknown if shapes or settings are
   DimensionHandle values;   // elements, with the flag; likewise
 };

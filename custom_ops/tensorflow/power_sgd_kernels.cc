@@ -24,8 +24,8 @@ class PowerSgdOp : public OpKernel {
       : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
     own_inputs_ = (has_factors ? 3 : 2) * num_tensors_;
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_,
-                                                 own_inputs_ - 2 * num_tensors_ + num_own_inputs + 1));
+    const int num_others = own_inputs_ - 2 * num_tensors_ + num_own_inputs + 1;
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, num_others));
   }
 
  protected:

@@ -15,7 +15,7 @@
 namespace gradcomp {
 
 inline constexpr int64_t kFingerprint = -77;
-inline constexpr int64_t kPlan = -99;  // of payloads of a fixed length; AdaComp's is of its bin sizes
+inline constexpr int64_t kPlan = -99;  // of payloads of a fixed length
 inline constexpr int64_t kStep = 5;
 
 // On `threads` threads, in pieces that depend on their number.

@@ -41,8 +41,7 @@ def power_sgd_oracle(
         ]
         reduced = as_float32(one.reduced for one in steps)
         factors = as_float32(
-            power_sgd.stored(one.factor, like)
-            for one, like in zip(steps, factors, strict=True)
+            power_sgd.stored(one.factor, like) for one, like in zip(steps, factors, strict=True)
         )
         after = [
             {RESIDUAL: as_float32(one.residuals[i] for one in steps), FACTOR: factors}

@@ -138,7 +138,9 @@ def test_settings_that_change_are_checked_in_each_step(method):
 
 @every_method
 def test_settings_that_are_no_vector(method):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{method.setting} has shape \[1,3\]"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=rf"{method.setting} has shape \[1,3\]"
+    ):
         encode(method, tf.constant([method.plans[0]], tf.int64))
 
 

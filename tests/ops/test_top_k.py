@@ -202,9 +202,7 @@ def test_tensors_sent_whole_are_checked():
     ],
 )
 def test_a_foreign_header_is_an_error_that_names_replica_and_difference(header, message):
-    good, foreign = (
-        one_tensor([1, 4, 10], [1, 2, 3], **fields) for fields in ({}, header)
-    )
+    good, foreign = (one_tensor([1, 4, 10], [1, 2, 3], **fields) for fields in ({}, header))
     error = error_of([good, foreign], [(11,)], [3])
     assert "payload of replica 1: " in error
     assert message in error

@@ -16,7 +16,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def reduced_by_step(compressor, shapes, plans):
-    """For each plan, the sum of what a step reduces each gradient to; and how often it is traced."""
+    """What a step of each plan reduces each gradient to; and how often it is traced."""
     kinds = ["dense", "vector", "vector"]
     specs = [
         GradientSpec(f"layer_{i}", tuple(shape), "float32", kind)
@@ -50,8 +50,5 @@ def reduced_by_step(compressor, shapes, plans):
 
 shapes, plans = json.loads(argument())
 report(
-    {
-        text: reduced_by_step(compressors.get(text), shapes, of_one)
-        for text, of_one in plans.items()
-    }
+    {text: reduced_by_step(compressors.get(text), shapes, of_one) for text, of_one in plans.items()}
 )
