@@ -33,7 +33,7 @@ from rich.table import Table
 
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.distribute.lockstep import exchange_in_lockstep, handles, new_state
+from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import DENSE, GradientSpec
 
@@ -52,7 +52,7 @@ class AdaComp:
         self.residual = tf.Variable(tf.zeros(elements))
         self._moment = tf.Variable(tf.zeros(elements))
         self._step = 0
-        self.layout = {"bin_sizes": [bin_size], "fingerprint": 0}
+        self.layout = {"bin_sizes": tf.constant([bin_size], tf.int64), "fingerprint": 0}
         self.payload = None
 
     def encode(self, gradient):
@@ -111,7 +111,7 @@ class WholeStep:
         def run(gradient, step):
             given = [tf.reshape(gradient[: side * side], [side, side])]
             inputs = ExchangeInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
-            return exchange_in_lockstep(compressor, [inputs])[0].exchanged
+            return in_lockstep([compressor.conversation(inputs)])[0].result
 
         self._run = run
 

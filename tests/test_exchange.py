@@ -71,7 +71,7 @@ def test_counts_the_traffic(replicas):
         exchanging.step([ones(1)] * replicas)
     first = 8 + 4 * 600
     second = 8 + 4 * 30
-    payload = 48 + first + second
+    payload = 56 + first + second
     assert exchanging.exchange.traffic() == Traffic(
         exchanges=2,
         payload_bytes=2 * payload,

@@ -72,11 +72,11 @@ class Payloads:
             payload, tensor_bytes = encode(residuals, gradients, step, **layout)
             shapes = [gradient.shape for gradient in gradients]
 
-            def note(words):
-                values = adacomp.decode_payload(words, shapes, layout["bin_sizes"])
-                self.bytes.append(48 + sum(map(self._tensor_bytes, values, layout["bin_sizes"])))
+            def note(words, bin_sizes):
+                values = adacomp.decode_payload(words, shapes, bin_sizes.numpy())
+                self.bytes.append(56 + sum(map(self._tensor_bytes, values, bin_sizes.numpy())))
 
-            tf.py_function(note, [payload], [])
+            tf.py_function(note, [payload, layout["bin_sizes"]], [])
             return payload, tensor_bytes
 
         monkeypatch.setattr(gc.ops, "adacomp_encode", noting)
@@ -125,7 +125,7 @@ def test_ratios_follow_from_the_bytes():
 def test_sent_bytes_are_the_longest_payload_and_its_length():
     whole = gc.compressors.AdaComp(dict.fromkeys(["dense", "vector"]))
     history = fit(build(compressor=whole), epochs=1).history
-    payload = 48 + sum(8 + 4 * size for size in SIZES)
+    payload = 56 + sum(8 + 4 * size for size in SIZES)
     assert history["payload_bytes"] == [payload]
     assert history["sent_bytes"] == [payload + 4]
     assert history["residual_norm"] == [0]
@@ -192,7 +192,7 @@ def test_prints_a_table_by_variable(capsys, monkeypatch):
         assert spec.kind in row
         assert f"{spec.elements:,}" in row
     (header,) = [line for line in output.splitlines() if "header" in line]
-    assert " 48 " in header
+    assert " 56 " in header
     (total,) = [line for line in output.splitlines() if "│ all " in line]
     assert f"{history['payload_bytes'][0]:,.0f}" in total
     assert f"{history['compression_ratio'][0]:,.1f}" in total

@@ -72,10 +72,13 @@ Status AdaCompDecoder::ReadBlockLengths(const Binning& bins, Codes* codes) {
 AdaCompDecoder::AdaCompDecoder(const std::vector<DecoderTensor>& tensors, int64_t fingerprint,
                                ParallelFor parallel_for)
     : fingerprint_(fingerprint), parallel_for_(std::move(parallel_for)) {
+  std::vector<int64_t> bin_sizes;
   for (const DecoderTensor& tensor : tensors) {
+    bin_sizes.push_back(tensor.bin_size);
     tensors_.emplace_back(tensor.size, tensor.bin_size);
     blocks_.AddTensor(tensors_.back().num_blocks);
   }
+  plan_ = PlanOf(bin_sizes);
 }
 
 AdaCompDecoder::~AdaCompDecoder() = default;
@@ -89,7 +92,7 @@ Status AdaCompDecoder::Read(const int32_t* words, int64_t num_payloads, int64_t 
   Status status = ReadRows(words, num_payloads, row_words, &payloads_);
   if (!status.ok()) return status;
   const int64_t num_tensors = tensors_.size();
-  const ExpectedHeader expected = {Method::kAdaComp, fingerprint_, step, num_tensors, {}};
+  const ExpectedHeader expected = {Method::kAdaComp, fingerprint_, plan_, step, num_tensors, {}};
   codes_.assign(num_payloads * num_tensors, Codes());
   status = CheckAll(parallel_for_, num_payloads, kCyclesPerBlock, [&](int64_t payload) {
     const Status header = CheckHeader(payloads_[payload], expected);

@@ -57,6 +57,7 @@ class AdaCompDecoder {
   bool ScalesAreFinite() const;
 
   const int64_t fingerprint_;
+  int64_t plan_;
   const ParallelFor parallel_for_;
   std::vector<Binning> tensors_;
   Blocks blocks_;

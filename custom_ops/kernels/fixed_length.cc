@@ -62,6 +62,7 @@ void EncodeFixedLength(const Codecs& codecs, const std::vector<Source>& sources,
   PayloadHeader header;
   header.method = static_cast<uint16_t>(sender.method);
   header.fingerprint = sender.fingerprint;
+  header.plan = sender.plan;
   header.step = sender.step;
   header.flags = finite ? 0 : kNonFiniteFlag;
   header.num_tensors = codecs.size();
@@ -71,10 +72,11 @@ void EncodeFixedLength(const Codecs& codecs, const std::vector<Source>& sources,
 }
 
 FixedLengthDecoder::FixedLengthDecoder(const Codecs& codecs, Method method, int64_t fingerprint,
-                                       ParallelFor parallel_for)
+                                       int64_t plan, ParallelFor parallel_for)
     : codecs_(codecs),
       method_(method),
       fingerprint_(fingerprint),
+      plan_(plan),
       parallel_for_(std::move(parallel_for)),
       blocks_(BlocksOf(codecs)) {
   int64_t word = 0;
@@ -89,7 +91,7 @@ Status FixedLengthDecoder::Read(const int32_t* words, int64_t num_payloads, int6
   Status status = ReadRows(words, num_payloads, row_words, &payloads_);
   if (!status.ok()) return status;
   const int64_t num_tensors = codecs_.size();
-  const ExpectedHeader expected = {method_, fingerprint_, step, num_tensors,
+  const ExpectedHeader expected = {method_, fingerprint_, plan_, step, num_tensors,
                                    PayloadWords(codecs_)};
   status = CheckAll(parallel_for_, num_payloads, kCyclesPerBlock, [&](int64_t i) {
     const Status header = CheckHeader(payloads_[i], expected);

@@ -23,6 +23,7 @@ int64_t PayloadWords(const Codecs& codecs);
 struct Sender {
   Method method;
   int64_t fingerprint;
+  int64_t plan;
   int64_t step;
   int64_t replica;
 };
@@ -35,7 +36,7 @@ void EncodeFixedLength(const Codecs& codecs, const std::vector<Source>& sources,
 class FixedLengthDecoder {
  public:
   // The codecs must outlive the decoder.
-  FixedLengthDecoder(const Codecs& codecs, Method method, int64_t fingerprint,
+  FixedLengthDecoder(const Codecs& codecs, Method method, int64_t fingerprint, int64_t plan,
                      ParallelFor parallel_for);
 
   // Checks all of `num_payloads` payloads, each at the start of a row of `words`, which must outlive
@@ -66,6 +67,7 @@ class FixedLengthDecoder {
   const Codecs& codecs_;
   const Method method_;
   const int64_t fingerprint_;
+  const int64_t plan_;
   const ParallelFor parallel_for_;
   Blocks blocks_;
   std::vector<int64_t> first_word_;  // of each tensor, behind the header

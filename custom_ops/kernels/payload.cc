@@ -14,7 +14,7 @@ uint64_t Mix(uint64_t hash, uint64_t word) {
   return (mixed << 31 | mixed >> 33) * 0x9e3779b97f4a7c15u;
 }
 
-// Over the header up to the checksum, then the body. Every step is a bijection of the hash for a
+// Every step is a bijection of the hash for a
 // given word and of the word for a given hash: a change of one word always changes the result.
 class Checksum {
  public:
@@ -46,6 +46,7 @@ class Checksum {
   int next_ = 0;
 };
 
+// Over the body, then the header up to the checksum.
 uint64_t ChecksumOf(const PayloadHeader& header, const int32_t* body) {
   Checksum checksum;
   checksum.Add(body, (header.length - kHeaderWords) * int64_t{sizeof(int32_t)});
@@ -70,6 +71,12 @@ Status CheckFraming(const PayloadHeader& header, int64_t available) {
 }
 
 }  // namespace
+
+int64_t PlanOf(const std::vector<int64_t>& settings) {
+  Checksum checksum;
+  checksum.Add(settings.data(), settings.size() * sizeof(int64_t));
+  return static_cast<int64_t>(checksum.Result());
+}
 
 void WriteHeader(PayloadHeader header, int32_t* payload) {
   header.checksum = ChecksumOf(header, payload + kHeaderWords);
@@ -122,6 +129,11 @@ Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected) {
   if (expected.step && header.step != *expected.step) {
     return {Concat("step ", header.step, "; expected ", *expected.step,
                    ": all replicas must be at the same step")};
+  }
+  if (header.plan != expected.plan) {
+    return {Concat("plan ", header.plan, "; expected ", expected.plan,
+                   ": the replica follows another plan, one with other settings of tensors; all "
+                   "replicas must change their settings at the same step")};
   }
   if (header.flags & ~kNonFiniteFlag) {
     return {Concat("flags ", header.flags, "; expected 0 or ", kNonFiniteFlag)};

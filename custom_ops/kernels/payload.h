@@ -11,7 +11,7 @@
 namespace gradcomp {
 
 inline constexpr uint32_t kPayloadMagic = 0x43474654;  // "TFGC"
-inline constexpr uint16_t kPayloadVersion = 1;
+inline constexpr uint16_t kPayloadVersion = 2;
 inline constexpr uint32_t kNonFiniteFlag = 1;
 
 enum class Method : uint16_t { kAdaComp = 1, kQsgd = 2, kSignSgd = 3, kTopK = 4 };
@@ -21,6 +21,7 @@ struct PayloadHeader {
   uint16_t version = kPayloadVersion;
   uint16_t method = 0;
   int64_t fingerprint = 0;
+  int64_t plan = 0;  // PlanOf
   int64_t step = 0;
   uint32_t flags = 0;
   uint32_t num_tensors = 0;
@@ -29,7 +30,7 @@ struct PayloadHeader {
 
   bool non_finite() const { return flags & kNonFiniteFlag; }
 };
-static_assert(sizeof(PayloadHeader) == 48, "the header is copied to the wire as it lies in memory");
+static_assert(sizeof(PayloadHeader) == 56, "the header is copied to the wire as it lies in memory");
 #if defined(__BYTE_ORDER__)
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "payloads are little endian");
 #endif
@@ -49,10 +50,15 @@ struct PayloadView {
 struct ExpectedHeader {
   Method method;
   int64_t fingerprint;
+  int64_t plan;
   std::optional<int64_t> step;  // absent: any
   int64_t num_tensors;
   std::optional<int64_t> length;  // absent: it varies, and is that of the header if not finite
 };
+
+// A digest of a method's main setting of each tensor, which may be another one in each step; of an
+// empty list for a method without one.
+int64_t PlanOf(const std::vector<int64_t>& settings);
 
 // Fills in the checksum over the header and the body behind it, and writes the header.
 void WriteHeader(PayloadHeader header, int32_t* payload);
@@ -61,7 +67,8 @@ void WriteHeader(PayloadHeader header, int32_t* payload);
 Status ReadRows(const int32_t* words, int64_t num_payloads, int64_t row_words,
                 std::vector<PayloadView>* payloads);
 
-// Checks checksum, method, fingerprint, step, number of tensors and flags.
+// Checks checksum, method, fingerprint, step, number of tensors, plan and flags. What depends on the
+// plan, such as the length, comes behind it.
 Status CheckHeader(const PayloadView& payload, const ExpectedHeader& expected);
 
 // Say which payload, and which tensor of it, an error is about.

@@ -78,14 +78,27 @@ void AddPart(Columns<const float> part, int64_t rank, int64_t size, bool first,
 
 }  // namespace
 
+Status CheckRanks(const std::vector<int64_t>& ranks, int64_t num_tensors) {
+  if (static_cast<int64_t>(ranks.size()) == num_tensors) return {};
+  return {Concat("ranks has ", ranks.size(), " entries; expected ", num_tensors,
+                 ": give one rank for each tensor")};
+}
+
+Status CheckRank(int64_t tensor, int64_t rank, int64_t rows, int64_t columns) {
+  const int64_t largest = std::min(rows, columns);
+  if (rank >= 0 && rank <= largest) return {};
+  return {Concat("ranks[", tensor, "] is ", rank, "; expected 1 to ", largest,
+                 ", the smaller dimension of tensor ", tensor, ", or 0 to send it whole")};
+}
+
 PowerSgd::PowerSgd(const std::vector<PowerSgdTensor>& tensors, ParallelFor parallel_for)
     : tensors_(tensors), parallel_for_(std::move(parallel_for)) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const PowerSgdTensor& tensor = tensors_[i];
     left_begin_.push_back(left_size_);
     right_begin_.push_back(right_size_);
-    left_size_ += tensor.rank == 0 ? tensor.size() : tensor.rank * tensor.rows;
-    right_size_ += tensor.rank * tensor.columns;
+    left_size_ += tensor.left_size();
+    right_size_ += tensor.right_size();
     AddBlocks(i);
   }
 }
@@ -174,9 +187,10 @@ std::vector<float> PowerSgd::Start(const std::vector<const float*>& factors, int
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const int64_t rank = tensors_[i].rank;
     const int64_t size = tensors_[i].columns;
+    const int64_t stride = tensors_[i].factor_columns;
     for (int64_t k = 0; k < rank; ++k) {
       float* column = start.data() + right_begin_[i] + k * size;
-      for (int64_t j = 0; j < size; ++j) column[j] = factors[i][j * rank + k];
+      for (int64_t j = 0; j < size; ++j) column[j] = factors[i][j * stride + k];
       if (std::any_of(column, column + size, [](float value) { return value != 0; })) continue;
       for (int64_t j = 0; j < size; ++j) {
         column[j] = static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f;
@@ -287,13 +301,17 @@ void PowerSgd::StoreFactors(const float* total, const std::vector<float*>& facto
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const int64_t rank = tensors_[i].rank;
     const int64_t size = tensors_[i].columns;
+    const int64_t stride = tensors_[i].factor_columns;
     for (int64_t k = 0; k < rank; ++k) {
       const float* column = total + right_begin_[i] + k * size;
       const double length = Length(column, size);
       const double scale = length > 0 ? 1 / length : 0;
       for (int64_t j = 0; j < size; ++j) {
-        factors[i][j * rank + k] = static_cast<float>(column[j] * scale);
+        factors[i][j * stride + k] = static_cast<float>(column[j] * scale);
       }
+    }
+    for (int64_t j = 0; j < size && rank < stride; ++j) {
+      std::fill(factors[i] + j * stride + rank, factors[i] + (j + 1) * stride, 0.0f);
     }
   }
 }

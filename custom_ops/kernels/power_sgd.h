@@ -25,10 +25,19 @@ struct PowerSgdTensor {
   GradientType type;
   int64_t rows;
   int64_t columns;
-  int64_t rank;  // 0: sent whole
+  int64_t rank;            // 0: sent whole
+  int64_t factor_columns;  // of the variable that the factor is in; at least `rank`
 
   int64_t size() const { return rows * columns; }
+  int64_t left_size() const { return rank == 0 ? size() : rank * rows; }
+  int64_t right_size() const { return rank * columns; }
 };
+
+// One sentence if there is not one rank for each tensor.
+Status CheckRanks(const std::vector<int64_t>& ranks, int64_t num_tensors);
+
+// One sentence on a rank that a tensor can't be sent with.
+Status CheckRank(int64_t tensor, int64_t rank, int64_t rows, int64_t columns);
 
 class PowerSgd {
  public:
@@ -38,9 +47,9 @@ class PowerSgd {
   int64_t left_size() const { return left_size_; }
   int64_t right_size() const { return right_size_; }
 
-  // P = M factor; factors are [columns, rank]. In place of a column of zeros, which would stay so
-  // for ever, come pseudo-random values that are the same for one `step` on all replicas. Returns
-  // whether all of M is finite; if not, the flag is NaN.
+  // P = M factor; factors are the first `rank` columns of [columns, factor_columns]. In place of a
+  // column of zeros, which would stay so for ever, come pseudo-random values that are the same for
+  // one `step` on all replicas. Returns whether all of M is finite; if not, the flag is NaN.
   bool ComputeLeft(const std::vector<const float*>& factors, int64_t step, float* left) const;
 
   // Makes the columns of P orthonormal in place. One that depends on those before it becomes zero.
@@ -62,7 +71,8 @@ class PowerSgd {
   void Keep() const;
 
   // factor = total, its columns scaled to length 1: that changes no product, and whatever the scale
-  // of gradients, P has it, too.
+  // of gradients, P has it, too. Columns behind the rank become zeros: where the rank grows again,
+  // they begin anew.
   void StoreFactors(const float* total, const std::vector<float*>& factors) const;
 
  private:

@@ -20,44 +20,54 @@ using ::tensorflow::OpOutputList;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
+// The last input of each op.
+absl::Status GetBinSizes(OpKernelContext* context, int num_tensors,
+                         std::vector<int64_t>* bin_sizes) {
+  TF_RETURN_IF_ERROR(GetSettings(context, context->num_inputs() - 1, "bin_sizes", bin_sizes));
+  return ToTensorFlow(CheckBinSizes(*bin_sizes, num_tensors));
+}
+
 class AdaCompEncodeOp : public OpKernel {
  public:
   explicit AdaCompEncodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes_));
+    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
     OP_REQUIRES_OK(context, context->GetAttr("scale_factor", &scale_factor_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
     OP_REQUIRES_OK(context, context->GetAttr("M", &num_moments_));
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors(), num_moments_ + 2));
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, num_moments_ + 3));
     if (num_moments_ == 0) return;
-    OP_REQUIRES(context, num_moments_ == num_tensors(),
-                InvalidArgument(num_moments_, " second moments for ", num_tensors(),
+    OP_REQUIRES(context, num_moments_ == num_tensors_,
+                InvalidArgument(num_moments_, " second moments for ", num_tensors_,
                                 " residuals; expected one for each residual, or none"));
     OP_REQUIRES_OK(context, adam_.Read(context));
   }
 
   void Compute(OpKernelContext* context) override {
     int64_t step;
-    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors(), "step", &step));
+    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_, "step", &step));
+    std::vector<int64_t> bin_sizes;
+    OP_REQUIRES_OK(context, GetBinSizes(context, num_tensors_, &bin_sizes));
     AdamSettings adam{};
     if (num_moments_ > 0) {
-      const int adam_step = context->num_inputs() - 1;
+      const int adam_step = 2 * num_tensors_ + 1 + num_moments_;
       OP_REQUIRES_OK(context, adam_.At(context, adam_step, "adam_step", &adam));
     }
     LockedResiduals variables;  // residuals, then second moments
-    OP_REQUIRES_OK(context, variables.Lock(context, {{0, num_tensors(), "residual"},
-                                                     {2 * num_tensors() + 1, num_moments_,
+    OP_REQUIRES_OK(context, variables.Lock(context, {{0, num_tensors_, "residual"},
+                                                     {2 * num_tensors_ + 1, num_moments_,
                                                       "second moment"}}));
-    OP_REQUIRES_OK(context, CheckGradientShapes(context, variables, num_tensors()));
+    OP_REQUIRES_OK(context, CheckGradientShapes(context, variables, num_tensors_));
     OP_REQUIRES_OK(context, CheckMomentShapes(variables));
     OP_REQUIRES_OK(context, variables.Unshare(context));
 
-    AdaCompEncoder encoder(Tensors(context, variables), scale_factor_, ThreadPool(context),
-                           BestSimd(), adam);
+    AdaCompEncoder encoder(Tensors(context, variables, bin_sizes), scale_factor_,
+                           ThreadPool(context), BestSimd(), adam);
     PayloadHeader header;
     header.method = static_cast<uint16_t>(Method::kAdaComp);
     header.fingerprint = fingerprint_;
+    header.plan = PlanOf(bin_sizes);
     header.step = step;
-    header.num_tensors = num_tensors();
+    header.num_tensors = num_tensors_;
     header.flags = encoder.Run() ? 0 : kNonFiniteFlag;
     header.length = kHeaderWords + encoder.body_words();
     const absl::Status status = Write(context, header, &encoder);
@@ -66,11 +76,9 @@ class AdaCompEncodeOp : public OpKernel {
   }
 
  private:
-  int num_tensors() const { return bin_sizes_.size(); }
-
   absl::Status CheckMomentShapes(const LockedResiduals& variables) const {
     for (int i = 0; i < num_moments_; ++i) {
-      const TensorShape& shape = variables.shape(num_tensors() + i);
+      const TensorShape& shape = variables.shape(num_tensors_ + i);
       if (shape == variables.shape(i)) continue;
       return InvalidArgument("second moment ", i, " has shape ", shape.DebugString(),
                              "; expected ", variables.shape(i).DebugString(),
@@ -80,13 +88,14 @@ class AdaCompEncodeOp : public OpKernel {
   }
 
   std::vector<EncoderTensor> Tensors(OpKernelContext* context,
-                                     const LockedResiduals& variables) const {
+                                     const LockedResiduals& variables,
+                                     const std::vector<int64_t>& bin_sizes) const {
     std::vector<EncoderTensor> tensors;
-    for (int i = 0; i < num_tensors(); ++i) {
-      const Tensor& gradient = context->input(num_tensors() + i);
+    for (int i = 0; i < num_tensors_; ++i) {
+      const Tensor& gradient = context->input(num_tensors_ + i);
       tensors.push_back({variables.data(i), gradient.data(), ToGradientType(gradient.dtype()),
-                         gradient.NumElements(), bin_sizes_[i],
-                         num_moments_ > 0 ? variables.data(num_tensors() + i) : nullptr});
+                         gradient.NumElements(), bin_sizes[i],
+                         num_moments_ > 0 ? variables.data(num_tensors_ + i) : nullptr});
     }
     return tensors;
   }
@@ -96,7 +105,7 @@ class AdaCompEncodeOp : public OpKernel {
     Tensor* payload;
     Tensor* tensor_bytes;
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({header.length}), &payload));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({num_tensors()}), &tensor_bytes));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({num_tensors_}), &tensor_bytes));
     int32_t* words = payload->flat<int32_t>().data();
     if (!header.non_finite()) encoder->WriteBody(words + kHeaderWords);
     WriteHeader(header, words);
@@ -105,7 +114,7 @@ class AdaCompEncodeOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  std::vector<int64_t> bin_sizes_;
+  int num_tensors_;
   float scale_factor_;
   int64_t fingerprint_;
   int num_moments_;
@@ -115,17 +124,15 @@ class AdaCompEncodeOp : public OpKernel {
 class AdaCompDecodeOp : public OpKernel {
  public:
   explicit AdaCompDecodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    std::vector<int64_t> bin_sizes;
-    OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes));
+    int64_t num_tensors;
+    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
-    OP_REQUIRES(context, shapes_.size() == bin_sizes.size(),
-                InvalidArgument("shapes has ", shapes_.size(), " entries; expected ",
-                                bin_sizes.size(), ": give one shape for each tensor"));
-    for (size_t i = 0; i < shapes_.size(); ++i) {
-      const int64_t size = shapes_[i].num_elements();
-      OP_REQUIRES_OK(context, ToTensorFlow(CheckTensorSize(i, size)));
-      tensors_.push_back({size, bin_sizes[i]});
+    OP_REQUIRES(context, static_cast<int64_t>(shapes_.size()) == num_tensors,
+                InvalidArgument("shapes has ", shapes_.size(), " entries; expected ", num_tensors,
+                                ": give one shape for each tensor"));
+    for (int64_t i = 0; i < num_tensors; ++i) {
+      OP_REQUIRES_OK(context, ToTensorFlow(CheckTensorSize(i, shapes_[i].num_elements())));
     }
   }
 
@@ -134,19 +141,25 @@ class AdaCompDecodeOp : public OpKernel {
     int64_t step;
     OP_REQUIRES_OK(context, GetScalar(context, 1, "step", &step));
     OP_REQUIRES_OK(context, CheckRows(payloads));
-    AdaCompDecoder decoder(tensors_, fingerprint_, ThreadPool(context));
+    const int num_tensors = static_cast<int>(shapes_.size());
+    std::vector<int64_t> bin_sizes;
+    OP_REQUIRES_OK(context, GetBinSizes(context, num_tensors, &bin_sizes));
+    std::vector<DecoderTensor> tensors;
+    for (int i = 0; i < num_tensors; ++i) {
+      tensors.push_back({shapes_[i].num_elements(), bin_sizes[i]});
+    }
+    AdaCompDecoder decoder(tensors, fingerprint_, ThreadPool(context));
     OP_REQUIRES_OK(context,
                    ToTensorFlow(decoder.Read(payloads.flat<int32_t>().data(),
                                              payloads.dim_size(0), payloads.dim_size(1), step)));
     OpOutputList reduced;
     OP_REQUIRES_OK(context, context->output_list("reduced", &reduced));
     std::vector<float*> outputs;
-    for (size_t i = 0; i < shapes_.size(); ++i) {
+    for (int i = 0; i < num_tensors; ++i) {
       Tensor* output;
       OP_REQUIRES_OK(context, reduced.allocate(i, shapes_[i], &output));
       outputs.push_back(output->flat<float>().data());
     }
-    const int num_tensors = static_cast<int>(tensors_.size());
     Tensor* finite;
     OP_REQUIRES_OK(context, context->allocate_output(num_tensors, TensorShape({}), &finite));
     finite->scalar<bool>()() = decoder.Reduce(outputs);
@@ -155,24 +168,24 @@ class AdaCompDecodeOp : public OpKernel {
  private:
   int64_t fingerprint_;
   std::vector<TensorShape> shapes_;
-  std::vector<DecoderTensor> tensors_;
 };
 
 class AdaCompPutBackOp : public OpKernel {
  public:
   explicit AdaCompPutBackOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, GetBinSizes(context, &bin_sizes_));
+    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
   }
 
   void Compute(OpKernelContext* context) override {
-    const int num_tensors = bin_sizes_.size();
-    const Tensor& payload = context->input(num_tensors);
+    const Tensor& payload = context->input(num_tensors_);
+    std::vector<int64_t> bin_sizes;
+    OP_REQUIRES_OK(context, GetBinSizes(context, num_tensors_, &bin_sizes));
     LockedResiduals residuals;
-    OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors));
+    OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors_));
     std::vector<DecoderTensor> tensors;
-    for (int i = 0; i < num_tensors; ++i) {
-      tensors.push_back({residuals.shape(i).num_elements(), bin_sizes_[i]});
+    for (int i = 0; i < num_tensors_; ++i) {
+      tensors.push_back({residuals.shape(i).num_elements(), bin_sizes[i]});
     }
     AdaCompDecoder decoder(tensors, fingerprint_, ThreadPool(context));
     OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(), 1,
@@ -180,12 +193,12 @@ class AdaCompPutBackOp : public OpKernel {
     if (!decoder.finite()) return;
     OP_REQUIRES_OK(context, residuals.Unshare(context));
     std::vector<float*> values;
-    for (int i = 0; i < num_tensors; ++i) values.push_back(residuals.data(i));
+    for (int i = 0; i < num_tensors_; ++i) values.push_back(residuals.data(i));
     decoder.AddTo(values);
   }
 
  private:
-  std::vector<int64_t> bin_sizes_;
+  int num_tensors_;
   int64_t fingerprint_;
 };
 

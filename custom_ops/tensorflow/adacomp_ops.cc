@@ -16,21 +16,8 @@ using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
-absl::Status CheckBinSizesAttr(InferenceContext* c) {
-  int64_t num_tensors;
-  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
-  std::vector<int64_t> bin_sizes;
-  TF_RETURN_IF_ERROR(c->GetAttr("bin_sizes", &bin_sizes));
-  return ToTensorFlow(CheckBinSizes(bin_sizes, num_tensors));
-}
-
-template <absl::Status (*ShapeFunction)(InferenceContext*)>
-absl::Status WithBinSizes(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(CheckBinSizesAttr(c));
-  return ShapeFunction(c);
-}
-
 absl::Status AdaCompEncodeShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(EncodeShape(c));
   int num_tensors;
   int num_moments;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
@@ -40,7 +27,8 @@ absl::Status AdaCompEncodeShape(InferenceContext* c) {
     TF_RETURN_IF_ERROR(
         MergeVariableShape(c, 2 * num_tensors + 1, i, "second moment", &shape));
   }
-  return EncodeShape(c);
+  ShapeHandle unused;
+  return c->WithRank(c->input(2 * num_tensors + 1 + num_moments), 0, &unused);
 }
 
 absl::Status AccumulateShape(InferenceContext* c) {
@@ -107,39 +95,39 @@ REGISTER_OP("AdaCompEncode")
     .Input("step: int64")
     .Input("second_moments: M * resource")
     .Input("adam_step: int64")
+    .Input("bin_sizes: int64")
     .Output("payload: int32")
     .Output("tensor_bytes: int64")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
-    .Attr("bin_sizes: list(int)")
     .Attr("scale_factor: float = 2.0")
     .Attr("fingerprint: int")
     .Attr("beta_2: float")
     .Attr("epsilon: float")
     .Attr("scale: float")
     .SetIsStateful()
-    .SetShapeFn(WithBinSizes<AdaCompEncodeShape>);
+    .SetShapeFn(WithSettings<CheckBinSizes, AdaCompEncodeShape>);
 
 REGISTER_OP("AdaCompDecode")
     .Input("payloads: int32")
     .Input("step: int64")
+    .Input("bin_sizes: int64")
     .Output("reduced: N * float")
     .Output("finite: bool")
     .Attr("N: int >= 1")
     .Attr("shapes: list(shape)")
-    .Attr("bin_sizes: list(int)")
     .Attr("fingerprint: int")
-    .SetShapeFn(WithBinSizes<DecodeShape>);
+    .SetShapeFn(WithSettings<CheckBinSizes, DecodeShape>);
 
 REGISTER_OP("AdaCompPutBack")
     .Input("residuals: N * resource")
     .Input("payload: int32")
+    .Input("bin_sizes: int64")
     .Attr("N: int >= 1")
-    .Attr("bin_sizes: list(int)")
     .Attr("fingerprint: int")
     .SetIsStateful()
-    .SetShapeFn(WithBinSizes<PutBackShape>);
+    .SetShapeFn(WithSettings<CheckBinSizes, PutBackShape>);
 
 }  // namespace
 }  // namespace gradcomp

@@ -18,15 +18,12 @@ using ::tensorflow::OpOutputList;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-// Residuals and gradients are the first inputs; those of the op itself follow.
+// Residuals, gradients, chunk sizes and groups are the first inputs; those of the op itself follow.
 class ChunkOp : public OpKernel {
  public:
   ChunkOp(OpKernelConstruction* context, int num_own_inputs) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("chunk_sizes", &chunk_sizes_));
-    OP_REQUIRES_OK(context, context->GetAttr("groups", &groups_));
     OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    OP_REQUIRES_OK(context, ToTensorFlow(CheckChunks(chunk_sizes_, groups_, num_tensors_)));
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, num_own_inputs));
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, 2 + num_own_inputs));
   }
 
  protected:
@@ -38,13 +35,18 @@ class ChunkOp : public OpKernel {
   };
 
   absl::Status Begin(OpKernelContext* context, Work* work) const {
+    std::vector<int64_t> chunk_sizes;
+    std::vector<int64_t> groups;
+    TF_RETURN_IF_ERROR(GetSettings(context, 2 * num_tensors_, "chunk_sizes", &chunk_sizes));
+    TF_RETURN_IF_ERROR(GetSettings(context, 2 * num_tensors_ + 1, "groups", &groups));
+    TF_RETURN_IF_ERROR(ToTensorFlow(CheckChunks(chunk_sizes, groups, num_tensors_)));
     TF_RETURN_IF_ERROR(work->residuals.Lock(context, num_tensors_));
     TF_RETURN_IF_ERROR(CheckGradientShapes(context, work->residuals, num_tensors_));
     std::vector<int64_t> sizes;
     for (int i = 0; i < num_tensors_; ++i) {
       sizes.push_back(work->residuals.shape(i).num_elements());
     }
-    work->layout = std::make_unique<ChunkLayout>(sizes, chunk_sizes_, groups_);
+    work->layout = std::make_unique<ChunkLayout>(sizes, chunk_sizes, groups);
     return absl::OkStatus();
   }
 
@@ -68,19 +70,16 @@ class ChunkOp : public OpKernel {
     return ToTensorFlow(CheckOffsets(*work.layout, *offsets));
   }
 
+  int own_index(int i) const { return 2 * num_tensors_ + 2 + i; }
   const Tensor& own_input(OpKernelContext* context, int i) const {
-    return context->input(2 * num_tensors_ + i);
+    return context->input(own_index(i));
   }
 
   absl::Status GetFlag(OpKernelContext* context, int i, const char* name, bool* flag) const {
-    return GetScalar(context, 2 * num_tensors_ + i, name, flag);
+    return GetScalar(context, own_index(i), name, flag);
   }
 
   int num_tensors_;
-
- private:
-  std::vector<int64_t> chunk_sizes_;
-  std::vector<int64_t> groups_;
 };
 
 class ChunkSelectOp : public ChunkOp {
@@ -115,7 +114,7 @@ class ChunkDrawOp : public ChunkOp {
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
     int64_t step = 0;
-    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_, "step", &step));
+    OP_REQUIRES_OK(context, GetScalar(context, own_index(0), "step", &step));
     Tensor* offsets;
     const TensorShape shape({work.layout->num_words()});
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &offsets));

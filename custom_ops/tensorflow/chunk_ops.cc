@@ -1,5 +1,6 @@
 // The ops and their shapes. What they compute: tf_gradcomp/ops/chunks.py.
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "../kernels/chunks.h"
@@ -11,50 +12,78 @@
 namespace gradcomp {
 namespace {
 
+using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
-// What all of them have in common. *num_tensors is their attribute N.
-absl::Status CheckCommon(InferenceContext* c, int* num_tensors) {
-  TF_RETURN_IF_ERROR(c->GetAttr("N", num_tensors));
-  std::vector<int64_t> chunk_sizes;
-  TF_RETURN_IF_ERROR(c->GetAttr("chunk_sizes", &chunk_sizes));
-  std::vector<int64_t> groups;
-  TF_RETURN_IF_ERROR(c->GetAttr("groups", &groups));
-  TF_RETURN_IF_ERROR(ToTensorFlow(CheckChunks(chunk_sizes, groups, *num_tensors)));
-  return CheckGradientShapes(c);
+// What all of them have in common.
+struct Common {
+  int num_tensors;  // the attribute N
+  int own_input;    // the first
+  DimensionHandle offsets;  // words; unknown if shapes or settings are
+  DimensionHandle values;   // elements, with the flag; likewise
+};
+
+absl::Status GetLengths(InferenceContext* c, const std::vector<int64_t>& chunk_sizes,
+                        const std::vector<int64_t>& groups, Common* common) {
+  TF_RETURN_IF_ERROR(ToTensorFlow(CheckChunks(chunk_sizes, groups, common->num_tensors)));
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < common->num_tensors; ++i) {
+    const DimensionHandle size = c->NumElements(c->input(common->num_tensors + i));
+    if (!c->ValueKnown(size)) return absl::OkStatus();
+    sizes.push_back(c->Value(size));
+  }
+  const ChunkLayout layout(sizes, chunk_sizes, groups);
+  common->offsets = c->MakeDim(layout.num_words());
+  common->values = c->MakeDim(layout.num_chunks() + 1);
+  return absl::OkStatus();
+}
+
+absl::Status CheckCommon(InferenceContext* c, Common* common) {
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &common->num_tensors));
+  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
+  const int first = 2 * common->num_tensors;
+  *common = {common->num_tensors, first + 2, c->UnknownDim(), c->UnknownDim()};
+  std::optional<std::vector<int64_t>> chunk_sizes;
+  std::optional<std::vector<int64_t>> groups;
+  TF_RETURN_IF_ERROR(GetKnownSettings(c, first, &chunk_sizes));
+  TF_RETURN_IF_ERROR(GetKnownSettings(c, first + 1, &groups));
+  if (!chunk_sizes || !groups) return absl::OkStatus();
+  return GetLengths(c, *chunk_sizes, *groups, common);
 }
 
 absl::Status OffsetsShape(InferenceContext* c) {
-  int num_tensors;
-  TF_RETURN_IF_ERROR(CheckCommon(c, &num_tensors));
+  Common common;
+  TF_RETURN_IF_ERROR(CheckCommon(c, &common));
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors), 0, &unused));
-  c->set_output(0, c->Vector(c->UnknownDim()));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input), 0, &unused));
+  c->set_output(0, c->Vector(common.offsets));
   if (c->num_outputs() > 1) c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }
 
 absl::Status TakeShape(InferenceContext* c) {
-  int num_tensors;
-  TF_RETURN_IF_ERROR(CheckCommon(c, &num_tensors));
+  Common common;
+  TF_RETURN_IF_ERROR(CheckCommon(c, &common));
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors), 1, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors + 1), 0, &unused));
-  c->set_output(0, c->Vector(c->UnknownDim()));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input), 1, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input + 1), 0, &unused));
+  c->set_output(0, c->Vector(common.values));
   return absl::OkStatus();
 }
 
 absl::Status ApplyShape(InferenceContext* c) {
-  int num_tensors;
-  TF_RETURN_IF_ERROR(CheckCommon(c, &num_tensors));
+  Common common;
+  TF_RETURN_IF_ERROR(CheckCommon(c, &common));
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors), 1, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors + 1), 1, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors + 2), 0, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors + 3), 0, &unused));
-  for (int i = 0; i < num_tensors; ++i) c->set_output(i, c->input(num_tensors + i));
-  c->set_output(num_tensors, c->Scalar());
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input), 1, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input + 1), 1, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input + 2), 0, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input + 3), 0, &unused));
+  for (int i = 0; i < common.num_tensors; ++i) {
+    c->set_output(i, c->input(common.num_tensors + i));
+  }
+  c->set_output(common.num_tensors, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -62,10 +91,10 @@ absl::Status ApplyShape(InferenceContext* c) {
   REGISTER_OP(name)                                        \
       .Attr("N: int >= 1")                                 \
       .Attr("Tgradients: list({float, half, bfloat16}) >= 1") \
-      .Attr("chunk_sizes: list(int)")                      \
-      .Attr("groups: list(int)")                           \
       .Input("residuals: N * resource")                    \
       .Input("gradients: Tgradients")                      \
+      .Input("chunk_sizes: int64")                         \
+      .Input("groups: int64")                              \
       .SetIsStateful()
 
 CHUNK_OP("ChunkSelect")

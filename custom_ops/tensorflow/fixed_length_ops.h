@@ -4,8 +4,10 @@
 //   struct Settings {
 //     static constexpr Method kMethod;
 //     static constexpr bool kDependsOnReplica;  // then Encode has an input `replica`, its number
-//     absl::Status Read(OpKernelConstruction* context, int num_tensors);  // its attributes
-//     std::unique_ptr<const Codec> NewCodec(int tensor, int64_t size) const;
+//     static constexpr const char* kMain;  // the last input, a setting of each tensor; null: none
+//     static Status Check(const std::vector<int64_t>& main, int64_t num_tensors);
+//     absl::Status Read(OpKernelConstruction* context);  // attributes
+//     std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t main) const;
 //   };
 #ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_
 #define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_
@@ -23,18 +25,64 @@
 namespace gradcomp {
 
 template <typename Settings>
-class FixedLengthEncodeOp : public tensorflow::OpKernel {
+class FixedLengthOp : public tensorflow::OpKernel {
  public:
-  explicit FixedLengthEncodeOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+  explicit FixedLengthOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    constexpr int kOwnInputs = Settings::kDependsOnReplica ? 2 : 1;
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, kOwnInputs));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
-    OP_REQUIRES_OK(context, settings_.Read(context, num_tensors_));
+    OP_REQUIRES_OK(context, settings_.Read(context));
+  }
+
+ protected:
+  static constexpr int kMainInputs = Settings::kMain == nullptr ? 0 : 1;
+
+  // The main settings, which are the last input; of a method without, an empty list.
+  absl::Status GetMain(tensorflow::OpKernelContext* context, std::vector<int64_t>* main) const {
+    if constexpr (kMainInputs == 0) {
+      return absl::OkStatus();
+    } else {
+      TF_RETURN_IF_ERROR(GetSettings(context, context->num_inputs() - 1, Settings::kMain, main));
+      return ToTensorFlow(Settings::Check(*main, num_tensors_));
+    }
+  }
+
+  // `shapes` has .shape(i) of each tensor.
+  template <typename Shapes>
+  Codecs NewCodecs(const std::vector<int64_t>& main, const Shapes& shapes) const {
+    Codecs codecs;
+    for (int i = 0; i < num_tensors_; ++i) {
+      const int64_t of_tensor = kMainInputs == 0 ? 0 : main[i];
+      codecs.push_back(settings_.NewCodec(shapes.shape(i).num_elements(), of_tensor));
+    }
+    return codecs;
+  }
+
+  FixedLengthDecoder NewDecoder(tensorflow::OpKernelContext* context, const Codecs& codecs,
+                                const std::vector<int64_t>& main) const {
+    return FixedLengthDecoder(codecs, Settings::kMethod, fingerprint_, PlanOf(main),
+                              ThreadPool(context));
+  }
+
+  int num_tensors_;
+  int64_t fingerprint_;
+
+ private:
+  Settings settings_;
+};
+
+template <typename Settings>
+class FixedLengthEncodeOp : public FixedLengthOp<Settings> {
+ public:
+  explicit FixedLengthEncodeOp(tensorflow::OpKernelConstruction* context)
+      : FixedLengthOp<Settings>(context) {
+    constexpr int kOwnInputs = (Settings::kDependsOnReplica ? 2 : 1) + Base::kMainInputs;
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, kOwnInputs));
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {
-    Sender sender = {Settings::kMethod, fingerprint_, 0, 0};
+    std::vector<int64_t> main;
+    OP_REQUIRES_OK(context, this->GetMain(context, &main));
+    Sender sender = {Settings::kMethod, this->fingerprint_, PlanOf(main), 0, 0};
     OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_, "step", &sender.step));
     if constexpr (Settings::kDependsOnReplica) {
       OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_ + 1, "replica", &sender.replica));
@@ -43,10 +91,7 @@ class FixedLengthEncodeOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors_));
     OP_REQUIRES_OK(context, CheckGradientShapes(context, residuals, num_tensors_));
 
-    Codecs codecs;
-    for (int i = 0; i < num_tensors_; ++i) {
-      codecs.push_back(settings_.NewCodec(i, residuals.shape(i).num_elements()));
-    }
+    const Codecs codecs = this->NewCodecs(main, residuals);
     tensorflow::Tensor* payload;
     tensorflow::Tensor* tensor_bytes;
     OP_REQUIRES_OK(context, context->allocate_output(0, {PayloadWords(codecs)}, &payload));
@@ -64,27 +109,19 @@ class FixedLengthEncodeOp : public tensorflow::OpKernel {
   }
 
  private:
-  int num_tensors_;
-  int64_t fingerprint_;
-  Settings settings_;
+  using Base = FixedLengthOp<Settings>;
+  using Base::num_tensors_;
 };
 
 template <typename Settings>
-class FixedLengthDecodeOp : public tensorflow::OpKernel {
+class FixedLengthDecodeOp : public FixedLengthOp<Settings> {
  public:
-  explicit FixedLengthDecodeOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
-    int num_tensors;
-    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors));
-    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
+  explicit FixedLengthDecodeOp(tensorflow::OpKernelConstruction* context)
+      : FixedLengthOp<Settings>(context) {
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
-    OP_REQUIRES(context, shapes_.size() == num_tensors,
-                InvalidArgument("shapes has ", shapes_.size(), " entries; expected ", num_tensors,
+    OP_REQUIRES(context, static_cast<int>(shapes_.size()) == num_tensors_,
+                InvalidArgument("shapes has ", shapes_.size(), " entries; expected ", num_tensors_,
                                 ": give one shape for each tensor"));
-    Settings settings;
-    OP_REQUIRES_OK(context, settings.Read(context, num_tensors));
-    for (int i = 0; i < num_tensors; ++i) {
-      codecs_.push_back(settings.NewCodec(i, shapes_[i].num_elements()));
-    }
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {
@@ -92,45 +129,44 @@ class FixedLengthDecodeOp : public tensorflow::OpKernel {
     int64_t step;
     OP_REQUIRES_OK(context, GetScalar(context, 1, "step", &step));
     OP_REQUIRES_OK(context, CheckRows(payloads));
-    FixedLengthDecoder decoder(codecs_, Settings::kMethod, fingerprint_, ThreadPool(context));
+    std::vector<int64_t> main;
+    OP_REQUIRES_OK(context, this->GetMain(context, &main));
+    const Codecs codecs = this->NewCodecs(main, *this);
+    FixedLengthDecoder decoder = this->NewDecoder(context, codecs, main);
     OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payloads.flat<int32_t>().data(),
                                                       payloads.dim_size(0), payloads.dim_size(1),
                                                       step)));
     std::vector<float*> outputs;
-    for (int i = 0; i < codecs_.size(); ++i) {
+    for (int i = 0; i < num_tensors_; ++i) {
       tensorflow::Tensor* output;
       OP_REQUIRES_OK(context, context->allocate_output(i, shapes_[i], &output));
       outputs.push_back(output->flat<float>().data());
     }
     tensorflow::Tensor* finite;
-    OP_REQUIRES_OK(context, context->allocate_output(codecs_.size(), {}, &finite));
+    OP_REQUIRES_OK(context, context->allocate_output(num_tensors_, {}, &finite));
     finite->scalar<bool>()() = decoder.Reduce(outputs);
   }
 
+  const tensorflow::TensorShape& shape(int i) const { return shapes_[i]; }
+
  private:
-  int64_t fingerprint_;
+  using FixedLengthOp<Settings>::num_tensors_;
   std::vector<tensorflow::TensorShape> shapes_;
-  Codecs codecs_;
 };
 
 template <typename Settings>
-class FixedLengthPutBackOp : public tensorflow::OpKernel {
+class FixedLengthPutBackOp : public FixedLengthOp<Settings> {
  public:
-  explicit FixedLengthPutBackOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
-    OP_REQUIRES_OK(context, settings_.Read(context, num_tensors_));
-  }
+  using FixedLengthOp<Settings>::FixedLengthOp;
 
   void Compute(tensorflow::OpKernelContext* context) override {
     const tensorflow::Tensor& payload = context->input(num_tensors_);
+    std::vector<int64_t> main;
+    OP_REQUIRES_OK(context, this->GetMain(context, &main));
     LockedResiduals residuals;
     OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors_));
-    Codecs codecs;
-    for (int i = 0; i < num_tensors_; ++i) {
-      codecs.push_back(settings_.NewCodec(i, residuals.shape(i).num_elements()));
-    }
-    FixedLengthDecoder decoder(codecs, Settings::kMethod, fingerprint_, ThreadPool(context));
+    const Codecs codecs = this->NewCodecs(main, residuals);
+    FixedLengthDecoder decoder = this->NewDecoder(context, codecs, main);
     OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(), 1,
                                                       payload.NumElements(), std::nullopt)));
     OP_REQUIRES_OK(context, residuals.Unshare(context));
@@ -140,14 +176,13 @@ class FixedLengthPutBackOp : public tensorflow::OpKernel {
   }
 
  private:
-  int num_tensors_;
-  int64_t fingerprint_;
-  Settings settings_;
+  using FixedLengthOp<Settings>::num_tensors_;
 };
 
 }  // namespace gradcomp
 
-// Each takes the method's own inputs and attributes behind it.
+// Each takes the method's own inputs and attributes behind it, the main settings last of the inputs,
+// and then EncodeShape, DecodeShape or PutBackShape, with settings in WithSettings.
 #define GRADCOMP_ENCODE_OP(name)                                     \
   REGISTER_OP(name)                                                  \
       .Input("residuals: N * resource")                              \
@@ -158,8 +193,7 @@ class FixedLengthPutBackOp : public tensorflow::OpKernel {
       .Attr("N: int >= 1")                                           \
       .Attr("Tgradients: list({float, half, bfloat16}) >= 1")        \
       .Attr("fingerprint: int")                                      \
-      .SetIsStateful()                                               \
-      .SetShapeFn(EncodeShape)
+      .SetIsStateful()
 
 #define GRADCOMP_DECODE_OP(name)       \
   REGISTER_OP(name)                    \
@@ -169,8 +203,7 @@ class FixedLengthPutBackOp : public tensorflow::OpKernel {
       .Output("finite: bool")          \
       .Attr("N: int >= 1")             \
       .Attr("shapes: list(shape)")     \
-      .Attr("fingerprint: int")        \
-      .SetShapeFn(DecodeShape)
+      .Attr("fingerprint: int")
 
 #define GRADCOMP_PUT_BACK_OP(name)            \
   REGISTER_OP(name)                           \
@@ -178,7 +211,6 @@ class FixedLengthPutBackOp : public tensorflow::OpKernel {
       .Input("payload: int32")                \
       .Attr("N: int >= 1")                    \
       .Attr("fingerprint: int")               \
-      .SetIsStateful()                        \
-      .SetShapeFn(PutBackShape)
+      .SetIsStateful()
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_

@@ -31,11 +31,16 @@ ParallelFor ThreadPool(OpKernelContext* context) {
   };
 }
 
-absl::Status GetBinSizes(OpKernelConstruction* context, std::vector<int64_t>* bin_sizes) {
-  int64_t num_tensors;
-  TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors));
-  TF_RETURN_IF_ERROR(context->GetAttr("bin_sizes", bin_sizes));
-  return ToTensorFlow(CheckBinSizes(*bin_sizes, num_tensors));
+absl::Status GetSettings(OpKernelContext* context, int input, const char* name,
+                         std::vector<int64_t>* settings) {
+  const Tensor& tensor = context->input(input);
+  if (tensor.dims() != 1) {
+    return InvalidArgument(name, " has shape ", tensor.shape().DebugString(),
+                           "; expected a vector, with an entry for each tensor");
+  }
+  const auto values = tensor.vec<int64_t>();
+  settings->assign(values.data(), values.data() + values.size());
+  return absl::OkStatus();
 }
 
 absl::Status CheckOneGradientEach(OpKernelConstruction* context, int num_tensors,

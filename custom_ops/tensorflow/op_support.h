@@ -19,9 +19,9 @@ GradientType ToGradientType(tensorflow::DataType dtype);
 // TensorFlow's intra-op threads.
 ParallelFor ThreadPool(tensorflow::OpKernelContext* context);
 
-// Reads and checks the attributes N and bin_sizes.
-absl::Status GetBinSizes(tensorflow::OpKernelConstruction* context,
-                         std::vector<int64_t>* bin_sizes);
+// Reads the input, a vector that errors call `name`: a setting of each tensor. A method checks it.
+absl::Status GetSettings(tensorflow::OpKernelContext* context, int input, const char* name,
+                         std::vector<int64_t>* settings);
 
 // Reads the input, a scalar that errors call `name`.
 template <typename Value>

@@ -17,54 +17,63 @@ using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
 // What the three ops have in common. Residuals and gradients are the first inputs, then there may
-// be factors; those of the op itself follow.
+// be factors; those of the op itself follow, and the ranks are the last.
 class PowerSgdOp : public OpKernel {
  public:
   PowerSgdOp(OpKernelConstruction* context, bool has_factors, int num_own_inputs)
       : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
-    OP_REQUIRES(context, static_cast<int>(ranks_.size()) == num_tensors_,
-                InvalidArgument("ranks has ", ranks_.size(), " entries; expected ", num_tensors_,
-                                ": give one rank for each tensor"));
     own_inputs_ = (has_factors ? 3 : 2) * num_tensors_;
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_,
-                                                 own_inputs_ - 2 * num_tensors_ + num_own_inputs));
+    const int num_others = own_inputs_ - 2 * num_tensors_ + num_own_inputs + 1;
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, num_others));
   }
 
  protected:
-  absl::Status LockResiduals(OpKernelContext* context, LockedResiduals* residuals) const {
+  using Ranks = std::vector<int64_t>;
+
+  absl::Status GetRanks(OpKernelContext* context, Ranks* ranks) const {
+    TF_RETURN_IF_ERROR(GetSettings(context, context->num_inputs() - 1, "ranks", ranks));
+    return ToTensorFlow(CheckRanks(*ranks, num_tensors_));
+  }
+
+  absl::Status LockResiduals(OpKernelContext* context, const Ranks& ranks,
+                             LockedResiduals* residuals) const {
     TF_RETURN_IF_ERROR(residuals->Lock(context, num_tensors_));
     TF_RETURN_IF_ERROR(CheckGradientShapes(context, *residuals, num_tensors_));
     for (int i = 0; i < num_tensors_; ++i) {
       const TensorShape& shape = residuals->shape(i);
-      const int64_t largest = std::min(Rows(shape), Columns(shape));
-      if (ranks_[i] >= 0 && ranks_[i] <= largest) continue;
-      return InvalidArgument("ranks[", i, "] is ", ranks_[i], "; expected 1 to ", largest,
-                             ", the smaller dimension of tensor ", i, ", or 0 to send it whole");
+      TF_RETURN_IF_ERROR(ToTensorFlow(CheckRank(i, ranks[i], Rows(shape), Columns(shape))));
     }
     return absl::OkStatus();
   }
 
-  absl::Status LockFactors(OpKernelContext* context, LockedResiduals* factors) const {
+  // A factor may have more columns than the rank; of a tensor that is sent whole, also none at all.
+  absl::Status LockFactors(OpKernelContext* context, const Ranks& ranks,
+                           LockedResiduals* factors) const {
     TF_RETURN_IF_ERROR(factors->Lock(context, num_tensors_, 2 * num_tensors_, "factor"));
     for (int i = 0; i < num_tensors_; ++i) {
-      const TensorShape& gradient = context->input(num_tensors_ + i).shape();
-      const TensorShape expected =
-          ranks_[i] == 0 ? TensorShape({0}) : TensorShape({Columns(gradient), ranks_[i]});
-      if (factors->shape(i) == expected) continue;
-      return InvalidArgument("factor ", i, " has shape ", factors->shape(i).DebugString(),
-                             "; expected ", expected.DebugString());
+      const int64_t columns = Columns(context->input(num_tensors_ + i).shape());
+      const TensorShape& shape = factors->shape(i);
+      if (ranks[i] == 0 && shape == TensorShape({0})) continue;
+      if (shape.dims() == 2 && shape.dim_size(0) == columns && shape.dim_size(1) >= ranks[i]) {
+        continue;
+      }
+      return InvalidArgument("factor ", i, " has shape ", shape.DebugString(), "; expected [",
+                             columns, ",", ranks[i], "], or more columns",
+                             ranks[i] == 0 ? ", or [0]" : "");
     }
     return absl::OkStatus();
   }
 
-  PowerSgd Method(OpKernelContext* context, const LockedResiduals& residuals) const {
+  PowerSgd Method(OpKernelContext* context, const Ranks& ranks, const LockedResiduals& residuals,
+                  const LockedResiduals* factors) const {
     std::vector<PowerSgdTensor> tensors;
     for (int i = 0; i < num_tensors_; ++i) {
       const Tensor& gradient = context->input(num_tensors_ + i);
+      const bool has_factor = factors != nullptr && factors->shape(i).dims() == 2;
       tensors.push_back({residuals.data(i), gradient.data(), ToGradientType(gradient.dtype()),
-                         Rows(gradient.shape()), Columns(gradient.shape()), ranks_[i]});
+                         Rows(gradient.shape()), Columns(gradient.shape()), ranks[i],
+                         has_factor ? factors->shape(i).dim_size(1) : 0});
     }
     return PowerSgd(tensors, ThreadPool(context));
   }
@@ -94,7 +103,6 @@ class PowerSgdOp : public OpKernel {
 
   int num_tensors_;
   int own_inputs_;  // the first of them
-  std::vector<int64_t> ranks_;
 };
 
 class PowerSgdLeftOp : public PowerSgdOp {
@@ -104,11 +112,13 @@ class PowerSgdLeftOp : public PowerSgdOp {
   void Compute(OpKernelContext* context) override {
     int64_t step = 0;
     OP_REQUIRES_OK(context, GetScalar(context, own_inputs(), "step", &step));
+    Ranks ranks;
     LockedResiduals residuals;
     LockedResiduals factors;
-    OP_REQUIRES_OK(context, LockResiduals(context, &residuals));
-    OP_REQUIRES_OK(context, LockFactors(context, &factors));
-    const PowerSgd method = Method(context, residuals);
+    OP_REQUIRES_OK(context, GetRanks(context, &ranks));
+    OP_REQUIRES_OK(context, LockResiduals(context, ranks, &residuals));
+    OP_REQUIRES_OK(context, LockFactors(context, ranks, &factors));
+    const PowerSgd method = Method(context, ranks, residuals, &factors);
     std::vector<const float*> from;
     for (int i = 0; i < num_tensors(); ++i) from.push_back(factors.data(i));
     Tensor* left;
@@ -125,9 +135,11 @@ class PowerSgdRightOp : public PowerSgdOp {
   explicit PowerSgdRightOp(OpKernelConstruction* context) : PowerSgdOp(context, false, 1) {}
 
   void Compute(OpKernelContext* context) override {
+    Ranks ranks;
     LockedResiduals residuals;
-    OP_REQUIRES_OK(context, LockResiduals(context, &residuals));
-    const PowerSgd method = Method(context, residuals);
+    OP_REQUIRES_OK(context, GetRanks(context, &ranks));
+    OP_REQUIRES_OK(context, LockResiduals(context, ranks, &residuals));
+    const PowerSgd method = Method(context, ranks, residuals, nullptr);
     const float* sum = nullptr;
     OP_REQUIRES_OK(context, GetVector(context, 0, "left_sum", method.left_size(), &sum));
     Tensor* left_output;
@@ -159,13 +171,15 @@ class PowerSgdReduceOp : public PowerSgdOp {
   explicit PowerSgdReduceOp(OpKernelConstruction* context) : PowerSgdOp(context, true, 5) {}
 
   void Compute(OpKernelContext* context) override {
+    Ranks ranks;
     LockedResiduals residuals;
     LockedResiduals factors;
-    OP_REQUIRES_OK(context, LockResiduals(context, &residuals));
-    OP_REQUIRES_OK(context, LockFactors(context, &factors));
+    OP_REQUIRES_OK(context, GetRanks(context, &ranks));
+    OP_REQUIRES_OK(context, LockResiduals(context, ranks, &residuals));
+    OP_REQUIRES_OK(context, LockFactors(context, ranks, &factors));
     OP_REQUIRES_OK(context, residuals.Unshare(context));
     OP_REQUIRES_OK(context, factors.Unshare(context));
-    const PowerSgd method = Method(context, residuals);
+    const PowerSgd method = Method(context, ranks, residuals, &factors);
     const float* left = nullptr;
     const float* right = nullptr;
     const float* right_sum = nullptr;

@@ -1,5 +1,11 @@
 // The ops and their shapes. What they compute: tf_gradcomp/ops/power_sgd.py.
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "../kernels/power_sgd.h"
 #include "shape_support.h"
+#include "status.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -7,25 +13,65 @@
 namespace gradcomp {
 namespace {
 
+using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+// Elements of the two vectors that are summed; unknown if shapes or ranks are.
+struct Lengths {
+  DimensionHandle left;
+  DimensionHandle right;
+};
+
+absl::Status GetLengths(InferenceContext* c, Lengths* lengths) {
+  *lengths = {c->UnknownDim(), c->UnknownDim()};
+  int num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  std::optional<std::vector<int64_t>> ranks;
+  TF_RETURN_IF_ERROR(GetKnownSettings(c, c->num_inputs() - 1, &ranks));
+  if (!ranks) return absl::OkStatus();
+  TF_RETURN_IF_ERROR(ToTensorFlow(CheckRanks(*ranks, num_tensors)));
+  int64_t left = 1;
+  int64_t right = 0;
+  for (int i = 0; i < num_tensors; ++i) {
+    const ShapeHandle shape = c->input(num_tensors + i);
+    if (!c->FullyDefined(shape)) return absl::OkStatus();
+    PowerSgdTensor tensor = {};
+    tensor.columns = c->Rank(shape) == 0 ? 1 : c->Value(c->Dim(shape, -1));
+    const int64_t elements = c->Value(c->NumElements(shape));
+    tensor.rows = elements == 0 ? 0 : elements / tensor.columns;
+    tensor.rank = (*ranks)[i];
+    TF_RETURN_IF_ERROR(ToTensorFlow(CheckRank(i, tensor.rank, tensor.rows, tensor.columns)));
+    left += tensor.left_size();
+    right += tensor.right_size();
+  }
+  *lengths = {c->MakeDim(left), c->MakeDim(right)};
+  return absl::OkStatus();
+}
 
 absl::Status LeftShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
-  c->set_output(0, c->Vector(c->UnknownDim()));
+  Lengths lengths;
+  TF_RETURN_IF_ERROR(GetLengths(c, &lengths));
+  c->set_output(0, c->Vector(lengths.left));
   c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }
 
 absl::Status RightShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
-  c->set_output(0, c->input(c->num_inputs() - 1));
-  c->set_output(1, c->Vector(c->UnknownDim()));
+  Lengths lengths;
+  TF_RETURN_IF_ERROR(GetLengths(c, &lengths));
+  c->set_output(0, c->input(c->num_inputs() - 2));
+  c->set_output(1, c->Vector(lengths.right));
   c->set_output(2, c->Scalar());
   return absl::OkStatus();
 }
 
 absl::Status ReduceShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
+  Lengths lengths;
+  TF_RETURN_IF_ERROR(GetLengths(c, &lengths));
   int num_tensors;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
   for (int i = 0; i < num_tensors; ++i) c->set_output(i, c->input(num_tensors + i));
@@ -38,11 +84,11 @@ REGISTER_OP("PowerSgdLeft")
     .Input("gradients: Tgradients")
     .Input("factors: N * resource")
     .Input("step: int64")
+    .Input("ranks: int64")
     .Output("left: float")
     .Output("finite: bool")
     .Attr("N: int >= 1")
     .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
-    .Attr("ranks: list(int)")
     .SetIsStateful()
     .SetShapeFn(LeftShape);
 
@@ -50,12 +96,12 @@ REGISTER_OP("PowerSgdRight")
     .Input("residuals: N * resource")
     .Input("gradients: Tgradients")
     .Input("left_sum: float")
+    .Input("ranks: int64")
     .Output("left: float")
     .Output("right: float")
     .Output("finite: bool")
     .Attr("N: int >= 1")
     .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
-    .Attr("ranks: list(int)")
     .SetIsStateful()
     .SetShapeFn(RightShape);
 
@@ -68,11 +114,11 @@ REGISTER_OP("PowerSgdReduce")
     .Input("right_sum: float")
     .Input("keep: bool")
     .Input("finite: bool")
+    .Input("ranks: int64")
     .Output("reduced: N * float")
     .Output("all_finite: bool")
     .Attr("N: int >= 1")
     .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
-    .Attr("ranks: list(int)")
     .SetIsStateful()
     .SetShapeFn(ReduceShape);
 

@@ -12,18 +12,20 @@ namespace {
 
 using ::tensorflow::DEVICE_CPU;
 using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
 
-absl::Status CheckBits(const std::vector<int64_t>& bits, int num_tensors) {
-  if (bits.size() != num_tensors) {
-    return InvalidArgument("bits has ", bits.size(), " entries; expected ", num_tensors,
-                           ": give one number of bits for each tensor");
+Status CheckBits(const std::vector<int64_t>& bits, int64_t num_tensors) {
+  if (static_cast<int64_t>(bits.size()) != num_tensors) {
+    return {Concat("bits has ", bits.size(), " entries; expected ", num_tensors,
+                   ": give one number of bits for each tensor")};
   }
-  for (int i = 0; i < num_tensors; ++i) {
+  for (int64_t i = 0; i < num_tensors; ++i) {
     if (bits[i] == 0 || (bits[i] >= kMinQsgdBits && bits[i] <= kMaxQsgdBits)) continue;
-    return InvalidArgument("bits[", i, "] is ", bits[i], "; expected ", kMinQsgdBits, " to ",
-                           kMaxQsgdBits, ", or 0 to send the tensor whole");
+    return {Concat("bits[", i, "] is ", bits[i], "; expected ", kMinQsgdBits, " to ",
+                   kMaxQsgdBits, ", or 0 to send the tensor whole")};
   }
-  return absl::OkStatus();
+  return {};
 }
 
 absl::Status CheckBucketSize(int64_t size) {
@@ -36,40 +38,54 @@ class QsgdOpSettings {
  public:
   static constexpr Method kMethod = Method::kQsgd;
   static constexpr bool kDependsOnReplica = true;
+  static constexpr const char* kMain = "bits";
 
-  absl::Status Read(OpKernelConstruction* context, int num_tensors) {
-    TF_RETURN_IF_ERROR(context->GetAttr("bits", &bits_));
+  static Status Check(const std::vector<int64_t>& bits, int64_t num_tensors) {
+    return CheckBits(bits, num_tensors);
+  }
+
+  absl::Status Read(OpKernelConstruction* context) {
     TF_RETURN_IF_ERROR(context->GetAttr("bucket_size", &bucket_size_));
     if (context->HasAttr("seed")) {  // only the encoder rounds
       TF_RETURN_IF_ERROR(context->GetAttr("stochastic", &stochastic_));
       TF_RETURN_IF_ERROR(context->GetAttr("seed", &seed_));
     }
-    TF_RETURN_IF_ERROR(CheckBits(bits_, num_tensors));
     return CheckBucketSize(bucket_size_);
   }
 
-  std::unique_ptr<const Codec> NewCodec(int tensor, int64_t size) const {
-    if (bits_[tensor] == 0) return std::make_unique<WholeCodec>(size);
-    const QsgdSettings settings = {static_cast<int>(bits_[tensor]), bucket_size_, stochastic_,
-                                   seed_};
+  std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t bits) const {
+    if (bits == 0) return std::make_unique<WholeCodec>(size);
+    const QsgdSettings settings = {static_cast<int>(bits), bucket_size_, stochastic_, seed_};
     return std::make_unique<QsgdCodec>(size, settings);
   }
 
  private:
-  std::vector<int64_t> bits_;
   int64_t bucket_size_;
   bool stochastic_ = false;
   int64_t seed_ = 0;
 };
 
+absl::Status QsgdEncodeShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(EncodeShape(c));
+  ShapeHandle unused;
+  return c->WithRank(c->input(c->num_inputs() - 2), 0, &unused);  // of the replica
+}
+
 GRADCOMP_ENCODE_OP("QsgdEncode")
     .Input("replica: int64")
-    .Attr("bits: list(int)")
+    .Input("bits: int64")
     .Attr("bucket_size: int")
     .Attr("stochastic: bool")
-    .Attr("seed: int");
-GRADCOMP_DECODE_OP("QsgdDecode").Attr("bits: list(int)").Attr("bucket_size: int");
-GRADCOMP_PUT_BACK_OP("QsgdPutBack").Attr("bits: list(int)").Attr("bucket_size: int");
+    .Attr("seed: int")
+    .SetShapeFn(WithSettings<CheckBits, QsgdEncodeShape>);
+GRADCOMP_DECODE_OP("QsgdDecode")
+    .Input("bits: int64")
+    .Attr("bucket_size: int")
+    .SetShapeFn(WithSettings<CheckBits, DecodeShape>);
+GRADCOMP_PUT_BACK_OP("QsgdPutBack")
+    .Input("bits: int64")
+    .Attr("bucket_size: int")
+    .SetShapeFn(WithSettings<CheckBits, PutBackShape>);
 
 REGISTER_KERNEL_BUILDER(Name("QsgdEncode").Device(DEVICE_CPU),
                         FixedLengthEncodeOp<QsgdOpSettings>);

@@ -1,15 +1,13 @@
 #include "shape_support.h"
 
-#include <cstdint>
-#include <vector>
-
-#include "status.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace gradcomp {
 
 using ::tensorflow::DataType;
+using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
@@ -42,14 +40,23 @@ absl::Status CheckGradientShapes(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status GetKnownSettings(InferenceContext* c, int input,
+                              std::optional<std::vector<int64_t>>* settings) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(input), 1, &unused));
+  const Tensor* known = c->input_tensor(input);
+  if (known == nullptr) return absl::OkStatus();
+  const auto values = known->vec<int64_t>();
+  settings->emplace(values.data(), values.data() + values.size());
+  return absl::OkStatus();
+}
+
 absl::Status EncodeShape(InferenceContext* c) {
   int num_tensors;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   ShapeHandle unused;
-  for (int i = 2 * num_tensors; i < c->num_inputs(); ++i) {
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
-  }
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * num_tensors), 0, &unused));
   c->set_output(0, c->Vector(c->UnknownDim()));
   c->set_output(1, c->Vector(num_tensors));
   return absl::OkStatus();
@@ -77,7 +84,8 @@ absl::Status DecodeShape(InferenceContext* c) {
 }
 
 absl::Status PutBackShape(InferenceContext* c) {
-  const int num_tensors = c->num_inputs() - 1;
+  int num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
   for (int i = 0; i < num_tensors; ++i) {
     ShapeHandle shape = c->UnknownShape();
     TF_RETURN_IF_ERROR(MergeVariableShape(c, 0, i, "residual", &shape));

@@ -2,6 +2,11 @@
 #ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPE_SUPPORT_H_
 #define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPE_SUPPORT_H_
 
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "status.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace gradcomp {
@@ -15,8 +20,25 @@ absl::Status MergeVariableShape(tensorflow::shape_inference::InferenceContext* c
 // For ops whose first inputs are N residuals and as many gradients: checks that they fit.
 absl::Status CheckGradientShapes(tensorflow::shape_inference::InferenceContext* c);
 
-// Shape functions of <Method>Encode: N residuals, N gradients and scalars to payload and
-// tensor_bytes.
+// The settings of tensors in an input, if they are known while the graph is built.
+absl::Status GetKnownSettings(tensorflow::shape_inference::InferenceContext* c, int input,
+                              std::optional<std::vector<int64_t>>* settings);
+
+// Adds to the shape function of an op, whose last input are settings, that they are checked, if they
+// are known.
+template <Status (*check)(const std::vector<int64_t>& settings, int64_t num_tensors),
+          absl::Status (*shape_function)(tensorflow::shape_inference::InferenceContext*)>
+absl::Status WithSettings(tensorflow::shape_inference::InferenceContext* c) {
+  int64_t num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  std::optional<std::vector<int64_t>> settings;
+  TF_RETURN_IF_ERROR(GetKnownSettings(c, c->num_inputs() - 1, &settings));
+  if (settings) TF_RETURN_IF_ERROR(ToTensorFlow(check(*settings, num_tensors)));
+  return shape_function(c);
+}
+
+// Shape functions of <Method>Encode: N residuals, N gradients, the step and other inputs to payload
+// and tensor_bytes.
 absl::Status EncodeShape(tensorflow::shape_inference::InferenceContext* c);
 
 // Of <Method>Decode: rows of payloads and step to N tensors of the attribute `shapes`, and finite.

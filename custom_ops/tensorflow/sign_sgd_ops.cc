@@ -14,16 +14,17 @@ using ::tensorflow::OpKernelConstruction;
 struct SignSgdSettings {
   static constexpr Method kMethod = Method::kSignSgd;
   static constexpr bool kDependsOnReplica = false;
+  static constexpr const char* kMain = nullptr;
 
-  absl::Status Read(OpKernelConstruction*, int) { return absl::OkStatus(); }
-  std::unique_ptr<const Codec> NewCodec(int, int64_t size) const {
+  absl::Status Read(OpKernelConstruction*) { return absl::OkStatus(); }
+  std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t) const {
     return std::make_unique<SignSgdCodec>(size);
   }
 };
 
-GRADCOMP_ENCODE_OP("SignSgdEncode");
-GRADCOMP_DECODE_OP("SignSgdDecode");
-GRADCOMP_PUT_BACK_OP("SignSgdPutBack");
+GRADCOMP_ENCODE_OP("SignSgdEncode").SetShapeFn(EncodeShape);
+GRADCOMP_DECODE_OP("SignSgdDecode").SetShapeFn(DecodeShape);
+GRADCOMP_PUT_BACK_OP("SignSgdPutBack").SetShapeFn(PutBackShape);
 
 REGISTER_KERNEL_BUILDER(Name("SignSgdEncode").Device(DEVICE_CPU),
                         FixedLengthEncodeOp<SignSgdSettings>);

@@ -24,30 +24,32 @@ using ::tensorflow::Tensor;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
+Status CheckEntries(const std::vector<int64_t>& entries, int64_t num_tensors) {
+  if (static_cast<int64_t>(entries.size()) != num_tensors) {
+    return {Concat("entries has ", entries.size(), " entries; expected ", num_tensors,
+                   ": give one number for each tensor")};
+  }
+  for (int64_t i = 0; i < num_tensors; ++i) {
+    if (entries[i] >= 0) continue;
+    return {Concat("entries[", i, "] is ", entries[i],
+                   "; expected 1 or more, or 0 to send the tensor whole")};
+  }
+  return {};
+}
+
 struct TopKSettings {
   static constexpr Method kMethod = Method::kTopK;
   static constexpr bool kDependsOnReplica = false;
+  static constexpr const char* kMain = "entries";
 
-  absl::Status Read(OpKernelConstruction* context, int num_tensors) {
-    TF_RETURN_IF_ERROR(context->GetAttr("entries", &entries));
-    if (entries.size() != num_tensors) {
-      return InvalidArgument("entries has ", entries.size(), " entries; expected ", num_tensors,
-                             ": give one number for each tensor");
-    }
-    for (int i = 0; i < num_tensors; ++i) {
-      if (entries[i] >= 0) continue;
-      return InvalidArgument("entries[", i, "] is ", entries[i],
-                             "; expected 1 or more, or 0 to send the tensor whole");
-    }
-    return absl::OkStatus();
+  static Status Check(const std::vector<int64_t>& entries, int64_t num_tensors) {
+    return CheckEntries(entries, num_tensors);
   }
-
-  std::unique_ptr<const Codec> NewCodec(int tensor, int64_t size) const {
-    if (entries[tensor] == 0) return std::make_unique<WholeCodec>(size);
-    return std::make_unique<TopKCodec>(size, std::min(size, entries[tensor]));
+  absl::Status Read(OpKernelConstruction*) { return absl::OkStatus(); }
+  std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t entries) const {
+    if (entries == 0) return std::make_unique<WholeCodec>(size);
+    return std::make_unique<TopKCodec>(size, std::min(size, entries));
   }
-
-  std::vector<int64_t> entries;
 };
 
 class MomentumCorrectionOp : public OpKernel {
@@ -95,26 +97,21 @@ class MomentumCorrectionOp : public OpKernel {
 
 // Makes the corrected gradients the velocities, and, where they were sent, zeros (Lin et al. 2018,
 // section 3.3, momentum factor masking). What was not finite is dropped.
-class TopKKeepVelocityOp : public OpKernel {
+class TopKKeepVelocityOp : public FixedLengthOp<TopKSettings> {
  public:
-  explicit TopKKeepVelocityOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
-    OP_REQUIRES_OK(context, settings_.Read(context, num_tensors_));
-  }
+  using FixedLengthOp::FixedLengthOp;
 
   void Compute(OpKernelContext* context) override {
     const Tensor& payload = context->input(2 * num_tensors_);
     bool sent = false;
     OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_ + 1, "sent", &sent));
+    std::vector<int64_t> entries;
+    OP_REQUIRES_OK(context, GetMain(context, &entries));
     LockedResiduals velocities;
     OP_REQUIRES_OK(context, velocities.Lock(context, num_tensors_));
     OP_REQUIRES_OK(context, CheckGradientShapes(context, velocities, num_tensors_));
-    Codecs codecs;
-    for (int i = 0; i < num_tensors_; ++i) {
-      codecs.push_back(settings_.NewCodec(i, velocities.shape(i).num_elements()));
-    }
-    FixedLengthDecoder decoder(codecs, TopKSettings::kMethod, fingerprint_, ThreadPool(context));
+    const Codecs codecs = NewCodecs(entries, velocities);
+    FixedLengthDecoder decoder = NewDecoder(context, codecs, entries);
     OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(), 1,
                                                       payload.NumElements(), std::nullopt)));
     if (!decoder.finite()) return;
@@ -126,16 +123,11 @@ class TopKKeepVelocityOp : public OpKernel {
         std::memcpy(velocity + begin, corrected + begin, (end - begin) * sizeof(float));
       });
       // What is sent whole is never late, and keeps its velocity.
-      if (sent && settings_.entries[i] > 0) {
+      if (sent && entries[i] > 0) {
         static_cast<const TopKCodec&>(*codecs[i]).ClearSent(decoder.WordsOf(0, i), velocity);
       }
     }
   }
-
- private:
-  int num_tensors_;
-  int64_t fingerprint_;
-  TopKSettings settings_;
 };
 
 absl::Status MomentumCorrectionShape(InferenceContext* c) {
@@ -150,9 +142,15 @@ absl::Status MomentumCorrectionShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-GRADCOMP_ENCODE_OP("TopKEncode").Attr("entries: list(int)");
-GRADCOMP_DECODE_OP("TopKDecode").Attr("entries: list(int)");
-GRADCOMP_PUT_BACK_OP("TopKPutBack").Attr("entries: list(int)");
+GRADCOMP_ENCODE_OP("TopKEncode")
+    .Input("entries: int64")
+    .SetShapeFn(WithSettings<CheckEntries, EncodeShape>);
+GRADCOMP_DECODE_OP("TopKDecode")
+    .Input("entries: int64")
+    .SetShapeFn(WithSettings<CheckEntries, DecodeShape>);
+GRADCOMP_PUT_BACK_OP("TopKPutBack")
+    .Input("entries: int64")
+    .SetShapeFn(WithSettings<CheckEntries, PutBackShape>);
 
 REGISTER_OP("MomentumCorrection")
     .Input("velocities: M * float")
@@ -170,11 +168,11 @@ REGISTER_OP("TopKKeepVelocity")
     .Input("corrected: N * float")
     .Input("payload: int32")
     .Input("sent: bool")
+    .Input("entries: int64")
     .Attr("N: int >= 1")
-    .Attr("entries: list(int)")
     .Attr("fingerprint: int")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+    .SetShapeFn(WithSettings<CheckEntries, tensorflow::shape_inference::NoOutputs>);
 
 REGISTER_KERNEL_BUILDER(Name("TopKEncode").Device(DEVICE_CPU), FixedLengthEncodeOp<TopKSettings>);
 REGISTER_KERNEL_BUILDER(Name("TopKDecode").Device(DEVICE_CPU), FixedLengthDecodeOp<TopKSettings>);

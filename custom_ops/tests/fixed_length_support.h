@@ -18,7 +18,7 @@ inline std::vector<int32_t> EncodeFixed(Method method, const Codecs& codecs,
     sources.push_back({(*residuals)[i].data(), gradients[i].data(), GradientType::kFloat});
   }
   std::vector<int32_t> payload(PayloadWords(codecs));
-  EncodeFixedLength(codecs, sources, {method, kFingerprint, kStep, 0}, parallel_for,
+  EncodeFixedLength(codecs, sources, {method, kFingerprint, kPlan, kStep, 0}, parallel_for,
                     payload.data());
   return payload;
 }
@@ -36,7 +36,7 @@ inline std::vector<int32_t> ValidFixed(Method method, const Codecs& codecs) {
   std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 7);
   const auto payload =
       EncodeFixed(method, codecs, &residuals, NormalTensors(codecs, 0.3f, 8), Threads(1));
-  FixedLengthDecoder decoder(codecs, method, kFingerprint, Threads(1));
+  FixedLengthDecoder decoder(codecs, method, kFingerprint, kPlan, Threads(1));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
   return payload;
 }
@@ -45,7 +45,7 @@ inline std::vector<int32_t> ValidFixed(Method method, const Codecs& codecs) {
 inline void DecodeFixed(Method method, const Codecs& codecs, const std::vector<int32_t>& words,
                         int64_t max_replicas) {
   for (int64_t replicas = 1; replicas <= max_replicas; ++replicas) {
-    FixedLengthDecoder decoder(codecs, method, kFingerprint, Threads(1));
+    FixedLengthDecoder decoder(codecs, method, kFingerprint, kPlan, Threads(1));
     const int64_t row_words = words.size() / replicas;
     if (!decoder.Read(words.data(), replicas, row_words, kStep).ok()) continue;
     std::vector<std::vector<float>> outputs = NormalTensors(codecs, 1, 1);

@@ -33,7 +33,7 @@ Codecs CodecsOf(const std::vector<TopKTensor>& tensors) {
 void Decode(const std::vector<TopKTensor>& tensors, const std::vector<int32_t>& words,
             int64_t num_replicas) {
   const Codecs codecs = CodecsOf(tensors);
-  FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, Threads(1));
+  FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, kPlan, Threads(1));
   const int64_t row_words = words.size() / num_replicas;
   if (!decoder.Read(words.data(), num_replicas, row_words, kStep).ok()) return;
   std::vector<std::vector<float>> outputs = NormalTensors(codecs, 1, 1);

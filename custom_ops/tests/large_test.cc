@@ -34,6 +34,7 @@ void LargeTensor(int64_t bin_size) {
   PayloadHeader header;
   header.method = static_cast<uint16_t>(Method::kAdaComp);
   header.fingerprint = kFingerprint;
+  header.plan = PlanOf({bin_size});
   header.num_tensors = 1;
   header.length = kHeaderWords + encoder.body_words();
   std::vector<int32_t> payload(header.length);
@@ -70,7 +71,7 @@ void FactorsOfMoreThan2To31Elements() {
   float* gradient = MapZeros(kElements);
   gradient[1] = 3;
   gradient[kElements - 1] = 4;
-  const PowerSgd method({{residual, gradient, GradientType::kFloat, kRows, kColumns, 1}},
+  const PowerSgd method({{residual, gradient, GradientType::kFloat, kRows, kColumns, 1, 1}},
                         Threads(2));
   const std::vector<float> factor(kColumns, 1.0f);
   std::vector<float> left(method.left_size());

@@ -15,6 +15,7 @@ struct Shape {
   int64_t rows;
   int64_t columns;
   int64_t rank;
+  int64_t more = 0;  // columns of the factor, behind those that count
 };
 
 // Rests of lanes, of tiles and of blocks; all groups of columns; tensors that are empty or whole.
@@ -53,7 +54,7 @@ struct Step {
       const int64_t size = shapes[i].rows * shapes[i].columns;
       residuals.push_back(Normal(size, 0.3f, 100 + i));
       gradients.push_back(Values<Gradient>(size, i));
-      factors.emplace_back(shapes[i].columns * shapes[i].rank);
+      factors.emplace_back(shapes[i].columns * (shapes[i].rank + shapes[i].more));
       reduced.emplace_back(size);
     }
     sums = residuals;
@@ -61,7 +62,7 @@ struct Step {
     for (size_t i = 0; i < shapes.size(); ++i) {
       for (size_t j = 0; j < sums[i].size(); ++j) sums[i][j] += ToFloat(gradients[i][j]);
       tensors.push_back({residuals[i].data(), gradients[i].data(), type, shapes[i].rows,
-                         shapes[i].columns, shapes[i].rank});
+                         shapes[i].columns, shapes[i].rank, shapes[i].rank + shapes[i].more});
     }
     method = std::make_unique<PowerSgd>(tensors, Threads(threads));
     left.resize(method->left_size());
@@ -174,6 +175,37 @@ void LeftFactorsArePlainProductsWithTheFactorsOfTheStepBefore() {
   }
 }
 
+// Sets a column of a factor to some values, the same ones for any number of columns.
+void FillColumn(const Shape& shape, int64_t column, std::vector<float>* factor) {
+  const std::vector<float> values = Normal(shape.columns, 1, 50 + column);
+  for (int64_t i = 0; i < shape.columns; ++i) {
+    (*factor)[i * (shape.rank + shape.more) + column] = values[i];
+  }
+}
+
+void ColumnsBehindTheRankDoNotCountAndBecomeZeros() {
+  const Shape narrow = {300, 70, 3};
+  const Shape wide = {300, 70, 3, 2};
+  const Shape whole = {30, 7, 0, 2};
+  Step<float> expected({narrow, {30, 7, 0}}, GradientType::kFloat, 1);
+  Step<float> step({wide, whole}, GradientType::kFloat, 1);
+  for (int64_t k : {0, 2}) FillColumn(narrow, k, &expected.factors[0]);  // 1 is of zeros
+  for (int64_t k : {0, 2, 3, 4}) FillColumn(wide, k, &step.factors[0]);
+  for (int64_t k : {0, 1}) FillColumn(whole, k, &step.factors[1]);
+  expected.Run();
+  step.Run();
+  CHECK(step.left == expected.left);
+  CHECK(step.right == expected.right);
+  CHECK(step.residuals == expected.residuals);
+  CHECK(step.reduced == expected.reduced);
+  for (int64_t i = 0; i < 70; ++i) {
+    for (int64_t k = 0; k < 5; ++k) {
+      CHECK(step.factors[0][i * 5 + k] == (k < 3 ? expected.factors[0][i * 3 + k] : 0));
+    }
+  }
+  for (float value : step.factors[1]) CHECK(value == 0);
+}
+
 void ThreadsDoNotChangeResults() {
   Step<float> expected(kShapes, GradientType::kFloat, 1);
   expected.Run();
@@ -250,6 +282,7 @@ int main() {
   using namespace gradcomp;
   RUN(ProductsAreThoseOfPlainLoops);
   RUN(LeftFactorsArePlainProductsWithTheFactorsOfTheStepBefore);
+  RUN(ColumnsBehindTheRankDoNotCountAndBecomeZeros);
   RUN(ThreadsDoNotChangeResults);
   RUN(ReducedMayBeWhereTheGradientIs);
   RUN(WhatIsNotFiniteIsSeenWhereverItIs);

@@ -65,7 +65,7 @@ void ThreadsDoNotChangeResults() {
   for (int64_t threads : {1, 2, 3, 16}) {
     std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
     CHECK(EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(threads)) == payload);
-    FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(threads));
+    FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(threads));
     CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
     std::vector<std::vector<float>> outputs = NormalTensors(codecs, 1, 9);
     CHECK(decoder.Reduce(Pointers(&outputs)));
@@ -83,7 +83,7 @@ void WhatIsSentAndKeptIsWhatWasThereAndCanBePutBack() {
   std::vector<std::vector<float>> sums = NormalTensors(codecs, 1, 1);
   std::vector<std::vector<float>> residuals = sums;
   const auto payload = EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(2));
-  FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(2));
+  FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(2));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), std::nullopt).ok());
   decoder.AddTo(Pointers(&residuals));
   for (size_t i = 0; i < codecs.size(); ++i) {
@@ -106,7 +106,7 @@ void ANonFiniteGradientLeavesTheResidualsUntouched() {
       CHECK(static_cast<int64_t>(payload.size()) == PayloadWords(codecs));
       CHECK(std::all_of(payload.begin() + kHeaderWords, payload.end(),
                         [](int32_t word) { return word == 0; }));
-      FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(2));
+      FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(2));
       CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
       CHECK(!decoder.Reduce(Pointers(&gradients)));
       decoder.AddTo(Pointers(&residuals));
@@ -135,7 +135,7 @@ void ExtremeBucketsAreFinite() {
     const std::vector<std::vector<float>> gradients(codecs.size(), gradient);
     std::vector<std::vector<float>> residuals(codecs.size(), std::vector<float>(gradient.size()));
     const auto payload = EncodeFixed(kMethod, codecs, &residuals, gradients, Threads(1));
-    FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(1));
+    FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(1));
     CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
     std::vector<std::vector<float>> outputs = residuals;
     CHECK(decoder.Reduce(Pointers(&outputs)));
@@ -197,7 +197,7 @@ void EveryBitFlipIsAnError() {
   codecs.push_back(std::make_unique<SignSgdCodec>(70));
   codecs.push_back(std::make_unique<WholeCodec>(5));
   auto payload = ValidFixed(kMethod, codecs);
-  FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, Threads(1));
+  FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(1));
   for (size_t word = 0; word < payload.size(); ++word) {
     for (int bit = 0; bit < 32; ++bit) {
       payload[word] ^= 1u << bit;

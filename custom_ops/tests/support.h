@@ -15,6 +15,7 @@
 namespace gradcomp {
 
 inline constexpr int64_t kFingerprint = -77;
+inline constexpr int64_t kPlan = -99;  // of payloads of a fixed length
 inline constexpr int64_t kStep = 5;
 
 // On `threads` threads, in pieces that depend on their number.
@@ -65,6 +66,7 @@ std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
   PayloadHeader header;
   header.method = static_cast<uint16_t>(Method::kAdaComp);
   header.fingerprint = kFingerprint;
+  header.plan = PlanOf(bin_sizes);
   header.step = kStep;
   header.num_tensors = tensors.size();
   header.flags = encoder.Run() ? 0 : kNonFiniteFlag;

@@ -104,7 +104,7 @@ void NothingIsWrittenWhenAValueIsNotFinite() {
     const std::vector<std::vector<float>> before = residuals;
     const auto payload = EncodeFixed(Method::kTopK, codecs, &residuals, gradients, Threads(2));
     for (size_t i = 0; i < codecs.size(); ++i) CHECK(SameBits(residuals[i], before[i]));
-    FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, Threads(1));
+    FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, kPlan, Threads(1));
     CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
     CHECK(!decoder.finite());
     CHECK(!decoder.Reduce(Pointers(&gradients)));
@@ -121,7 +121,7 @@ void WhatWasPackedCanBePutBackToTheBit() {
   for (size_t i = 0; i < sums.size(); ++i) sums[i] += gradients[0][i];
   const auto payload = EncodeFixed(Method::kTopK, codecs, &residuals, gradients, Threads(2));
   CHECK(!SameBits(residuals[0], sums));
-  FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, Threads(2));
+  FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, kPlan, Threads(2));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), std::nullopt).ok());
   decoder.AddTo(Pointers(&residuals));
   CHECK(SameBits(residuals[0], sums));
@@ -133,7 +133,7 @@ void EveryBitFlipIsAnError() {
   std::vector<std::vector<float>> residuals = NormalTensors(codecs, 1, 1);
   auto payload =
       EncodeFixed(Method::kTopK, codecs, &residuals, NormalTensors(codecs, 1, 2), Threads(1));
-  FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, Threads(1));
+  FixedLengthDecoder decoder(codecs, Method::kTopK, kFingerprint, kPlan, Threads(1));
   CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
   for (size_t word = 0; word < payload.size(); ++word) {
     for (int bit = 0; bit < 32; ++bit) {

@@ -11,7 +11,7 @@ import numpy as np
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tf_gradcomp.compressors import RandomK, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.policy import VECTOR, GradientSpec
 from tf_gradcomp.reference import chunks
 
 
@@ -21,8 +21,10 @@ def scalecom_oracle(
     state: Sequence[State],
     gradients: Sequence[Arrays],
     step: int,
+    settings: Sequence[int] | None = None,
 ) -> Outcome:
-    rates, groups = [compressor.rate(spec) for spec in specs], compressor.groups(specs)
+    rates = settings or [compressor.rate(spec) for spec in specs]
+    groups = groups_of(specs, rates)
     chunk_sizes = list(dict(zip(groups, rates, strict=True)).values())
     leader = step % len(gradients)
     had = chunks.joined(state[leader][RESIDUAL], groups)
@@ -34,14 +36,24 @@ def scalecom_oracle(
     )
 
 
+def groups_of(specs: Sequence[GradientSpec], rates: Sequence[int]) -> list[int]:
+    """Vectors of one rate are cut into chunks together."""
+    numbers: dict[int | str, int] = {}
+    return [
+        numbers.setdefault(rate if spec.kind == VECTOR else spec.path, len(numbers))
+        for spec, rate in zip(specs, rates, strict=True)
+    ]
+
+
 def random_k_oracle(
     compressor: RandomK,
     specs: Sequence[GradientSpec],
     state: Sequence[State],
     gradients: Sequence[Arrays],
     step: int,
+    settings: Sequence[int] | None = None,
 ) -> Outcome:
-    chunk_sizes = [round(1 / (compressor.density.of(spec) or 1)) for spec in specs]
+    chunk_sizes = settings or [round(1 / (compressor.density.of(spec) or 1)) for spec in specs]
     sizes = [spec.elements for spec in specs]
     offsets = chunks.draw(sizes, chunk_sizes, compressor.seed, step)
     groups = list(range(len(specs)))

@@ -44,7 +44,10 @@ def specs_of(gradients: Sequence[np.ndarray]) -> list[GradientSpec]:
 
 
 class Lockstep:
-    """`size` replicas of a compressor, each with its state, which starts at zero."""
+    """`size` replicas of a compressor, each with its state, which starts at zero.
+
+    With `settings`, int64 [tensors], these count in each step as they are then.
+    """
 
     def __init__(
         self,
@@ -53,12 +56,19 @@ class Lockstep:
         size: int,
         *,
         graph: bool = False,
+        settings: tf.Variable | None = None,
     ) -> None:
         self._compressor = compressor
         self._specs = specs
+        self._settings = settings
         self._state = [new_state(compressor, specs) for _ in range(size)]
         self._step = 0
         self._exchange = tf.function(self._exchanged, autograph=False) if graph else self._exchanged
+
+    @property
+    def traces(self) -> int:
+        """How often the step was traced, in a graph."""
+        return self._exchange.experimental_get_tracing_count()
 
     @property
     def state(self) -> list[State]:
@@ -86,8 +96,11 @@ class Lockstep:
         self, gradients: list[list[tf.Tensor]], step: tf.Tensor, finite: tf.Tensor
     ) -> list[InLockstep]:
         size = len(self._state)
+        settings = None if self._settings is None else self._settings.read_value()
         inputs = [
-            ExchangeInputs(self._specs, of_one, handles(state), step, finite, rank, size)
+            ExchangeInputs(
+                self._specs, of_one, handles(state), step, finite, rank, size, settings=settings
+            )
             for rank, (of_one, state) in enumerate(zip(gradients, self._state, strict=True))
         ]
         return by_stage(

@@ -68,8 +68,9 @@ def adacomp_oracle(
     state: Sequence[State],
     gradients: Sequence[Arrays],
     step: int,
+    settings: Sequence[int] | None = None,
 ) -> Outcome:
-    bin_sizes = [compressor.bin_sizes.of(spec) or 0 for spec in specs]
+    bin_sizes = settings or [compressor.bin_sizes.of(spec) or 0 for spec in specs]
     shapes = [spec.shape for spec in specs]
     encoded = [
         adacomp.encode_payload(
@@ -111,11 +112,11 @@ def sum_oracle(
 
 
 def adacomp_with(label: str, **settings: Any) -> Method:
-    return Method(f"AdaComp{label}", AdaComp(**settings), adacomp_oracle, header_bytes=48)
+    return Method(f"AdaComp{label}", AdaComp(**settings), adacomp_oracle, header_bytes=56)
 
 
 def qsgd_with(label: str, **settings: Any) -> Method:
-    return Method(f"QSGD{label}", QSGD(**settings), qsgd_oracle, header_bytes=48)
+    return Method(f"QSGD{label}", QSGD(**settings), qsgd_oracle, header_bytes=56)
 
 
 def top_k_with(label: str, **settings: Any) -> Method:
@@ -124,7 +125,7 @@ def top_k_with(label: str, **settings: Any) -> Method:
         f"TopK{label}",
         compressor,
         top_k_oracle,
-        header_bytes=48,
+        header_bytes=56,
         sends_equals_at_once=compressor.density.by_kind[DENSE] is None,
         added=functools.partial(top_k_added, compressor),
     )
@@ -174,7 +175,7 @@ METHODS = [
     top_k_with(", momentum", momentum=0.9),
     top_k_with(", momentum and clipping", density={"vector": None}, momentum=0.5, clip_norm=3.0),
     top_k_with(", clipping", clip_norm=20.0),
-    Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=48),
+    Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=56),
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),
     Method("Cast to bfloat16", Cast("bfloat16"), sum_oracle, rounding=2e-2),

@@ -21,23 +21,28 @@ def power_sgd_oracle(
     state: Sequence[State],
     gradients: Sequence[Arrays],
     step: int,
+    settings: Sequence[int] | None = None,
 ) -> Outcome:
-    ranks = [compressor.effective_rank(spec) for spec in specs]
+    ranks = settings or [compressor.effective_rank(spec) for spec in specs]
     sums = [
         [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
         for of_one, grads in zip(state, gradients, strict=True)
     ]
     finite = [all(np.isfinite(array).all() for array in of_one) for of_one in sums]
     size = len(sums)
+    factors = state[0][FACTOR]
+    in_force = [power_sgd.in_force(*of_one) for of_one in zip(factors, ranks, strict=True)]
     if all(finite):
         steps = [
             power_sgd.step(of_all, factor)
             for of_all, factor in zip(
-                zip(*sums, strict=True), power_sgd.start(state[0][FACTOR], step), strict=True
+                zip(*sums, strict=True), power_sgd.start(in_force, step), strict=True
             )
         ]
         reduced = as_float32(one.reduced for one in steps)
-        factors = as_float32(one.factor for one in steps)
+        factors = as_float32(
+            power_sgd.stored(one.factor, like) for one, like in zip(steps, factors, strict=True)
+        )
         after = [
             {RESIDUAL: as_float32(one.residuals[i] for one in steps), FACTOR: factors}
             for i in range(size)
@@ -49,13 +54,15 @@ def power_sgd_oracle(
             {**of_one, RESIDUAL: own} if is_finite else of_one
             for of_one, own, is_finite in zip(state, sums, finite, strict=True)
         ]
-        rights = [[np.zeros_like(factor) for factor in state[0][FACTOR]]] * size
+        rights = [[np.zeros_like(factor) for factor in in_force]] * size
     flags = [[np.array(0 if is_finite else np.nan)] for is_finite in finite]
     lefts = [flag + of_one for flag, of_one in zip(flags, sums, strict=True)]
     payloads = [
         np.concatenate([array.ravel() for array in of_one]).astype(np.float32)
         for of_one in (rights if any(ranks) else lefts)
     ]
+    if settings and not any(ranks):  # whether a right factor is sent is not known beforehand
+        payloads = [np.zeros(1, np.float32)] * size
     elements = [
         rank * (math.prod(spec.shape[:-1]) + spec.shape[-1]) if rank else spec.elements
         for rank, spec in zip(ranks, specs, strict=True)

@@ -18,8 +18,9 @@ def qsgd_oracle(
     state: Sequence[State],
     gradients: Sequence[Arrays],
     step: int,
+    settings: Sequence[int] | None = None,
 ) -> Outcome:
-    bits = [compressor.bits.of(spec) or 0 for spec in specs]
+    bits = settings or [compressor.bits.of(spec) or 0 for spec in specs]
     encoded = [
         qsgd.encode_payload(
             of_one[RESIDUAL],

@@ -12,6 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep, assert_close, assert_equal_bits, specs_of
 from tests.compressors.methods import METHODS, Method
@@ -47,13 +48,24 @@ def magnitude(arrays):
     return max(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in arrays)
 
 
-def assert_as_oracle(method: Method, steps, *, graph=False):
-    """Runs `steps` (gradients by step, replica and tensor) and compares all with the oracle."""
+def assert_as_oracle(method: Method, steps, *, graph=False, plans=None):
+    """Runs `steps` (gradients by step, replica and tensor) and compares all with the oracle.
+
+    `plans` are the main settings of all tensors, for each step; None: the compressor's own.
+    """
     size, specs = len(steps[0]), specs_of(steps[0][0])
-    lockstep = Lockstep(method.compressor, specs, size, graph=graph)
+    settings = tf.Variable(plans[0], dtype=tf.int64) if plans else None
+    lockstep = Lockstep(method.compressor, specs, size, graph=graph, settings=settings)
     for number, gradients in enumerate(steps):
-        expected = method.oracle(method.compressor, specs, lockstep.state, gradients, number)
+        before = lockstep.state
+        of_step = {}
+        if plans:
+            settings.assign(plans[number])
+            of_step["settings"] = plans[number]
+        expected = method.oracle(method.compressor, specs, before, gradients, number, **of_step)
         actual = lockstep.step(gradients)
+        if plans:
+            conserved(method, before, gradients, actual)
         assert actual.finite == expected.finite
         for payload, by_oracle in zip(actual.payloads, expected.payloads, strict=True):
             assert_close(payload, by_oracle, method.tolerance * magnitude([by_oracle]))

@@ -150,7 +150,7 @@ def test_replicas_steps_variables_and_seeds_draw_numbers_of_their_own():
 
     def levels(outcome, replica=0, tensor=0):
         words = outcome.tensor_bytes[replica][0] // 4
-        return tuple(outcome.payloads[replica][12 + tensor * words :][:words])
+        return tuple(outcome.payloads[replica][14 + tensor * words :][:words])
 
     lockstep = Lockstep(QSGD(), specs_of([gradient] * 2), 2)
     first = lockstep.step([[gradient] * 2] * 2)
@@ -200,5 +200,5 @@ def test_a_replica_that_is_not_finite_sends_as_many_words():
     good = [np.ones((40, 30), np.float32)]
     bad = [np.full((40, 30), np.nan, np.float32)]
     outcome = step(QSGD(), [good, bad])
-    assert [payload.size for payload in outcome.payloads] == [12 + 2 * 2 + 150] * 2
-    assert not outcome.payloads[1][12:].any()
+    assert [payload.size for payload in outcome.payloads] == [14 + 2 * 2 + 150] * 2
+    assert not outcome.payloads[1][14:].any()

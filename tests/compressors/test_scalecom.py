@@ -7,6 +7,7 @@ import pytest
 from tests.compressors.lockstep import Lockstep, specs_of
 from tf_gradcomp.compressors import AdaComp, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.scalecom import groups
 from tf_gradcomp.policy import GradientSpec, Policy
 
 
@@ -83,7 +84,9 @@ def test_vectors_of_one_rate_share_their_chunks():
     compressor = ScaleCom()
     shapes = {"a/kernel": (30, 40), "a/bias": (40,), "b/kernel": (40, 10), "b/bias": (10,)}
     specs = [Policy().spec(path, shape, "float32") for path, shape in shapes.items()]
-    assert compressor.groups(specs) == [0, 1, 2, 1]
+    numbers = groups(specs, np.array(compressor.settings(specs))).numpy().tolist()
+    assert numbers[1] == numbers[3]
+    assert len(set(numbers)) == 3
     lockstep = Lockstep(compressor, specs, 2)
     ones = [[np.ones(shape, np.float32) for shape in shapes.values()]] * 2
     sent = [np.count_nonzero(tensor) for tensor in lockstep.step(ones).reduced[0]]
@@ -127,8 +130,9 @@ def rate_of(model):
     specs = [policy.spec(v.path, v.shape, "float32") for v in model.trainable_variables]
     compressor = ScaleCom()
     chosen: dict[int, list[int]] = {}
-    for spec, group in zip(specs, compressor.groups(specs), strict=True):
-        chosen.setdefault(group, [compressor.rate(spec), 0])[1] += spec.elements
+    rates = np.array(compressor.settings(specs))
+    for spec, group, rate in zip(specs, groups(specs, rates).numpy(), rates, strict=True):
+        chosen.setdefault(group, [rate, 0])[1] += spec.elements
     elements = sum(size for _, size in chosen.values())
     return elements / sum(-(-size // rate) for rate, size in chosen.values())
 

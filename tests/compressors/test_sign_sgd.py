@@ -59,5 +59,5 @@ def test_a_replica_that_is_not_finite_sends_as_many_words():
     good = [np.ones((40, 30), np.float32)]
     bad = [np.full((40, 30), np.nan, np.float32)]
     outcome = step([good, bad])
-    assert [payload.size for payload in outcome.payloads] == [12 + 1 + 38] * 2
-    assert not outcome.payloads[1][12:].any()
+    assert [payload.size for payload in outcome.payloads] == [14 + 1 + 38] * 2
+    assert not outcome.payloads[1][14:].any()

@@ -24,8 +24,8 @@ def steps_of(compressor, steps):
 
 def sent_at(outcome, replica=0):
     """Where the replica's payload of a single tensor names entries."""
-    entries = (outcome.payloads[replica].size - 12) // 2
-    return outcome.payloads[replica][12 : 12 + entries]
+    entries = (outcome.payloads[replica].size - 14) // 2
+    return outcome.payloads[replica][14 : 14 + entries]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_payload_has_one_length_and_64_bits_for_each_entry():
         expected = [8 * 60, 8 * 6, 4 * 5, 0, 8]
         for tensor_bytes, payload in zip(outcome.tensor_bytes, outcome.payloads, strict=True):
             assert tensor_bytes.tolist() == expected
-            assert payload.nbytes == 48 + sum(expected)
+            assert payload.nbytes == 56 + sum(expected)
     gathered = 4 * outcome.payloads[0].size
     assert outcome.sent_bytes == [gathered] * 2  # without lengths, for they are known
 

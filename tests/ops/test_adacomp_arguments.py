@@ -9,7 +9,7 @@ from tf_gradcomp import ops
 
 WRONG = (tf.errors.InvalidArgumentError, ValueError)  # in eager execution, in a graph
 TEN = np.zeros(10, np.float32)
-HEADER = np.zeros(12, np.int32)
+HEADER = np.zeros(14, np.int32)
 
 
 @pytest.fixture(params=["eager", "graph"])

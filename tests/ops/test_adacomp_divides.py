@@ -18,7 +18,7 @@ ADAM = {"step": 3, "beta_2": 0.999, "epsilon": 1e-7, "scale": 2.0}
 BIN_SIZES = (0, 1, 50, 63, 64, 500, 1500, 16383)
 SIZES = (0, 1, 49, 1023, 1024, 1500, 140_001)  # a strip has about 1024, the last has 3 blocks
 BAD = [np.inf, -np.inf, np.nan, 1e20]
-HEADER_WORDS = 12
+HEADER_WORDS = 14
 
 
 def moments_like(gradients):

@@ -15,7 +15,7 @@ from tests.ops.adacomp_cases import (
 from tf_gradcomp import ops
 
 NON_FINITE = [np.inf, -np.inf, np.nan]
-HEADER_WORDS = 12
+HEADER_WORDS = 14
 
 
 def assert_as_reference(residual, gradient, bin_size, **settings):

@@ -14,7 +14,8 @@ from tf_gradcomp.reference import payload as payload_format
 
 SHAPES = [(7, 31), (1001,), (5,), (0,)]
 BIN_SIZES = [50, 500, 0, 63]
-HEADER = payload_format.Header(1, FINGERPRINT, STEP, len(SHAPES))
+PLAN = payload_format.plan_of(BIN_SIZES)
+HEADER = payload_format.Header(1, FINGERPRINT, STEP, len(SHAPES), PLAN)
 
 
 def valid_payload():
@@ -39,15 +40,16 @@ def decoded_or_error(payloads, shapes, bin_sizes):
     return None
 
 
-def one_tensor(scale, code_words, codes, **header):
+def one_tensor(scale, code_words, codes, bin_size=4, **header):
     """A payload of one tensor with a valid header and checksum around anything."""
-    fields = {"method": 1, "fingerprint": FINGERPRINT, "step": STEP, "num_tensors": 1, **header}
+    fields = {"method": 1, "fingerprint": FINGERPRINT, "step": STEP, "num_tensors": 1}
+    fields |= {"plan": payload_format.plan_of([bin_size]), **header}
     body = struct.pack("<fI", scale, code_words) + bytes(codes)
     return payload_format.write(payload_format.Header(**fields), body)
 
 
 def error_of_codes(codes, size=11, bin_size=4, scale=1.0):
-    payload = one_tensor(scale, len(codes) // 4, codes)
+    payload = one_tensor(scale, len(codes) // 4, codes, bin_size)
     return error_of([payload], shapes=[(size,)], bin_sizes=[bin_size])
 
 
@@ -98,7 +100,7 @@ def test_lying_lengths_of_blocks(lengths, message):
     def error(lengths):
         codes = struct.pack("<2I", *lengths) + escapes + bytes(2)
         return decoded_or_error(
-            [one_tensor(1.0, len(codes) // 4, codes)], [(bins * bin_size,)], [bin_size]
+            [one_tensor(1.0, len(codes) // 4, codes, bin_size)], [(bins * bin_size,)], [bin_size]
         )
 
     assert error([8, 8]) is None
@@ -113,7 +115,7 @@ def test_codes_of_a_tensor_without_elements(codes):
 
 
 def test_lengths_of_blocks_that_are_cut_off():
-    payload = one_tensor(1.0, 1, bytes(4))
+    payload = one_tensor(1.0, 1, bytes(4), 16383)
     error = error_of([payload], shapes=[(9 * 16383,)], bin_sizes=[16383])
     assert "1 words; expected at least 2, the lengths of its blocks" in error
 
@@ -125,7 +127,7 @@ def test_scale_must_be_finite_and_not_negative(scale):
 
 def test_tensors_sent_whole_are_checked():
     def error(scale, values):
-        payload = one_tensor(scale, len(values), np.array(values, np.float32).tobytes())
+        payload = one_tensor(scale, len(values), np.array(values, np.float32).tobytes(), 0)
         return error_of([payload], shapes=[(3,)], bin_sizes=[0])
 
     assert "2 words; expected 3, one per element" in error(0.0, [1, 2])
@@ -147,8 +149,9 @@ def test_a_lying_table_is_refused():
         ({"method": 2}, "compression method 2; expected 1"),
         ({"step": STEP + 1}, f"step {STEP + 1}; expected {STEP}"),
         ({"num_tensors": 2}, "2 tensors; expected 1"),
+        ({"plan": 7}, "plan 7; expected "),
         ({"flags": 2}, "flags 2; expected 0 or 1"),
-        ({"flags": 1}, "with the non-finite flag; expected 12"),
+        ({"flags": 1}, "with the non-finite flag; expected 14"),
         (
             {"fingerprint": 7},
             "replicas were built with different variables, compressor settings or versions of "
@@ -166,8 +169,8 @@ def test_a_foreign_header_is_an_error_that_names_replica_and_difference(header, 
 
 def test_other_formats_are_refused_before_anything_else():
     payload = valid_payload()
-    payload[1] = 2 | 1 << 16
-    assert "format version 2; expected 1; install the same version" in error_of([payload])
+    payload[1] = 1 | 1 << 16
+    assert "format version 1; expected 2; install the same version" in error_of([payload])
     payload[0] = 1
     assert "the start of a payload" in error_of([payload])
 
@@ -179,9 +182,9 @@ def test_lengths_that_do_not_add_up():
     assert "payload of replica 0: other words than zeros behind" in error_of([followed])
     assert "payload of replica 1: it starts with 0" in error_of([payload, payload[:0]])
     assert "payload of replica 0: only 0 words" in error_of([payload[:0]])
-    for length in (-1, 0, 11, 2**31, 2**62, -(2**63)):
+    for length in (-1, 0, 13, 2**31, 2**62, -(2**63)):
         lying = payload.copy()
-        lying[8:10] = np.frombuffer(struct.pack("<q", length), np.int32)
+        lying[10:12] = np.frombuffer(struct.pack("<q", length), np.int32)
         assert "payload of replica 0: length of" in error_of([lying])
 
 
@@ -210,7 +213,7 @@ def test_random_vectors_are_errors(words):
 @settings(deadline=None, max_examples=500)
 def test_random_codes_behind_a_valid_header_never_crash(codes, size, bin_size):
     codes = codes[: len(codes) // 4 * 4]
-    payload = one_tensor(1.0, len(codes) // 4, codes)
+    payload = one_tensor(1.0, len(codes) // 4, codes, bin_size)
     error = decoded_or_error([payload], [(size,)], [bin_size])
     assert error is None or "payload of replica 0: tensor 0: " in error
 

@@ -75,7 +75,7 @@ class OracleTest(parameterized.TestCase, tf.test.TestCase):
         expected = encode_by_reference(residuals, gradients, bin_sizes)
         self.assertAllEqual(encoded.payload, expected.payload)
         assert encoded.tensor_bytes == expected.tensor_bytes
-        assert 48 + sum(encoded.tensor_bytes) == encoded.payload.nbytes
+        assert 56 + sum(encoded.tensor_bytes) == encoded.payload.nbytes
         for left, right in zip(encoded.residuals, expected.residuals, strict=True):
             assert_same_bits(left, right)
 

@@ -77,7 +77,7 @@ def resealed(payload, body, **changes):
 
 def qsgd_tensor(body, bits=3, size=33, **layout):
     """What is said of a payload of one tensor with such words."""
-    header = payload_format.Header(2, FINGERPRINT, STEP, 1)
+    header = payload_format.Header(2, FINGERPRINT, STEP, 1, payload_format.plan_of([bits]))
     return ops.qsgd_decode(
         payload_format.write(header, body)[None],
         STEP,
@@ -88,7 +88,7 @@ def qsgd_tensor(body, bits=3, size=33, **layout):
 
 
 def sign_sgd_tensor(body, size=33):
-    header = payload_format.Header(3, FINGERPRINT, STEP, 1)
+    header = payload_format.Header(3, FINGERPRINT, STEP, 1, payload_format.plan_of())
     payload = payload_format.write(header, body)[None]
     return ops.sign_sgd_decode(payload, STEP, shapes=[(size,)], fingerprint=FINGERPRINT)
 
@@ -152,7 +152,7 @@ def test_other_lengths_than_the_layout_gives(method):
     _, body = payload_format.read(payload)
     for wrong in (body[:-4], body + bytes(4), b""):
         error = error_of(method, [resealed(payload, wrong)])
-        assert f"payload of replica 0: length of {12 + len(wrong) // 4} words; expected" in error
+        assert f"payload of replica 0: length of {14 + len(wrong) // 4} words; expected" in error
         assert f"expected {payload.size}, which tensors and settings give" in error
 
 
@@ -175,6 +175,7 @@ def test_words_behind_the_non_finite_flag(method):
         ({"method": 1}, "compression method 1; expected"),
         ({"step": STEP + 1}, f"step {STEP + 1}; expected {STEP}"),
         ({"num_tensors": 2}, "2 tensors; expected 5"),
+        ({"plan": 7}, "plan 7; expected "),
         ({"flags": 2}, "flags 2; expected 0 or 1"),
         ({"fingerprint": 7}, "fingerprint 7; expected"),
     ],
@@ -259,9 +260,9 @@ def test_layouts_out_of_range(layout, message):
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         ops.qsgd_encode([variable], [ten], 0, **rounding, **layout)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        ops.qsgd_decode(np.zeros((1, 12), np.int32), 0, shapes=[(10,)], **layout)
+        ops.qsgd_decode(np.zeros((1, 14), np.int32), 0, shapes=[(10,)], **layout)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        ops.qsgd_put_back([variable], np.zeros(12, np.int32), **layout)
+        ops.qsgd_put_back([variable], np.zeros(14, np.int32), **layout)
 
 
 def test_gradients_that_do_not_fit_their_residuals():

@@ -54,11 +54,10 @@ def valid_payload():
     return encode([np.zeros_like(g) for g in gradients], gradients, ENTRIES)[0]
 
 
-def payload_of(words, **header):
+def payload_of(words, entries=3, **header):
     """A payload with a valid header and checksum around any words."""
-    fields = {
-        "method": 4, "fingerprint": FINGERPRINT, "step": STEP, "num_tensors": 1, **header
-    }  # fmt: skip
+    fields = {"method": 4, "fingerprint": FINGERPRINT, "step": STEP, "num_tensors": 1}
+    fields |= {"plan": payload_format.plan_of([entries]), **header}
     return payload_format.write(payload_format.Header(**fields), words.tobytes())
 
 
@@ -99,7 +98,7 @@ def test_many_tensors_of_all_kinds_share_one_payload():
     payload, _, tensor_bytes = assert_as_reference(
         [np.asarray(r, np.float32) for r in residuals], gradients, entries
     )
-    assert payload.nbytes == 48 + sum(tensor_bytes)
+    assert payload.nbytes == 56 + sum(tensor_bytes)
     assert tensor_bytes == [31 * 8, 8, 15000 * 4, 0, 30 * 4, 17 * 8, 1200 * 8]
 
 
@@ -120,7 +119,7 @@ def test_denormals_are_not_flushed_and_zeros_are_sent_when_nothing_else_is_left(
 def test_more_entries_than_elements_mean_all():
     values = normal(7)
     assert_same_bits(
-        encode([values], [values], [9])[0][12:], encode([values], [values], [7])[0][12:]
+        encode([values], [values], [9])[0][14:], encode([values], [values], [7])[0][14:]
     )
 
 
@@ -132,8 +131,8 @@ def test_a_value_that_is_not_finite_leaves_residuals_and_length_as_they_were(bad
     payload, left, _ = assert_as_reference(residuals, gradients, [100, 0])
     for after, before in zip(left, residuals, strict=True):
         assert_same_bits(after, before)
-    assert payload.size == 12 + 200 + 5
-    assert not payload[12:].any()
+    assert payload.size == 14 + 200 + 5
+    assert not payload[14:].any()
     reduced, finite = decode([payload], [(200_001,), (5,)], [100, 0])
     assert not finite
     assert not any(np.any(tensor) for tensor in reduced)
@@ -171,8 +170,8 @@ def test_the_payload_that_the_other_tests_break_is_good():
         ([2**31, 4, 5], [1, 2, 3], "index 2147483648 of entry 0; expected one above -1"),
         ([1, 4, 10], [1, np.inf, 3], "a value is not finite"),
         ([1, 4, 10], [1, 2, np.nan], "a value is not finite"),
-        ([1, 4], [1, 2], "length of 16 words; expected 18"),
-        ([1, 4, 6, 10], [1, 2, 3, 4], "length of 20 words; expected 18"),
+        ([1, 4], [1, 2], "length of 18 words; expected 20"),
+        ([1, 4, 6, 10], [1, 2, 3, 4], "length of 22 words; expected 20"),
     ],
 )
 def test_entries_that_no_encoder_writes(indices, values, message):
@@ -186,7 +185,7 @@ def test_entries_that_no_encoder_writes(indices, values, message):
 
 
 def test_tensors_sent_whole_are_checked():
-    bad = payload_of(np.array([1, np.nan, 3], np.float32))
+    bad = payload_of(np.array([1, np.nan, 3], np.float32), 0)
     assert "payload of replica 0: tensor 0: a value is not finite" in error_of([bad], [(3,)], [0])
 
 
@@ -196,14 +195,15 @@ def test_tensors_sent_whole_are_checked():
         ({"method": 1}, "compression method 1; expected 4"),
         ({"step": STEP + 1}, f"step {STEP + 1}; expected {STEP}"),
         ({"num_tensors": 2}, "2 tensors; expected 1"),
+        ({"plan": 7}, "plan 7; expected "),
         ({"flags": 2}, "flags 2; expected 0 or 1"),
         ({"flags": 1}, "a word behind the header is not 0"),
         ({"fingerprint": 7}, "replicas were built with different variables"),
     ],
 )
 def test_a_foreign_header_is_an_error_that_names_replica_and_difference(header, message):
-    good, foreign = one_tensor([1], [2.0]), one_tensor([1], [2.0], **header)
-    error = error_of([good, foreign], [(11,)], [1])
+    good, foreign = (one_tensor([1, 4, 10], [1, 2, 3], **fields) for fields in ({}, header))
+    error = error_of([good, foreign], [(11,)], [3])
     assert "payload of replica 1: " in error
     assert message in error
 
@@ -221,7 +221,7 @@ def test_every_truncation_and_flipped_word_is_an_error():
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=8, max_size=8), st.integers(4, 70))
 @settings(deadline=None, max_examples=300)
 def test_random_words_behind_a_valid_header_never_crash(words, size):
-    error = decoded_or_error(payload_of(np.array(words, np.uint32)), [(size,)], [4])
+    error = decoded_or_error(payload_of(np.array(words, np.uint32), 4), [(size,)], [4])
     assert error is None or "payload of replica 0: tensor 0: " in error
 
 

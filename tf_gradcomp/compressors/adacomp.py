@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,14 @@ from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.wishes import AllGather
-from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR
+from tf_gradcomp.policy import (
+    CONVOLUTION,
+    DENSE,
+    EMBEDDING,
+    RECURRENT,
+    VECTOR,
+    GradientSpec,
+)
 
 MAX_BIN_SIZE = 16383
 SENT_WHOLE = 0  # in place of a bin size, to the ops
@@ -69,10 +76,14 @@ class AdaComp(Compressor):
         )
         self.scale_factor = _checked_scale_factor(scale_factor)
 
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """Elements in a bin of each variable; 0 if it is sent whole."""
+        return [self.bin_sizes.of(spec) or SENT_WHOLE for spec in specs]
+
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
         layout: dict[str, Any] = {
-            "bin_sizes": [self.bin_sizes.of(spec) or SENT_WHOLE for spec in inputs.specs],
+            "bin_sizes": self.settings_in_force(inputs),
             "fingerprint": self.fingerprint(inputs.specs),
         }
         encode = functools.partial(

@@ -48,6 +48,8 @@ class ExchangeInputs:
         rank: int32 scalar, this replica's number.
         size: The number of replicas.
         second_moments: By whose roots the gradients are still to be divided; None: by none.
+        settings: int64 [tensors], equal on all replicas: the main setting of each variable in this
+            step, as the ops take it. It may be another one in each step. None: the method's own.
     """
 
     specs: Sequence[GradientSpec]
@@ -58,6 +60,7 @@ class ExchangeInputs:
     rank: tf.Tensor | int
     size: int
     second_moments: ops.SecondMoments | None = None
+    settings: tf.Tensor | None = None
 
     def divided(self) -> ExchangeInputs:
         """With gradients that are divided already; updates the second moments."""
@@ -141,8 +144,38 @@ class Compressor(abc.ABC):
         """What it keeps for one gradient, by name; a residual, unless a method says otherwise."""
         return {RESIDUAL: StateSpec(spec.shape)}
 
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int] | None:
+        """Its main setting of each variable; None for a method without one.
+
+        Args:
+            specs: What is known of each variable's gradient.
+
+        Returns:
+            Numbers as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, elements
+            in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. Other ones may come with a
+            step: see `ExchangeInputs.settings`.
+        """
+        return None
+
+    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
+        """The main settings that count in this step; int64 [tensors].
+
+        Raises:
+            ValueError: If the method has none.
+        """
+        own = self.settings(inputs.specs)
+        if own is None:
+            raise ValueError(f"{self!r} has no setting that differs by variable.")
+        return tf.convert_to_tensor(own if inputs.settings is None else inputs.settings, tf.int64)
+
     def conversation(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
-        """`exchange`, on gradients that are divided where there are second moments."""
+        """`exchange`, on gradients that are divided where there are second moments.
+
+        Raises:
+            ValueError: If there are settings in `inputs`, and the method has none.
+        """
+        if inputs.settings is not None:
+            inputs = dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
         amsgrad = inputs.second_moments and inputs.second_moments.largest
         return self.exchange(inputs if self.divides and not amsgrad else inputs.divided())
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Generator, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
 from tf_gradcomp.compressors.wishes import AllReduce
+from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 
 
 def sum_chosen(
@@ -36,13 +35,20 @@ def tensor_bytes(
         sizes: Their elements.
         leaders: How many replicas send offsets in turn; None where they do not travel.
     """
-    totals: collections.Counter[int] = collections.Counter()
-    for group, size in zip(chunked.groups, sizes, strict=True):
-        totals[group] += size
-    counted = []
-    for group, size, chunk_size in zip(chunked.groups, sizes, chunked.chunk_sizes, strict=True):
-        chunks = -(-totals[group] // chunk_size)
-        turns = leaders or 1
-        bits = 32 * turns + (0 if leaders is None else (chunk_size - 1).bit_length())
-        counted.append(chunks * bits * size // (8 * turns * max(1, totals[group])))
-    return tf.constant(np.array(counted, np.int64))
+    chunk_sizes = tf.convert_to_tensor(chunked.chunk_sizes, tf.int64)
+    elements = tf.constant(sizes, tf.int64)
+    _, place = tf.unique(tf.convert_to_tensor(chunked.groups, tf.int64))
+    of_groups = tf.math.unsorted_segment_sum(elements, place, len(sizes))
+    totals = tf.maximum(tf.gather(of_groups, place), 1)
+    turns = leaders or 1
+    bits = 32 * turns + (0 if leaders is None else _offset_bits(chunk_sizes))
+    of_group = -(-totals // chunk_sizes) * bits
+    # of_group * elements // totals, without numbers above the square of a group's elements.
+    shares = of_group // totals * elements + of_group % totals * elements // totals
+    return shares // (8 * turns)
+
+
+def _offset_bits(chunk_sizes: tf.Tensor) -> tf.Tensor:
+    """Bits of an offset in a chunk; int64 [tensors]."""
+    powers = tf.constant([2**bits for bits in range(MAX_CHUNK_SIZE.bit_length())], tf.int64)
+    return tf.math.count_nonzero(chunk_sizes[:, tf.newaxis] > powers, 1)

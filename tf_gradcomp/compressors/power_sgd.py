@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.wishes import AllReduce
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
@@ -69,6 +69,13 @@ class PowerSGD(Compressor):
         # So it is also below rows and columns.
         return rank if 2 * rank * (rows + columns) < rows * columns else SENT_WHOLE
 
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """The rank of each variable; 0 if it is summed whole.
+
+        Those that come with a step may be up to this one: the factor has no more columns.
+        """
+        return [self.effective_rank(spec) for spec in specs]
+
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """The residual, and the factor [m, r] that the next step begins with; none sent whole."""
         rank = self.effective_rank(spec)
@@ -78,15 +85,13 @@ class PowerSGD(Compressor):
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
         """Sums the left factors, then the right ones (paper, Algorithms 1 and 2)."""
         residuals, factors, gradients = inputs.residuals, inputs.state[FACTOR], inputs.gradients
-        ranks = [self.effective_rank(spec) for spec in inputs.specs]
+        ranks = self.settings_in_force(inputs)
         left, own_finite = ops.power_sgd_left(
             residuals, gradients, factors, inputs.step, ranks=ranks
         )
         left_sum = yield AllReduce(left)
         left, right, finite = ops.power_sgd_right(residuals, gradients, left_sum, ranks=ranks)
-        right_sum = right
-        if any(ranks):
-            right_sum = yield AllReduce(right)
+        right_sum = yield from unless_empty(right, AllReduce)
         reduced, finite = ops.power_sgd_reduce(
             residuals,
             gradients,
@@ -98,11 +103,7 @@ class PowerSGD(Compressor):
             finite=tf.logical_and(finite, inputs.finite),
             ranks=ranks,
         )
-        elements = [
-            rank * sum(_matrix(spec)) if rank else spec.elements
-            for rank, spec in zip(ranks, inputs.specs, strict=True)
-        ]
-        return Exchanged(reduced, finite, tf.constant(4 * np.array(elements, np.int64)))
+        return Exchanged(reduced, finite, _tensor_bytes(inputs.specs, ranks))
 
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""
@@ -111,6 +112,12 @@ class PowerSGD(Compressor):
             "overrides": self.rank.overrides,
             **super().get_config(),
         }
+
+
+def _tensor_bytes(specs: Sequence[GradientSpec], ranks: tf.Tensor) -> tf.Tensor:
+    of_rank_1 = tf.constant([sum(_matrix(spec)) for spec in specs], tf.int64)
+    whole = tf.constant([spec.elements for spec in specs], tf.int64)
+    return 4 * tf.where(ranks > SENT_WHOLE, ranks * of_rank_1, whole)
 
 
 def _matrix(spec: GradientSpec) -> tuple[int, int]:

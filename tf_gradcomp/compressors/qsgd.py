@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.wishes import AllGather
-from tf_gradcomp.policy import LAYER_KINDS, VECTOR
+from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 
 MIN_BITS, MAX_BITS = 2, 8
 BUCKET_STEP, MAX_BUCKET_SIZE = 32, 65536
@@ -91,10 +91,14 @@ class QSGD(Compressor):
         self.stochastic = stochastic
         self.seed = seed
 
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """Bits of a level of each variable; 0 if it is sent whole."""
+        return [self.bits.of(spec) or SENT_WHOLE for spec in specs]
+
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (QSGD paper, Algorithm 1)."""
         layout: dict[str, Any] = {
-            "bits": [self.bits.of(spec) or SENT_WHOLE for spec in inputs.specs],
+            "bits": self.settings_in_force(inputs),
             "bucket_size": self.bucket_size,
             "fingerprint": self.fingerprint(inputs.specs),
         }

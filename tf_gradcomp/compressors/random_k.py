@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.wishes import AllReduce
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
-from tf_gradcomp.policy import LAYER_KINDS
+from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 _DEFAULT_DENSITY = 0.01
 _LEAST_DENSITY = 1 / MAX_CHUNK_SIZE
@@ -69,13 +69,16 @@ class RandomK(Compressor):
             )
         self.seed = seed
 
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """Entries in a chunk of each variable; 1 if it is sent whole."""
+        return [round(1 / (self.density.of(spec) or 1)) for spec in specs]
+
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
         """Sums the entries that are drawn for this step."""
-        densities = [self.density.of(spec) or 1 for spec in inputs.specs]
         chunked = ops.Chunked(
             inputs.residuals,
             inputs.gradients,
-            [round(1 / density) for density in densities],
+            self.settings_in_force(inputs),
             range(len(inputs.specs)),
         )
         _, own_finite = ops.chunk_select(chunked, lead=False)

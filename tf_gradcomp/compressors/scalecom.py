@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
+from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.wishes import Broadcast, Wish
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
@@ -100,29 +101,19 @@ class ScaleCom(Compressor):
             return _rate_by_rule(spec)
         return rate or _SENT_WHOLE
 
-    def groups(self, specs: Sequence[GradientSpec]) -> list[int]:
-        """The variables that are cut into chunks together: vectors of one rate."""
-        numbers: dict[Any, int] = {}
-        return [
-            numbers.setdefault(self.rate(spec) if spec.kind == VECTOR else spec.path, len(numbers))
-            for spec in specs
-        ]
-
-    def _chooses(self, specs: Sequence[GradientSpec]) -> bool:
-        return any(self.rate(spec) > _SENT_WHOLE and spec.elements for spec in specs)
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """Entries in a chunk of each variable; 1 if it is sent whole."""
+        return [self.rate(spec) for spec in specs]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them (paper, section 3)."""
+        rates = self.settings_in_force(inputs)
         chunked = ops.Chunked(
-            inputs.residuals,
-            inputs.gradients,
-            [self.rate(spec) for spec in inputs.specs],
-            self.groups(inputs.specs),
+            inputs.residuals, inputs.gradients, rates, groups(inputs.specs, rates)
         )
         leader = tf.cast(inputs.step % inputs.size, tf.int32)
         offsets, own_finite = ops.chunk_select(chunked, tf.equal(leader, inputs.rank))
-        if self._chooses(inputs.specs):
-            offsets = yield Broadcast(offsets, leader)
+        offsets = yield from unless_empty(offsets, lambda words: Broadcast(words, leader))
         reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite, self.beta)
         sizes = [spec.elements for spec in inputs.specs]
         return Exchanged(reduced, finite, tensor_bytes(chunked, sizes, inputs.size))
@@ -135,6 +126,21 @@ class ScaleCom(Compressor):
             "overrides": self.rates.overrides,
             **super().get_config(),
         }
+
+
+def groups(specs: Sequence[GradientSpec], rates: tf.Tensor) -> tf.Tensor:
+    """The variables that are cut into chunks together have one number: vectors of one rate.
+
+    Args:
+        specs: What is known of each gradient.
+        rates: int64 [tensors], in force in a step.
+
+    Returns:
+        int64 [tensors].
+    """
+    alone = tf.range(len(specs), dtype=tf.int64)
+    is_vector = tf.constant([spec.kind == VECTOR for spec in specs])
+    return tf.where(is_vector, len(specs) + rates, alone)
 
 
 def _expected_rate(rate: Any) -> str:

@@ -108,10 +108,14 @@ class TopK(Compressor):
         density = self.density.of(spec)
         return None if density is None else max(1, math.floor(density * spec.elements))
 
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """How many entries of each variable are sent; 0 if it is sent whole."""
+        return [self.entries(spec) or SENT_WHOLE for spec in specs]
+
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
         layout: dict[str, Any] = {
-            "entries": [self.entries(spec) or SENT_WHOLE for spec in inputs.specs],
+            "entries": self.settings_in_force(inputs),
             "fingerprint": self.fingerprint(inputs.specs),
         }
         corrected = self._corrected(inputs)

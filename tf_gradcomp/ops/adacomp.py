@@ -26,6 +26,7 @@ import tensorflow as tf
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.handles import handles_of
 from tf_gradcomp.ops.precondition import SecondMoments
+from tf_gradcomp.ops.settings import Settings, tensor_of
 
 _NONE = SecondMoments((), 1, beta_2=0.0, epsilon=1.0)
 
@@ -101,7 +102,7 @@ def adacomp_encode(
     gradients: Sequence[tf.Tensor],
     step: tf.Tensor | int,
     *,
-    bin_sizes: Sequence[int],
+    bin_sizes: Settings,
     fingerprint: int,
     scale_factor: float = 2.0,
     second_moments: SecondMoments | None = None,
@@ -122,14 +123,15 @@ def adacomp_encode(
         residuals: float32 variables or their resource handles, updated in place.
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
         step: int64 scalar, the same on all replicas.
-        bin_sizes: One per tensor, 1 to 16383, or 0 to send the tensor whole, as float32.
+        bin_sizes: One per tensor, 1 to 16383, or 0 to send the tensor whole, as float32. They may
+            change between steps; the header of the payload has a digest of them.
         fingerprint: Signed 64-bit; payloads with another one are refused by the decoder.
         scale_factor: How often the gradient counts in the selection.
         second_moments: One per residual, of the same shape, if the gradients are to be divided.
 
     Returns:
         payload, int32 [words]; and tensor_bytes, int64 [number of tensors]: the bytes of the
-        payload that each tensor takes, which with the fixed header of 48 bytes are all of it.
+        payload that each tensor takes, which with the fixed header of 56 bytes are all of it.
 
     Raises:
         tf.errors.InvalidArgumentError: If shapes, types or bin sizes are wrong.
@@ -145,7 +147,7 @@ def adacomp_encode(
         beta_2=adam.beta_2,
         epsilon=adam.epsilon,
         scale=adam.scale,
-        bin_sizes=list(bin_sizes),
+        bin_sizes=tensor_of(bin_sizes),
         scale_factor=scale_factor,
         fingerprint=fingerprint,
     )
@@ -156,7 +158,7 @@ def adacomp_decode(
     step: tf.Tensor | int,
     *,
     shapes: Sequence[tf.TensorShape | Sequence[int]],
-    bin_sizes: Sequence[int],
+    bin_sizes: Settings,
     fingerprint: int,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Adds up the payloads of all replicas.
@@ -174,7 +176,7 @@ def adacomp_decode(
         not, reduced are zeros).
 
     Raises:
-        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step or
+        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step, plan or
             version. The message names the replica.
     """
     return library.load().ada_comp_decode(
@@ -182,7 +184,7 @@ def adacomp_decode(
         step=_step(step),
         N=len(shapes),
         shapes=list(shapes),
-        bin_sizes=list(bin_sizes),
+        bin_sizes=tensor_of(bin_sizes),
         fingerprint=fingerprint,
     )
 
@@ -191,7 +193,7 @@ def adacomp_put_back(
     residuals: Sequence[tf.Tensor | tf.Variable],
     payload: tf.Tensor,
     *,
-    bin_sizes: Sequence[int],
+    bin_sizes: Settings,
     fingerprint: int,
 ) -> tf.Operation | None:
     """Adds what a replica had packed back into its residuals, because the step is skipped.
@@ -213,7 +215,7 @@ def adacomp_put_back(
     return library.load().ada_comp_put_back(
         residuals=handles_of(residuals),
         payload=payload,
-        bin_sizes=list(bin_sizes),
+        bin_sizes=tensor_of(bin_sizes),
         fingerprint=fingerprint,
     )
 

@@ -19,12 +19,13 @@ All arithmetic is float32, in this order, without fused multiply-add.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.handles import handles_of
+from tf_gradcomp.ops.settings import Settings, tensor_of
 
 MAX_CHUNK_SIZE = 65536
 
@@ -35,23 +36,24 @@ class Chunked(NamedTuple):
     Attributes:
         residuals: float32 variables or their resource handles.
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        chunk_sizes: One per tensor, 1 to 65536; with 1, every entry is sent.
+        chunk_sizes: One per tensor, 1 to 65536; with 1, every entry is sent. They and the groups
+            may change between steps.
         groups: One number per tensor; those with the same number have one chunk size, and are cut
             as if they were one tensor.
     """
 
     residuals: Sequence[tf.Tensor | tf.Variable]
     gradients: Sequence[tf.Tensor]
-    chunk_sizes: Sequence[int]
-    groups: Sequence[int]
+    chunk_sizes: Settings
+    groups: Settings
 
-    def arguments(self) -> dict[str, list]:
+    def arguments(self) -> dict[str, Any]:
         """As the ops take them."""
         return {
             "residuals": handles_of(self.residuals),
             "gradients": list(self.gradients),
-            "chunk_sizes": list(self.chunk_sizes),
-            "groups": list(self.groups),
+            "chunk_sizes": tensor_of(self.chunk_sizes),
+            "groups": tensor_of(self.groups),
         }
 
 

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.handles import handles_of
+from tf_gradcomp.ops.settings import Settings, tensor_of
 
 
 def power_sgd_left(
@@ -35,7 +36,7 @@ def power_sgd_left(
     factors: Sequence[tf.Tensor | tf.Variable],
     step: tf.Tensor | int,
     *,
-    ranks: Sequence[int],
+    ranks: Settings,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """What a replica gives to the first sum. No variable is changed.
 
@@ -45,10 +46,11 @@ def power_sgd_left(
     Args:
         residuals: float32 variables or their resource handles.
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        factors: float32 variables or their resource handles, of shape [m, r], or [0] for a tensor
-            that is sent whole.
+        factors: float32 variables or their resource handles, of shape [m, R], R being r or more, of
+            which the first r columns count; for a tensor that is sent whole, also [0].
         step: int64 scalar, the same on all replicas.
-        ranks: One per tensor, 1 to min(n, m), or 0 to send the tensor whole.
+        ranks: One per tensor, 1 to min(n, m), or 0 to send the tensor whole. They may change
+            between steps.
 
     Returns:
         left, float32 [1 + elements]: a flag, 0 or NaN where residual plus gradient is not finite
@@ -64,7 +66,7 @@ def power_sgd_left(
         gradients=list(gradients),
         factors=handles_of(factors),
         step=tf.convert_to_tensor(step, tf.int64),
-        ranks=list(ranks),
+        ranks=tensor_of(ranks),
     )
 
 
@@ -73,7 +75,7 @@ def power_sgd_right(
     gradients: Sequence[tf.Tensor],
     left_sum: tf.Tensor,
     *,
-    ranks: Sequence[int],
+    ranks: Settings,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Makes P orthonormal, and computes what a replica gives to the second sum.
 
@@ -99,7 +101,7 @@ def power_sgd_right(
         residuals=handles_of(residuals),
         gradients=list(gradients),
         left_sum=left_sum,
-        ranks=list(ranks),
+        ranks=tensor_of(ranks),
     )
 
 
@@ -113,14 +115,15 @@ def power_sgd_reduce(
     *,
     keep: tf.Tensor | bool,
     finite: tf.Tensor | bool,
-    ranks: Sequence[int],
+    ranks: Settings,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Multiplies the factors, and updates residuals and factors.
 
     Args:
         residuals: As for `power_sgd_left`; updated in place.
         gradients: As for `power_sgd_left`.
-        factors: As for `power_sgd_left`; updated in place.
+        factors: As for `power_sgd_left`; updated in place. Columns behind the first r become zero,
+            so that they begin anew, alike on all replicas, where the rank grows again.
         left: From `power_sgd_right`.
         right: From `power_sgd_right`.
         right_sum: float32, `right` summed over the replicas.
@@ -146,5 +149,5 @@ def power_sgd_reduce(
         right_sum=right_sum,
         keep=keep,
         finite=finite,
-        ranks=list(ranks),
+        ranks=tensor_of(ranks),
     )

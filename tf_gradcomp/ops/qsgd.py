@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.handles import handles_of
+from tf_gradcomp.ops.settings import Settings, tensor_of
 
 
 def qsgd_encode(
@@ -36,7 +37,7 @@ def qsgd_encode(
     step: tf.Tensor | int,
     *,
     replica: tf.Tensor | int,
-    bits: Sequence[int],
+    bits: Settings,
     bucket_size: int,
     stochastic: bool,
     seed: int,
@@ -52,7 +53,8 @@ def qsgd_encode(
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
         step: int64 scalar, the same on all replicas.
         replica: Integer scalar, the replica's number: each draws numbers of its own.
-        bits: One per tensor, 2 to 8, or 0 to send the tensor whole, as float32.
+        bits: One per tensor, 2 to 8, or 0 to send the tensor whole, as float32. They may change
+            between steps; the header of the payload has a digest of them.
         bucket_size: Elements in a bucket, a multiple of 32 up to 65536.
         stochastic: Whether values are rounded at random; otherwise to the nearest level.
         seed: Signed 64-bit, of the random numbers.
@@ -61,7 +63,7 @@ def qsgd_encode(
     Returns:
         payload, int32 [words], as many for the same shapes and settings; and tensor_bytes, int64
         [number of tensors]: the bytes of the payload that each tensor takes, which with the header
-        of 48 bytes are all of it.
+        of 56 bytes are all of it.
 
     Raises:
         tf.errors.InvalidArgumentError: If shapes, types, bits or bucket size are wrong.
@@ -72,7 +74,7 @@ def qsgd_encode(
         gradients=list(gradients),
         step=tf.convert_to_tensor(step, tf.int64),
         replica=tf.cast(replica, tf.int64),
-        bits=list(bits),
+        bits=tensor_of(bits),
         bucket_size=bucket_size,
         stochastic=stochastic,
         seed=seed,
@@ -85,7 +87,7 @@ def qsgd_decode(
     step: tf.Tensor | int,
     *,
     shapes: Sequence[tf.TensorShape | Sequence[int]],
-    bits: Sequence[int],
+    bits: Settings,
     bucket_size: int,
     fingerprint: int,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -105,7 +107,7 @@ def qsgd_decode(
         not, reduced are zeros).
 
     Raises:
-        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step or
+        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step, plan or
             version. The message names the replica.
     """
     return library.load().qsgd_decode(
@@ -113,7 +115,7 @@ def qsgd_decode(
         step=tf.convert_to_tensor(step, tf.int64),
         N=len(shapes),
         shapes=list(shapes),
-        bits=list(bits),
+        bits=tensor_of(bits),
         bucket_size=bucket_size,
         fingerprint=fingerprint,
     )
@@ -123,7 +125,7 @@ def qsgd_put_back(
     residuals: Sequence[tf.Tensor | tf.Variable],
     payload: tf.Tensor,
     *,
-    bits: Sequence[int],
+    bits: Settings,
     bucket_size: int,
     fingerprint: int,
 ) -> tf.Operation | None:
@@ -147,7 +149,7 @@ def qsgd_put_back(
     return library.load().qsgd_put_back(
         residuals=handles_of(residuals),
         payload=payload,
-        bits=list(bits),
+        bits=tensor_of(bits),
         bucket_size=bucket_size,
         fingerprint=fingerprint,
     )

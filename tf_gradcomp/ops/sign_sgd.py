@@ -45,7 +45,7 @@ def sign_sgd_encode(
 
     Returns:
         payload, int32 [words], as many for the same shapes; and tensor_bytes, int64 [number of
-        tensors]: the bytes of the payload that each tensor takes, which with the header of 48 bytes
+        tensors]: the bytes of the payload that each tensor takes, which with the header of 56 bytes
         are all of it.
 
     Raises:

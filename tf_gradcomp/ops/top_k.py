@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.handles import handles_of
+from tf_gradcomp.ops.settings import Settings, tensor_of
 
 
 def momentum_correction(
@@ -59,7 +60,7 @@ def top_k_encode(
     gradients: Sequence[tf.Tensor],
     step: tf.Tensor | int,
     *,
-    entries: Sequence[int],
+    entries: Settings,
     fingerprint: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Packs the largest entries of residuals plus gradients into one payload, and keeps the rest.
@@ -73,11 +74,12 @@ def top_k_encode(
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
         step: int64 scalar, the same on all replicas.
         entries: One per tensor: how many of its entries are sent, at most all; or 0 to send the
-            tensor whole, without indices.
+            tensor whole, without indices. They may change between steps; the header of the payload
+            has a digest of them.
         fingerprint: Signed 64-bit; payloads with another one are refused by the decoder.
 
     Returns:
-        payload, int32 [12 + words of all tensors], where a tensor takes 2 words for each entry, or
+        payload, int32 [14 + words of all tensors], where a tensor takes 2 words for each entry, or
         one for each element if it is sent whole; and tensor_bytes, int64 [number of tensors].
 
     Raises:
@@ -88,7 +90,7 @@ def top_k_encode(
         residuals=handles_of(residuals),
         gradients=list(gradients),
         step=tf.convert_to_tensor(step, tf.int64),
-        entries=list(entries),
+        entries=tensor_of(entries),
         fingerprint=fingerprint,
     )
 
@@ -98,7 +100,7 @@ def top_k_decode(
     step: tf.Tensor | int,
     *,
     shapes: Sequence[tf.TensorShape | Sequence[int]],
-    entries: Sequence[int],
+    entries: Settings,
     fingerprint: int,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Adds up the payloads of all replicas.
@@ -116,7 +118,7 @@ def top_k_decode(
         not, reduced are zeros).
 
     Raises:
-        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step or
+        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step, plan or
             version. The message names the replica.
     """
     return library.load().top_k_decode(
@@ -124,7 +126,7 @@ def top_k_decode(
         step=tf.convert_to_tensor(step, tf.int64),
         N=len(shapes),
         shapes=list(shapes),
-        entries=list(entries),
+        entries=tensor_of(entries),
         fingerprint=fingerprint,
     )
 
@@ -133,7 +135,7 @@ def top_k_put_back(
     residuals: Sequence[tf.Tensor | tf.Variable],
     payload: tf.Tensor,
     *,
-    entries: Sequence[int],
+    entries: Settings,
     fingerprint: int,
 ) -> tf.Operation | None:
     """Adds what a replica had packed back into its residuals, because the step is skipped.
@@ -155,7 +157,7 @@ def top_k_put_back(
     return library.load().top_k_put_back(
         residuals=handles_of(residuals),
         payload=payload,
-        entries=list(entries),
+        entries=tensor_of(entries),
         fingerprint=fingerprint,
     )
 
@@ -166,7 +168,7 @@ def top_k_keep_velocity(
     payload: tf.Tensor,
     sent: tf.Tensor,
     *,
-    entries: Sequence[int],
+    entries: Settings,
     fingerprint: int,
 ) -> tf.Operation | None:
     """Ends a step of momentum: corrected gradients become the velocities, masked where sent.
@@ -194,6 +196,6 @@ def top_k_keep_velocity(
         corrected=list(corrected),
         payload=payload,
         sent=sent,
-        entries=list(entries),
+        entries=tensor_of(entries),
         fingerprint=fingerprint,
     )

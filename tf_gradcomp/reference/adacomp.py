@@ -6,6 +6,7 @@ order of the native ops, so that results are equal to the bit.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -96,12 +97,11 @@ def encode_payload(
     """
     with np.errstate(over="ignore", invalid="ignore"):
         sums = [r + g.astype(np.float32) for r, g in zip(residuals, gradients, strict=True)]
-    header = payload_format.Header(METHOD, fingerprint, step, len(sums))
+    plan = payload_format.plan_of(bin_sizes)
+    header = payload_format.Header(METHOD, fingerprint, step, len(sums), plan)
     if not all(np.isfinite(values).all() for values in sums):
-        header = payload_format.Header(
-            METHOD, fingerprint, step, len(sums), payload_format.NON_FINITE
-        )
-        return payload_format.write(header), list(residuals), [0] * len(sums)
+        flagged = dataclasses.replace(header, flags=payload_format.NON_FINITE)
+        return payload_format.write(flagged), list(residuals), [0] * len(sums)
     table, codes, left = [], [], []
     for residual, gradient, bin_size in zip(residuals, gradients, bin_sizes, strict=True):
         scale, data, rest = _encode_tensor(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
 MAGIC = b"TFGC"
-VERSION = 1
+VERSION = 2
 NON_FINITE = 1
-HEADER = struct.Struct("<4sHHqqIIqQ")  # the checksum is the last field
+HEADER = struct.Struct("<4sHHqqqIIqQ")  # the checksum is the last field
 
 _MASK = 2**64 - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
@@ -25,7 +26,14 @@ class Header:
     fingerprint: int
     step: int
     num_tensors: int
+    plan: int  # `plan_of` the settings of tensors
     flags: int = 0
+
+
+def plan_of(settings: Sequence[int] = ()) -> int:
+    """A digest of the main setting of each tensor; of none, for a method without such a setting."""
+    digest = _checksum(np.array(settings, "<i8").tobytes(), b"")
+    return digest - 2**64 if digest >= 2**63 else digest
 
 
 def write(header: Header, body: bytes = b"") -> np.ndarray:
@@ -36,6 +44,7 @@ def write(header: Header, body: bytes = b"") -> np.ndarray:
         VERSION,
         header.method,
         header.fingerprint,
+        header.plan,
         header.step,
         header.flags,
         header.num_tensors,
@@ -48,14 +57,14 @@ def write(header: Header, body: bytes = b"") -> np.ndarray:
 def read(payload: np.ndarray) -> tuple[Header, bytes]:
     """Takes a payload apart, and raises ValueError if it is not one."""
     data = np.ascontiguousarray(payload, "<i4").tobytes()
-    magic, version, method, fingerprint, step, flags, num_tensors, length, checksum = (
+    magic, version, method, fingerprint, plan, step, flags, num_tensors, length, checksum = (
         HEADER.unpack_from(data)
     )
     if (magic, version, 4 * length) != (MAGIC, VERSION, len(data)):
         raise ValueError("not one payload of this version")
     if checksum != _checksum(data[HEADER.size :], data[: HEADER.size - 8]):
         raise ValueError("wrong checksum")
-    return Header(method, fingerprint, step, num_tensors, flags), data[HEADER.size :]
+    return Header(method, fingerprint, step, num_tensors, plan, flags), data[HEADER.size :]
 
 
 def _checksum(body: bytes, header: bytes) -> int:

@@ -47,6 +47,19 @@ def step(tensors: Sequence[np.ndarray], factor: np.ndarray) -> Step:
     )
 
 
+def in_force(stored: np.ndarray, rank: int) -> np.ndarray:
+    """The factor that counts at this rank, [m, r] or [0], of one that is kept as [m, R] or [0]."""
+    return stored[:, :rank] if rank else np.zeros(0)
+
+
+def stored(factor: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """A factor as it is kept, in the shape of `like`: zeros are behind the columns in force."""
+    kept = np.zeros(like.shape)
+    if factor.size:
+        kept[:, : factor.shape[1]] = factor
+    return kept
+
+
 def orthonormal(columns: np.ndarray) -> np.ndarray:
     """Gram-Schmidt; a column that depends on those before it becomes zero.
 
@@ -67,7 +80,7 @@ def start(factors: Sequence[np.ndarray], step: int) -> list[np.ndarray]:
     """The factors that a step begins with: pseudo-random values in place of columns of zeros.
 
     Args:
-        factors: By tensor, [m, r]; or [0] for one that is sent whole.
+        factors: By tensor, [m, r], r being the rank in force; or [0] for one that is sent whole.
         step: The number of the step.
     """
     random = np.random.RandomState(step % 2**32)  # the same numbers as std::mt19937

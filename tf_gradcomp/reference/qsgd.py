@@ -101,7 +101,8 @@ def encode_payload(
             else codec
             for tensor, codec in enumerate(codecs)
         ]
-    header = payload_format.Header(METHOD, fingerprint, step, len(residuals))
+    plan = payload_format.plan_of(bits)
+    header = payload_format.Header(METHOD, fingerprint, step, len(residuals), plan)
     return fixed_length.encode_payload(header, codecs, residuals, gradients)
 
 

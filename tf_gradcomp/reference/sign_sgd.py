@@ -53,7 +53,8 @@ def encode_payload(
     residuals: Sequence[np.ndarray], gradients: Sequence[np.ndarray], step: int, *, fingerprint: int
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
     """What `tf_gradcomp.ops.sign_sgd_encode` does: see `fixed_length.encode_payload`."""
-    header = payload_format.Header(METHOD, fingerprint, step, len(residuals))
+    plan = payload_format.plan_of()
+    header = payload_format.Header(METHOD, fingerprint, step, len(residuals), plan)
     return fixed_length.encode_payload(header, [SignSgd()] * len(residuals), residuals, gradients)
 
 

@@ -70,7 +70,8 @@ def encode_payload(
     residuals: Arrays, gradients: Arrays, step: int, *, entries: Sequence[int], fingerprint: int
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
     """What `tf_gradcomp.ops.top_k_encode` does: see `fixed_length.encode_payload`."""
-    header = payload_format.Header(METHOD, fingerprint, step, len(residuals))
+    plan = payload_format.plan_of(entries)
+    header = payload_format.Header(METHOD, fingerprint, step, len(residuals), plan)
     return fixed_length.encode_payload(header, _codecs(entries), residuals, gradients)
 
 

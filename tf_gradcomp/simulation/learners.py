@@ -156,16 +156,12 @@ class Learners:
         reduced: list[Any] = list(all_gradients[0])
         finite, sent = tf.constant(True), [Sent.nothing() for _ in all_gradients]
         if apart:
-            ends = in_lockstep(
-                [
-                    sum_slices([of_one[i] for i in apart], len(all_gradients))
-                    for of_one in all_gradients
-                ]
-            )
-            for place, total in zip(apart, ends[0].result[0], strict=True):
+            slices = [[of_one[i] for i in apart] for of_one in all_gradients]
+            summed = in_lockstep([sum_slices(of_one, len(slices)) for of_one in slices])
+            for place, total in zip(apart, summed[0].result[0], strict=True):
                 reduced[place] = total
             finite = all_finite([reduced[place] for place in apart])
-            sent = [of_one.plus(end.sent) for of_one, end in zip(sent, ends, strict=True)]
+            sent = [of_one.plus(end.sent) for of_one, end in zip(sent, summed, strict=True)]
         if not together:
             return reduced, finite, sent
         steps = [

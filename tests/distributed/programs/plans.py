@@ -1,0 +1,54 @@
+"""Methods whose settings change between steps that are traced once, between real workers."""
+
+import json
+
+import numpy as np
+import tensorflow as tf
+from common import RANK, WORKERS, argument, report
+
+from tf_gradcomp import compressors
+from tf_gradcomp.compressors import ExchangeInputs
+from tf_gradcomp.distribute.communicator import converse, replica_communicator
+from tf_gradcomp.distribute.lockstep import handles, new_state
+from tf_gradcomp.policy import GradientSpec
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def reduced_by_step(compressor, shapes, plans):
+    """What a step of each plan reduces each gradient to; and how often it is traced."""
+    kinds = ["dense", "vector", "vector"]
+    specs = [
+        GradientSpec(f"layer_{i}", tuple(shape), "float32", kind)
+        for i, (shape, kind) in enumerate(zip(shapes, kinds, strict=True))
+    ]
+    state = new_state(compressor, specs)
+    settings = tf.Variable(plans[0], dtype=tf.int64)
+    generator = np.random.default_rng(RANK)
+
+    def exchange(gradients, number):
+        communicator = replica_communicator()
+        inputs = ExchangeInputs(
+            specs, gradients, handles(state), number, tf.constant(True), RANK, WORKERS,
+            settings=settings.read_value(),
+        )  # fmt: skip
+        exchanged, _ = converse(compressor.conversation(inputs), communicator)
+        return exchanged.reduced
+
+    @tf.function(autograph=False)
+    def step(gradients, number):
+        return strategy.run(exchange, (gradients, number))
+
+    sums = []
+    for number, plan in enumerate(plans):
+        settings.assign(plan)
+        gradients = [tf.constant(generator.normal(size=shape), tf.float32) for shape in shapes]
+        reduced = step(gradients, tf.constant(number, tf.int64))
+        sums.append([tensor.numpy().tolist() for tensor in reduced])
+    return {"reduced": sums, "traces": step.experimental_get_tracing_count()}
+
+
+shapes, plans = json.loads(argument())
+report(
+    {text: reduced_by_step(compressors.get(text), shapes, of_one) for text, of_one in plans.items()}
+)

@@ -1,0 +1,17 @@
+"""Settings that differ by tensor, as the ops take them: a plan, which may change between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+Settings: TypeAlias = Sequence[int] | tf.Tensor | tf.Variable
+
+
+def tensor_of(settings: Settings) -> tf.Tensor:
+    """One setting for each tensor; int64 [tensors]."""
+    if not isinstance(settings, (tf.Tensor, tf.Variable)):
+        settings = list(settings)
+    return tf.convert_to_tensor(settings, tf.int64)
