@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter):
     seconds, tests = collections.Counter(), collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if isinstance(report, pytest.TestReport):
+            if type(report) is pytest.TestReport:  # none of a subtest, whose time is in the test's
                 folder = str(Path(file_of(report.nodeid)).parent)
                 seconds[folder] += report.duration
                 tests[folder] += report.when == "call"
