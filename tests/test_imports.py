@@ -27,7 +27,7 @@ ROOMS = [
     "__init__",
     "cli",
 ]
-WITHOUT_KERAS = [room for room in ROOMS[: ROOMS.index("keras3")]] + ["launch"]
+WITHOUT_KERAS = {*ROOMS[: ROOMS.index("keras3")], "launch"}
 SOURCES = sorted(ROOT.rglob("*.py"))
 
 
