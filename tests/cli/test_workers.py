@@ -111,6 +111,15 @@ def test_a_killed_worker_is_gone_with_what_it_has_started():
             wait_until_dead(int(pid))
 
 
+def test_what_a_worker_has_started_ends_with_it():
+    program = """
+    import subprocess, sys
+    print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)
+    """
+    (worker,) = run_workers(program, 1)
+    wait_until_dead(int(worker.stdout))
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGABRT])
 def test_a_worker_that_a_signal_ends_is_seen_to_have(signum):
     (worker,) = run_workers(f"import os; os.kill(os.getpid(), {int(signum)})", 1, check=False)
