@@ -44,7 +44,6 @@ def test_the_config_has_the_candidates():
         (compressors.Cast(), "expected a list of candidates"),
         (["auto"], "a candidate must be a method"),
         (["nothing"], "unknown name"),
-        ([compressors.ScaleCom(beta=0.5)], "no other method can go on with the residual"),
     ],
 )
 def test_bad_candidates_are_refused(candidates, words):

@@ -12,7 +12,7 @@ from tests.optimizer.cases import Replicas, gradients_at, new_variables
 from tests.replicas import mirrored, stepper
 
 
-@pytest.mark.parametrize("wrong", [None, 3, keras.optimizers.Adam, object()], ids=str)
+@pytest.mark.parametrize("wrong", [None, 3, keras.optimizers.Adam, object()], ids=["none", "number", "class", "object"])
 def test_what_is_no_optimizer_is_refused(wrong):
     with pytest.raises(TypeError, match=r"expected a Keras 3 optimizer.*; received"):
         gc.CompressedOptimizer(wrong)
