@@ -1,0 +1,250 @@
+"""Random programs, for each check those that it is for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.net.program import CHECKPOINT, STORE, WEIGHTS, Job, Program, Step
+
+SHAPES = [(3,), (7,), (1,), (40,), (3, 2), (5, 4), (1, 9), (2, 3, 4)]
+TABLES = [(4, 2), (7, 3)]
+
+# Sending every entry at once, in float32.
+WHOLE = [
+    "no_compression",
+    "adacomp(bin_sizes=None)",
+    "adacomp(bin_sizes=1)",
+    "top_k(density=1.0)",
+    "top_k(density=None)",
+    "scalecom(rates=None)",
+    "power_sgd(rank=None)",
+    "qsgd(bits=None)",
+]
+SENDING_THE_LARGEST = [
+    "adacomp(bin_sizes=3)",
+    "adacomp(bin_sizes=7)",
+    "top_k(density=0.2)",
+    "scalecom(rates=4)",
+]
+LOSSLESS = [
+    *SENDING_THE_LARGEST,
+    "adacomp(bin_sizes=3, scale_factor=1)",
+    "scalecom(rates=3, beta=0.25)",
+    "random_k",
+    "qsgd(bits=2, bucket_size=32)",
+    "qsgd(bits={'vector': 4})",
+    "sign_sgd",
+    "power_sgd(rank=1)",
+    "no_compression",
+]
+CASTS = ["cast", "cast(dtype='bfloat16')"]
+WARMED_UP = [  # these need collectives
+    "top_k(density=0.2, warmup_steps=2)",
+    "adacomp(bin_sizes=3, warmup_steps=1, warmup='adacomp(bin_sizes=None)')",
+    "scalecom(rates=4, warmup_steps=2, warmup='no_compression')",
+]
+
+_RATES = st.sampled_from([0.5, 0.125, 0.03])
+OPTIMIZERS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "SGD": {"momentum": st.just(0.5), "nesterov": st.booleans()},
+    "RMSprop": {"momentum": st.just(0.5), "centered": st.booleans()},
+    "Adam": {"amsgrad": st.booleans(), "beta_1": st.just(0.5), "epsilon": st.just(1e-3)},
+    "AdamW": {"amsgrad": st.booleans(), "weight_decay": st.just(0.25)},
+    "Nadam": {"beta_2": st.just(0.9)},
+    "Lamb": {"beta_1": st.just(0.5)},
+    "Adamax": {"beta_2": st.just(0.5)},
+    "Adadelta": {},
+    "Adagrad": {},
+    "Adafactor": {"relative_step": st.booleans()},
+    "Ftrl": {"l1_regularization_strength": st.just(0.01)},
+    "Lion": {"beta_1": st.just(0.5)},
+    "Muon": {},
+    "ScheduleFreeAdamW": {"warmup_steps": st.just(3)},
+}
+PRECONDITIONED = ("Adam", "AdamW", "Nadam", "Lamb")
+
+_clipping = st.sampled_from([{"clipnorm": 0.5}, {"global_clipnorm": 1.0}, {"clipvalue": 0.25}])
+_averaging = st.sampled_from(
+    [
+        {"use_ema": True, "ema_momentum": 0.5},
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+    ]
+)
+_decay = st.just({"weight_decay": 0.125})
+_accumulating = st.sampled_from([2, 3]).map(lambda steps: {"gradient_accumulation_steps": steps})
+_static = st.sampled_from([4.0, 1024.0]).map(lambda factor: {"loss_scale_factor": factor})
+NONE: st.SearchStrategy[dict[str, Any]] = st.just({})
+
+
+def _maybe(settings: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.one_of(NONE, NONE, settings)
+
+
+@st.composite
+def settings_of(draw: Any, optimizer: str) -> dict[str, Any]:
+    """Of an optimizer: each of its own and of those that all have, or not."""
+    own = OPTIMIZERS[optimizer]
+    return {
+        "learning_rate": draw(_RATES),
+        **draw(_maybe(_decay)),
+        **draw(st.fixed_dictionaries({}, optional=own)),
+        **draw(_maybe(_clipping)),
+        **draw(_maybe(_averaging)),
+        **draw(_maybe(_accumulating)),
+        **draw(_maybe(_static)),
+    }
+
+
+@st.composite
+def variables(draw: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """One to three shapes, and which of them are tables."""
+    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3))
+    if draw(st.sampled_from([False, False, True])):
+        shapes.append(draw(st.sampled_from(TABLES)))
+        return tuple(shapes), (len(shapes) - 1,)
+    return tuple(shapes), ()
+
+
+@st.composite
+def jobs(
+    draw: Any, program: Program, methods: list[str], longest: int, *, whole: bool = False
+) -> Job:
+    """One job of a program.
+
+    Args:
+        draw: Hypothesis' own.
+        program: Which it is to be one of.
+        methods: Its compressor is one of these.
+        longest: How many updates there are at most.
+        whole: Whether each step has a gradient for each variable.
+    """
+    collective = any("warmup" in method for method in methods) and draw(st.booleans())
+    replicas = 2 if collective else draw(st.sampled_from([2, 2, 3, 1]))
+    known = [m for m in methods if collective or replicas == 1 or "warmup" not in m]
+    numbers = list(range(len(program.shapes)))
+    subsets = st.lists(st.sampled_from(numbers), min_size=1, unique=True).map(sorted).map(tuple)
+    can_skip = replicas > 1 or (program.scaler and program.micro_steps == 1)
+    steps: list[Step] = []
+    for _ in range(draw(st.integers(1, longest))):
+        given = tuple(numbers) if whole else draw(st.one_of(st.just(tuple(numbers)), subsets))
+        for _ in range(program.micro_steps):
+            bad = draw(st.sampled_from([(), (), (), (0,), (replicas - 1,), tuple(range(replicas))]))
+            steps.append(Step(draw(st.integers(0, 99)), given, bad if can_skip else ()))
+    return Job(
+        replicas,
+        draw(st.sampled_from(known)),
+        tuple(steps),
+        collective=collective,
+        graph=draw(st.sampled_from([False] * 7 + [True])),
+        resumes=draw(st.sampled_from([STORE, WEIGHTS, CHECKPOINT])),
+    )
+
+
+@st.composite
+def dense_programs(draw: Any) -> Program:
+    """Of methods that send everything."""
+    optimizer = draw(st.sampled_from(sorted(OPTIMIZERS)))
+    settings = draw(settings_of(optimizer))
+    shapes, tables = draw(variables())
+    scaler = None
+    if "loss_scale_factor" in settings:
+        tables = ()  # Keras cannot divide slices
+    else:
+        scaler = draw(st.sampled_from([None, None, "inside", "around"]))
+    limit = draw(st.sampled_from([2**26, 10])) if tables else 2**26
+    program = Program(shapes, optimizer, settings, (), tables, scaler, limit)
+    return _with_jobs(draw, program, st.integers(1, 2), WHOLE, 4)
+
+
+@st.composite
+def container_programs(draw: Any) -> Program:
+    """With two optimizers in one."""
+    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3).map(tuple))
+    program = Program(shapes, "MultiOptimizer", {"learning_rate": draw(_RATES)}, ())
+    return _with_jobs(draw, program, st.just(1), WHOLE, 3, whole=True)
+
+
+@st.composite
+def lossless_programs(draw: Any, methods: list[str] = LOSSLESS + WARMED_UP) -> Program:  # noqa: B006
+    """By SGD at rate 1, so that weights show what was applied."""
+    settings = {
+        "learning_rate": 1.0,
+        **draw(_maybe(_accumulating)),
+        **draw(_maybe(_static)),
+        **draw(_maybe(st.just({"use_ema": True}))),
+    }
+    shapes, tables = draw(variables())
+    if "loss_scale_factor" in settings:
+        tables, scaler = (), None
+    else:
+        scaler = draw(st.sampled_from([None, None, "inside", "around"]))
+    program = Program(shapes, "SGD", settings, (), tables, scaler)
+    return _with_jobs(draw, program, st.integers(1, 3), methods, 4)
+
+
+@st.composite
+def scaled_programs(draw: Any) -> Program:
+    """With a loss scale of some kind, and with methods that divide by second moments."""
+    optimizer = draw(st.sampled_from(["SGD", *PRECONDITIONED]))
+    settings = {**draw(settings_of(optimizer))}
+    shapes, _ = draw(variables())
+    scaler = draw(st.sampled_from([None, "inside", "around"]))
+    if scaler:
+        settings.pop("loss_scale_factor", None)
+    else:
+        settings["loss_scale_factor"] = 16.0
+    program = Program(shapes, optimizer, settings, (), (), scaler)
+    program = _with_jobs(draw, program, st.integers(1, 2), SENDING_THE_LARGEST, 3)
+    precondition = draw(st.sampled_from(["auto", None]))
+    several = [
+        dataclasses.replace(job, precondition=precondition, replicas=max(job.replicas, 2))
+        for job in program.jobs
+    ]
+    return dataclasses.replace(program, jobs=tuple(several))
+
+
+@st.composite
+def paced_programs(draw: Any) -> Program:
+    """Of Adam's family in two jobs, with other settings each."""
+    optimizer = draw(st.sampled_from(PRECONDITIONED))
+    settings = {"learning_rate": 0.01, **draw(_maybe(st.just({"amsgrad": True})))}
+    if optimizer not in ("Adam", "AdamW"):
+        settings.pop("amsgrad", None)
+    program = Program(((3, 4), (9,)), optimizer, settings, ())
+    return dataclasses.replace(
+        program, jobs=(draw(_paced(program, BEFORE)), draw(_paced(program, WATCHED)))
+    )
+
+
+BEFORE, WATCHED = 40, 10
+
+
+@st.composite
+def _paced(draw: Any, program: Program, steps: int) -> Job:
+    numbers = tuple(range(len(program.shapes)))
+    first = draw(st.integers(0, 9)) * 1000
+    return Job(
+        draw(st.sampled_from([1, 2, 3])),
+        draw(st.sampled_from([*SENDING_THE_LARGEST, "no_compression", "qsgd(bits=8)"])),
+        tuple(Step(first + i, numbers) for i in range(steps)),
+        precondition=draw(st.sampled_from(["auto", None])),
+        graph=True,
+        resumes=draw(st.sampled_from([STORE, WEIGHTS, CHECKPOINT])),
+    )
+
+
+def _with_jobs(
+    draw: Any,
+    program: Program,
+    count: st.SearchStrategy[int],
+    methods: list[str],
+    longest: int,
+    *,
+    whole: bool = False,
+) -> Program:
+    number = draw(count)
+    drawn = [draw(jobs(program, methods, longest, whole=whole)) for _ in range(number)]
+    return dataclasses.replace(program, jobs=tuple(drawn))
