@@ -213,4 +213,4 @@ def _tensors(gradient: Gradient, scale: np.float32) -> tuple[tf.Tensor, ...]:
 def _gradient(tensors: tuple[tf.Tensor, ...], variable: keras.Variable) -> Any:
     if len(tensors) == 1:
         return tensors[0]
-    return tf.IndexedSlices(*tensors, tf.constant(variable.shape, tf.int64))
+    return tf.IndexedSlices(*tensors, tf.constant(tuple(variable.shape), tf.int64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -110,7 +111,7 @@ def variables(draw: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
 
 @st.composite
 def jobs(
-    draw: Any, program: Program, methods: list[str], longest: int, *, whole: bool = False
+    draw: Any, program: Program, methods: Sequence[str], longest: int, *, whole: bool = False
 ) -> Job:
     """One job of a program.
 
@@ -168,12 +169,14 @@ def container_programs(draw: Any) -> Program:
 
 
 @st.composite
-def lossless_programs(draw: Any, methods: list[str] = LOSSLESS + WARMED_UP) -> Program:  # noqa: B006
-    """By SGD at rate 1, so that weights show what was applied."""
+def lossless_programs(
+    draw: Any, methods: Sequence[str] = (*LOSSLESS, *WARMED_UP), *, static: bool = False
+) -> Program:
+    """By SGD at rate 1, so that weights show what was applied; `static`: with a loss scale."""
     settings = {
         "learning_rate": 1.0,
         **draw(_maybe(_accumulating)),
-        **draw(_maybe(_static)),
+        **draw(_static if static else NONE),
         **draw(_maybe(st.just({"use_ema": True}))),
     }
     shapes, tables = draw(variables())
@@ -240,7 +243,7 @@ def _with_jobs(
     draw: Any,
     program: Program,
     count: st.SearchStrategy[int],
-    methods: list[str],
+    methods: Sequence[str],
     longest: int,
     *,
     whole: bool = False,

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from hypothesis import HealthCheck, Phase, given, note, settings
 
 from tests.net import checks, strategies
@@ -30,9 +31,12 @@ def programs(strategy: Any, examples: int) -> Any:
 
 @pytest.fixture(autouse=True, scope="module")
 def _without_warnings():
+    level = tf.get_logger().level
+    tf.get_logger().setLevel("ERROR")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+    tf.get_logger().setLevel(level)
 
 
 @programs(strategies.dense_programs(), 80)
@@ -49,6 +53,12 @@ def test_whole_gradients_train_as_several_inner_optimizers(program):
 
 @programs(strategies.lossless_programs(), 100)
 def test_nothing_is_lost(program):
+    note(repr(program))
+    checks.loses_nothing(program)
+
+
+@programs(strategies.lossless_programs(static=True), 20)
+def test_nothing_is_lost_behind_a_static_loss_scale(program):
     note(repr(program))
     checks.loses_nothing(program)
 
