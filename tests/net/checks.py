@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +17,9 @@ ROUNDING = 2e-5
 def trains_as_the_inner_optimizer(program: Program) -> None:
     """Methods that send everything train as the inner optimizer alone, on the sums of gradients."""
     plain = Plain(program)
-    for running, _ in jobs_of(program):
+    for running, before in jobs_of(program):
+        if any(lost.any() for lost in _lost(running, before)):
+            plain.kept.clear()
         for steps in program.rounds(running.job):
             keeps = _take(running, steps)
             plain.update(running.job, steps, keeps)
@@ -112,10 +113,12 @@ def _exchanges(running: Running) -> int:
 
 
 def _lost(running: Running, before: Running | None) -> list[np.ndarray]:
-    said = any(re.search(r"\bresidual\b", text) for text in running.said)
-    if before is not None and said:
-        return before.left()
-    return [np.zeros(shape) for shape in running.program.shapes]
+    """What the log says is lost: all that was left, where nothing of it is there any more."""
+    none = [np.zeros(shape) for shape in running.program.shapes]
+    warned = any("residual" in text for text in running.said)
+    if before is None or not warned or any(left.any() for left in running.left()):
+        return none
+    return before.left()
 
 
 def _lengths(program: Program) -> list[float]:

@@ -64,7 +64,7 @@ class Plain:
                     self.kept[variable] = self.kept.get(variable, 0) + mean
 
     def _apply(self, job: Job, step: Step) -> None:
-        of_all = [gradients_of(self.program, step, r, job.replicas) for r in range(job.replicas)]
+        of_all = [gradients_of(self.program, step, r) for r in range(job.replicas)]
         gradients = []
         for variable, of_one in zip(step.given, zip(*of_all, strict=True), strict=True):
             total = self._total(variable, of_one)
@@ -92,7 +92,7 @@ def means(
     total: dict[int, np.ndarray] = collections.defaultdict(lambda: np.float64(0))
     for step in steps:
         for replica in set(range(job.replicas)) - without:
-            gradients = gradients_of(program, step, replica, job.replicas)
+            gradients = gradients_of(program, step, replica)
             for variable, gradient in zip(step.given, gradients, strict=True):
                 total[variable] = total[variable] + dense(gradient) / program.micro_steps
     return total

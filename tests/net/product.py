@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from tests.replicas import collective, copies, mirrored, per_replica
 SCALER = {"initial_scale": 8.0, "dynamic_growth_steps": 3}
 
 strategies = functools.cache(mirrored)
+workers = functools.cache(gc.MultiWorkerMirroredStrategy)
 
 
 class Holder(keras.layers.Layer):
@@ -65,7 +67,7 @@ class Running:
     def step(self, step: Step) -> None:
         scale = np.float32(self.outer.scale_loss(tf.constant(1.0)))
         replicas = self.job.replicas
-        gradients = [gradients_of(self.program, step, r, replicas) for r in range(replicas)]
+        gradients = [gradients_of(self.program, step, replica) for replica in range(replicas)]
         tensors = [
             tf.nest.map_structure(
                 lambda *values: per_replica(self.strategy, values) if replicas > 1 else values[0],
@@ -88,9 +90,7 @@ class Running:
         residuals = self.compressed.exchange.residuals
         if not residuals:
             return [np.zeros(shape) for shape in self.program.shapes]
-        return [
-            np.sum(np.float64(copies(self.strategy, residual)), 0) / scale for residual in residuals
-        ]
+        return [np.float64(residual.numpy()) / scale for residual in residuals]
 
     def unequal(self) -> list[str]:
         """Of which variables the replicas have different values."""
@@ -148,6 +148,8 @@ def jobs_of(program: Program) -> Iterator[tuple[Running, Running | None]]:
 
 
 def _strategy(job: Job) -> tf.distribute.Strategy:
+    if "TF_CONFIG" in os.environ:
+        return workers()
     if job.replicas == 1:
         return tf.distribute.get_strategy()
     return collective() if job.collective else strategies(job.replicas)

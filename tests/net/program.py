@@ -14,8 +14,20 @@ import numpy as np
 STORE, WEIGHTS, CHECKPOINT = "store", "weights", "checkpoint"
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+class Short:
+    """Has a `repr` without the fields that have their defaults."""
+
+    def __repr__(self) -> str:
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if getattr(self, field.name) != field.default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Step(Short):
     """One step of all replicas.
 
     Attributes:
@@ -29,8 +41,8 @@ class Step:
     bad: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Job(Short):
     """What one start of a program does.
 
     Attributes:
@@ -53,8 +65,8 @@ class Job:
     resumes: str = STORE
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Program(Short):
     """Jobs that go on from each other, on the same variables with the same optimizer.
 
     Attributes:
@@ -122,7 +134,7 @@ def dense(gradient: Gradient) -> np.ndarray:
     return gradient.dense() if isinstance(gradient, Slices) else gradient
 
 
-def gradients_of(program: Program, step: Step, replica: int, replicas: int) -> list[Gradient]:
+def gradients_of(program: Program, step: Step, replica: int) -> list[Gradient]:
     """A replica's gradients, one for each variable that the step gives one.
 
     They are small multiples of a power of two, so that their sums are exact in any order.
