@@ -6,6 +6,7 @@ import functools
 import os
 import pathlib
 import tempfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,7 +102,20 @@ class Running:
             first, *others = copies(self.strategy, variable)
             if any(other.tobytes() != first.tobytes() for other in others):
                 found.append(variable.path)
-        return found
+        return found or self._unequal_on_workers()
+
+    def _unequal_on_workers(self) -> list[str]:
+        if not _in_real_job():
+            return []
+        values = [*self.variables, *self.compressed.inner_optimizer.variables]
+        digest = zlib.crc32(b"".join(copies(self.strategy, v)[0].tobytes() for v in values))
+        of_all = self.strategy.gather(
+            self.strategy.experimental_distribute_values_from_function(
+                lambda context: tf.constant([digest], tf.int64)
+            ),
+            axis=0,
+        )
+        return ["some, on another worker"] if len(set(of_all.numpy())) > 1 else []
 
     def resume(self, before: Running) -> None:
         """Takes over all state; `said` is what the log warned of meanwhile."""
@@ -148,11 +162,15 @@ def jobs_of(program: Program) -> Iterator[tuple[Running, Running | None]]:
 
 
 def _strategy(job: Job) -> tf.distribute.Strategy:
-    if "TF_CONFIG" in os.environ:
+    if _in_real_job():
         return workers()
     if job.replicas == 1:
         return tf.distribute.get_strategy()
     return collective() if job.collective else strategies(job.replicas)
+
+
+def _in_real_job() -> bool:
+    return "TF_CONFIG" in os.environ
 
 
 def _layers(program: Program) -> list[Holder]:

@@ -163,3 +163,8 @@ def initial(program: Program) -> list[np.ndarray]:
     """The variables before the first step."""
     generator = np.random.default_rng(len(program.shapes))
     return [_numbers(generator, shape) for shape in program.shapes]
+
+
+def read(text: str) -> Program:
+    """The program whose `repr` this is."""
+    return eval(text, {"Program": Program, "Job": Job, "Step": Step})

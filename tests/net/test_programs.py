@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.net import checks, strategies
-from tests.net.program import Job, Program, Step
+from tests.net.program import Program, read
 
 COUNT = os.environ.get("GRADCOMP_PROGRAMS")  # so many new ones of each kind
 PROGRAM = os.environ.get("GRADCOMP_PROGRAM")  # only this one
@@ -20,7 +20,6 @@ PROGRAM = os.environ.get("GRADCOMP_PROGRAM")  # only this one
 
 def programs(random: st.SearchStrategy[Program], examples: int) -> Any:
     """Runs a test on random programs, the same ones each time unless the environment says so."""
-    known = {"Program": Program, "Job": Job, "Step": Step}
     rules = settings(
         max_examples=int(COUNT or examples),
         derandomize=not COUNT,
@@ -30,7 +29,7 @@ def programs(random: st.SearchStrategy[Program], examples: int) -> Any:
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, Phase.shrink],
     )
-    return lambda test: rules(given(st.just(eval(PROGRAM, known)) if PROGRAM else random)(test))
+    return lambda test: rules(given(st.just(read(PROGRAM)) if PROGRAM else random)(test))
 
 
 @pytest.fixture(autouse=True, scope="module")
