@@ -79,13 +79,11 @@ def is_blind_to_loss_scales(program: Program) -> None:
                 np.testing.assert_array_equal(value, wanted, f"after {steps}")
 
 
-def keeps_its_pace(program: Program, watched: int, factor: float = 1.5) -> None:
-    """The first steps of the last job are about as long as if it had not been interrupted.
+def keeps_its_pace(program: Program) -> None:
+    """The steps of the second of two jobs are about as long as if it had not been interrupted.
 
-    Args:
-        program: Of two jobs.
-        watched: How many steps of the last are compared.
-        factor: How much longer the longest may be than that of a job with either's settings.
+    That is, the longest one is neither more than 1.5 times the longest of a job with either's
+    settings, nor less than a third of it.
     """
     first, second = program.jobs
     steps = first.steps + second.steps
@@ -93,10 +91,10 @@ def keeps_its_pace(program: Program, watched: int, factor: float = 1.5) -> None:
         dataclasses.replace(program, jobs=(dataclasses.replace(job, steps=steps),))
         for job in (first, second)
     ]
-    longest = [max(_lengths(other)[len(first.steps) :][:watched]) for other in straight]
-    found = _lengths(program)[len(first.steps) :][:watched]
-    assert max(found) <= factor * max(longest), (found, longest)
-    assert max(found) >= min(longest) / factor, (found, longest)
+    wanted = [max(_lengths(other)[len(first.steps) :]) for other in straight]
+    found = _lengths(program)[len(first.steps) :]
+    assert max(found) <= 1.5 * max(wanted), f"steps of {found}, instead of {wanted} at most"
+    assert max(found) >= min(wanted) / 3, f"steps of {found}, instead of {wanted} at most"
 
 
 def _take(running: Running, steps: Sequence[Step]) -> bool:

@@ -196,7 +196,9 @@ def scaled_programs(draw: Any) -> Program:
     optimizer = draw(st.sampled_from(["SGD", *PRECONDITIONED]))
     settings = {**draw(settings_of(optimizer)), **draw(_maybe(_accumulating))}
     shapes, _ = draw(variables())
-    scaler = draw(st.sampled_from([None, "inside", "around"] if optimizer not in UNTRACKED else [None]))
+    scaler = None
+    if optimizer not in UNTRACKED:
+        scaler = draw(st.sampled_from([None, "inside", "around"]))
     if scaler:
         settings.pop("loss_scale_factor", None)
     else:
@@ -219,12 +221,7 @@ def paced_programs(draw: Any) -> Program:
     if optimizer not in ("Adam", "AdamW"):
         settings.pop("amsgrad", None)
     program = Program(((3, 4), (9,)), optimizer, settings, ())
-    return dataclasses.replace(
-        program, jobs=(draw(_paced(program, BEFORE)), draw(_paced(program, WATCHED)))
-    )
-
-
-BEFORE, WATCHED = 40, 10
+    return dataclasses.replace(program, jobs=(draw(_paced(program, 40)), draw(_paced(program, 10))))
 
 
 @st.composite
