@@ -25,6 +25,10 @@ class Short:
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """As Hypothesis is to print it."""
+        printer.text(repr(self))
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Step(Short):
@@ -34,11 +38,13 @@ class Step(Short):
         seed: Of the gradients.
         given: The variables that have one.
         bad: The replicas that have one which is not finite.
+        times: How many such steps there are, with other seeds from this one on.
     """
 
     seed: int
     given: tuple[int, ...]
     bad: tuple[int, ...] = ()
+    times: int = 1
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -95,7 +101,10 @@ class Program(Short):
     def rounds(self, job: Job) -> list[tuple[Step, ...]]:
         """The steps of a job, by the update that they lead to."""
         size = self.micro_steps
-        return [job.steps[i : i + size] for i in range(0, len(job.steps), size)]
+        steps = tuple(
+            Step(step.seed + i, step.given, step.bad) for step in job.steps for i in range(step.times)
+        )
+        return [steps[i : i + size] for i in range(0, len(steps), size)]
 
     def stays_sparse(self, variable: int) -> bool:
         return variable in self.tables and (

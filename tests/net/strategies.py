@@ -38,7 +38,7 @@ LOSSLESS = [
     "qsgd(bits={'vector': 4})",
     "sign_sgd",
     "power_sgd(rank=1)",
-    "no_compression",
+    *["no_compression"] * 5,  # which keeps nothing
 ]
 CASTS = ["cast", "cast(dtype='bfloat16')"]
 WARMED_UP = [  # these need collectives
@@ -101,7 +101,7 @@ def settings_of(draw: Any, optimizer: str) -> dict[str, Any]:
 @st.composite
 def variables(draw: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """One to three shapes, and which of them are tables."""
-    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3))
+    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=draw(st.integers(1, 2)), max_size=3))
     if draw(st.sampled_from([False, False, True])):
         shapes.append(draw(st.sampled_from(TABLES)))
         return tuple(shapes), (len(shapes) - 1,)
@@ -110,7 +110,13 @@ def variables(draw: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
 
 @st.composite
 def jobs(
-    draw: Any, program: Program, methods: Sequence[str], longest: int, *, whole: bool = False
+    draw: Any,
+    program: Program,
+    methods: Sequence[str],
+    longest: int,
+    *,
+    whole: bool = False,
+    first: bool = True,
 ) -> Job:
     """One job of a program.
 
@@ -120,16 +126,18 @@ def jobs(
         methods: Its compressor is one of these.
         longest: How many updates there are at most.
         whole: Whether each step has a gradient for each variable.
+        first: Whether it goes on from none.
     """
-    collective = any("warmup" in method for method in methods) and draw(st.booleans())
-    replicas = 2 if collective else draw(st.sampled_from([2, 2, 3, 1]))
+    warms_up = any("warmup" in method for method in methods)
+    collective = warms_up and draw(st.sampled_from([False, False, False, True]))
+    replicas = 2 if collective else draw(st.sampled_from([2, 1, 3] if first else [1, 2, 1, 3]))
     known = [m for m in methods if collective or replicas == 1 or "warmup" not in m]
     numbers = list(range(len(program.shapes)))
     subsets = st.lists(st.sampled_from(numbers), min_size=1, unique=True).map(sorted).map(tuple)
     can_skip = replicas > 1 or (program.scaler and program.micro_steps == 1)
     steps: list[Step] = []
     for _ in range(draw(st.integers(1, longest))):
-        given = tuple(numbers) if whole else draw(st.one_of(st.just(tuple(numbers)), subsets))
+        given = tuple(numbers) if whole else draw(st.one_of(st.just(tuple(numbers)), subsets, subsets))
         for _ in range(program.micro_steps):
             bad = draw(st.sampled_from([(), (), (), (0,), (replicas - 1,), tuple(range(replicas))]))
             steps.append(Step(draw(st.integers(0, 99)), given, bad if can_skip else ()))
@@ -172,9 +180,20 @@ def container_programs(draw: Any) -> Program:
 
 @st.composite
 def lossless_programs(
-    draw: Any, methods: Sequence[str] = (*LOSSLESS, *WARMED_UP), *, static: bool = False
+    draw: Any,
+    methods: Sequence[str] = (*LOSSLESS, *WARMED_UP),
+    *,
+    most_jobs: int = 1,
+    static: bool = False,
 ) -> Program:
-    """By SGD at rate 1, so that weights show what was applied; `static`: with a loss scale."""
+    """By SGD at rate 1, so that weights show what was applied.
+
+    Args:
+        draw: Hypothesis' own.
+        methods: Of these.
+        most_jobs: With so many jobs at most, and two at least unless it is one.
+        static: Whether there is a static loss scale.
+    """
     settings = {
         "learning_rate": 1.0,
         **draw(_maybe(_accumulating)),
@@ -187,7 +206,7 @@ def lossless_programs(
     else:
         scaler = draw(st.sampled_from([None, None, "inside", "around"]))
     program = Program(shapes, "SGD", settings, (), tables, scaler)
-    return _with_jobs(draw, program, st.integers(1, 3), methods, 4)
+    return _with_jobs(draw, program, st.integers(min(2, most_jobs), most_jobs), methods, 4)
 
 
 @st.composite
@@ -221,18 +240,22 @@ def paced_programs(draw: Any) -> Program:
     if optimizer not in ("Adam", "AdamW"):
         settings.pop("amsgrad", None)
     program = Program(((3, 4), (9,)), optimizer, settings, ())
-    return dataclasses.replace(program, jobs=(draw(_paced(program, 40)), draw(_paced(program, 10))))
+    before, after = draw(st.sampled_from([(None, "auto"), ("auto", None), ("auto", "auto")]))
+    both = (draw(_paced(program, 40, before)), draw(_paced(program, 10, after)))
+    return dataclasses.replace(program, jobs=both)
 
 
 @st.composite
-def _paced(draw: Any, program: Program, steps: int) -> Job:
-    numbers = tuple(range(len(program.shapes)))
-    first = draw(st.integers(0, 9)) * 1000
+def _paced(draw: Any, program: Program, steps: int, precondition: str | None) -> Job:
+    methods = SENDING_THE_LARGEST
+    if precondition is None:
+        methods = [*methods, "no_compression", "qsgd(bits=8)"]
+    all_of_them = tuple(range(len(program.shapes)))
     return Job(
-        draw(st.sampled_from([1, 2, 3])),
-        draw(st.sampled_from([*SENDING_THE_LARGEST, "no_compression", "qsgd(bits=8)"])),
-        tuple(Step(first + i, numbers) for i in range(steps)),
-        precondition=draw(st.sampled_from(["auto", None])),
+        draw(st.sampled_from([2, 2, 1, 3])),
+        draw(st.sampled_from(methods)),
+        (Step(draw(st.integers(0, 9)) * 1000, all_of_them, times=steps),),
+        precondition=precondition,
         graph=True,
         resumes=draw(st.sampled_from([STORE, WEIGHTS, CHECKPOINT])),
     )
@@ -248,5 +271,7 @@ def _with_jobs(
     whole: bool = False,
 ) -> Program:
     number = draw(count)
-    drawn = [draw(jobs(program, methods, longest, whole=whole)) for _ in range(number)]
+    drawn = [
+        draw(jobs(program, methods, longest, whole=whole, first=i == 0)) for i in range(number)
+    ]
     return dataclasses.replace(program, jobs=tuple(drawn))
