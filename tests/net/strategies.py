@@ -137,7 +137,9 @@ def jobs(
     can_skip = replicas > 1 or (program.scaler and program.micro_steps == 1)
     steps: list[Step] = []
     for _ in range(draw(st.integers(1, longest))):
-        given = tuple(numbers) if whole else draw(st.one_of(st.just(tuple(numbers)), subsets, subsets))
+        given = (
+            tuple(numbers) if whole else draw(st.one_of(st.just(tuple(numbers)), subsets, subsets))
+        )
         for _ in range(program.micro_steps):
             bad = draw(st.sampled_from([(), (), (), (0,), (replicas - 1,), tuple(range(replicas))]))
             steps.append(Step(draw(st.integers(0, 99)), given, bad if can_skip else ()))
