@@ -58,8 +58,8 @@ class Job(Short):
         precondition: Of `gc.CompressedOptimizer`.
         collective: Whether the replicas talk by TensorFlow's collectives, which is for two.
         graph: Whether steps are traced; otherwise they run eagerly.
-        resumes: How it takes over the state of the job before: by the optimizers' own stores, Keras'
-            file of weights, or `tf.train.Checkpoint`.
+        resumes: How it takes over the state of the job before: by the optimizers' own stores,
+            Keras' file of weights, or `tf.train.Checkpoint`.
     """
 
     replicas: int
@@ -102,7 +102,9 @@ class Program(Short):
         """The steps of a job, by the update that they lead to."""
         size = self.micro_steps
         steps = tuple(
-            Step(step.seed + i, step.given, step.bad) for step in job.steps for i in range(step.times)
+            Step(step.seed + i, step.given, step.bad)
+            for step in job.steps
+            for i in range(step.times)
         )
         return [steps[i : i + size] for i in range(0, len(steps), size)]
 

@@ -73,7 +73,7 @@ def test_whole_gradients_train_as_the_inner_optimizer(program):
     strategies.dense_programs(accumulating=True),
     20,
     by_sgd(
-        Job(2, "no_compression", tuple(Step(i, BOTH) for i in range(4))),
+        Job(2, "no_compression", (Step(0, BOTH, times=6),)),
         gradient_accumulation_steps=2,
         use_ema=True,
         ema_momentum=0.5,
