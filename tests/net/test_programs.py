@@ -146,6 +146,13 @@ def test_casts_lose_what_rounding_takes_off(program):
         {"learning_rate": 0.5, "loss_scale_factor": 16.0, "clipnorm": 0.5},
         (Job(2, TOP_K, (Step(0, FIRST), Step(1, FIRST)), precondition="auto"),),
     ),
+    Program(
+        ((2, 3, 4),),
+        "Lamb",
+        {"learning_rate": 0.5},
+        (Job(2, TOP_K, (Step(0, FIRST),), precondition="auto"),),
+        scaler="around",
+    ),
 )
 def test_loss_scales_change_no_bit(program):
     checks.is_blind_to_loss_scales(program)
