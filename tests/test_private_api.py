@@ -164,6 +164,23 @@ def test_applying_at_once_does_not_overwrite_by_averages(variable):
     np.testing.assert_array_equal(variable.numpy(), [-1.5, -1.5])
 
 
+def test_update_averages(variable):
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    optimizer.build([variable])
+    optimizer.apply([np.ones(2, "float32")], [variable])
+    variable.assign(np.full(2, 3.0))
+    keras_private.update_averages(optimizer)
+    optimizer.finalize_variable_values([variable])
+    np.testing.assert_array_equal(variable.numpy(), np.full(2, (-1.0 + 3.0) / 2))
+
+
+def test_variable_index(optimizer, variable):
+    other = keras.Variable(np.zeros(2, "float32"))
+    optimizer.build([other, variable])
+    assert keras_private.variable_index(optimizer, variable) == 1
+    assert keras_private.variable_index(optimizer, variable.value) == 1
+
+
 def test_step_counter_counts_accumulating_steps(variable):
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
     optimizer.apply([tf.ones(2)], [variable])

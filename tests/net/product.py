@@ -135,9 +135,8 @@ class Running:
         variables = [self.variables[i] for i in given]
 
         def on_replica(*tensors: Any) -> None:
-            self.outer.apply(
-                [_gradient(t, v) for t, v in zip(tensors, variables, strict=True)], variables
-            )
+            gradients = map(_gradient, tensors, variables)
+            self.outer.apply(list(gradients), variables)
 
         def run(tensors: Any) -> None:
             if self.job.replicas == 1:

@@ -58,8 +58,8 @@ class Job(Short):
         precondition: Of `gc.CompressedOptimizer`.
         collective: Whether the replicas talk by TensorFlow's collectives, which is for two.
         graph: Whether steps are traced; otherwise they run eagerly.
-        resumes: How it takes over the state of the job before: by the optimizers' own stores, by
-            Keras' file of weights, or by `tf.train.Checkpoint`.
+        resumes: How it takes over the state of the job before: by the optimizers' own stores,
+            Keras' file of weights, or `tf.train.Checkpoint`.
     """
 
     replicas: int

@@ -133,13 +133,13 @@ def jobs(
     replicas = 2 if collective else draw(st.sampled_from([2, 1, 3] if first else [1, 2, 1, 3]))
     known = [m for m in methods if collective or replicas == 1 or "warmup" not in m]
     numbers = list(range(len(program.shapes)))
+    all_of_them = st.just(tuple(numbers))
     subsets = st.lists(st.sampled_from(numbers), min_size=1, unique=True).map(sorted).map(tuple)
+    with_gradient = all_of_them if whole else st.one_of(all_of_them, subsets, subsets)
     can_skip = replicas > 1 or (program.scaler and program.micro_steps == 1)
     steps: list[Step] = []
     for _ in range(draw(st.integers(1, longest))):
-        given = (
-            tuple(numbers) if whole else draw(st.one_of(st.just(tuple(numbers)), subsets, subsets))
-        )
+        given = draw(with_gradient)
         for _ in range(program.micro_steps):
             bad = draw(st.sampled_from([(), (), (), (0,), (replicas - 1,), tuple(range(replicas))]))
             steps.append(Step(draw(st.integers(0, 99)), given, bad if can_skip else ()))

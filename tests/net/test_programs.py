@@ -73,7 +73,7 @@ def test_whole_gradients_train_as_the_inner_optimizer(program):
     strategies.dense_programs(accumulating=True),
     20,
     by_sgd(
-        Job(2, "no_compression", tuple(Step(i, BOTH) for i in range(4))),
+        Job(2, "no_compression", (Step(0, BOTH, times=6),)),
         gradient_accumulation_steps=2,
         use_ema=True,
         ema_momentum=0.5,
@@ -145,6 +145,13 @@ def test_casts_lose_what_rounding_takes_off(program):
         "Adam",
         {"learning_rate": 0.5, "loss_scale_factor": 16.0, "clipnorm": 0.5},
         (Job(2, TOP_K, (Step(0, FIRST), Step(1, FIRST)), precondition="auto"),),
+    ),
+    Program(
+        ((2, 3, 4),),
+        "Lamb",
+        {"learning_rate": 0.5},
+        (Job(2, TOP_K, (Step(0, FIRST),), precondition="auto"),),
+        scaler="around",
     ),
 )
 def test_loss_scales_change_no_bit(program):

@@ -31,6 +31,12 @@ from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
 
+_LOG = tf.get_logger()
+_LOST = (
+    "The checkpoint was written by a job with a residual, and %r keeps none: gradients that were "
+    "not sent yet are lost. To send them, go on with the compressor that wrote it, or with "
+    "gc.compressors.Auto([both])."
+)
 _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
 
 
@@ -54,6 +60,7 @@ class GradientExchange(tf.Module):
         self.specs: list[GradientSpec] = []
         self.state: dict[str, list[tf.Variable]] = {}
         self._method = method
+        self._warned = False
         self._apart: set[int] = set()
         self._together: set[int] = set()
 
@@ -175,6 +182,7 @@ class GradientExchange(tf.Module):
             tf.errors.InvalidArgumentError: If that is found out later.
         """
         self._check_may_run()
+        self._warn_of_lost_residuals()
         numbers = [self._number(variable) for variable in variables]
         paths = [self.specs[number].path for number in numbers]
         self._agreement.check(paths, gradients, lambda: self._parts.group.local(self.step, 0))
@@ -222,6 +230,7 @@ class GradientExchange(tf.Module):
             divisor: What the gradients will be divided by, such as a loss scale.
             inner: As for `reduce`; it is given back its second moments.
         """
+        self._warn_of_lost_residuals()
         numbers = [self._number(variable) for variable in variables]
         replica = ReplicaExchange(self._parts, numbers, None)
         replica.hand_over(inner, [])
@@ -262,6 +271,16 @@ class GradientExchange(tf.Module):
                 "jit_compile=False in model.compile or tf.function."
             )
         self.check_scope()
+
+    def _warn_of_lost_residuals(self) -> None:
+        """Says so, once, if a checkpoint knew of residuals which nothing here can take."""
+        if self.residuals or self._warned:
+            return
+        with tf.init_scope():
+            waits = self._parts.group.local(self.facts.residual_waits, 0).numpy()
+        if waits.any():
+            self._warned = True
+            _LOG.warning(_LOST, self.compressor)
 
     def _check_forms(self, apart: Sequence[int], together: Sequence[int]) -> None:
         """A variable that is preconditioned must be so in all steps.

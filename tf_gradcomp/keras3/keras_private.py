@@ -90,6 +90,14 @@ def clip(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> lis
     return list(optimizer._clip_gradients(list(gradients)))
 
 
+def update_averages(optimizer: keras.optimizers.Optimizer) -> None:
+    """Takes the weights into their moving averages, if it keeps any; called in a replica.
+
+    Publicly only `apply` does so.
+    """
+    optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
+
+
 def overwrite_by_averages(optimizer: keras.optimizers.Optimizer) -> None:
     """Overwrites weights by their moving averages; called across replicas.
 

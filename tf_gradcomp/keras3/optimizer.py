@@ -259,6 +259,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
         def accumulate() -> None:
             each_replica(accumulation.add, args=(grads, variables))
+            # Keras averages weights on these steps, too.
+            each_replica(keras_private.update_averages, args=(self._core,))
+            self._overwrite_by_averages(strategy, self._core.iterations + 1)
             counter.assign_add(1)
 
         steps = self._core.gradient_accumulation_steps
@@ -278,11 +281,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         def update() -> None:
             with keras_private.applying_at_once(self._core), self._stepping(variables):
                 each_replica(self._core.apply, args=(reduced, variables))
-            self._overwrite_by_averages(strategy)
+            self._overwrite_by_averages(strategy, self._core.iterations)
 
         def skip() -> None:
-            if self._core.gradient_accumulation_steps:
-                keras_private.step_counter(self._core).assign_add(1)
+            steps = self._core.gradient_accumulation_steps
+            if steps:  # a round begins anew, and is no update
+                keras_private.step_counter(self._core).assign_sub(steps - 1)
 
         tf.cond(finite, update, skip)
         if scaler is not None:
@@ -319,7 +323,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         undivided = [v for v in variables if not self.exchange.divides(v)]
         return momentum_only(self._core, undivided)
 
-    def _overwrite_by_averages(self, strategy: tf.distribute.Strategy) -> None:
+    def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, updates: Any) -> None:
         core = self._core
         if not (core.use_ema and core.ema_overwrite_frequency):
             return
@@ -329,7 +333,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             keras_private.overwrite_by_averages(core)
             strategy.extended.call_for_each_replica(_constrain, args=(variables,))
 
-        due = tf.equal(tf.cast(core.iterations, tf.int64) % core.ema_overwrite_frequency, 0)
+        due = tf.equal(tf.cast(updates, tf.int64) % core.ema_overwrite_frequency, 0)
         tf.cond(due, overwrite, lambda: None)
 
     @property

@@ -55,7 +55,9 @@ def load(state: dict[str, Any], store: Any) -> None:
     if divided and f"{SECOND_MOMENT}_0" not in state:  # nothing here knows by what
         taken -= {"moments_taken", "residual_waits"}
         taken = {name for name in taken if not name.startswith(f"{RESIDUAL}_")}
-    left = {_kind(name) for name in set(store.keys()) - taken}
+    if f"{RESIDUAL}_0" not in state:
+        taken -= {"residual_waits"}
+    left = {_kind(name) for name in set(store.keys()) - taken - {"residual_waits"}}
     if state and left:
         _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
     for name, variable in state.items():
