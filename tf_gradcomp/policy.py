@@ -51,7 +51,7 @@ class Policy:
     """Tells the layer kind of each variable.
 
     Without a model, the kind follows from the variable's shape and its path (without the model's
-    name in front), by the first rule that fits. Of a layer's name, whole words count, in capitals or
+    name in front), by the first rule that fits. In a layer's name, whole words count, capitals or
     not: `self_attention_1`, `selfAttention` and `SelfAttention2D` have the word `attention`, and
     `keypoint` has no word `key`.
 

@@ -16,7 +16,7 @@ CANDIDATES = (BASELINE, "cast", "adacomp", "scalecom")
 class Auto:
     """The fastest of some methods for this model, on this network and these machines.
 
-    It is no compressor itself, but can be given where one is asked for. When the optimizer is built,
+    It is no compressor itself, but is given wherever one is asked for. When the optimizer is built,
     all workers time their collectives and the methods for about a second, add up how long the
     exchange of a step will take with each, and take the same one. The log says which, and what was
     predicted for all; `gc.advise` tells it beforehand.
