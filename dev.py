@@ -32,6 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 BUILD_NEEDS = ("setuptools>=77", "wheel")
 BUILD_INPUTS = ("pyproject.toml", "setup.py", "custom_ops")
+PYTEST = ["-m", "pytest", "-n", "2"]  # on two processes, see tests/conftest.py
 LIBRARY = Path("tf_gradcomp", "ops", "_tf_gradcomp_ops.so")
 NOTHING = {"python": None, "digest": None, "extras": []}
 NOT_COPIED = (".git", ".venv*", "build", "dist", "results", "*.egg-info", "*.so", "__pycache__")
@@ -98,7 +99,7 @@ def parse_arguments() -> argparse.Namespace:
             ("examples",),
             [["keras_examples/demo.py"]],
         ),
-        ("test", "run the tests", ("examples", "test"), [["-m", "pytest"]]),
+        ("test", "run the tests", ("examples", "test"), [PYTEST]),
         (
             "kernels",
             "compare the speed of the kernels with what is recorded",

@@ -6,25 +6,24 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tf_gradcomp.advice.probe import THOROUGH, Candidate, probe
-from tf_gradcomp.compressors import text_of
+from tf_gradcomp.advice.probe import THOROUGH, probe
+from tf_gradcomp.compressors import get, methods_of, text_of
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import StrategyGroup
+from tf_gradcomp.distribute.method import Candidate
 
 
 def forecast(
     strategy: tf.distribute.Strategy, exchanges: Mapping[str, GradientExchange]
 ) -> dict[str, float]:
     """Seconds of an exchange on the present link, by name; of a choice, those of the fastest."""
-    methods = {
-        name: exchange.compressor.candidates or (exchange.compressor,)
-        for name, exchange in exchanges.items()
-    }
+    methods = {name: methods_of(get(name)) for name in exchanges}
     each = {text_of(method): method for of_name in methods.values() for method in of_name}
     if not each:
         return {}
     specs = next(iter(exchanges.values())).specs
     candidates = [Candidate(method) for method in each.values()]
-    probed = probe(strategy, specs, candidates, THOROUGH)
+    probed = probe(StrategyGroup(strategy), specs, candidates, THOROUGH)
     seconds = {prediction.method: prediction.exchange for prediction in probed.predictions}
     return {
         name: min(seconds[text_of(method)] for method in of_name)

@@ -7,8 +7,8 @@ from workloads import Source
 
 import tf_gradcomp as gc
 from tf_gradcomp.advice.codec_speed import CodecSpeed
-from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.replica_step import ReplicaStep
 
 REPEATS = 11
 
@@ -18,13 +18,13 @@ def stage_seconds(
 ) -> dict[str, float]:
     """Medians: `encode` up to what is communicated last, and `decode` from there on."""
     state = {
-        name: [strategy.experimental_local_results(v.value)[0].handle for v in variables]
+        name: [strategy.experimental_local_results(v)[0].handle for v in variables]
         for name, variables in exchange.state.items()
     }
-    step = strategy.experimental_local_results(exchange.step.value)[0]
+    step = strategy.experimental_local_results(exchange.step)[0]
 
-    def inputs() -> ExchangeInputs:
-        return ExchangeInputs(
+    def next_step() -> ReplicaStep:
+        return ReplicaStep.of(
             exchange.specs,
             [strategy.experimental_local_results(v)[0].read_value() for v in source.values],
             state,
@@ -34,5 +34,5 @@ def stage_seconds(
             strategy.num_replicas_in_sync,
         )
 
-    work = CodecSpeed(exchange.chosen, inputs, source.draw).measure(REPEATS)
+    work = CodecSpeed(exchange.compressor, next_step, source.draw).measure(REPEATS)
     return {"encode": work.encode, "decode": work.decode}

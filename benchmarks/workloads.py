@@ -15,8 +15,11 @@ from gradients import Gradients, Reduction, all_reduce, all_reduce_float16, on_r
 from turns import Contender
 
 import tf_gradcomp as gc
-from tf_gradcomp.distribute.communicator import dense_ring_bytes, replica_communicator
+from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.distribute.communicator import dense_ring_bytes
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.keras3 import keras_private
 
 PLAIN: dict[str, Reduction] = {
@@ -57,22 +60,22 @@ class Exchanges:
 
     def entry(self, name: str) -> Entry:
         """The contender of that name."""
-        exchange = None if name in PLAIN else self._exchange(gc.compressors.get(name))
+        exchange = None if name in PLAIN else self._exchange(name)
 
         def reduction(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
             if exchange is None:
                 return PLAIN[name](gradients)
-            communicator = replica_communicator()
-            return exchange.reduce(gradients, self._variables, communicator, 0, all_reduce)[0]
+            return exchange.reduce(gradients, self._variables, current_group().member())[0]
 
         step = on_replica(self._strategy, reduction, self._gradients.values)
         draw = self._gradients.draw
         contender = _contender(name, step, draw, exchange, self._strategy, self._variables)
-        contender = _renewable(contender, exchange, lambda: self.entry(name))
+        contender = _renewable(contender, name, lambda: self.entry(name))
         return Entry(contender, exchange, self._gradients)
 
-    def _exchange(self, compressor: gc.compressors.Compressor) -> GradientExchange:
-        exchange = GradientExchange(compressor, self._policy)
+    def _exchange(self, name: str) -> GradientExchange:
+        candidates = [Candidate(m) for m in gc.compressors.methods_of(gc.compressors.get(name))]
+        exchange = GradientExchange(Method(name, candidates, choose), self._policy)
         with self._strategy.scope():
             exchange.build(self._variables)
         return exchange
@@ -91,7 +94,7 @@ class Trainings:
         exchange = None if name in PLAIN else training.optimizer.exchange
         step, variables = training.step, training.variables
         contender = _contender(name, step, None, exchange, self._strategy, variables)
-        contender = _renewable(contender, exchange, lambda: self.entry(name))
+        contender = _renewable(contender, name, lambda: self.entry(name))
         return Entry(contender, exchange, training)
 
 
@@ -148,11 +151,9 @@ def _optimizer(name: str, model: keras.Model) -> keras.optimizers.Optimizer:
     return gc.CompressedOptimizer(optimizer, name, gc.Policy.from_model(model))
 
 
-def _renewable(
-    contender: Contender, exchange: GradientExchange | None, make: Callable[[], Entry]
-) -> Contender:
+def _renewable(contender: Contender, name: str, make: Callable[[], Entry]) -> Contender:
     """A choice between methods is made anew on each link."""
-    if exchange is None or not exchange.compressor.candidates:
+    if name in PLAIN or not isinstance(gc.compressors.get(name), gc.compressors.Auto):
         return contender
     return dataclasses.replace(contender, renew=lambda: make().contender)
 
@@ -170,7 +171,7 @@ def _contender(
             step,
             prepare,
             sent_bytes=lambda: exchange.traffic().sent_bytes,
-            keeps_residual=exchange.keeps_state,
+            keeps_residual=exchange.keeps_residual,
         )
     elements = sum(math.prod(variable.shape) for variable in variables)
     # Keras gathers an embedding's gradient, which is not counted.

@@ -1,15 +1,27 @@
-"""Gives TensorFlow four logical CPU devices, so that one process can hold several replicas.
+"""What holds for all tests: devices, seeds, which run beside each other, what a folder took.
 
-It can only be done before TensorFlow starts, hence here, whatever tests are run.
+TensorFlow is given four logical CPU devices, so that one process can hold several replicas. It can
+only be done before TensorFlow starts, hence here, whatever tests are run.
+
+With `-n 2` (pytest-xdist) two processes share the tests. Those of a file go to the same one if they
+share what is made once. While a test that is marked `alone` runs, no other does: it measures time.
 """
 
+import collections
+import fcntl
+import functools
 import os
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import pytest
 import tensorflow as tf
+
+REPOSITORY = Path(__file__).parents[1]
+TURNS = Path(tempfile.gettempdir(), f"gradcomp-tests-{os.getuid()}.lock")
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -19,3 +31,60 @@ tf.config.set_logical_device_configuration(
 @pytest.fixture(autouse=True)
 def _seeded():
     keras.utils.set_random_seed(7)
+
+
+def file_of(nodeid):
+    return nodeid.partition("::")[0]
+
+
+@functools.cache
+def makes_something_once(file):
+    """Whether tests of this file share it: then it is made again in every process that runs one."""
+    text = (REPOSITORY / file).read_text()
+    return 'scope="module"' in text or "@functools.cache" in text
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Files that stay together come first, so that no process ends long before the other."""
+
+    def place(item):
+        alone = item.get_closest_marker("alone") is not None
+        return alone, not makes_something_once(file_of(item.nodeid))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFileOrTest(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return file_of(nodeid) if makes_something_once(file_of(nodeid)) else nodeid
+
+    config.option.loadscopereorder = False  # the order is that from above
+    return ByFileOrTest(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Runs a test beside those of other processes, or alone."""
+    alone = item.get_closest_marker("alone")
+    with TURNS.open("w") as turns:
+        fcntl.flock(turns, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What each folder took, summed over its tests and the fixtures they needed."""
+    seconds, tests = collections.Counter(), collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if type(report) is pytest.TestReport:  # none of a subtest, whose time is in the test's
+                folder = str(Path(file_of(report.nodeid)).parent)
+                seconds[folder] += report.duration
+                tests[folder] += report.when == "call"
+    terminalreporter.section("seconds by folder")
+    for folder, spent in seconds.most_common():
+        terminalreporter.line(f"{spent:8.1f}  {tests[folder]:5} tests  {folder}")

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.replicas import collective, per_replica
 from tf_gradcomp.distribute import communicator
-from tf_gradcomp.distribute.communicator import replica_communicator
+from tf_gradcomp.distribute.group import current_group
 
 ELEMENTS = 1001
 
@@ -17,7 +17,7 @@ def sums(dtype="float32"):
     given = [np.arange(ELEMENTS) % 97, np.arange(ELEMENTS) % 89]
 
     def all_reduce(values):
-        return replica_communicator().all_reduce(values)
+        return current_group().member().communicator.all_reduce(values)
 
     run = tf.function(lambda values: strategy.run(all_reduce, (values,)), autograph=False)
     values = per_replica(strategy, [tf.constant(one, dtype) for one in given])
@@ -47,7 +47,7 @@ def test_a_vector_whose_length_is_not_known_is_summed_at_once(monkeypatch):
     length = tf.Variable(ELEMENTS)
 
     def all_reduce():
-        return replica_communicator().all_reduce(tf.ones([length]))
+        return current_group().member().communicator.all_reduce(tf.ones([length]))
 
     run = tf.function(lambda: strategy.run(all_reduce), autograph=False)
     for answer in strategy.experimental_local_results(run()):

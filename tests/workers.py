@@ -27,15 +27,22 @@ Faults need a hand on the running job:
         survivor = job.wait()[0]
     assert "UnavailableError" in survivor.stderr
 
+Loading TensorFlow takes longer than most programs. So workers are forked, by `tests/preloaded.py`,
+from one of two processes that have loaded it: workers with an even index from the first, those with
+an odd one from the second. So these hash strings in different ways, as workers of a real job do.
+
 Nothing outlives its deadline: then all processes are killed, and the test fails with the last
 output of every worker. When all is well, nothing is printed.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -45,8 +52,12 @@ from pathlib import Path
 from typing import Any
 
 import tf_gradcomp
+from tests import preloaded
 from tf_gradcomp.launch import LocalJob
 
+PYTHON = (sys.executable, "-I", "-S", preloaded.__file__)  # needs `server` in the environment
+
+_SERVERS = 2
 _TAIL_LINES = 40
 # Longer than TensorFlow needs to notice a lost worker, so that its error is seen as well.
 _GRACE = 15.0
@@ -79,7 +90,7 @@ def run_workers(
     program: str | Path,
     n: int = 2,
     args: Sequence[object] = (),
-    deadline: float = 120,
+    deadline: float = 240,
     env: Mapping[str, str] | None = None,
     per_worker_env: Sequence[Mapping[str, str]] | None = None,
     *,
@@ -127,7 +138,7 @@ class Job:
         program: str | Path,
         n: int = 2,
         args: Sequence[object] = (),
-        deadline: float = 120,
+        deadline: float = 240,
         env: Mapping[str, str] | None = None,
         per_worker_env: Sequence[Mapping[str, str]] | None = None,
         *,
@@ -148,12 +159,12 @@ class Job:
         self._reports = [home / f"worker{index}" for index in range(n)]
         own_env = per_worker_env or [{}] * n
         self._job = LocalJob(
-            [sys.executable, str(program), *map(str, args)],
+            [*PYTHON, str(program), *map(str, args)],
             n,
             env={**os.environ, "PYTHONPATH": python_path(), **(env or {})},
             worker_env=[
-                {"RESULT_PATH": str(report), **extra}
-                for report, extra in zip(self._reports, own_env, strict=True)
+                {"RESULT_PATH": str(report), "PRELOADED": server(index % _SERVERS), **extra}
+                for index, (report, extra) in enumerate(zip(self._reports, own_env, strict=True))
             ],
             on_line=self._note_line,
             grace=grace,
@@ -240,6 +251,29 @@ class Job:
         stdout, stderr = ("\n".join(self._streams[index][name]) for name in ("stdout", "stderr"))
         reported = _read_report(self._reports[index])
         return WorkerResult(index, end.returncode, stdout, stderr, end.seconds, reported)
+
+
+@functools.cache
+def server(number: int) -> str:
+    """What `PRELOADED` has to be for `PYTHON`; the server is started once, and ends as we do."""
+    name = f"{os.getpid()}-{number}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(preloaded.address(name))
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, preloaded.__file__, "serve", str(listener.fileno())],
+            env={**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    _SERVING.append(process)
+    return name
+
+
+_SERVING: list[subprocess.Popen] = []  # whose inputs stay open as long as they are here
 
 
 def python_path() -> str:

@@ -16,6 +16,7 @@ WHY_NOT = links.missing()
 LINKS = ("10 Mbit/s", "100 Mbit/s")
 DENSE, SPARSE = "no_compression", "adacomp"
 CONTENDERS = (jobs.ALL_REDUCE, DENSE, "cast", SPARSE, "auto", jobs.NOTHING)
+pytestmark = pytest.mark.alone
 NOISE = 2  # the machine may be busy: on a quiet one predictions are nearer, see benchmarks/
 
 

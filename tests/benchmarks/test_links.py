@@ -37,6 +37,7 @@ def measured(network, names):
     return {said["link"]: said["Mbit/s"] for said in map(json.loads, lines)}
 
 
+@pytest.mark.alone
 @shaped
 def test_links_carry_as_their_names_say_beside_each_other():
     with links.network(2) as network:

@@ -48,6 +48,7 @@ def test_on_the_loopback(tmp_path):
     assert f"{sys.executable} has no PyTorch" in said or network.torch_version(sys.executable)
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_on_a_shaped_link(tmp_path):
     few = (jobs.ALL_REDUCE, "cast", "adacomp", jobs.NOTHING)

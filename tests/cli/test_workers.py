@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.cli.test_launch import wait_until_dead
 from tests.workers import Job, result, run_workers
 
 
@@ -94,6 +95,58 @@ def test_a_worker_can_be_killed_at_a_line():
         workers = job.wait()
     assert [worker.returncode for worker in workers] == [0, -signal.SIGKILL]
     assert (1, "up 1") in seen
+
+
+def test_a_killed_worker_is_gone_with_what_it_has_started():
+    program = """
+    import os, subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print("pids", os.getpid(), child.pid, flush=True)
+    time.sleep(60)
+    """
+    with Job(program, 1, deadline=50) as job:
+        pids = job.wait_for_line(0, "pids").split()[1:]
+        job.kill(0)
+        for pid in pids:
+            wait_until_dead(int(pid))
+
+
+def test_what_a_worker_has_started_ends_with_it():
+    program = """
+    import subprocess, sys
+    print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)
+    """
+    (worker,) = run_workers(program, 1)
+    wait_until_dead(int(worker.stdout))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGABRT])
+def test_a_worker_that_a_signal_ends_is_seen_to_have(signum):
+    (worker,) = run_workers(f"import os; os.kill(os.getpid(), {int(signum)})", 1, check=False)
+    assert worker.returncode == -signum
+
+
+def test_an_interruption_reaches_the_worker():
+    program = """
+    import time
+    try:
+        print("up", flush=True); time.sleep(60)
+    except KeyboardInterrupt:
+        print("saved")
+    """
+    with Job(program, 1, deadline=50) as job:
+        job.wait_for_line(0, "up")
+        job.kill(0, signal.SIGINT)
+        (worker,) = job.wait()
+    assert (worker.returncode, worker.stdout) == (0, "up\nsaved")
+
+
+def test_workers_draw_and_hash_as_processes_of_their_own():
+    program = "import random, numpy; print(hash('a'), random.random(), numpy.random.random())"
+    drawn = [worker.stdout.split() for worker in run_workers(program, 2)]
+    drawn += [worker.stdout.split() for worker in run_workers(program, 2)]
+    hashes, of_python, of_numpy = (set(values) for values in zip(*drawn, strict=True))
+    assert (len(hashes), len(of_python), len(of_numpy)) == (2, 4, 4)
 
 
 def test_waiting_in_vain_ends():

@@ -44,7 +44,6 @@ def test_the_config_has_the_candidates():
         (compressors.Cast(), "expected a list of candidates"),
         (["auto"], "a candidate must be a method"),
         (["nothing"], "unknown name"),
-        ([compressors.ScaleCom(beta=0.5)], "no other method can go on with the residual"),
     ],
 )
 def test_bad_candidates_are_refused(candidates, words):
@@ -76,8 +75,8 @@ def test_one_replica_chooses_nothing():
     variable = keras.Variable([1.0, 2.0])
     optimizer = gc.CompressedOptimizer("sgd", "auto")
     optimizer.build([variable])
-    assert isinstance(optimizer.exchange.chosen, Auto)
     assert isinstance(optimizer.compressor, Auto)
+    assert not optimizer.exchange.keeps_residual
 
 
 @pytest.mark.parametrize(
@@ -96,11 +95,3 @@ def test_the_text_of_a_compressor_is_short_and_means_it(compressor, text):
 def test_a_warmup_is_in_the_text():
     compressor = compressors.ScaleCom(warmup_steps=3, warmup="cast")
     assert compressors.get(compressors.text_of(compressor)).get_config() == compressor.get_config()
-
-
-def test_candidates_that_differ_in_preconditioning_cannot_share_a_residual():
-    variable = keras.Variable([1.0, 2.0])
-    optimizer = gc.CompressedOptimizer("adam", Auto(["adacomp", "qsgd"]))
-    with pytest.raises(ValueError, match="could not go on with each other's residuals"):
-        optimizer.build([variable])
-    gc.CompressedOptimizer("adam", Auto(["adacomp", "qsgd"]), precondition=None).build([variable])

@@ -61,7 +61,7 @@ def test_the_config_has_it(method):
 
 def test_its_state_is_kept_as_well():
     specs = specs_of(random_gradients(SHAPES, 1)[0])
-    state = state_specs(compressors.NoCompression(warmup_steps=3, warmup="adacomp"), specs)
+    state = state_specs([compressors.NoCompression(warmup_steps=3, warmup="adacomp")], specs)
     assert [of_one.shape for of_one in state["residual"]] == SHAPES
 
 

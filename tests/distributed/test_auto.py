@@ -16,7 +16,7 @@ def way(request):
 
 @pytest.fixture(scope="module")
 def jobs(way):
-    return run_workers(PROGRAM, 2, [way], deadline=180)
+    return run_workers(PROGRAM, 2, [way])
 
 
 @pytest.fixture(scope="module")

@@ -81,10 +81,15 @@ def test_each_worker_saves_to_a_path_of_its_own(saved, folder):
         assert (folder / own).is_file()
 
 
-@pytest.mark.parametrize("workers", [2, 1])
-def test_residuals_of_the_strategy_are_restored_from_a_checkpoint(tmp_path_factory, workers):
+@pytest.fixture(scope="module")
+def saved_by_strategy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("strategy")
-    saved = run(2, "save", folder, "strategy")[0]["saved"]
+    return folder, run(2, "save", folder, "strategy")[0]["saved"]
+
+
+@pytest.mark.parametrize("workers", [2, 1])
+def test_residuals_of_the_strategy_are_restored_from_a_checkpoint(saved_by_strategy, workers):
+    folder, saved = saved_by_strategy
     for worker in run(workers, "load", folder, "strategy"):
         assert worker["tf"]["weights"] == saved["weights"]
         for restored, before in zip(
@@ -96,5 +101,5 @@ def test_residuals_of_the_strategy_are_restored_from_a_checkpoint(tmp_path_facto
 
 def run(workers, action, folder, way):
     args = [action, folder, way]
-    jobs = run_workers(PROGRAMS / "checkpoints.py", workers, args, deadline=150)
+    jobs = run_workers(PROGRAMS / "checkpoints.py", workers, args)
     return [result(worker) for worker in jobs]

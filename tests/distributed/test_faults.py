@@ -34,7 +34,7 @@ def steps_of():
     """What each step left behind, by way and setting, on each worker."""
     seen = {}
     for way in SETTINGS:
-        for worker in run_workers(PROGRAMS / "faults.py", 2, [way], deadline=150):
+        for worker in run_workers(PROGRAMS / "faults.py", 2, [way]):
             for setting in SETTINGS[way]:
                 seen.setdefault((way, setting), []).append(result(worker)[setting])
     return seen
@@ -151,7 +151,7 @@ def test_every_worker_ends_when_they_differ_in(what, named):
 def killed(tmp_path_factory):
     """A job of two, one of them killed after its second epoch: its backup, and who was left."""
     folder = tmp_path_factory.mktemp("backup")
-    with Job(PROGRAMS / "resume.py", 2, [folder / "backup", 1000], deadline=150) as job:
+    with Job(PROGRAMS / "resume.py", 2, [folder / "backup", 1000]) as job:
         job.wait_for_line(1, "epoch 1 ended", timeout=90)
         job.kill(1)
         killed = time.monotonic()
@@ -169,7 +169,7 @@ def test_survivor_of_a_killed_worker_ends_with_a_named_error(killed):
 
 def test_a_leader_that_dies_before_it_broadcasts_leaves_nobody_hanging():
     program = PROGRAMS / "leader_dies.py"
-    survivor, leader = run_workers(program, 2, deadline=150, check=False)
+    survivor, leader = run_workers(program, 2, check=False)
     assert leader.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, None)
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr

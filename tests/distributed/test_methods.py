@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 def killed(folder):
     """For each method a job of two, of which the second killed itself after a backup."""
     return {
-        method: run_workers(PROGRAM, 2, ["killed", folder, method], deadline=150, check=False)
+        method: run_workers(PROGRAM, 2, ["killed", folder, method], check=False)
         for method in METHODS
     }
 

@@ -67,7 +67,7 @@ def test_arguments_after_the_dashes_are_passed_on(dev, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--oldest", "--", "-k", "name"])
     arguments = dev.parse_arguments()
     assert (arguments.oldest, arguments.extra) == (True, ["-k", "name"])
-    assert arguments.commands == [["-m", "pytest"]]
+    assert arguments.commands == [dev.PYTEST]
 
 
 def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):

@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 import tf_gradcomp.keras3.optimizer  # noqa: F401  (load_model must know the class)
-from tests.workers import run_workers
+from tests.workers import PYTHON, python_path, run_workers, server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
 SHORT = {
@@ -41,10 +40,10 @@ def trained(program, workers, compressor):
 
 def run_alone(program, *args):
     """As a user starts it who has no TF_CONFIG."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env = {**os.environ, "PYTHONPATH": python_path(), "PRELOADED": server(0)}
     env.pop("TF_CONFIG", None)
     return subprocess.run(
-        [sys.executable, program, *args], env=env, check=True, capture_output=True, text=True
+        [*PYTHON, program, *args], env=env, check=True, capture_output=True, text=True
     )
 
 

@@ -1,16 +1,12 @@
 """The ops as a part of TensorFlow: static shapes, variables, threads."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import tensorflow as tf
 
 from tests.ops.adacomp_cases import DTYPES, assert_same_bits, encode, normal
+from tests.workers import run_workers
 from tf_gradcomp import ops
 
-REPOSITORY = Path(__file__).parents[2]
 LAYOUT = {"bin_sizes": [50, 0], "fingerprint": 3}
 SHAPES = [(20, 30), (7,)]
 
@@ -137,12 +133,6 @@ print("digest", hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdi
 def test_results_do_not_depend_on_the_number_of_threads():
     digests = set()
     for threads in (1, 2, 4):
-        output = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(threads)],
-            cwd=REPOSITORY,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        digests.add(output.split("digest ")[1])
+        (worker,) = run_workers(PROGRAM, 1, [threads])
+        digests.add(worker.stdout.split("digest ")[1])
     assert len(digests) == 1

@@ -1,18 +1,14 @@
 """PowerSGD's ops: arguments, variables, shapes, and what they compute beside the oracle."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.ops.adacomp_cases import DTYPES, assert_same_bits, normal
+from tests.workers import run_workers
 from tf_gradcomp import ops
 from tf_gradcomp.reference import power_sgd as reference
 
-REPOSITORY = Path(__file__).parents[2]
 WRONG = (tf.errors.InvalidArgumentError, ValueError)  # in eager execution, in a graph
 
 
@@ -327,12 +323,6 @@ print("digest", hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts
 def test_results_do_not_depend_on_the_number_of_threads():
     digests = set()
     for threads in (1, 2, 4):
-        output = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(threads)],
-            cwd=REPOSITORY,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        digests.add(output.split("digest ")[1])
+        (worker,) = run_workers(PROGRAM, 1, [threads])
+        digests.add(worker.stdout.split("digest ")[1])
     assert len(digests) == 1

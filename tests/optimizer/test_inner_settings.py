@@ -77,11 +77,12 @@ def test_weights_are_overwritten_by_their_averages_at_the_set_frequency():
     replicas.assert_replicas_equal()
 
 
-def test_variables_are_the_inner_optimizers_then_those_of_the_exchange():
+def test_variables_are_the_inner_optimizers_and_the_exchange_has_its_own():
     optimizer = Replicas("adam").optimizer
     inner = optimizer.inner_optimizer.variables
-    assert [id(v) for v in optimizer.variables[: len(inner)]] == [id(v) for v in inner]
-    names = [variable.name for variable in optimizer.variables[len(inner) :]]
-    assert names[:3] == ["exchange_step", "skipped_steps", "unsent"]
+    assert [id(v) for v in optimizer.variables] == [id(v) for v in inner]
+    names = [variable.name.split(":")[0] for variable in optimizer.exchange.variables]
+    facts = ["residual_waits", "residual_scale", "moments_taken"]
+    assert names[:5] == ["exchange_step", "skipped_steps", *facts]
     state = ["residual", "second_moment"]
-    assert names[3:] == [f"{name}_{kind}" for kind in state for name in ("kernel", "bias")]
+    assert names[5:] == [f"{name}_{kind}" for kind in state for name in ("kernel", "bias")]

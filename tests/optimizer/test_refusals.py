@@ -12,7 +12,9 @@ from tests.optimizer.cases import Replicas, gradients_at, new_variables
 from tests.replicas import mirrored, stepper
 
 
-@pytest.mark.parametrize("wrong", [None, 3, keras.optimizers.Adam, object()], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [None, 3, keras.optimizers.Adam, object()], ids=["none", "number", "class", "object"]
+)
 def test_what_is_no_optimizer_is_refused(wrong):
     with pytest.raises(TypeError, match=r"expected a Keras 3 optimizer.*; received"):
         gc.CompressedOptimizer(wrong)
@@ -85,11 +87,52 @@ def test_no_gradient_at_all_is_refused():
         step(gradients_at(0))
 
 
-def test_a_float64_variable_is_refused():
-    with pytest.raises(ValueError, match=r"'wide' is float64.*Change its dtype"):
-        gc.CompressedOptimizer("sgd").build(
-            [keras.Variable(np.zeros(3), dtype="float64", name="wide")]
-        )
+def test_a_float64_variable_is_refused_by_several_replicas():
+    with mirrored(2).scope():
+        wide = keras.Variable(np.zeros(3), dtype="float64", name="wide")
+        with pytest.raises(ValueError, match=r"'wide' is float64.*Change its dtype"):
+            gc.CompressedOptimizer("sgd").build([wide])
+
+
+def test_one_replica_trains_a_float64_variable():
+    wide = keras.Variable(np.zeros(3), dtype="float64", name="wide")
+    optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([wide])
+    optimizer.apply([tf.fill([3], tf.constant(1 / 3, tf.float64))], [wide])
+    np.testing.assert_array_equal(wide.numpy(), np.full(3, -1 / 3))
+
+
+def multi_optimizer():
+    keras_optimizers = keras.optimizers
+    return keras_optimizers.MultiOptimizer(
+        keras_optimizers.OptimizerMap(keras_optimizers.SGD(1.0), {"bias": keras_optimizers.Adam()})
+    )
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
+@pytest.mark.parametrize("around", [lambda inner: inner, keras.optimizers.LossScaleOptimizer])
+def test_optimizers_that_reduce_by_themselves_are_refused(around):
+    with pytest.raises(ValueError, match=r"would reduce twice\. Wrap each of those inside"):
+        gc.CompressedOptimizer(around(multi_optimizer()))
+
+
+def test_variables_that_gradients_overwrite_are_refused_by_several_replicas():
+    with mirrored(2).scope():
+        scale = keras.Variable(np.ones(3, "float32"), name="scale")
+        scale.overwrite_with_gradient = True
+        with pytest.raises(ValueError, match="scale are new values for these variables"):
+            gc.CompressedOptimizer("sgd").build([scale])
+
+
+def test_one_replica_overwrites_variables_as_keras_does():
+    scale = keras.Variable(np.ones(3, "float32"), name="scale")
+    scale.overwrite_with_gradient = True
+    optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build([scale])
+    optimizer.apply([tf.fill([3], 5.0)], [scale])
+    np.testing.assert_array_equal(scale.numpy(), np.full(3, 5.0))
 
 
 def test_parameter_servers_are_refused(monkeypatch):

@@ -207,7 +207,7 @@ def test_embedding_gradients_are_merged(limit):
     expected[[3, 7, 9]] = [[-2] * 4, [-11] * 4, [-20] * 4]
     for copy in copies(strategy, table):
         np.testing.assert_array_equal(copy, expected)
-    assert optimizer.exchange.traffic().exchanges == (1 if limit > 200 else 0)
+    assert optimizer.exchange.traffic().exchanges == 1
 
 
 def test_non_finite_slices_that_stay_sparse_are_skipped_by_all():

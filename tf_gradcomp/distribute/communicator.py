@@ -70,7 +70,7 @@ class Communicator(abc.ABC):
         riders = rider.shape.num_elements()
         if isinstance(wish, AllGather):
             payload = tf.concat([rider, wish.payload], 0)
-            rows, sent = self._answer_gather(wish._replace(payload=payload))
+            rows, sent = self._answer_gather(AllGather(payload, wish.same_length))
             return (rows[:, riders:], rows[:, :riders]), sent
         total = self.all_reduce_with_rider(wish.values, rider)
         sent = self._summed(wish.values.dtype.size * (tf.size(wish.values) + riders))

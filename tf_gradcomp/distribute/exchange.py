@@ -126,6 +126,11 @@ class GradientExchange(tf.Module):
         """Whether it was built for all of `variables`."""
         return self.built and all(self._numbers.get(v) is not None for v in variables)
 
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether the compressor leaves anything for later steps."""
+        return self._parts.keeps_residual
+
     def divides(self, variable: Any) -> bool:
         """Whether the gradients of a variable are divided before they are exchanged."""
         return self.preconditioner is not None and self._number(variable) in self._together

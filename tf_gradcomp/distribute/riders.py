@@ -37,7 +37,7 @@ def rows_from_words(words: tf.Tensor, rows: int) -> tf.Tensor:
     """
     bits = tf.bitwise.right_shift(words[:, :, tf.newaxis], tf.range(32))
     any_of_them = tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits, 1), 1), 0)
-    return tf.reshape(any_of_them, [-1])[:rows]
+    return tf.ensure_shape(tf.reshape(any_of_them, [-1])[:rows], [rows])
 
 
 def rows_as_numbers(touched: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Tensor:
@@ -63,10 +63,10 @@ def rows_from_numbers(total: tf.Tensor, rows: int, replicas: int) -> tf.Tensor:
     """
     digits = _digits(total.dtype, replicas)
     if digits == 1:  # perhaps not exact, but never rounded to zero
-        return total[:rows] > 0
+        return tf.ensure_shape(total[:rows] > 0, [rows])
     places = tf.cast(_places(digits, replicas), tf.int32)
     counts = tf.cast(total, tf.int32)[:, tf.newaxis] // places % (replicas + 1)
-    return tf.reshape(counts > 0, [-1])[:rows]
+    return tf.ensure_shape(tf.reshape(counts > 0, [-1])[:rows], [rows])
 
 
 def tag(fingerprint: int, step: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Tensor:

@@ -8,7 +8,8 @@ from common import RANK, WORKERS, argument, report
 
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.distribute.communicator import converse, replica_communicator
+from tf_gradcomp.distribute.communicator import converse
+from tf_gradcomp.distribute.group import current_group
 from tf_gradcomp.distribute.lockstep import handles, new_state
 from tf_gradcomp.policy import GradientSpec
 
@@ -27,7 +28,7 @@ def reduced_by_step(compressor, shapes, plans):
     generator = np.random.default_rng(RANK)
 
     def exchange(gradients, number):
-        communicator = replica_communicator()
+        communicator = current_group().member().communicator
         inputs = ExchangeInputs(
             specs, gradients, handles(state), number, tf.constant(True), RANK, WORKERS,
             settings=settings.read_value(),

@@ -1,0 +1,141 @@
+"""What must hold of a program, each check by running it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.net.plain import Plain, bad_of, keeps_gradients, means
+from tests.net.product import Running, jobs_of
+from tests.net.program import Program, Step
+
+ROUNDING = 2e-5
+
+
+def trains_as_the_inner_optimizer(program: Program) -> None:
+    """Methods that send everything train as the inner optimizer alone, on the sums of gradients."""
+    plain = Plain(program)
+    for running, before in jobs_of(program):
+        if any(lost.any() for lost in _lost(running, before)):
+            plain.kept.clear()
+        for steps in program.rounds(running.job):
+            keeps = _take(running, steps)
+            plain.update(running.job, steps, keeps)
+            _assert_near(running.weights(), [v.numpy() for v in plain.variables], "weights")
+        slots = plain.optimizer.variables
+        names = [variable.path for variable in slots]
+        of_running = [variable.numpy() for variable in running.slots()]
+        _assert_near(of_running, [variable.numpy() for variable in slots], names)
+    running.compressed.finalize_variable_values(running.variables)
+    plain.optimizer.finalize_variable_values(plain.variables)
+    _assert_near(running.weights(), [v.numpy() for v in plain.variables], "averages")
+
+
+def loses_nothing(program: Program, rounding: float = 1e-5) -> None:
+    """With SGD at rate 1: what was applied, plus what is left, is what was given.
+
+    Also over jobs that go on from each other, unless the log has said what is lost.
+    """
+    given = [np.zeros(shape) for shape in program.shapes]
+    largest = 1.0
+    start = None
+    for running, before in jobs_of(program):
+        start = running.weights() if start is None else start
+        lost = _lost(running, before)
+        for steps in [(), *program.rounds(running.job)]:
+            keeps = _take(running, steps) if steps else False
+            bad = bad_of(steps)
+            replicas = set(range(running.job.replicas))
+            without = bad if keeps or not bad else replicas
+            for variable, mean in means(program, running.job, steps, without).items():
+                given[variable] += mean
+                largest += np.abs(mean).max()
+            parts = zip(start, running.weights(), running.left(), given, lost, strict=True)
+            for number, (first, now, left, total, gone) in enumerate(parts):
+                np.testing.assert_allclose(
+                    np.float64(first) - now + left,
+                    total - gone,
+                    rtol=0,
+                    atol=rounding * largest,
+                    err_msg=f"variable {number}, job {running.job}, after {steps}",
+                )
+            if steps and not bad and not keeps_gradients(running.job, _exchanges(running)):
+                left = running.left()
+                stuck = [v for v in means(program, running.job, steps) if left[v].any()]
+                assert not stuck, f"never applied, of variables {stuck}, after {steps}"
+        given = [total - gone for total, gone in zip(given, lost, strict=True)]
+
+
+def is_blind_to_loss_scales(program: Program) -> None:
+    """A loss scale that is a power of two changes no bit."""
+    bare = program.without("loss_scale_factor", scaler=None)
+    for (running, _), (other, _) in zip(jobs_of(program), jobs_of(bare), strict=True):
+        for steps in program.rounds(running.job):
+            _take(running, steps)
+            _take(other, steps)
+            for value, wanted in zip(running.weights(), other.weights(), strict=True):
+                np.testing.assert_array_equal(value, wanted, f"after {steps}")
+
+
+def keeps_its_pace(program: Program) -> None:
+    """The steps of the second of two jobs are about as long as if it had not been interrupted.
+
+    That is, the longest one is neither more than 1.5 times the longest of a job with either's
+    settings, nor less than a third of it.
+    """
+    first, second = program.jobs
+    steps = first.steps + second.steps
+    straight = [
+        dataclasses.replace(program, jobs=(dataclasses.replace(job, steps=steps),))
+        for job in (first, second)
+    ]
+    before = len(program.rounds(first))
+    wanted = [max(_lengths(other)[before:]) for other in straight]
+    found = _lengths(program)[before:]
+    assert max(found) <= 1.5 * max(wanted), f"steps of {found}, instead of {wanted} at most"
+    assert max(found) >= min(wanted) / 3, f"steps of {found}, instead of {wanted} at most"
+
+
+def _take(running: Running, steps: Sequence[Step]) -> bool:
+    """Takes steps that lead to one update; returns whether replicas keep what is skipped."""
+    keeps = keeps_gradients(running.job, _exchanges(running))
+    for step in steps:
+        running.step(step)
+    assert not running.unequal(), f"replicas differ in {running.unequal()} after {steps}"
+    return keeps
+
+
+def _exchanges(running: Running) -> int:
+    return int(running.compressed.exchange.step.numpy())
+
+
+def _lost(running: Running, before: Running | None) -> list[np.ndarray]:
+    """What the log says is lost: all that was left, where nothing of it is there any more."""
+    none = [np.zeros(shape) for shape in running.program.shapes]
+    warned = any("residual" in text for text in running.said)
+    if before is None or not warned or any(left.any() for left in running.left()):
+        return none
+    return before.left()
+
+
+def _lengths(program: Program) -> list[float]:
+    """The largest change of a weight in each step."""
+    lengths = []
+    for running, _ in jobs_of(program):
+        for steps in program.rounds(running.job):
+            start = running.weights()
+            _take(running, steps)
+            changes = zip(running.weights(), start, strict=True)
+            lengths.append(max(float(np.abs(now - then).max()) for now, then in changes))
+    return lengths
+
+
+def _assert_near(
+    values: Sequence[np.ndarray], wanted: Sequence[np.ndarray], names: str | Sequence[str]
+) -> None:
+    for number, (value, other) in enumerate(zip(values, wanted, strict=True)):
+        assert np.isfinite(other).all()
+        name = f"{names} {number}" if isinstance(names, str) else names[number]
+        np.testing.assert_allclose(value, other, rtol=ROUNDING, atol=ROUNDING, err_msg=name)

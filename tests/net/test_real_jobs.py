@@ -1,0 +1,127 @@
+"""A few programs of each kind, by real workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.net.program import Job, Program, Step
+from tests.workers import result, run_workers
+
+SHAPES = ((3, 2), (7,))
+BOTH, FIRST = (0, 1), (0,)
+PROGRAMS = {
+    "clipped, averaged, decayed, some without a gradient": (
+        "trains_as_the_inner_optimizer",
+        Program(
+            SHAPES,
+            "AdamW",
+            {
+                "learning_rate": 0.125,
+                "weight_decay": 0.25,
+                "global_clipnorm": 1.0,
+                "use_ema": True,
+                "ema_momentum": 0.5,
+                "ema_overwrite_frequency": 2,
+            },
+            (
+                Job(
+                    2,
+                    "top_k(density=1.0)",
+                    (Step(0, BOTH), Step(1, FIRST), Step(2, BOTH, (1,)), Step(3, BOTH)),
+                ),
+            ),
+        ),
+    ),
+    "a table, accumulated": (
+        "trains_as_the_inner_optimizer",
+        Program(
+            ((3,), (7, 3)),
+            "Nadam",
+            {"learning_rate": 0.125, "gradient_accumulation_steps": 2},
+            (Job(2, "no_compression", tuple(Step(i, BOTH) for i in range(4)), graph=True),),
+            tables=(1,),
+        ),
+    ),
+    "resumed, scaled, skipped": (
+        "loses_nothing",
+        Program(
+            SHAPES,
+            "SGD",
+            {"learning_rate": 1.0},
+            (
+                Job(2, "qsgd(bits=2, bucket_size=32)", (Step(0, BOTH), Step(1, BOTH, (0,)))),
+                Job(
+                    2,
+                    "top_k(density=0.2, warmup_steps=3)",
+                    (Step(2, FIRST), Step(3, BOTH, (0, 1)), Step(4, BOTH), Step(5, BOTH, (1,))),
+                    graph=True,
+                    resumes="weights",
+                ),
+            ),
+            scaler="around",
+        ),
+    ),
+    "divided by second moments, scaled": (
+        "is_blind_to_loss_scales",
+        Program(
+            SHAPES,
+            "Adam",
+            {"learning_rate": 0.125, "clipnorm": 0.5},
+            (
+                Job(
+                    2,
+                    "adacomp(bin_sizes=3)",
+                    (Step(0, BOTH), Step(1, FIRST), Step(2, BOTH, (0,)), Step(3, BOTH)),
+                    precondition="auto",
+                    graph=True,
+                ),
+            ),
+            scaler="inside",
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def wrong() -> list[dict[str, str]]:
+    given = json.dumps([(check, repr(program)) for check, program in PROGRAMS.values()])
+    workers = run_workers(Path(__file__).with_name("worker.py"), 2, [given], deadline=240)
+    return [dict(zip(PROGRAMS, result(worker), strict=True)) for worker in workers]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_workers_train_as_they_should(wrong, program):
+    assert [of_worker[program] for of_worker in wrong] == ["", ""]
+
+
+OF_DIFFERENT_VARIABLES = """
+    import keras
+    import tensorflow as tf
+    import tf_gradcomp as gc
+
+    strategy = gc.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        variables = [keras.Variable(tf.zeros(6), name=name) for name in ("left", "right")]
+        optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0), COMPRESSOR)
+        optimizer.build(variables)
+    mine = variables[strategy.cluster_resolver.task_id]
+
+    @tf.function
+    def step():
+        strategy.run(lambda: optimizer.apply([tf.ones(6)], [mine]))
+
+    step()
+    print("trained", [variable.numpy() for variable in variables])
+"""
+
+
+@pytest.mark.parametrize("compressor", ["no_compression", "adacomp", "scalecom"])
+def test_workers_with_gradients_for_different_variables_end_with_an_error(compressor):
+    program = OF_DIFFERENT_VARIABLES.replace("COMPRESSOR", repr(compressor))
+    for worker in run_workers(program, 2, deadline=90, check=False):
+        assert worker.returncode != 0, worker.stdout
+        for name in ("left", "right"):
+            assert name in worker.stderr

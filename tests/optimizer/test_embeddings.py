@@ -1,0 +1,130 @@
+"""Gradients that come as slices go to the inner optimizer as slices."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.optimizer.cases import OPTIMIZERS, copy_of, label
+from tests.replicas import collective, copies, mirrored, stepper
+
+ROWS, WIDTH = 40, 4
+
+
+@keras.saving.register_keras_serializable()
+class Recording(keras.optimizers.SGD):
+    """Notes which rows it is given."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        assert isinstance(gradient, tf.IndexedSlices)
+        self.rows = gradient.indices.numpy()
+        super().update_step(gradient, variable, learning_rate)
+
+
+def slices_at(step, replicas):
+    """`[values, indices]` of each replica; rows come twice in one, and in several."""
+    generator = np.random.default_rng(step)
+    return [
+        [
+            generator.normal(size=(6, WIDTH)).astype("float32"),
+            generator.choice(ROWS // 2, 6).astype("int32"),
+        ]
+        for _ in range(replicas)
+    ]
+
+
+def table():
+    values = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
+    return keras.Variable(values, name="embeddings")
+
+
+def slices(values, indices):
+    return tf.IndexedSlices(values, indices, tf.constant([ROWS, WIDTH]))
+
+
+class Job:
+    """A compressed optimizer of one table."""
+
+    def __init__(self, replicas, inner, compressor="adacomp", graph=True, **kwargs):
+        self.strategy = mirrored(replicas)
+        with self.strategy.scope():
+            self.table = table()
+            self.optimizer = gc.CompressedOptimizer(copy_of(inner), compressor, **kwargs)
+            self.optimizer.build([self.table])
+        self.step = stepper(
+            self.strategy,
+            lambda given: self.optimizer.apply([slices(*given)], [self.table]),
+            graph=graph,
+        )
+
+
+@pytest.mark.parametrize("inner", OPTIMIZERS, ids=label)
+def test_no_compression_equals_one_process(inner):
+    job, alone, weights = Job(2, inner, "no_compression"), copy_of(inner), table()
+    for number in range(8):
+        given = slices_at(number, 2)
+        job.step(given)
+        values, indices = (np.concatenate(part) for part in zip(*given, strict=True))
+        alone.apply([slices(values, indices)], [weights])
+    np.testing.assert_allclose(job.table.numpy(), weights.numpy(), rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("inner", OPTIMIZERS, ids=label)
+@pytest.mark.parametrize("compressor", ["adacomp", "scalecom(rates=8)", "qsgd", "power_sgd"])
+def test_replicas_stay_equal_and_train(inner, compressor):
+    job = Job(2, inner, compressor)
+    start = job.table.numpy()
+    for number in range(4):
+        job.step(slices_at(number, 2))
+    first, second = copies(job.strategy, job.table)
+    np.testing.assert_array_equal(first, second)
+    assert np.isfinite(first).all()
+    assert (first != start).any()
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("compressor", ["adacomp(bin_sizes=10)", "scalecom(rates=8)", "cast"])
+def test_the_inner_optimizer_gets_rows_that_were_touched_or_sent(compressor, replicas):
+    job = Job(replicas, Recording(1.0), compressor, graph=False)
+    given = slices_at(0, replicas)
+    job.step(given)
+    inner = job.optimizer.inner_optimizer
+    touched = np.unique(np.concatenate([indices for _, indices in given]))
+    np.testing.assert_array_equal(inner.rows, touched)
+    # Of rows that nobody touches now, something may still be sent.
+    row = np.setdiff1d(np.arange(ROWS), touched)[:1].astype("int32")
+    before = job.table.numpy()
+    job.step([[np.ones((1, WIDTH), "float32"), row]] * replicas)
+    moved = np.flatnonzero((job.table.numpy() != before).any(1))
+    np.testing.assert_array_equal(inner.rows, np.union1d(moved, row))
+
+
+@pytest.mark.parametrize("compressor", ["adacomp", "no_compression"])
+def test_loss_scales_are_undone_in_slices(compressor):
+    plain = Job(2, keras.optimizers.SGD(0.1), compressor)
+    scaled = Job(2, keras.optimizers.SGD(0.1, loss_scale_factor=64.0), compressor)
+    given = slices_at(0, 2)
+    plain.step(given)
+    scaled.step([[64 * values, indices] for values, indices in given])
+    np.testing.assert_array_equal(scaled.table.numpy(), plain.table.numpy())
+
+
+def test_a_table_that_is_touched_all_over_is_summed_dense():
+    """As that of an embedding that is also the output layer: gathering it would cost more."""
+    strategy = collective()
+    with strategy.scope():
+        weights = table()
+        optimizer = gc.CompressedOptimizer(
+            keras.optimizers.SGD(1.0), policy=gc.Policy(max_dense_elements=10)
+        )
+        optimizer.build([weights])
+    step = stepper(strategy, lambda given: optimizer.apply([slices(*given)], [weights]))
+    start = weights.numpy()
+    whole = np.arange(2 * ROWS, dtype="int32") % ROWS
+    step([[np.ones((2 * ROWS, WIDTH), "float32"), whole]] * 2)
+    np.testing.assert_allclose(weights.numpy(), start - 4, rtol=1e-6)
+    sent = optimizer.exchange.traffic().sent_bytes
+    assert sent == 4 * ROWS * WIDTH + 4  # once each way, and a vote
+    step([[np.ones((1, WIDTH), "float32"), whole[:1]]] * 2)
+    assert optimizer.exchange.traffic().sent_bytes - sent < 100

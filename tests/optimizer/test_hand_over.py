@@ -1,0 +1,193 @@
+"""A job goes on with other settings, another number of replicas, or some of its variables."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.replicas import copies, mirrored, stepper
+
+SHAPES = {"a": (20, 3), "b": (20, 3)}
+PATHS = list(SHAPES)
+ZEROS = np.zeros((20, 3), "float32")
+
+
+def gradients_at(step, replicas):
+    generator = np.random.default_rng(step)
+    return [
+        [generator.normal(size=shape).astype("float32") for shape in SHAPES.values()]
+        for _ in range(replicas)
+    ]
+
+
+class Job:
+    """Replicas that train `a` and `b`, together or in turn."""
+
+    def __init__(self, replicas, inner, compressor="adacomp(bin_sizes=20)", **kwargs):
+        self.replicas = replicas
+        self.strategy = mirrored(replicas)
+        with self.strategy.scope():
+            self.variables = [
+                keras.Variable(np.zeros(shape, "float32"), name=name)
+                for name, shape in SHAPES.items()
+            ]
+            self.optimizer = gc.CompressedOptimizer(inner(), compressor, **kwargs)
+            self.optimizer.build(self.variables)
+
+    def step(self, gradients, names=("a", "b")):
+        """One step of some of the variables; `gradients[replica]` has one for each of them."""
+        variables = [self.variables[PATHS.index(name)] for name in names]
+        stepper(self.strategy, lambda given: self.optimizer.apply(given, variables), graph=False)(
+            gradients
+        )
+
+    def train(self, steps):
+        """Random steps; the largest move of a weight in each."""
+        moves = []
+        for step in steps:
+            before = self.values()
+            self.step(gradients_at(step, self.replicas))
+            pairs = zip(self.values(), before, strict=True)
+            moves.append(max(np.abs(after - value).max() for after, value in pairs))
+        return moves
+
+    def values(self):
+        return [variable.numpy() for variable in self.variables]
+
+    def left(self, name):
+        """What is not sent yet of a variable's gradients, on all replicas together."""
+        residual = self.optimizer.exchange.residuals[PATHS.index(name)]
+        return np.sum(copies(self.strategy, residual), 0)
+
+    def resumed(self, replicas, inner, compressor="adacomp(bin_sizes=20)", **kwargs):
+        """The job that goes on from what Keras would save of this one."""
+        other = Job(replicas, inner, compressor, **kwargs)
+        for of_other, of_this in (
+            (other.optimizer, self.optimizer),
+            (other.optimizer.inner_optimizer, self.optimizer.inner_optimizer),
+        ):
+            saved = {}
+            of_this.save_own_variables(saved)
+            of_other.load_own_variables(saved)
+        for own, value in zip(other.variables, self.values(), strict=True):
+            own.assign(value)
+        return other
+
+
+def sgd():
+    return keras.optimizers.SGD(1.0)
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+def amsgrad():
+    return keras.optimizers.Adam(0.01, amsgrad=True)
+
+
+def nadam():
+    return keras.optimizers.Nadam(0.01)
+
+
+def lamb():
+    return keras.optimizers.Lamb(0.01)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("order", [["b", "a"], ["a", "b"]], ids="".join)
+def test_variables_trained_in_turn_each_get_what_was_left_of_them(replicas, order):
+    job = Job(2, sgd)
+    given = gradients_at(0, 2)
+    job.step(given)
+    after = job.resumed(replicas, sgd, "no_compression")
+    for name in order:
+        after.step([[ZEROS]] * replicas, [name])
+    for i, name in enumerate(PATHS):
+        total = sum(of_one[i] for of_one in given)
+        np.testing.assert_allclose(-after.variables[i].numpy(), total, rtol=1e-5, atol=1e-6)
+        assert not after.left(name).any()
+
+
+@pytest.mark.parametrize(("old", "new"), itertools.permutations([1.0, 0.5, 0.1], 2))
+def test_another_beta_of_scalecoms_filter_loses_nothing(old, new):
+    job = Job(2, sgd, f"scalecom(rates=5, beta={old})")
+    given = [gradients_at(step, 2) for step in range(3)]
+    for gradients in given:
+        job.step(gradients)
+    after = job.resumed(3, sgd, f"scalecom(rates=5, beta={new})")
+    after.step([[ZEROS, ZEROS]] * 3)
+    for i, name in enumerate(PATHS):
+        total = sum(of_one[i] for gradients in given for of_one in gradients)
+        left = after.left(name) / new
+        np.testing.assert_allclose(left - after.variables[i].numpy(), total, rtol=1e-4, atol=1e-4)
+
+
+HAND_OVERS = {
+    "switched on": ((2, {"precondition": None}), (2, {})),
+    "switched off": ((2, {}), (2, {"precondition": None})),
+    "switched off by the method": ((2, {}), (2, {"compressor": "no_compression"})),
+    "switched on by the method": ((2, {"compressor": "no_compression"}), (2, {})),
+    "more replicas": ((2, {}), (3, {})),
+    "one replica": ((2, {}), (1, {})),
+    "from one replica": ((1, {}), (2, {})),
+    "another method": ((2, {}), (2, {"compressor": "top_k(density=0.2)"})),
+}
+
+
+@pytest.mark.parametrize("inner", [adam, amsgrad, nadam, lamb])
+@pytest.mark.parametrize("way", HAND_OVERS)
+def test_steps_stay_as_long_after_a_hand_over(inner, way):
+    (replicas, settings), (others, new_settings) = HAND_OVERS[way]
+    job = Job(replicas, inner, **settings)
+    job.train(range(40))
+    other = job.resumed(others, inner, **new_settings)
+    # As long as the uninterrupted job's, or as those of a job that was of the new kind throughout.
+    usual = max(
+        *job.train(range(40, 50)), *Job(others, inner, **new_settings).train(range(50))[40:]
+    )
+    assert max(other.train(range(40, 50))) <= 1.5 * usual
+
+
+def test_one_variable_after_the_other_is_handed_over():
+    job = Job(2, adam, precondition=None)
+    job.train(range(40))
+    other = job.resumed(2, adam)
+    slots = [v.numpy() for v in other.optimizer.inner_optimizer._velocities]
+    other.step([of_one[:1] for of_one in gradients_at(40, 2)], ["a"])
+    other.step([of_one[1:] for of_one in gradients_at(41, 2)], ["b"])
+    for variable, slot in zip(other.optimizer.exchange.state["second_moment"], slots, strict=True):
+        assert (np.sum(copies(other.strategy, variable), 0) >= 0.99 * slot).all()
+
+
+def test_what_was_left_keeps_its_size_when_it_is_divided_and_back():
+    job = Job(2, adam, precondition=None)
+    job.train(range(40))
+    left = job.left("a")
+    moment = job.optimizer.inner_optimizer._velocities[0].numpy()
+    root = np.sqrt(moment / (1 - 0.999**40)) + 1e-7
+    on = job.resumed(2, adam)
+    on.step([[ZEROS]] * 2, ["b"])  # and `a` is as the checkpoint had it
+    np.testing.assert_allclose(on.left("a"), left, rtol=1e-5)
+    alone = on.resumed(1, adam)
+    momentum = alone.optimizer.inner_optimizer._momentums[0].numpy()
+    alone.step([[ZEROS]], ["a"])
+    given = (alone.optimizer.inner_optimizer._momentums[0].numpy() - 0.9 * momentum) / 0.1
+    np.testing.assert_allclose(given, left, rtol=1e-3, atol=1e-4)
+    divided = job.resumed(2, adam, "top_k(density=0.02)")
+    divided.step([[np.full_like(ZEROS, 1e-9)]] * 2, ["a"])
+    kept = np.isclose(divided.left("a"), left / root, rtol=1e-2, atol=1e-3)
+    assert kept.sum() >= 58  # of 60: one entry of each replica was sent
+
+
+def test_divided_residuals_are_refused_by_an_optimizer_that_cannot_undo_it(tmp_path):
+    job = Job(2, adam)
+    job.train(range(2))
+    path = tf.train.Checkpoint(optimizer=job.optimizer).save(tmp_path / "checkpoint")
+    other = Job(2, sgd)
+    tf.train.Checkpoint(optimizer=other.optimizer).restore(path).expect_partial()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not of the Adam family"):
+        other.step(gradients_at(2, 2))

@@ -1,0 +1,64 @@
+"""A static `loss_scale_factor` on the inner optimizer."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_gradcomp as gc
+from tests.optimizer.cases import Replicas, gradients_at
+from tests.replicas import mirrored
+
+FACTOR = 1024.0
+INNER = {
+    "adam": {"learning_rate": 0.01},
+    "adam, clipped": {"learning_rate": 0.01, "clipnorm": 0.5},
+    "adam, averaged": {"learning_rate": 0.01, "use_ema": True},
+    "adam, accumulating": {"learning_rate": 0.01, "gradient_accumulation_steps": 2},
+}
+
+
+def scaled(gradients):
+    return [[FACTOR * gradient for gradient in of_one] for of_one in gradients]
+
+
+@pytest.mark.parametrize("settings", INNER.values(), ids=INNER)
+@pytest.mark.parametrize("compressor", ["adacomp", "no_compression", "scalecom(rates=10)"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_is_undone_once_and_before_anything_else(settings, compressor, replicas):
+    if replicas == 1 and "gradient_accumulation_steps" in settings:
+        pytest.skip("Keras itself accumulates for one replica, and not under a strategy")
+    pair = [
+        Replicas(
+            keras.optimizers.Adam(**settings, loss_scale_factor=factor),
+            mirrored(replicas),
+            compressor=compressor,
+        )
+        for factor in (None, FACTOR)
+    ]
+    for step in range(4):
+        gradients = gradients_at(step, replicas)
+        pair[0].step(gradients)
+        pair[1].step(scaled(gradients))
+    for plain, other in zip(pair[0].variables, pair[1].variables, strict=True):
+        np.testing.assert_array_equal(other.numpy(), plain.numpy())
+    assert pair[1].optimizer.loss_scale_factor == FACTOR
+
+
+@pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Adam])
+def test_what_an_earlier_job_left_is_not_scaled(inner):
+    variable = keras.Variable(np.zeros(5, "float32"), name="kernel")
+    twin = keras.Variable(np.zeros(5, "float32"), name="kernel")
+    for weights, factor in ((variable, None), (twin, FACTOR)):
+        optimizer = gc.CompressedOptimizer(inner(0.1, loss_scale_factor=factor))
+        optimizer.build([weights])
+        optimizer.load_own_variables({"residual_0": np.arange(5.0), "residual_waits": [True]})
+        gradient = np.ones(5, "float32") * (factor or 1.0)
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [weights])
+    np.testing.assert_allclose(twin.numpy(), variable.numpy(), rtol=1e-6)
+
+
+def test_a_dynamic_scale_around_takes_the_place_of_a_static_one():
+    inner = keras.optimizers.SGD(0.1, loss_scale_factor=FACTOR)
+    optimizer = gc.CompressedOptimizer(inner)
+    keras.optimizers.LossScaleOptimizer(optimizer)
+    assert optimizer.loss_scale_factor is None

@@ -1,0 +1,113 @@
+"""Imports point one way: a room may import from those below it, and never the other way round."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tf_gradcomp
+
+ROOT = Path(tf_gradcomp.__file__).parent
+# From the lowest to the highest. A file of the package's own folder is a room by itself.
+ROOMS = [
+    "ops",
+    "tf_config",
+    "policy",
+    "compressors",
+    "reference",
+    "adam",
+    "chief",
+    "checkpoints",
+    "distribute",
+    "advice",
+    "keras3",
+    "callbacks",
+    "simulation",
+    "launch",
+    "__init__",
+    "cli",
+]
+WITHOUT_KERAS = {*ROOMS[: ROOMS.index("keras3")], "launch"}
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+
+def name_of(source):
+    return str(source.relative_to(ROOT))
+
+
+def room_of(source):
+    first = source.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(source):
+    """The modules that a file imports, at its top or within its functions; not for types alone."""
+    tree = ast.parse(source.read_text())
+    for_types = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_modules(source):
+    """The modules of the package that a file imports, as paths without `.py`."""
+    for module in imported(source):
+        parts = module.split(".")
+        if parts[0] == "tf_gradcomp":
+            yield parts[1:]
+
+
+def module_file(parts):
+    """The file that an import names, of a module or of something in it."""
+    for end in (len(parts), len(parts) - 1):
+        path = ROOT.joinpath(*parts[:end])
+        if path.with_suffix(".py").is_file():
+            return path.with_suffix(".py")
+        if (path / "__init__.py").is_file():
+            return path / "__init__.py"
+    raise AssertionError(f"no module {'.'.join(parts)}")
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_no_arrow_runs_backwards(source):
+    own = ROOMS.index(room_of(source))
+    for parts in own_modules(source):
+        other = room_of(module_file(parts))
+        arrow = f"{name_of(source)} -> {'/'.join(parts)}"
+        assert ROOMS.index(other) <= own, f"{arrow} runs backwards: from {ROOMS[own]} to {other}"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_the_core_is_without_keras(source):
+    if room_of(source) in WITHOUT_KERAS:
+        assert not [module for module in imported(source) if module.split(".")[0] == "keras"]
+
+
+def test_no_modules_import_each_other():
+    graph = {
+        source: {module_file(parts) for parts in own_modules(source)} - {source}
+        for source in SOURCES
+    }
+    finished, path = set(), []
+
+    def walk(source):
+        if source in path:
+            circle = [*path[path.index(source) :], source]
+            raise AssertionError(" -> ".join(map(name_of, circle)))
+        if source not in finished:
+            path.append(source)
+            for other in sorted(graph[source]):
+                walk(other)
+            finished.add(path.pop())
+
+    for source in SOURCES:
+        walk(source)
