@@ -27,14 +27,14 @@ class GradientAgreement:
         self,
         paths: Sequence[str],
         gradients: Sequence[tf.Tensor | tf.IndexedSlices],
-        step: Callable[[], tf.Variable],
+        step: Callable[[], tf.Variable] | None = None,
     ) -> None:
         """Compares which variables have gradients.
 
         Args:
             paths: The paths of the variables.
             gradients: One gradient for each path.
-            step: Returns the variable that counts exchanges, which the first call compares, too.
+            step: Returns the variable that counts exchanges; if given, the first call compares it.
 
         Raises:
             WorkersDisagreeError: On every worker, naming the variables that differ.
@@ -46,7 +46,7 @@ class GradientAgreement:
         with tf.init_scope():
             facts: dict[str, str | int] = {f"gradient of {path!r}": form for path, form in given}
             facts["next action"] = "exchanging gradients"
-            if not self._agreed:
+            if step is not None and not self._agreed:
                 facts["exchanges so far"] = int(step().numpy())
             self._group.agree(facts)
         self._agreed.add(given)

@@ -12,8 +12,10 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.distribute import handshake, tf_private
+from tf_gradcomp.distribute.agreement import GradientAgreement
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.gradients import path_of
 from tf_gradcomp.distribute.group import StrategyGroup
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.policy import Policy, checked_policy
@@ -57,6 +59,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         tf_private.allow_collectives_in_loops(self)
         self._started = False
         self._group = StrategyGroup(self)
+        self._agreement = GradientAgreement(self._group)
         self._group.agree(
             {**handshake.package_versions(), "compressor of the strategy": repr(used)}
         )
@@ -108,6 +111,17 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ValueError: If the strategy has no compressor, or outside of a replica context.
         """
         return reduce_gradients(self._compressed_ops(), gradients, variables)
+
+    def check_gradients(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None], variables: Sequence[Any]
+    ) -> None:
+        """Checks, while a step is traced, that all workers have gradients for the same variables.
+
+        Raises:
+            WorkersDisagreeError: On every worker, naming the variables that differ.
+        """
+        present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        self._agreement.check([path_of(v) for _, v in present], [g for g, _ in present])
 
     def _compressed_ops(self) -> CompressedAllReduce:
         if self.compressor is None:

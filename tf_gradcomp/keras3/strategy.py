@@ -45,10 +45,13 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
 
 
 def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
-    """Stands in for the reduction of Keras' optimizers, under a strategy that compresses."""
-    ops = tf_private.cross_device_ops(tf.distribute.get_strategy())
+    """Stands in for the reduction of Keras' optimizers: our strategy checks, and may compress."""
+    strategy = tf.distribute.get_strategy()
+    ops = tf_private.cross_device_ops(strategy)
     grads_and_vars = list(grads_and_vars)
     if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
+        if isinstance(strategy, CheckedStrategy) and grads_and_vars:
+            strategy.check_gradients(*zip(*grads_and_vars, strict=True))
         return original(grads_and_vars)
     if optimizer.gradient_accumulation_steps:
         raise ValueError(
