@@ -1,4 +1,4 @@
-"""What layer each variable belongs to: compressors choose their settings by it."""
+"""The layer kind of each variable, by which compressors choose their settings."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class GradientSpec:
 class Policy:
     """Tells the layer kind of each variable.
 
-    Without a model, the kind comes from the variable's path, less the model's name in front, and
-    its shape, by the first rule that fits. A layer's name counts by its whole words, in capitals or
+    Without a model, the kind follows from the variable's shape and its path (without the model's
+    name in front), by the first rule that fits. In a layer's name, whole words count, capitals or
     not: `self_attention_1`, `selfAttention` and `SelfAttention2D` have the word `attention`, and
     `keypoint` has no word `key`.
 
@@ -64,13 +64,14 @@ class Policy:
     5. all else: `dense`.
 
     Args:
-        kinds: Variable path to layer kind, ahead of the rules.
-        positions: Variable path to the number of places in its output, per sample, where the layer
-            uses each entry; some methods compress the more the fewer there are.
+        kinds: Layer kinds by variable path, with precedence over the rules.
+        positions: By variable path, the number of places in the layer's output, per sample, where
+            the layer uses each entry. Some methods compress more where there are fewer places.
         first: Path of the kernel of the first convolution, which some methods leave dense.
         max_dense_elements: `tf.IndexedSlices`, the gradient of Keras' `Embedding`, are merged and
             made dense, to be compressed like any other gradient, up to this number of elements in
-            the table. Above it they travel uncompressed and sparse.
+            the table. Those of larger tables are sent uncompressed, as slices, or as the whole
+            table where that is fewer bytes.
 
     Raises:
         ValueError: If a kind is not one of `LAYER_KINDS`.

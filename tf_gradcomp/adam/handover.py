@@ -1,9 +1,10 @@
-"""Second moments change hands: from the inner optimizer to the replicas, and back.
+"""Hands second moments over, from the inner optimizer to the replicas and back.
 
-While a job is preconditioned, each replica keeps second moments of its own; the inner optimizer's
-stand still. Its momentum, and what replicas have not sent yet, are of gradients that were divided.
-A job that resumes without a preconditioner, or with one replica, needs all three the other way
-round, and so does one that is preconditioned for the first time. Nothing has to be communicated:
+While a job is preconditioned, each replica keeps second moments of its own, and the inner
+optimizer's are not updated. The inner optimizer's momentum and the residuals are then those of
+divided gradients. A job that resumes without a preconditioner, or with one replica, needs the
+second moments in the inner optimizer, and momentum and residuals of undivided gradients. A job that
+is preconditioned for the first time needs the opposite. Nothing has to be communicated for either:
 what a checkpoint restores, replicas have in equal shares.
 """
 
@@ -19,7 +20,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 
 @dataclasses.dataclass(frozen=True)
 class InnerState:
-    """The state of an inner optimizer of the Adam family, on one replica, by gradient.
+    """The state of an inner optimizer of the Adam family on one replica, for some gradients.
 
     Attributes:
         updates: int64 scalar, how many updates it has made.
@@ -34,14 +35,14 @@ class InnerState:
 
 @dataclasses.dataclass(frozen=True)
 class HandOver:
-    """Of the second moments of some gradients, on one replica.
+    """Hands over the second moments of some gradients, on one replica.
 
     Attributes:
-        preconditioner: Whose second moments they are.
+        preconditioner: The preconditioner that keeps these second moments.
         inner: The inner optimizer's state.
-        moments: The replica's own second moments, by the same names.
-        residuals: What is not sent yet of each gradient; empty if nothing is kept.
-        replicas: Their number.
+        moments: The replica's own second moments, by the names of `Preconditioner.state`.
+        residuals: The residual of each gradient; empty if none are kept.
+        replicas: The number of replicas.
     """
 
     preconditioner: Preconditioner
@@ -56,7 +57,7 @@ class HandOver:
         Its residual and the inner optimizer's momentum are divided by their root.
 
         Args:
-            place: Of the gradient.
+            place: The place of the gradient among these.
             wanted: bool scalar; where it is false, nothing changes.
         """
         totals = {
@@ -83,7 +84,7 @@ class HandOver:
             _assign(variable, tf.cast(variable.read_value(), tf.float32) * root, wanted)
 
     def roots(self, place: int) -> tf.Tensor:
-        """By what one gradient was divided, as far as this replica knows."""
+        """What one gradient was divided by, as this replica's own second moments tell."""
         own = self.moments[self.preconditioner.divides_by][place].read_value()
         return self.preconditioner.root(self.replicas * own, self.inner.updates)
 

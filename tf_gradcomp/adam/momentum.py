@@ -1,7 +1,7 @@
-"""The steps of Adam's family by gradients that were divided by the second moment's root already.
+"""The steps of Adam's family, for gradients that are already divided by the second moment's root.
 
-Each is that of its paper with 1 in place of the root: momentum, its bias correction, and what else
-the optimizer does with them. Learning rate and weight decay are the optimizer's own.
+Each step is that of its paper with 1 in place of the root: momentum, its bias correction, and what
+else the optimizer does with them. Learning rate and weight decay are the optimizer's own.
 
 Sources: Kingma and Ba, "Adam", ICLR 2015, algorithm 1; Dozat, "Incorporating Nesterov Momentum into
 Adam", 2016; You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
@@ -22,7 +22,7 @@ class Given(NamedTuple):
         variable: The weights, any shape.
         gradient: Divided, summed over the replicas; in the shape of the weights.
         momentum: The first moment, with this gradient in it.
-        beta_1: Adam's.
+        beta_1: Adam's decay rate of the momentum.
         step: Scalar, 1 in the first step.
         product: Scalar, Nadam's product of all momentum coefficients, this step's included; None
             for the others.
@@ -36,16 +36,16 @@ class Given(NamedTuple):
     product: Any = None
 
 
-Step = Callable[[Given], tf.Tensor]  # what the weights lose, over the learning rate
+Step = Callable[[Given], tf.Tensor]  # returns what is subtracted from the weights, without the rate
 
 
 def adam(given: Given) -> tf.Tensor:
-    """Adam's, and AdamW's."""
+    """The step of Adam and of AdamW."""
     return given.momentum / (1 - tf.pow(tf.cast(given.beta_1, given.step.dtype), given.step))
 
 
 def lamb(given: Given) -> tf.Tensor:
-    """Adam's, as long as the weights are."""
+    """The step of LAMB: Adam's, scaled to the length of the weights."""
     update = adam(given)
     weights, length = tf.norm(given.variable), tf.norm(update)
     both = tf.logical_and(weights > 0, length > 0)
@@ -53,7 +53,7 @@ def lamb(given: Given) -> tf.Tensor:
 
 
 def nadam(given: Given) -> tf.Tensor:
-    """Adam's with Nesterov momentum."""
+    """The step of Nadam: Adam's with Nesterov momentum."""
     step = given.step
     this = given.beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), step))
     following = given.beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), step + 1))

@@ -1,12 +1,14 @@
-"""Adam's second moment in front of the compressor, so that sparse gradients keep its steps long.
+"""Adam's second moment in front of the compressor, so that Adam's steps stay as long as without.
 
-A sparse exchange delivers a gradient in rare, large pieces. Adam would square these, and its second
-moment would grow by about the interval between them. So each replica keeps the second moment of its
-own gradients, all of which it sees, and divides by their roots before it compresses. What all
-replicas sent then goes through the inner optimizer's momentum and learning rate only.
+A sparse exchange sends an entry of a gradient rarely, and then all that has accumulated. Adam would
+square these large values, its second moment would grow by about the number of steps between them,
+and its steps would become short. So each replica keeps the second moments of its own gradients, and
+divides the gradients by their roots before it compresses them. What all replicas sent then goes
+through the inner optimizer's momentum and learning rate only.
 
-The second moment of one replica's gradient stands for that of the sum of all: times the number of
-replicas, as if their gradients were independent. So no setting is needed, and nothing is sent.
+The second moment of the sum of all gradients is estimated as that of one replica's own gradient,
+times the number of replicas, as if their gradients were independent. So no setting is needed, and
+no second moments are sent.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class Preconditioner:
     """Divides a replica's gradients by the roots of their second moments.
 
     Attributes:
-        beta_2: Adam's.
-        epsilon: Adam's.
+        beta_2: Adam's decay rate of the second moments.
+        epsilon: Adam's small number, which is added to the roots.
         amsgrad: Whether it divides by the roots of the largest second moments so far.
     """
 
@@ -46,20 +48,20 @@ class Preconditioner:
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """The second moment of one gradient, and AMSGrad's largest.
 
-        The sum over N replicas, each of which has the gradient of its share of the batch, is about
-        the second moment of all of the batch: it serves any other number of them.
+        Each replica has the gradients of its share of the batch. The sum of the second moments over
+        all replicas is about that of the whole batch, so it can be restored by any number of them.
         """
         return dict.fromkeys([SECOND_MOMENT, self.divides_by], StateSpec(spec.shape))
 
     def second_moments(
         self, state: Mapping[str, Sequence[tf.Tensor]], updates: tf.Tensor, replicas: int
     ) -> ops.SecondMoments:
-        """By whose roots a replica's gradients are to be divided.
+        """The second moments by whose roots a replica's gradients are to be divided.
 
         Args:
             state: Resource handles by name, in the order of the gradients.
             updates: int64 scalar, how many updates the inner optimizer has made so far.
-            replicas: Their number.
+            replicas: The number of replicas.
         """
         return ops.SecondMoments(
             state[SECOND_MOMENT],

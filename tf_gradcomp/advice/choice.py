@@ -15,7 +15,7 @@ from tf_gradcomp.policy import GradientSpec
 def choose(
     group: Group, candidates: Sequence[Candidate], specs: Sequence[GradientSpec]
 ) -> Candidate:
-    """The fastest of several by a probe; all replicas choose alike. The log says which."""
+    """Chooses the fastest candidate by a probe, alike on all replicas; the log says which."""
     if len(candidates) == 1:
         chosen = candidates[0]
         how = repr(chosen.compressor)

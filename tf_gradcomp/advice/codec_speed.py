@@ -19,36 +19,36 @@ Agree = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Echo(Communicator):
-    """Answers at once, as if all replicas had given the same."""
+    """Answers each wish at once, as if all replicas had given the same as this one."""
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
         """A row for each replica."""
         return tf.stack([payload] * self.size)
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """A row for each replica; and words given in all."""
+        """A row for each replica; and how many words each gave for it."""
         return self.all_gather(payload), tf.size(payload) + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """What is given."""
+        """Returns `values` as they are."""
         return values
 
     def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
-        """What is given, and behind it the sum of the riders."""
+        """Returns `values` as they are, followed by the sum of equal riders."""
         return tf.concat([values, rider * self.size], 0)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-        """What is given."""
+        """Returns `payload` as it is."""
         return payload
 
 
 class CodecSpeed:
-    """A replica that exchanges gradients with itself alone.
+    """Times a method by a replica that exchanges gradients with itself alone.
 
     Args:
         compressor: The method; its warm-up is left out.
-        step: Makes its side of the next step, in a graph.
-        prepare: Called before each step, when nothing is timed.
+        step: Makes the replica's side of the next step, in a graph.
+        prepare: Called before each step; its time is not counted.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CodecSpeed:
 
         Args:
             repeats: How many steps are timed.
-            agree: Given a number for each step, those that hold for all workers.
+            agree: Takes a number for each step, and returns those that hold for all workers.
         """
         self.run(1)  # traces
         whole, encode, sent = [], [], []
@@ -116,7 +116,7 @@ class CodecSpeed:
 
 
 class _Step(NamedTuple):
-    """What comes of a step, seconds up to its last wish, and bytes for each wish."""
+    """The result of a step, the seconds up to its last wish, and the bytes of each wish."""
 
     reduced: Any
     encode: tf.Tensor

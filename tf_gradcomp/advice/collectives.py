@@ -27,7 +27,7 @@ class Collectives:
 
     Args:
         group: The replicas.
-        communicators: Of this process's replicas, for use outside of a step.
+        communicators: Those of this process's replicas, for use outside of a step.
     """
 
     def __init__(self, group: Group, communicators: Sequence[Communicator]) -> None:
@@ -41,16 +41,16 @@ class Collectives:
 
     @property
     def rank(self) -> int:
-        """Of the first replica of this process."""
+        """The rank of the first replica of this process."""
         return int(self._communicators[0].rank)
 
     def curve(self, kind: Kind, most: float, enough: float) -> Curve:
-        """Measures collectives that send up to `most` bytes, but fewer on a slow network.
+        """Measures collectives that send up to `most` bytes, or fewer on a slow network.
 
         Args:
-            kind: Of wish.
+            kind: The kind of wish that is measured.
             most: Bytes that a worker sends.
-            enough: Seconds of a collective, behind which there is none larger.
+            enough: After a collective that takes so many seconds, no larger one is measured.
         """
         collect = self._function(kind)
         per_element = float(collect(tf.zeros([_FEWEST], kind.dtype))) / _FEWEST  # traces, connects

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of wish: those of one kind differ in bytes alone.
+    """A kind of wish: wishes of one kind differ only in how many bytes they send.
 
     Attributes:
         wish: The name of its class, such as `"AllReduce"`.
-        dtype: Of what is given, such as `"float32"`.
-        same_length: Of an `AllGather`; otherwise False.
+        dtype: The dtype of what is sent, such as `"float32"`.
+        same_length: The `same_length` of an `AllGather`; False for other wishes.
     """
 
     wish: str
@@ -24,20 +24,20 @@ class Kind(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """How long the collectives for one kind of wish take by the bytes that they make a worker send.
+    """How long collectives for one kind of wish take, by the bytes that they make a worker send.
 
-    Between two points it is a line, and behind the last one it goes on as between the last two:
-    latency, and bytes over a bandwidth.
+    Between two points it is a straight line. Beyond the last point it goes on as between the last
+    two: a latency, plus bytes divided by a bandwidth.
 
     Attributes:
-        points: Pairs of bytes and seconds, of which there is at least one; bytes grow.
+        points: Pairs of bytes and seconds, at least one, in ascending order of bytes.
     """
 
     points: Sequence[tuple[float, float]]
 
     @classmethod
     def through(cls, measured: Sequence[tuple[float, float]]) -> Curve:
-        """The curve without what was disturbed: fewer bytes take no longer than more."""
+        """The curve of some measurements, corrected so that fewer bytes never take longer."""
         points: list[tuple[float, float]] = []
         least = float("inf")
         for sent_bytes, seconds in reversed(measured):
@@ -46,7 +46,7 @@ class Curve:
         return cls(points)
 
     def seconds(self, sent_bytes: float) -> float:
-        """Of collectives that make a worker send so many bytes."""
+        """The seconds of collectives that make a worker send so many bytes."""
         if len(self.points) == 1:
             return self.points[0][1]
         places = [place for place, _ in self.points]
@@ -57,12 +57,12 @@ class Curve:
 
     @property
     def latency(self) -> float:
-        """Seconds, however little is sent."""
+        """The seconds of collectives that send next to nothing."""
         return self.seconds(0.0)
 
 
 class Asked(NamedTuple):
-    """A wish of a step, as far as it costs anything: its kind, and bytes that a worker sends."""
+    """A wish as far as its time depends on it: its kind, and the bytes that a worker sends."""
 
     kind: Kind
     sent_bytes: float
@@ -74,9 +74,9 @@ class Work:
 
     Attributes:
         encode: Seconds until it asks for the last of its wishes.
-        decode: Seconds behind that.
+        decode: Seconds after that.
         payload_bytes: What a worker gives to be sent.
-        asked: Its wishes, in turn.
+        asked: Its wishes, in their order.
     """
 
     encode: float
@@ -85,7 +85,7 @@ class Work:
     asked: Sequence[Asked]
 
     def scaled(self, factor: float) -> Work:
-        """That of a model `factor` times as large."""
+        """The work for a model that is `factor` times as large."""
         return Work(
             factor * self.encode,
             factor * self.decode,
@@ -100,10 +100,10 @@ class Prediction:
 
     Attributes:
         method: The compressor, as text.
-        compute: All that is not the exchange.
+        compute: The time of everything but the exchange.
         encode: See `Work`.
-        latency: Of its collectives, whatever they carry.
-        transfer: What they take in addition for what they carry.
+        latency: What its collectives take however little they carry.
+        transfer: What they take in addition, for the bytes that they carry.
         decode: See `Work`.
         payload_bytes: What a worker gives to be sent.
         sent_bytes: What the collectives make it send.
@@ -120,7 +120,7 @@ class Prediction:
 
     @property
     def exchange(self) -> float:
-        """All but computing."""
+        """The time of the exchange: everything but computing."""
         return self.encode + self.latency + self.transfer + self.decode
 
     @property
@@ -132,12 +132,12 @@ class Prediction:
 def predict(
     method: str, work: Work, curves: Mapping[Kind, Curve], compute: float = 0.0
 ) -> Prediction:
-    """Adds up a step.
+    """Adds up the time of a step.
 
     Args:
         method: The compressor, as text.
-        work: What it does.
-        curves: Of all kinds of its wishes.
+        work: What the method does in a step.
+        curves: The curves for all kinds of its wishes.
         compute: Seconds of a step without its exchange.
     """
     latency = sum(curves[kind].latency for kind, _ in work.asked)

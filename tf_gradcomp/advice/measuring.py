@@ -37,11 +37,11 @@ class Measuring:
 
     Args:
         group: The replicas.
-        specs: Of the gradients of a step.
+        specs: What is known of the gradients of a step.
         candidates: What to predict, the baseline first.
 
     Raises:
-        SystemExit: If there is one replica, for which all is known.
+        SystemExit: If there is one replica, for which nothing has to be measured.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Measuring:
         signal.signal(_SIGNAL, _end)
 
     def before(self, gradients: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
-        """Notes in a replica that its gradients are there; with them, seconds of computing."""
+        """Notes that a replica has its gradients; returns them and the seconds of computing."""
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
             seconds = tf.numpy_function(self._begin, [], tf.float32)
         with tf.control_dependencies([seconds]):
@@ -66,7 +66,7 @@ class Measuring:
         return same, tf.ensure_shape(seconds, [])
 
     def after(self, reduced: Sequence[Any], seconds: tf.Tensor) -> list[Any]:
-        """Notes that they are exchanged; a step computes as long as the slowest of all replicas."""
+        """Notes that gradients are exchanged; the slowest replica's computing time counts."""
         bits = tf.bitcast(seconds[tf.newaxis], tf.int32)
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
             of_all = tf.bitcast(self._group.member().communicator.all_gather(bits), tf.float32)

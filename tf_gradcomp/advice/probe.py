@@ -19,11 +19,12 @@ from tf_gradcomp.policy import GradientSpec
 
 
 class Effort(NamedTuple):
-    """How much a probe tries.
+    """How large gradients and collectives a probe tries.
 
     Attributes:
-        elements: Of the gradients, about so many at most; a larger model takes in proportion.
-        seconds: Of a collective, behind which none larger is tried.
+        elements: About how many elements of gradients it tries at most; the times of a larger model
+            are scaled up.
+        seconds: After a collective that takes so many seconds, no larger one is tried.
     """
 
     elements: int
@@ -35,11 +36,11 @@ THOROUGH = Effort(8_000_000, 0.5)  # to say how long a step will take
 
 
 class Probed(NamedTuple):
-    """What a job's probe found: equal on all workers.
+    """What the probe of a job found; equal on all workers.
 
     Attributes:
-        predictions: Of the candidates, in their order, without computing.
-        curves: Of all kinds of collectives that they need.
+        predictions: For the candidates, in their order; `compute` is 0 in all of them.
+        curves: The measured times of all kinds of collectives that the candidates need.
     """
 
     predictions: list[Prediction]
@@ -55,13 +56,13 @@ def probe(
     """Times methods and collectives; all workers of a job call it.
 
     Args:
-        group: One with a network between its replicas.
-        specs: Of the gradients of a step.
-        candidates: What to predict.
+        group: The replicas, which must have a network between them.
+        specs: What is known of the gradients of a step.
+        candidates: The methods whose exchanges are predicted.
         effort: How much to try.
 
     Raises:
-        ValueError: If it has none.
+        ValueError: If there is no network between the replicas.
     """
     communicators = group.communicators()
     # A thread of its own is in no scope of a strategy, which would replicate all variables.

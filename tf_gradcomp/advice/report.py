@@ -1,4 +1,4 @@
-"""What was predicted, as a table and a sentence."""
+"""Shows predictions as a table and as a sentence."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rich.table import Table
 
 from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction
 
-WORTHWHILE = 0.05  # of a step: a prediction knows no better
+WORTHWHILE = 0.05  # of a step: predictions are not more exact than that
 _WIDTH = 110
 _TIMES = ("compute", "encode", "latency", "transfer", "decode", "step")
 
 
 def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> str:
-    """All predictions, and what collectives were measured.
+    """The table of all predictions, and below it the measured collectives.
 
     Args:
         predictions: A row for each; the others are compared with the first.
-        curves: Of all kinds of collectives that are needed.
+        curves: The measured times of all kinds of collectives that are needed.
     """
     rows = Table(title="Milliseconds of a step", title_justify="left")
     rows.add_column("compressor", min_width=14, overflow="fold")
@@ -40,7 +40,7 @@ def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> st
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:
-    """What to use and what it saves, or that compression will not pay; the baseline is first."""
+    """Says what to use and what it saves, or that compression will not pay; baseline first."""
     baseline, best = predictions[0], min(predictions, key=lambda one: one.step)
     if best is baseline:
         return f"Compression will not pay: nothing here is faster than {baseline.method}."
@@ -52,7 +52,7 @@ def verdict(predictions: Sequence[Prediction]) -> str:
 
 
 def line(predictions: Sequence[Prediction]) -> str:
-    """What the exchange of a step takes with each method, in short."""
+    """A line that says how long the exchange of a step takes with each method."""
     return ", ".join(f"{one.method} {_milliseconds(one.exchange)} ms" for one in predictions)
 
 

@@ -1,4 +1,4 @@
-"""What is said of several methods in a job: which to use, and what it saves."""
+"""The advice for a job: which method to use, and what it saves."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Advice:
 
 
 def alone(baseline: str) -> Advice:
-    """For a job of one replica."""
+    """The advice for a job of one replica."""
     return Advice((), baseline, "", "Compression will not pay: one replica exchanges nothing.")
 
 
 def advice_on(probed: Probed, compute: float) -> Advice:
-    """For a job of several.
+    """The advice for a job of several replicas.
 
     Args:
-        probed: The baseline first.
+        probed: What the probe found; the baseline is the first of its predictions.
         compute: Seconds of a step without its exchange; 0 if it is not known.
     """
     predictions = tuple(

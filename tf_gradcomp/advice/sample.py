@@ -19,7 +19,7 @@ from tf_gradcomp.policy import CONVOLUTION, GradientSpec
 _PLACES = 100_000  # where the noise of a step may begin
 # From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
 # it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
-_RESIDUAL = 3.0  # of what is compressed in a step, the standard deviation
+_RESIDUAL = 3.0  # standard deviation, in those of what is compressed in a step
 _WARM_UP, _REPEATS = 10, 5
 _MANY_UPDATES = 100_000  # Adam's bias correction is over
 
@@ -28,9 +28,10 @@ class Sample:
     """Random gradients of a part of a model, another part of one long vector in each step.
 
     Args:
-        specs: Of the model's gradients. Those that are alike are tried as one, for it takes longer
-            to trace many than to run them; of a large model, a part of each.
-        rank: This worker's: workers have different gradients.
+        specs: What is known of the model's gradients. Gradients that are alike are tried as one,
+            because tracing many takes longer than running them; of a large model, a part of each is
+            tried.
+        rank: The rank of this worker; workers have different gradients.
         size: The number of replicas.
         most: About how many elements are tried.
     """

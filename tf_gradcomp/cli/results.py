@@ -1,4 +1,4 @@
-"""What a command needs to write its results: looked at before the work begins, not after."""
+"""Checks, before the work of a command begins, that its results can be written."""
 
 from __future__ import annotations
 

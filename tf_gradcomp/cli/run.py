@@ -156,7 +156,7 @@ def program_command(program: str, module: bool) -> list[str]:
 
 
 def thread_settings(threads: int | str | None, workers: int) -> dict[str, str]:
-    """The environment of workers with so many threads."""
+    """The environment variables that give each worker so many threads."""
     if threads is None:
         return {}
     if threads == "auto":

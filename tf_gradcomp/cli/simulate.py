@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Simulated:
-    """One training.
+    """One simulated training.
 
     Attributes:
-        compressor: As it was named.
-        learners: Their number.
-        seed: Of the model and the data.
-        seconds_per_step: Of all learners together, which take turns.
+        compressor: The compressor, as the user named it.
+        learners: The number of learners.
+        seed: The seed of the model and the data.
+        seconds_per_step: The seconds of a step of all learners together, which take turns.
         history: A value for each epoch, by name: see `gc.simulation.Learners.fit`.
     """
 

@@ -1,4 +1,4 @@
-"""What simulated trainings are compared by: a table and a plot."""
+"""The table and the plot that compare simulated trainings."""
 
 from __future__ import annotations
 

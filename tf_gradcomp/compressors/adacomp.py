@@ -1,4 +1,4 @@
-"""AdaComp: a bin sends what reaches its maximum once the latest gradient counts twice."""
+"""AdaComp: a bin sends the entries that reach its maximum if the latest gradient counts twice."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _DEFAULT_BIN_SIZES = {CONVOLUTION: 50, DENSE: 500, RECURRENT: 500, EMBEDDING: 50
 class AdaComp(Compressor):
     """Adaptive residual gradient compression.
 
-    The residual plus gradient of each variable is cut into bins; a bin sends every entry that
-    reaches the bin's maximum once the latest gradient is counted `scale_factor` times. What is sent
+    The residual plus gradient of each variable is cut into bins. A bin sends every entry that
+    reaches the bin's maximum if the latest gradient is counted `scale_factor` times. What is sent
     is an index, a sign and one magnitude for the whole variable; the rest stays in the residual.
     The ratio is an outcome: about 40 for bins of 50 and 200 for bins of 500, more where few
     entries matter. Payloads are gathered, so what each replica receives grows with their number.
@@ -46,8 +46,8 @@ class AdaComp(Compressor):
             kind with None is sent whole, as float32 in the same payload.
         scale_factor: How often the latest gradient counts in the selection, at least 1; the paper
             studied 1.5 to 3. With 1 only the bin's maximum is sent: the paper's baseline "LS".
-        overrides: Regular expression over variable paths to bin size or None, ahead of
-            `bin_sizes`; the first that is found anywhere in the path counts.
+        overrides: Bin size or None by regular expression over variable paths, with precedence over
+            `bin_sizes`; the first expression that is found anywhere in the path counts.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:

@@ -16,7 +16,7 @@ CANDIDATES = (BASELINE, "cast", "adacomp", "scalecom")
 class Auto:
     """The fastest of some methods for this model, on this network and these machines.
 
-    It is no compressor itself, and given wherever one is asked for. When the optimizer is built,
+    It is no compressor itself, but is given wherever one is asked for. When the optimizer is built,
     all workers time their collectives and the methods for about a second, add up how long the
     exchange of a step will take with each, and take the same one. The log says which, and what was
     predicted for all; `gc.advise` tells it beforehand.
@@ -47,7 +47,7 @@ class Auto:
             raise ValueError("Auto: a candidate must be a method; received another Auto.")
 
     def from_baseline(self) -> list[Compressor]:
-        """The candidates, behind the dense baseline."""
+        """The dense baseline, and after it the other candidates."""
         return [
             registry.get(BASELINE),
             *(candidate for candidate in self.candidates if candidate.name != BASELINE),
@@ -67,5 +67,5 @@ class Auto:
 
 
 def methods_of(compressor: Compressor | Auto) -> tuple[Compressor, ...]:
-    """What may exchange: the compressor, or the candidates of a choice."""
+    """The methods that may be used: the compressor itself, or the candidates of a choice."""
     return compressor.candidates if isinstance(compressor, Auto) else (compressor,)

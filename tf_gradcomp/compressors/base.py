@@ -21,7 +21,7 @@ RESIDUAL = "residual"
 
 @dataclasses.dataclass(frozen=True)
 class StateSpec:
-    """A float32 variable that a method keeps for one gradient, on each replica; first zeros.
+    """A float32 variable of zeros that a method keeps for one gradient, on each replica.
 
     Attributes:
         shape: Its shape.
@@ -40,16 +40,16 @@ class ExchangeInputs:
     Attributes:
         specs: What is known of each gradient.
         gradients: Dense tensors, in the shapes and dtypes of `specs`.
-        state: By name, resource handles of this replica's state for each gradient: what
-            `Compressor.state` says, as `ops` update it.
+        state: What `Compressor.state` asks for, by name: for each gradient the resource handle of
+            this replica's variable, which `ops` update.
         step: int64 scalar, equal on all replicas.
         finite: bool scalar, equal on all replicas; where it is false, the step is to be skipped
             whatever the gradients are.
         rank: int32 scalar, this replica's number.
         size: The number of replicas.
-        second_moments: By whose roots the gradients are still to be divided; None: by none.
+        second_moments: The second moments by whose roots gradients are still to be divided, if any.
         settings: int64 [tensors], equal on all replicas: the main setting of each variable in this
-            step, as the ops take it. It may be another one in each step. None: the method's own.
+            step, as the ops take it; it may differ from step to step. None: the method's own.
     """
 
     specs: Sequence[GradientSpec]
@@ -63,7 +63,7 @@ class ExchangeInputs:
     settings: tf.Tensor | None = None
 
     def divided(self) -> ExchangeInputs:
-        """With gradients that are divided already; updates the second moments."""
+        """These inputs with divided gradients; updates the second moments."""
         if not self.second_moments:
             return self
         gradients = ops.precondition(self.second_moments, self.gradients)
@@ -103,12 +103,13 @@ class Compressor(abc.ABC):
         ValueError: If `warmup_steps` is negative, or `warmup` unknown or a choice between methods.
 
     Attributes:
-        name: By which `gc.compressors.get` knows it.
-        residual_scale: What a residual is, over the gradients that it stands for.
-        behind_second_moment: Whether it trains better with Adam's second moment in front of it.
-        divides: Whether `exchange` itself divides by second moments, as `ExchangeInputs.divided`
-            does to the bit, unless AMSGrad's are to divide; otherwise it is given none.
-        keeps_slices: Whether `tf.IndexedSlices` travel as they are, and not as dense gradients.
+        name: The name by which `gc.compressors.get` knows it.
+        residual_scale: How many times the gradients that are in it a residual is.
+        behind_second_moment: Whether it trains better if gradients are first divided by the roots
+            of Adam's second moments.
+        divides: Whether `exchange` itself divides by the roots of second moments, with the bits of
+            `ExchangeInputs.divided`. If not, and with AMSGrad, it is given divided gradients.
+        keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.
     """
 
     name: ClassVar[str]
@@ -141,7 +142,7 @@ class Compressor(abc.ABC):
             registry.register(cls)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """What it keeps for one gradient, by name; a residual, unless a method says otherwise."""
+        """The variables that it keeps for one gradient, by name; by default, a residual."""
         return {RESIDUAL: StateSpec(spec.shape)}
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int] | None:
@@ -152,8 +153,8 @@ class Compressor(abc.ABC):
 
         Returns:
             Numbers as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, elements
-            in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. Other ones may come with a
-            step: see `ExchangeInputs.settings`.
+            in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. A step may bring other ones:
+            see `ExchangeInputs.settings`.
         """
         return None
 
@@ -169,7 +170,7 @@ class Compressor(abc.ABC):
         return tf.convert_to_tensor(own if inputs.settings is None else inputs.settings, tf.int64)
 
     def conversation(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
-        """`exchange`, on gradients that are divided where there are second moments.
+        """Runs `exchange` on gradients that are divided, if there are second moments.
 
         Raises:
             ValueError: If there are settings in `inputs`, and the method has none.

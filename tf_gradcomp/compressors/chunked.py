@@ -19,7 +19,7 @@ def sum_chosen(
     own_finite: tf.Tensor,
     filter: float = 1.0,
 ) -> Generator[AllReduce, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
-    """Sums the chosen entries over the replicas; the reduced gradients, and whether they are."""
+    """Sums the chosen entries; returns the reduced gradients, and whether they are finite."""
     values = ops.chunk_take(chunked, offsets, own_finite)
     totals = yield AllReduce(values)
     return ops.chunk_apply(chunked, offsets, totals, own_finite, inputs.finite, filter=filter)
@@ -32,8 +32,8 @@ def tensor_bytes(
 
     Args:
         chunked: How the tensors are grouped and cut.
-        sizes: Their elements.
-        leaders: How many replicas send offsets in turn; None where they do not travel.
+        sizes: The number of elements of each tensor.
+        leaders: How many replicas send offsets in turn; None if offsets are not sent.
     """
     chunk_sizes = tf.convert_to_tensor(chunked.chunk_sizes, tf.int64)
     elements = tf.constant(sizes, tf.int64)

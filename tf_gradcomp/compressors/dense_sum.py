@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.wishes import AllReduce
 def sum_as(dtype: tf.DType, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
     """Casts all gradients to `dtype` and sums them, as one vector.
 
-    A gradient that is not finite makes the sum so on all replicas: no flag has to travel.
+    A gradient that is not finite makes the sum not finite on all replicas, so no flag is needed.
     """
     sizes = [spec.elements for spec in inputs.specs]
     flat = [tf.reshape(tf.cast(gradient, dtype), [-1]) for gradient in inputs.gradients]

@@ -24,9 +24,9 @@ def sum_gathered(
 
     Args:
         inputs: This replica's side.
-        encode: The method's op, called with residuals, gradients and step.
-        decode: The method's op, called with rows of payloads, step and `shapes`.
-        put_back: The method's op, called with residuals and payload.
+        encode: The method's op that encodes, called with residuals, gradients and step.
+        decode: The method's op that decodes, called with rows of payloads, step and `shapes`.
+        put_back: The method's op for steps that are skipped, called with residuals and payload.
         same_length: Whether payloads have as many words on all replicas.
         keep: Called last, with the payload and whether the step counts, by a method that keeps more
             than residuals.

@@ -1,4 +1,4 @@
-"""Communicating vectors that settings may leave empty: a collective needs an element."""
+"""Communicates vectors that may be empty with some settings, which collectives refuse."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def unless_empty(
 ) -> Generator[OneWish, tf.Tensor, tf.Tensor]:
     """Asks for a vector to be communicated.
 
-    Nothing is asked for where it is known to be empty while the graph is built. Where its length is
-    not known then, for settings may change, a zero is sent in a step in which it is empty.
+    If the vector is known to be empty when the graph is built, nothing is asked for. If its length
+    may change between steps, with the settings, a zero is sent in steps in which it is empty.
 
     Args:
-        vector: Its length is equal on all replicas.
-        wish: What is asked for; the answer has the shape of what it is given.
+        vector: The vector; its length is equal on all replicas.
+        wish: Makes the wish from a vector; the answer must have the shape of that vector.
 
     Returns:
         The answer, in the shape of `vector`.

@@ -16,11 +16,11 @@ class PerVariable(Generic[Value]):
     """The values of a setting, such as the size of a bin, for all variables.
 
     Args:
-        what: Of which method and argument it is, such as `"AdaComp: bin_sizes"`; for messages.
+        what: The method and argument, such as `"AdaComp: bin_sizes"`, for error messages.
         given: One value for all variables, or by layer kind; kinds not named keep the default.
-        defaults: By layer kind.
-        overrides: Regular expression over variable paths to value, ahead of `given`; the first that
-            is found anywhere in the path counts.
+        defaults: The default values, by layer kind.
+        overrides: Value by regular expression over variable paths, with precedence over `given`;
+            the first expression that is found anywhere in the path counts.
         check: Returns what is expected in place of a value, or an empty text if the value is good.
             None is always good: the variable is sent whole.
 

@@ -31,15 +31,15 @@ class PowerSGD(Compressor):
 
     Use it where layers are large and there are many replicas, for it sums: what a replica sends and
     receives does not grow with their number. It communicates twice in a step, and reads gradient
-    and residual three times. Vectors, and matrices of which the two factors are more than half as
-    large, are summed whole, as float32.
+    and residual three times. Vectors are summed whole, as float32, and so are matrices whose two
+    factors together are half as large as the matrix, or larger.
 
     Args:
         rank: r, at least 1, for all variables or by layer kind (see `gc.Policy`; kinds not named
             keep the default). A larger one follows dense training more closely; start with 4 for
             convolutional networks, with 32 for Transformers. A kind with None is summed whole.
-        overrides: Regular expression over variable paths to rank or None, ahead of `rank`; the
-            first that is found anywhere in the path counts.
+        overrides: Rank or None by regular expression over variable paths, with precedence over
+            `rank`; the first expression that is found anywhere in the path counts.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -72,12 +72,12 @@ class PowerSGD(Compressor):
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The rank of each variable; 0 if it is summed whole.
 
-        Those that come with a step may be up to this one: the factor has no more columns.
+        A step may bring ranks up to this one, for the factor has no more columns.
         """
         return [self.effective_rank(spec) for spec in specs]
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """The residual, and the factor [m, r] that the next step begins with; none sent whole."""
+        """The residual, and the factor [m, r] of the next step; [0] for variables sent whole."""
         rank = self.effective_rank(spec)
         shape = (_matrix(spec)[1], rank) if rank else (0,)
         return {**super().state(spec), FACTOR: StateSpec(shape, shared=True)}

@@ -26,12 +26,12 @@ class QSGD(Compressor):
 
     The residual plus gradient of each variable is cut into buckets. A bucket sends its smallest
     element and the unit between two levels as float32, and for each element a level of `bits` bits;
-    what is lost in rounding stays in the residual. The ratio is about 32 / bits, whatever the
+    what rounding takes off stays in the residual. The ratio is about 32 / bits, whatever the
     gradients are: 7.8 for a ResNet with 4 bits. Payloads are gathered, so what each replica
     receives grows with their number.
 
-    Use it where training must stay close to dense: nothing waits, every element is sent in every
-    step. It reads gradient and residual twice.
+    Use it where training must stay close to dense: every element is sent in every step, only less
+    exactly. It reads gradient and residual twice.
 
     Args:
         bits: For each element, 2 to 8, for all layer kinds but vectors (biases, normalization),
@@ -42,10 +42,10 @@ class QSGD(Compressor):
         stochastic: Whether an element is rounded up or down at random, so that it is sent as itself
             on average. Otherwise it is rounded to the nearest level, which errs less each time; the
             residual makes up for the bias.
-        overrides: Regular expression over variable paths to bits or None, ahead of `bits`; the
-            first that is found anywhere in the path counts.
-        seed: Of the random numbers, which also depend on step, replica, variable and element, and
-            on nothing else.
+        overrides: Bits or None by regular expression over variable paths, with precedence over
+            `bits`; the first expression that is found anywhere in the path counts.
+        seed: Seed of the random numbers. They also depend on step, replica, variable and element,
+            and on nothing else.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:

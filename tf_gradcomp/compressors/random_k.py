@@ -25,7 +25,7 @@ class RandomK(Compressor):
     Each variable is cut into chunks, of 1 / density entries, rounded; in each step one entry of
     each chunk is drawn, the same on all replicas, by seed and step alone. So no index travels, the
     bytes do not grow with the number of replicas, and what is sent is summed by one all-reduce. It
-    does not look at the gradient: it needs a higher density than methods that do.
+    chooses without regard to the gradient, so it needs a higher density than methods that do not.
 
     Use it as the baseline of sparse methods, or where a plain, cheap one is enough. It costs two
     passes over gradient and residual.
@@ -33,9 +33,9 @@ class RandomK(Compressor):
     Args:
         density: The share of entries that is sent, from 1/65536 to 1, for all variables or by layer
             kind (see `gc.Policy`); at least one of each variable. None sends variables whole.
-        seed: Of the draws; the same on all replicas.
-        overrides: Regular expression over variable paths to density or None, ahead of `density`;
-            the first that is found anywhere in the path counts.
+        seed: Seed of the random draws; the same on all replicas.
+        overrides: Density or None by regular expression over variable paths, with precedence over
+            `density`; the first expression that is found anywhere in the path counts.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:

@@ -43,26 +43,28 @@ class ScaleCom(Compressor):
     gather. The last, shorter chunk of a variable sends one entry, too; vectors are cut into chunks
     as if they were one variable.
 
-    Use it for many replicas, whose gradients should be alike: each has its share of every batch. It
-    loses more accuracy early in training than AdaComp unless it is warmed up (the paper: densely
-    for less than a tenth of the training). It costs two passes over gradient and residual.
+    Use it for many replicas. Their gradients should be alike, as they are if each replica gets its
+    share of every batch. It loses more accuracy early in training than AdaComp, unless it is warmed
+    up (in the paper: dense steps for less than a tenth of the training). It costs two passes over
+    gradient and residual.
 
     With a `beta` below 1, the residual is low-pass filtered: a place that is sent releases only
     that share of what the replica has not sent yet. Use 0.1 where batch and learning rate are
     scaled up; otherwise 1, which is plain error feedback.
 
     Args:
-        rates: How many entries there are for one that is sent, 1 to 65536, for all variables or by
-            layer kind (see `gc.Policy`; kinds not named keep the defaults). `"rule"` is that of the
-            paper, for 32 samples per replica and step (for other numbers, scale inversely): the
-            first convolution dense, others 25 if their output has more than 196 pixels, 50 from 128
-            on, 400 below, so also for dense layers; projections of attention 50. Sizes of outputs
-            are known with `gc.Policy.from_model`; without, convolutions of up to 4 input channels
-            are dense, and others are at 25, 50 or 400 where the smaller number of channels is up
-            to 128, up to 256, or more. None sends variables whole.
-        beta: Of the filter, above 0 and at most 1.
-        overrides: Regular expression over variable paths to rate or None, ahead of `rates`; the
-            first that is found anywhere in the path counts.
+        rates: Of how many entries one is sent, 1 to 65536, for all variables or by layer kind (see
+            `gc.Policy`; kinds not named keep the defaults). None sends variables whole. `"rule"` is
+            the paper's rule, for 32 samples per replica and step (for other numbers, scale
+            inversely): the first convolution is dense; other convolutions have rate 25 if their
+            output has more than 196 pixels, 50 if it has 128 to 196, and 400 if it has fewer; dense
+            layers have 400, and projections of attention 50. The sizes of outputs are known with
+            `gc.Policy.from_model`. Without it, convolutions of up to 4 input channels are dense,
+            and others have rate 25, 50 or 400 if the smaller of their two numbers of channels is up
+            to 128, up to 256, or more.
+        beta: The share of the filter, above 0 and at most 1.
+        overrides: Rate or None by regular expression over variable paths, with precedence over
+            `rates`; the first expression that is found anywhere in the path counts.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -95,7 +97,7 @@ class ScaleCom(Compressor):
         self.beta = self.residual_scale = float(beta)
 
     def rate(self, spec: GradientSpec) -> int:
-        """How many entries of this variable there are for one that is sent."""
+        """Of how many entries of this variable one is sent."""
         rate = self.rates.of(spec)
         if isinstance(rate, str):
             return _rate_by_rule(spec)

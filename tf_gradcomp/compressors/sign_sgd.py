@@ -17,9 +17,9 @@ class SignSGD(Compressor):
     """SignSGD with error feedback.
 
     Of the residual plus gradient of each variable, it sends the sign of each element, one bit, and
-    the mean magnitude, one float32 for the whole variable; 0 counts as positive. What that does not
-    say stays in the residual. The ratio is 32 for all but small variables. Payloads are gathered,
-    so what each replica receives grows with their number.
+    the mean magnitude, one float32 for the whole variable; 0 counts as positive. The
+    difference stays in the residual. The ratio is 32 for all but small variables. Payloads are
+    gathered, so what each replica receives grows with their number.
 
     Use it where a fixed ratio of 32 is enough, or as the one-bit baseline. It reads gradient and
     residual twice. Without the residual, which is always kept here, signs alone need not converge.

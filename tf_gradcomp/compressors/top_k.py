@@ -39,22 +39,22 @@ class TopK(Compressor):
         u <- momentum u + gradient;  v <- v + u;  the largest entries of v are sent;
         u = v = 0 where an entry was sent
 
-    **Give plain SGD without momentum as the inner optimizer then**: the momentum is here. What is
-    conserved is that v, with what was sent, is v before plus u. The velocity of entries that were
-    sent is dropped on purpose (paper, section 3.3). Variables that are sent whole keep theirs: what
-    they get is ordinary momentum. A job of one replica exchanges nothing and so has no momentum,
-    nor have the steps of a `warmup` by another method.
+    **Then give plain SGD without momentum as the inner optimizer**, because the momentum is applied
+    here. What is conserved: v plus what was sent is v before the step plus u. The velocity of
+    entries that were sent is dropped on purpose (paper, section 3.3). Variables that are sent whole
+    keep their velocity, and so have ordinary momentum. There is no momentum in a job of one
+    replica, which exchanges nothing, and in the steps of a `warmup` by another method.
 
     Args:
         density: Which part of the entries is sent, above 0 and up to 1, for all variables or by
             layer kind (see `gc.Policy`; kinds not named keep 0.01). Variables with None are sent
             whole, as float32 in the same payload.
         momentum: From 0, which is none, to below 1.
-        clip_norm: Before they are accumulated, each replica scales its gradients down where their
-            norm, of all of them together, is above this over the square root of the number of
+        clip_norm: Before gradients are accumulated, each replica scales its own down if the norm of
+            all of them together is above `clip_norm` divided by the square root of the number of
             replicas (paper, section 3.2). None: gradients are not clipped.
-        overrides: Regular expression over variable paths to density or None, ahead of `density`;
-            the first that is found anywhere in the path counts.
+        overrides: Density or None by regular expression over variable paths, with precedence over
+            `density`; the first expression that is found anywhere in the path counts.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -99,7 +99,7 @@ class TopK(Compressor):
         self.clip_norm = None if clip_norm is None else float(clip_norm)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """A residual, and a velocity with momentum."""
+        """A residual; with momentum, also a velocity."""
         state = super().state(spec)
         return {**state, VELOCITY: StateSpec(spec.shape)} if self.momentum else state
 

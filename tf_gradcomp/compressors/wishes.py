@@ -1,4 +1,4 @@
-"""What a compressor may ask to have communicated."""
+"""The wishes of compressors: what they may ask to have communicated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AllReduce(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """A compressor's wish: to have what one of the replicas gives; that one may differ by step.
+    """A compressor's wish: to have what one of the replicas gives, perhaps another in each step.
 
     The answer has the shape of `payload`.
     """
@@ -40,8 +40,8 @@ class Broadcast(NamedTuple):
 class WithRider(NamedTuple):
     """A wish with which a few more numbers travel, in the same collective.
 
-    The answer is a pair: that of the wish; and of the riders a row for each replica if the wish
-    gathers, their sum if it sums.
+    The answer is a pair: the answer to the wish; and the riders, as a row for each replica if the
+    wish gathers, or as their sum if it sums.
     """
 
     wish: AllGather | AllReduce
@@ -52,7 +52,7 @@ Wish: TypeAlias = AllGather | AllReduce | Broadcast | WithRider
 
 
 def given(wish: Wish) -> tf.Tensor:
-    """What a replica gives to have it answered, without a rider."""
+    """The vector that a replica gives with a wish, without a rider."""
     if isinstance(wish, WithRider):
         wish = wish.wish
     return wish.values if isinstance(wish, AllReduce) else wish.payload

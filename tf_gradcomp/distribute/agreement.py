@@ -1,4 +1,4 @@
-"""All workers must be about to exchange the gradients of the same variables."""
+"""Checks that all workers are about to exchange the gradients of the same variables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tf_gradcomp.distribute.group import Group
 
 
 class GradientAgreement:
-    """Asks the other workers while a step is traced, once for each set of variables.
+    """Compares with other workers, while a step is traced, which variables have gradients.
 
-    Not at each trace, for workers need not trace as often as each other: one whose last batch is
-    smaller traces once more.
+    It does so once for each set of variables, and not at each trace: some workers trace more often
+    than others, such as one whose last batch is smaller.
 
     Args:
         group: The replicas.
@@ -32,9 +32,9 @@ class GradientAgreement:
         """Compares which variables have gradients.
 
         Args:
-            paths: Of the variables.
-            gradients: One for each.
-            step: Gives the number of exchanges so far, to be compared at first as well.
+            paths: The paths of the variables.
+            gradients: One gradient for each path.
+            step: Returns the variable that counts exchanges; if given, the first call compares it.
 
         Raises:
             WorkersDisagreeError: On every worker, naming the variables that differ.

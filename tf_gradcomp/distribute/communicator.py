@@ -14,15 +14,15 @@ from tf_gradcomp.distribute.padded_gather import gather_padded
 
 Result = TypeVar("Result")
 
-_PIECE_BYTES = 2**25  # at a time; buffers of more are mapped anew in each step, which costs as much
+_PIECE_BYTES = 2**25  # summed at a time; larger buffers are mapped anew in each step, as costly
 
 
 class Sent(NamedTuple):
     """Bytes that one replica sent; int64 scalars.
 
     Attributes:
-        payload_bytes: What it gave to be sent; of a broadcast, the mean over the possible roots.
-        sent_bytes: What the collectives made it send, with what it passed on for others.
+        payload_bytes: What it gave to be sent; for a broadcast, the mean over the possible roots.
+        sent_bytes: What the collectives made it send, including what it passed on for others.
     """
 
     payload_bytes: tf.Tensor
@@ -44,7 +44,7 @@ class Communicator(abc.ABC):
     Attributes:
         size: The number of replicas of the job.
         rank: This replica's number among them: int32 scalar, or a number.
-        ahead: See `gather_padded`; for a replica that is alone in its process.
+        ahead: The variable that `gather_padded` takes, if the replica is alone in its process.
     """
 
     def __init__(self, size: int, rank: tf.Tensor | int) -> None:
@@ -92,10 +92,10 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """A row for each replica's int32 vector, all of one length."""
+        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """A row for each replica's int32 vector, padded with zeros; and words given in all."""
+        """Gathers int32 vectors as padded rows; and how many words each replica gave for it."""
         return gather_padded(payload, self.all_gather, self.ahead)
 
     @abc.abstractmethod
@@ -103,7 +103,7 @@ class Communicator(abc.ABC):
         """The sum of vectors of one length and dtype."""
 
     def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
-        """The sum of vectors, and behind it that of their riders."""
+        """The sum of the replicas' vectors, followed by the sum of their riders."""
         *first, last = _pieces(values)  # only the last piece is copied to have the rider behind it
         sums = [self.all_reduce(piece) for piece in first]
         sums.append(self.all_reduce(tf.concat([last, rider], 0)))
@@ -141,7 +141,7 @@ class CollectiveCommunicator(Communicator):
         self._launcher = launcher
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """A row for each replica's int32 vector, all of one length."""
+        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
         return tf_private.launch_all_gather(self._launcher, payload[tf.newaxis])
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
@@ -175,7 +175,7 @@ class ReplicaContextCommunicator(Communicator):
         self._context = context
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """A row for each replica's int32 vector, all of one length."""
+        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
         return self._context.all_gather(payload[tf.newaxis], axis=0)
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:

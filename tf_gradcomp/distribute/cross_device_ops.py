@@ -33,7 +33,7 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
     zeros. `CompressedOptimizer` leaves the optimizer's state as it was, too.
 
     Args:
-        method: What to exchange by.
+        method: The compressor, or a choice between several.
         policy: Which variables get which settings.
         **kwargs: As for TensorFlow's `CollectiveAllReduce`.
     """
@@ -64,9 +64,9 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
 
     @contextlib.contextmanager
     def gradients_of(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Within it, what is all-reduced are the gradients of `variables`, one for each.
+        """Within this context, all-reduced values are the gradients of `variables`, one for each.
 
-        Replicas of one process run in turn, and each enters for the same variables.
+        Replicas of one process run in turn, and each enters the context for the same variables.
         """
         self._variables = variables
         try:

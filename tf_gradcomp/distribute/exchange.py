@@ -1,4 +1,4 @@
-"""The exchange: the gradients of a step in, the reduced gradients out; and the state it keeps."""
+"""The exchange: sums the gradients of a step over the replicas, and keeps state between steps."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class GradientExchange(tf.Module):
     their sum, and each of N replicas gets 1/N of it back.
 
     Attributes:
-        specs: Of the gradients.
-        state: What all candidates keep, by name, in the order of `specs`.
+        specs: What is known of each gradient.
+        state: The variables that all candidates keep, by name, in the order of `specs`.
         facts: What is known of the state of each gradient.
     """
 
     def __init__(self, method: Method, policy: Policy | None = None) -> None:
         super().__init__(name="gradient_exchange")
-        library.load()  # what is wrong with it shows now, and not in the first step
+        library.load()  # what is wrong with it is reported now, not in the first step
         self.policy = checked_policy(policy)
         self.specs: list[GradientSpec] = []
         self.state: dict[str, list[tf.Variable]] = {}
@@ -74,7 +74,7 @@ class GradientExchange(tf.Module):
 
         Args:
             variables: All variables whose gradients will be exchanged.
-            facts: What else all workers must have alike, by name; JSON-serializable.
+            facts: Further values that must be equal on all workers, by name; JSON-serializable.
 
         Raises:
             ValueError: If a variable's dtype, the strategy, or a choice among these candidates is
@@ -121,12 +121,12 @@ class GradientExchange(tf.Module):
 
     @property
     def compressor(self) -> Compressor:
-        """What exchanges; once it is built, for it may be chosen then."""
+        """The method in use; only known once the exchange is built, for `Auto` chooses then."""
         return self._parts.compressor
 
     @property
     def preconditioner(self) -> Preconditioner | None:
-        """In front of the compressor, if anything is."""
+        """What divides gradients before they are compressed; None if nothing does."""
         return self._parts.preconditioner
 
     def knows(self, variables: Sequence[Any]) -> bool:
@@ -179,7 +179,8 @@ class GradientExchange(tf.Module):
             ValueError: If it was not built for one of `variables`, or XLA is to compile the step.
             WorkersDisagreeError: While the step is traced, if workers have gradients for different
                 variables, or are at different steps.
-            tf.errors.InvalidArgumentError: If that is found out later.
+            tf.errors.InvalidArgumentError: While the step runs, if replicas turn out to be at
+                different steps or to exchange different things.
         """
         self._check_may_run()
         self._warn_of_lost_residuals()
@@ -221,14 +222,14 @@ class GradientExchange(tf.Module):
         divisor: tf.Tensor | float = 1.0,
         inner: InnerState | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """For the only replica of a job: the gradients, plus what an earlier job left unsent.
+        """For the only replica of a job: the gradients plus what an earlier job did not send.
 
         Args:
             gradients: One for each of `variables`. Where one is not finite, nothing is added yet,
                 for the step may be skipped.
             variables: Some or all of those it was built for.
             divisor: What the gradients will be divided by, such as a loss scale.
-            inner: As for `reduce`; it is given back its second moments.
+            inner: As for `reduce`. It gets its second moments back, if the replicas have them.
         """
         self._warn_of_lost_residuals()
         numbers = [self._number(variable) for variable in variables]
@@ -256,7 +257,7 @@ class GradientExchange(tf.Module):
         """Refuses to run under another strategy than it was built under.
 
         Raises:
-            ValueError: If it does.
+            ValueError: If the current strategy is another one.
         """
         if not self._parts.group.is_current():
             raise ValueError(
@@ -283,10 +284,10 @@ class GradientExchange(tf.Module):
             _LOG.warning(_LOST, self.compressor)
 
     def _check_forms(self, apart: Sequence[int], together: Sequence[int]) -> None:
-        """A variable that is preconditioned must be so in all steps.
+        """Checks that a variable is divided in all steps or in none.
 
         Raises:
-            ValueError: If it is not.
+            ValueError: If one is not.
         """
         if not self.preconditioner:
             return
@@ -335,7 +336,7 @@ def _announce(group: Group, preconditioner: Preconditioner | None) -> None:
 
 
 class _Numbers:
-    """Which place a variable has, by identity: a plain object, which `tf.Module` does not track."""
+    """The place of each variable, by identity; a plain object, which `tf.Module` does not track."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = [native(variable) for variable in variables]  # keeps the ids taken

@@ -1,4 +1,4 @@
-"""Gradients and their variables, whatever their form."""
+"""Helpers for gradients, dense or as slices, and for variables of TensorFlow or Keras."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def gradient_specs(
     """What compressors know of the gradients of `variables`.
 
     Args:
-        variables: TensorFlow's or Keras'.
-        policy: Tells their layer kinds.
-        alone: Whether they are of the only replica of a job, which exchanges nothing.
+        variables: Variables of TensorFlow or Keras.
+        policy: Tells the layer kinds of the variables.
+        alone: Whether the job has one replica; it exchanges nothing, so any dtype is taken.
 
     Raises:
         ValueError: If a variable's dtype is not supported.
@@ -52,7 +52,7 @@ def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
 def plus_residual(
     gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor
 ) -> tf.Tensor | tf.IndexedSlices:
-    """A gradient with what is left of earlier ones."""
+    """A gradient plus its residual, in the form of the gradient."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient + tf.cast(residual, gradient.dtype)
     rows = tf.range(tf.shape(residual)[0])

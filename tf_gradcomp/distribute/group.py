@@ -56,7 +56,7 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def communicators(self) -> list[Communicator]:
-        """Those of this process's replicas, for use outside of a step.
+        """The communicators of this process's replicas, for use outside of a step.
 
         Raises:
             ValueError: If there is no network between the replicas.
@@ -64,7 +64,7 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
-        """What one of this process's replicas has of a variable."""
+        """The component of a variable that belongs to one of this process's replicas."""
 
     @abc.abstractmethod
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
@@ -86,9 +86,9 @@ class Group(abc.ABC):
         """The devices of this process's replicas."""
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Compares `facts` over all processes, and returns where all are equal.
+        """Compares `facts` over all processes; raises an error unless all are equal.
 
-        One small collective where they agree, which all processes must call in the same order.
+        It takes one small collective if they agree. All processes must call it in the same order.
 
         Args:
             facts: JSON-serializable values by name.
@@ -140,7 +140,7 @@ class StrategyGroup(Group):
         return tf_private.local_replica_id(tf.distribute.get_replica_context())
 
     def communicators(self) -> list[Communicator]:
-        """Those of this process's replicas, for use outside of `strategy.run`."""
+        """The communicators of this process's replicas, for use outside of `strategy.run`."""
         if not self.is_collective:
             raise ValueError(
                 f"Under {type(self.strategy).__name__} there is no network whose collectives could "

@@ -1,4 +1,4 @@
-"""State where the ops can update it: on the host."""
+"""Gives the ops state that is on the host, where they can update it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_gradcomp.distribute import tf_private
 
 
 class OnHost:
-    """State where the ops can update it: on the host.
+    """Gives the ops state that is on the host, where they can update it.
 
     A variable on an accelerator is copied to the host for the exchange, and back.
     """

@@ -19,12 +19,12 @@ Result = TypeVar("Result")
 
 
 class InLockstep(NamedTuple, Generic[Result]):
-    """What a conversation was for one of the replicas.
+    """What a conversation returned for one of the replicas, and what that replica sent.
 
     Attributes:
-        result: What came of it.
+        result: What the conversation returned.
         sent: Bytes, counted as if a network were between the replicas.
-        given: What it gave, in turn: payloads, and vectors to be summed.
+        given: What the replica gave, in this order: payloads, and vectors to be summed.
     """
 
     result: Result
@@ -33,7 +33,7 @@ class InLockstep(NamedTuple, Generic[Result]):
 
 
 class _Meeting(Communicator):
-    """What all replicas ask for at one point, answered once for all of them."""
+    """Answers what all replicas ask for at one point of a conversation, once for all of them."""
 
     def __init__(self, wishes: Sequence[Wish]) -> None:
         super().__init__(len(wishes), 0)
@@ -42,11 +42,11 @@ class _Meeting(Communicator):
         self._given = [_all_given(wish) for wish in wishes]
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """A row for each replica's int32 vector, all of one length."""
+        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
         return self._rows
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """A row for each replica's int32 vector, padded with zeros; and words given in all."""
+        """Gathers int32 vectors as padded rows; and how many words each replica gave for it."""
         return self._rows, tf.shape(self._rows)[1] + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
@@ -54,7 +54,7 @@ class _Meeting(Communicator):
         return self._total
 
     def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
-        """The sum of vectors, and behind it that of their riders."""
+        """The sum of the replicas' vectors, followed by the sum of their riders."""
         return self._total
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
@@ -72,7 +72,7 @@ class _Meeting(Communicator):
 
 
 def _all_given(wish: Wish) -> tf.Tensor:
-    """What a replica gives, with a rider where it has its place."""
+    """What a replica gives, with its rider in front of a payload or behind a vector."""
     if not isinstance(wish, WithRider):
         return given(wish)
     parts = [given(wish), wish.rider]
@@ -100,10 +100,10 @@ def handles(state: State) -> dict[str, list[tf.Tensor]]:
 
 
 def in_lockstep(talks: Sequence[Generator[Wish, Any, Result]]) -> list[InLockstep[Result]]:
-    """Runs one conversation for each replica, answering what all of them ask for at a time.
+    """Runs the conversations of all replicas together: one wish of each is answered at a time.
 
     Args:
-        talks: In the order of the replicas' ranks.
+        talks: One conversation for each replica, in the order of their ranks.
     """
     answers: list[Any] = [None for _ in talks]
     all_given: list[list[tf.Tensor]] = [[] for _ in talks]

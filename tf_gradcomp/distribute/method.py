@@ -1,4 +1,4 @@
-"""What an exchange exchanges by."""
+"""What an exchange compresses with: one method, or several to choose from."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tf_gradcomp.policy import GradientSpec
 
 
 class Candidate(NamedTuple):
-    """A compressor that may exchange, and what is in front of it."""
+    """A compressor that may be chosen, and the preconditioner in front of it."""
 
     compressor: Compressor
     preconditioner: Preconditioner | None = None
 
 
 class Method(NamedTuple):
-    """What an exchange is to exchange by.
+    """What an exchange compresses with: one method, or several to choose from.
 
     Attributes:
-        text: What was asked for; equal on all workers.
-        candidates: One, or several of which `choose` takes one when the exchange is built.
+        text: The compressor that the user gave, as text; equal on all workers.
+        candidates: One or several; `choose` takes one of them when the exchange is built.
         choose: Called with the group of replicas, the candidates and what is known of the
             gradients; all workers choose alike.
         moments: The preconditioner that the inner optimizer allows, if any. Its state is kept also

@@ -1,4 +1,4 @@
-"""What a user must know is said once, where it is seen: by the chief, also in a plain script."""
+"""Notices for the user: said once, by the chief, and visible also in a plain script."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LOGGER = logging.getLogger("tf_gradcomp")
 def tell_user(message: str) -> None:
     """Logs a message at level INFO of the logger "tf_gradcomp": once, and on the chief only.
 
-    TensorFlow's logger shows warnings only, unless a program says otherwise. Where a program has
-    set up logging, that decides what is shown; `logging.getLogger("tf_gradcomp")` is the handle.
+    TensorFlow's logger is not used, because by default it shows warnings only. Where a program has
+    set up logging, its handlers and the level that it gave this logger decide what is shown.
     """
     if is_chief():
         _tell_once(message)
@@ -32,5 +32,5 @@ def _tell_once(message: str) -> None:
 
 
 def forget() -> None:
-    """Has all messages said again, as in a new program."""
+    """Forgets which messages were said, as in a new program."""
     _tell_once.cache_clear()

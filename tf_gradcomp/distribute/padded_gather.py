@@ -32,15 +32,15 @@ def gather_padded(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers a row from each replica, padded with zeros to the length of the longest.
 
-    With the lengths travel as many words as were enough in the steps before. Where that is so again
-    there is no second collective: its latency is what a small model waits for most.
+    With the lengths travel as many words as were enough in the steps before. If they are enough
+    again, no second collective is needed: its latency is what a small model waits for most.
 
     Args:
         payload: int32 [words] of this replica.
         gather: Gathers vectors of one length into the rows of a matrix, by one collective.
-        ahead: Of `WordsAhead`, and set for the next step. None sends the lengths alone, and then
-            nothing here branches: where a process has several replicas, these would wait for each
-            other in their branches.
+        ahead: The replica's variable of `WordsAhead`; it is set for the next step. With None, the
+            lengths are sent alone, and nothing here branches: where a process has several replicas,
+            these would wait for each other in their branches.
 
     Returns:
         int32 [replicas, longest], and how many words each replica gave to be gathered.

@@ -37,17 +37,17 @@ class Parts:
 
     Attributes:
         group: The replicas.
-        compressor: What exchanges.
-        preconditioner: In front of it, if any.
+        compressor: The method in use.
+        preconditioner: What divides gradients before they are compressed, if anything.
         moments: The preconditioner that the inner optimizer allows, if any.
         keeps_residual: Whether the compressor leaves anything for later steps.
-        specs: Of all gradients.
-        state: What all candidates keep, by name, in the order of `specs`.
+        specs: What is known of all gradients.
+        state: The variables that all candidates keep, by name, in the order of `specs`.
         facts: What is known of the state of each gradient.
-        step: int64, of all exchanges so far.
+        step: int64, the number of exchanges so far.
         traffic: Counts bytes.
-        ahead: How much is gathered with lengths, where that is known; see `gather_padded`.
-        max_dense_elements: Of tables whose gradients are made dense.
+        ahead: How many words travel with the lengths of payloads, if any; see `gather_padded`.
+        max_dense_elements: Gradients of tables with up to so many elements are made dense.
     """
 
     group: Group
@@ -78,7 +78,7 @@ class ReplicaExchange:
     """One replica of an exchange in one step.
 
     Args:
-        parts: Of the exchange.
+        parts: What the exchange is made of.
         numbers: Which of its gradients the replica has in this step.
         member: The replica; None for the only one of a job, which exchanges nothing.
     """
@@ -91,11 +91,11 @@ class ReplicaExchange:
         self._waited: tf.Tensor | None = None
 
     def hand_over(self, inner: InnerState | None, preconditioned: Sequence[int]) -> None:
-        """Makes the state one that this job can go on with, where a checkpoint's was not.
+        """Converts restored state for this job, where the job that saved it had other settings.
 
         Args:
             inner: The state of the inner optimizer.
-            preconditioned: Places of the gradients that would be, if this job is preconditioned.
+            preconditioned: Places of the gradients that are divided if this job divides any.
         """
         parts, facts = self._parts, self._parts.facts
         takes = [
@@ -146,7 +146,7 @@ class ReplicaExchange:
         """The gradients plus their residuals, where any is left; `settle` then clears these.
 
         Args:
-            gradients: Of this replica.
+            gradients: The gradients of this replica.
             inner: The state of the inner optimizer.
             divisor: What the gradients will be divided by.
         """
@@ -192,7 +192,7 @@ class ReplicaExchange:
     def sum_apart(
         self, places: Sequence[int], slices: Sequence[tf.IndexedSlices]
     ) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
-        """Sums slices uncompressed; with them, whether all are finite."""
+        """Sums slices uncompressed; returns the sums, and whether all of them are finite."""
         parts, communicator = self._parts, self._reached()
         size = communicator.size
         large = [i for i, p in enumerate(places) if parts.is_large(self._numbers[p])]
@@ -228,7 +228,7 @@ class ReplicaExchange:
         finite: tf.Tensor,
         inner: InnerState | None,
     ) -> Stepped:
-        """Exchanges some of the gradients by the method."""
+        """Exchanges some of the gradients by the compressor."""
         parts, communicator = self._parts, self._reached()
         numbers = [self._numbers[place] for place in places]
         specs = [parts.specs[number] for number in numbers]
@@ -269,7 +269,7 @@ class ReplicaExchange:
         traffic.add(self._local(traffic.totals), sent, dense_bytes, numbers, tensor_bytes)
 
     def _state(self, numbers: Sequence[int] | None = None) -> dict[str, list[tf.Variable]]:
-        """Of this replica, for its gradients or some of them."""
+        """The state of this replica, for its gradients or some of them."""
         numbers = self._numbers if numbers is None else numbers
         return {
             name: [self._local(variables[number]) for number in numbers]

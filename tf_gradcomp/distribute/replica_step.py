@@ -39,7 +39,7 @@ class ReplicaStep:
     """What a replica brings to a step.
 
     Attributes:
-        inputs: As the method takes them.
+        inputs: What the method is given.
         touched: bool [rows] for each gradient that came as slices, which rows this replica
             touched; None for the others.
     """
@@ -59,7 +59,7 @@ class ReplicaStep:
         size: int,
         second_moments: ops.SecondMoments | None = None,
     ) -> ReplicaStep:
-        """The step of a replica whose gradients may come as slices; else as `ExchangeInputs`."""
+        """The step of a replica whose gradients may be slices; the rest is `ExchangeInputs`'s."""
         touched = [
             sparse.touched_rows(gradient, spec.shape[0])
             if isinstance(gradient, tf.IndexedSlices)
@@ -120,7 +120,7 @@ class ReplicaStep:
         return answer, self._split(riders.rows_from_numbers(total[tags:], rows, size))
 
     def _split(self, rows: tf.Tensor) -> list[tf.Tensor | None]:
-        """Rows of all tables by gradient."""
+        """Splits the rows of all tables by gradient."""
         parts: list[tf.Tensor | None] = []
         start = 0
         for touched in self.touched:
@@ -136,12 +136,12 @@ class ReplicaStep:
 def by_stage(
     compressor: Compressor, step: tf.Tensor, run: Callable[[Compressor], Result]
 ) -> Result:
-    """What `run` gives with the method whose turn it is: a warm-up, or `compressor` itself.
+    """What `run` returns with the method that is used in this step: a warm-up, or `compressor`.
 
     Args:
         compressor: A method, with or without a warm-up.
         step: int64 scalar, equal on all replicas.
-        run: Called with a method; in a graph once for each.
+        run: Called with a method; in a graph, once with each of them.
     """
     if not compressor.warmup:
         return run(compressor)

@@ -18,7 +18,7 @@ _MIXING = np.int64(-7046029254386353131)  # 0x9e3779b97f4a7c15, as in the checks
 
 
 def rows_as_words(touched: tf.Tensor) -> tf.Tensor:
-    """Bits as int32 words, to be gathered.
+    """Packs bits into int32 words, to be gathered.
 
     Args:
         touched: bool [rows].
@@ -33,7 +33,7 @@ def rows_from_words(words: tf.Tensor, rows: int) -> tf.Tensor:
 
     Args:
         words: int32 [replicas, words], what all replicas gave.
-        rows: Their number.
+        rows: The number of rows.
     """
     bits = tf.bitwise.right_shift(words[:, :, tf.newaxis], tf.range(32))
     any_of_them = tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits, 1), 1), 0)
@@ -45,8 +45,8 @@ def rows_as_numbers(touched: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Te
 
     Args:
         touched: bool [rows].
-        dtype: Of the floats.
-        replicas: How many are summed.
+        dtype: The dtype of the floats.
+        replicas: The number of replicas, whose numbers are summed.
     """
     rows, digits = touched.shape.num_elements(), _digits(dtype, replicas)
     ones = tf.reshape(tf.pad(tf.cast(touched, tf.float32), [[0, -rows % digits]]), [-1, digits])
@@ -58,8 +58,8 @@ def rows_from_numbers(total: tf.Tensor, rows: int, replicas: int) -> tf.Tensor:
 
     Args:
         total: [numbers], the sum of what all replicas gave.
-        rows: Their number.
-        replicas: How many were summed.
+        rows: The number of rows.
+        replicas: The number of replicas, whose numbers were summed.
     """
     digits = _digits(total.dtype, replicas)
     if digits == 1:  # perhaps not exact, but never rounded to zero
@@ -73,11 +73,11 @@ def tag(fingerprint: int, step: tf.Tensor, dtype: tf.DType, replicas: int) -> tf
     """Whole numbers that differ where replicas differ in what they exchange or in their step.
 
     Args:
-        fingerprint: 64 bits, of all that must be equal but the step.
+        fingerprint: 64 bits, computed from all that must be equal on all replicas but the step.
         step: int64 scalar.
-        dtype: Float, of the numbers.
-        replicas: How many are summed. Their sum is exact, for which there may be too many in 16
-            bits: then there are no numbers.
+        dtype: The float dtype of the numbers.
+        replicas: The number of replicas, whose tags are summed. The sum must be exact; if there are
+            too many replicas for that in 16-bit floats, the tag is empty.
     """
     base = 2 ** _EXACT_BITS[dtype] // replicas
     if base < 2:

@@ -1,4 +1,4 @@
-"""Gradients that come as `tf.IndexedSlices`, some rows of a table, and go to the optimizer so."""
+"""Gradients that come as `tf.IndexedSlices`, some rows of a table, and are given back as such."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_gradcomp.compressors.wishes import AllGather, AllReduce
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """The gradient of a whole table, where only some of its rows were used."""
+    """The gradient of a whole table as a dense tensor; zeros in rows that slices do not have."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows = gradient.dense_shape[0]
@@ -18,7 +18,7 @@ def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 
 
 def touched_rows(slices: tf.IndexedSlices, rows: int) -> tf.Tensor:
-    """Which rows of a table slices are of: bool [rows]."""
+    """Which rows of a table the slices have: bool [rows]."""
     places = tf.cast(slices.indices, tf.int64)[:, tf.newaxis]
     counts = tf.scatter_nd(places, tf.ones_like(slices.indices, tf.int32), [rows])
     return counts > 0
@@ -30,9 +30,9 @@ def as_given(
     """A reduced gradient in the dtype and the form that this replica's has.
 
     Args:
-        gradient: Of this replica.
+        gradient: The gradient of this replica, as it came.
         total: Dense, summed over the replicas.
-        touched: For slices, bool [rows]: which any replica touched.
+        touched: For slices, bool [rows]: which rows any replica touched.
 
     Returns:
         For slices, the rows that were touched or that something was sent for.
@@ -52,7 +52,7 @@ def sum_slices(
 
     Args:
         slices: One for each table.
-        replicas: Their number.
+        replicas: The number of replicas.
 
     Returns:
         For each table the slices of all replicas, and int64 [tables]: the bytes that each takes in
@@ -95,15 +95,15 @@ def _unpacked(words: tf.Tensor, like: Sequence[tf.IndexedSlices]) -> list[tf.Ind
 def prefer_dense(
     slices: tf.IndexedSlices, rows: int, replicas: int
 ) -> Generator[AllReduce, tf.Tensor, tf.Tensor]:
-    """Whether to sum a whole table is cheaper than to gather its slices: bool, equal on all.
+    """Whether summing a whole table sends less than gathering its slices: bool, equal on all.
 
-    It is where slices cover most of the table, as those of an embedding do that is also the output
-    layer: a ring passes each replica's slices on to all others, but a table twice in all.
+    It does where slices cover most of the table, as for an embedding that is also the output layer:
+    a ring passes each replica's slices on to all others, but sends a table only twice in all.
 
     Args:
-        slices: Of this replica.
-        rows: Of the table.
-        replicas: Their number.
+        slices: The slices of this replica.
+        rows: The number of rows of the table.
+        replicas: The number of replicas.
     """
     many = replicas * tf.size(slices.indices) > 2 * rows
     votes = yield AllReduce(tf.cast(many, tf.float32)[tf.newaxis])

@@ -1,4 +1,4 @@
-"""What a compressor keeps from step to step, for all gradients of an exchange."""
+"""The variables that an exchange keeps from step to step, and what is known of their values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def state_specs(
     specs: Sequence[GradientSpec],
     preconditioner: Preconditioner | None = None,
 ) -> dict[str, list[StateSpec]]:
-    """The state of each gradient by name, in the order of `specs`: of all that keeps any.
+    """The state of each gradient by name, in the order of `specs`.
 
-    That is the methods, their warm-ups and the preconditioner.
+    It is all that the methods, their warm-ups and the preconditioner keep.
 
     Raises:
         ValueError: If two keep state of one name in different shapes.
@@ -71,7 +71,8 @@ class Facts(tf.Module):
 
     Attributes:
         residual_waits: bool [gradients], whether anything may be left to be sent.
-        residual_scale: float32 [gradients]: a residual, over the gradients that it stands for.
+        residual_scale: float32 [gradients]: how many times the gradients that are in it a residual
+            is; 1 for most methods.
         moments_taken: bool [gradients], whether the replicas have second moments of their own in
             use. Then the residual and the inner optimizer's momentum are of divided gradients.
     """
@@ -84,12 +85,12 @@ class Facts(tf.Module):
 
     @property
     def all(self) -> list[tf.Variable]:
-        """All three."""
+        """All of these variables."""
         return [self.residual_waits, self.residual_scale, self.moments_taken]
 
 
 def _own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
-    """One for each replica: a checkpoint holds the first one's, or the sum of all."""
+    """A variable that each replica has for itself; checkpoints hold the first one or the sum."""
     aggregation = tf.VariableAggregation
     return tf.Variable(
         initial,
@@ -101,7 +102,7 @@ def _own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
 
 
 def shared_variable(initial: Any, dtype: tf.DType, name: str) -> tf.Variable:
-    """One that is equal on all replicas, which update it together."""
+    """A variable that is equal on all replicas, which update it together."""
     return tf.Variable(
         initial,
         dtype=dtype,

@@ -25,8 +25,8 @@ from tf_gradcomp.tf_config import read_tf_config
 class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """`MultiWorkerMirroredStrategy` with checks, and with a compressor if asked to.
 
-    A door derives from it the strategy that its users see. Arguments and errors are those of
-    `gc.MultiWorkerMirroredStrategy`.
+    The part for a version of Keras, such as `tf_gradcomp.keras3`, derives from it the strategy that
+    users see. Arguments and errors are those of `gc.MultiWorkerMirroredStrategy`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @staticmethod
     @abc.abstractmethod
     def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
-        """What a compressor means, and how a choice is made."""
+        """The method, or the candidates and how to choose, that a compressor stands for."""
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto | None:
@@ -132,17 +132,17 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return tf_private.cross_device_ops(self)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As TensorFlow's; the first step checks that no worker is still creating variables."""
+        """Runs `fn` as TensorFlow does; the first time, no worker may still create variables."""
         self._check_before_start("running the first step")
         self._started = True
         return super().run(fn, *args, **kwargs)
 
     def scope(self) -> Any:
-        """As TensorFlow's; while it is entered, workers check that they create equal variables."""
+        """TensorFlow's scope, in which workers also check that they create equal variables."""
         return _CheckedScope(super().scope(), self)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """As TensorFlow's, and for what Keras 3 asks of it in addition.
+        """Reduces as TensorFlow does, and also what Keras 3 gives and TensorFlow refuses.
 
         Scalars have no axis to reduce. A nested structure is reduced leaf by leaf; but where it is
         a batch of data, of which Keras takes the mean to learn its shapes, each worker keeps its
@@ -170,7 +170,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @contextlib.contextmanager
     def check_variables(self) -> Iterator[None]:
-        """Within it, all workers must create the same variables in the same order."""
+        """Within this context, all workers must create the same variables in the same order."""
         if self._checking_variables:
             yield
             return

@@ -1,7 +1,7 @@
 """The one module that touches private API of TensorFlow.
 
-Each function says why the public API does not do. `tests/test_private_api.py` has one test for each
-name used here, and fails by that name when a release changes it.
+Each function says why the public API is not enough. `tests/test_private_api.py` has one test for
+each name used here, and fails by that name when a release changes it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def set_cross_device_ops(
 
 
 def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
-    """What a strategy reduces by; None for strategies that have no such thing."""
+    """The cross-device ops that a strategy reduces with; None for strategies without any."""
     return getattr(strategy.extended, "_cross_device_ops", None)
 
 
@@ -73,7 +73,7 @@ def rank(strategy: tf.distribute.Strategy, local_replica: int) -> int:
 
 
 def launcher(strategy: tf.distribute.Strategy, local_replica: int) -> Any:
-    """What launches collectives of one local replica.
+    """The object that launches the collectives of one local replica.
 
     The public `ReplicaContext.all_gather` transposes, splits and concatenates what it gathers.
     """
@@ -174,9 +174,9 @@ def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
 
 
 def anonymous_name() -> str:
-    """The name of a resource that has none: each is one of its own, and ends with its last handle.
+    """A name for a resource that is not shared by name, and is freed with its last handle.
 
-    TensorFlow makes its own variables so. By a public name, a resource is shared and stays.
+    TensorFlow names its own variables so. With a public name, a resource is shared and stays.
     """
     return _context.anonymous_name()
 

@@ -33,7 +33,7 @@ class Traffic:
 
 
 class TrafficCounter:
-    """Totals of each local replica: a plain object, so that no checkpoint holds them."""
+    """Counts for each local replica; a plain object, so that no checkpoint holds the totals."""
 
     def __init__(self, tensors: int) -> None:
         # exchanges, payload bytes, sent bytes, dense bytes, then the bytes of each tensor
@@ -58,7 +58,7 @@ class TrafficCounter:
         indices: Sequence[int],
         tensor_bytes: tf.Tensor,
     ) -> None:
-        """Adds some of the tensors of a step to a replica's totals."""
+        """Adds what some of the tensors of a step took to a replica's totals."""
         places = tf.constant([[index] for index in indices])
         spread = tf.scatter_nd(places, tensor_bytes, [totals.shape[0] - 4])
         head = tf.stack(

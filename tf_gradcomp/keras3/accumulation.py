@@ -12,8 +12,8 @@ class Accumulation:
     """The sums of each replica's gradients since the last update.
 
     Args:
-        variables: Whose gradients are added up.
-        steps: How many make an update.
+        variables: The variables whose gradients are added up.
+        steps: How many steps make one update.
         index_of: Gives the place of a variable among `variables`.
     """
 
@@ -37,7 +37,7 @@ class Accumulation:
     def take_means(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], variables: Sequence[keras.Variable]
     ) -> list[tf.Tensor]:
-        """Adds the gradients of a replica; its means, with which the sums begin anew."""
+        """Adds the gradients of a replica; returns the means, and sets the sums to zero."""
         self.add(grads, variables)
         accumulators = [self._of(variable) for variable in variables]
         means = [accumulator.value / self._steps for accumulator in accumulators]

@@ -1,4 +1,4 @@
-"""Keras' optimizers of Adam's family, as `tf_gradcomp.adam` sees them."""
+"""Connects Keras' optimizers of Adam's family with `tf_gradcomp.adam`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ STEPS: dict[type, momentum.Step] = {
     keras.optimizers.Nadam: momentum.nadam,
     keras.optimizers.Lamb: momentum.lamb,
 }
-_SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # what Keras calls its own
+_SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # Keras' names for its own
 
 
 def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditioner | None:
-    """What could be in front of compressors; None if the optimizer has no second moment.
+    """The preconditioner that an optimizer allows; None if it has no second moment.
 
     Args:
-        optimizer: Without a loss scaler around it.
+        optimizer: The inner optimizer, without a loss scaler around it.
     """
     if type(optimizer) not in STEPS:
         return None
@@ -43,12 +43,12 @@ def preconditioner_for(
     """What `precondition=setting` means for an inner optimizer.
 
     Args:
-        optimizer: Without a loss scaler around it.
-        compressor: `"auto"` preconditions only for those that it helps.
+        optimizer: The inner optimizer, without a loss scaler around it.
+        compressor: The method; `"auto"` preconditions only those that train better so.
         setting: `"auto"`, `"local"` or None.
 
     Raises:
-        ValueError: If `setting` is another, or the optimizer cannot be preconditioned.
+        ValueError: If `setting` is none of these, or the optimizer cannot be preconditioned.
     """
     if setting not in (AUTO, LOCAL, None):
         raise ValueError(f'precondition: expected "auto", "local" or None; received {setting!r}.')
@@ -72,9 +72,9 @@ def inner_state(
     """The state of an optimizer of Adam's family on one replica; None for other optimizers.
 
     Args:
-        optimizer: Without a loss scaler around it.
-        variables: The weights whose state it is.
-        local: Gives what the replica has of a variable.
+        optimizer: The inner optimizer, without a loss scaler around it.
+        variables: The weights whose state is wanted.
+        local: Returns the replica's own component of a variable.
     """
     possible = possible_preconditioner(optimizer)
     if possible is None:
@@ -92,10 +92,10 @@ def inner_state(
 def momentum_only(
     optimizer: keras.optimizers.Optimizer, undivided: Collection[keras.Variable] = ()
 ) -> Iterator[None]:
-    """Within it, an optimizer takes gradients as divided, and as clipped.
+    """Within this context, an optimizer takes gradients as already divided and clipped.
 
     Args:
-        optimizer: One of Adam's family.
+        optimizer: An optimizer of Adam's family.
         undivided: The weights whose gradients are not divided.
     """
     step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)

@@ -34,15 +34,16 @@ def advise(
 
     Args:
         model: Built. If it is compiled, what its optimizer adds to a method's work is counted.
-        candidates: Compressors, their names or their configs. The dense baseline comes in front.
-        compute_seconds: Of a step without its exchange, as one worker alone takes for its share of
-            the batch. Without it exchanges are compared, not steps; `gradcomp advise` measures it.
+        candidates: Compressors, their names or their configs. The dense baseline is added in front.
+        compute_seconds: The seconds of a step without its exchange: what one worker alone takes for
+            its share of the batch. If it is 0, exchanges are compared instead of whole steps;
+            `gradcomp advise` measures it.
         policy: As for `gc.CompressedOptimizer`.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If the model is not built, a candidate is unknown, the time is negative, or the
-            replicas do not talk by TensorFlow's collectives.
+        ValueError: If the model is not built, a candidate is unknown, `compute_seconds` is
+            negative, or the replicas do not talk by TensorFlow's collectives.
         WorkersDisagreeError: If workers have other candidates or variables.
 
     Example:

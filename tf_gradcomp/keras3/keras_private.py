@@ -1,7 +1,7 @@
 """The one module that touches private API of Keras 3.
 
-Each function says why the public API does not do. `tests/test_private_api.py` has one test for each
-name used here, and fails by that name when a release changes it.
+Each function says why the public API is not enough. `tests/test_private_api.py` has one test for
+each name used here, and fails by that name when a release changes it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def disable_reduction(optimizer: keras.optimizers.Optimizer) -> None:
 
 @contextlib.contextmanager
 def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Within it, the optimizer updates by what it is given, without a branch of its own.
+    """Within this context, the optimizer applies gradients as they are, without Keras' branches.
 
-    Keras calls `merge_call` within a `tf.cond`, which no strategy allows, to accumulate gradients
-    and to overwrite weights by their averages; and it would accumulate, and undo a loss scale,
-    behind the exchange. `iterations` goes on counting updates, as Adam's bias correction needs. To
-    be entered across replicas: those of one process run in turn.
+    To accumulate gradients, and to overwrite weights by their averages, Keras calls `merge_call`
+    within a `tf.cond`, which no strategy allows. It would also accumulate, and undo a loss scale, a
+    second time after the exchange. `iterations` goes on counting updates, as Adam's bias correction
+    needs. The context is to be entered across replicas, for those of one process run in turn.
     """
     steps = optimizer.gradient_accumulation_steps
     frequency = optimizer.ema_overwrite_frequency
@@ -51,7 +51,7 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def behaving_as(optimizer: keras.optimizers.Optimizer, **overrides: Any) -> Iterator[None]:
-    """Within it, the optimizer has other methods and properties: its class is one derived from its.
+    """Within this context, the optimizer has other methods and properties, by a derived class.
 
     Keras' optimizers call these on themselves, and refuse to have them set as attributes.
     """
@@ -67,7 +67,7 @@ def behaving_as(optimizer: keras.optimizers.Optimizer, **overrides: Any) -> Iter
 def slots(
     optimizer: keras.optimizers.Optimizer, kind: str, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """The `"momentums"`, `"velocities"` or `"velocity_hats"` of some variables: no public name."""
+    """The `"momentums"`, `"velocities"` or `"velocity_hats"` of variables, which are private."""
     of_all = getattr(optimizer, f"_{kind}")
     return [of_all[variable_index(optimizer, variable)] for variable in variables]
 
@@ -132,8 +132,8 @@ def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., No
 def on_check_finite(agree: Callable[[tf.Tensor], tf.Tensor]) -> None:
     """Has `agree(finite)` called on what a `LossScaleOptimizer` found out about its own gradients.
 
-    Without, one around a plain optimizer skips a step on the one worker whose gradients overflowed,
-    while the others wait for it in the reduction.
+    Without this, a `LossScaleOptimizer` around a plain optimizer skips a step on the one worker
+    whose gradients overflowed, while the others wait for that worker in the reduction.
     """
     original = keras.optimizers.LossScaleOptimizer.check_finite
 

@@ -14,12 +14,12 @@ def unscaled(
     scaler: keras.optimizers.LossScaleOptimizer | None,
     factor: float | None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Gradients of the loss, from those of the scaled loss.
+    """Undoes loss scales: returns the gradients of the loss itself.
 
     Args:
-        grads: Of the scaled loss.
-        scaler: Whose dynamic scale the loss was multiplied by, if any.
-        factor: The optimizer's `loss_scale_factor`, if any.
+        grads: Gradients of the scaled loss.
+        scaler: The loss scaler by whose dynamic scale the loss was multiplied, if any.
+        factor: The optimizer's static `loss_scale_factor`, if any.
     """
     if scaler is not None:
         grads = [_divided(gradient, scaler.dynamic_scale.value) for gradient in grads]
@@ -29,7 +29,7 @@ def unscaled(
 
 
 def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> None:
-    """Keras' rule, decided by what all replicas saw: halve, count, or double in time."""
+    """Keras' rule, by what all replicas saw: halve the scale, or double it after enough steps."""
     scale, counter = scaler.dynamic_scale, scaler.step_counter
     grows = tf.equal(counter.value, scaler.dynamic_growth_steps - 1)
     factor = tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5)

@@ -43,12 +43,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     Works under `gc.MultiWorkerMirroredStrategy` in `fit` and in training loops, and under
     TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops. With
-    one replica it is the inner optimizer, bit for bit. (Where Keras' own does not run, as one that
-    accumulates under a strategy, it takes finite steps as without the strategy, and skips others.)
+    one replica it does what the inner optimizer does, bit for bit. (Some settings of Keras, such as
+    accumulation, do not run under a strategy. With them, under a strategy of one replica, it does
+    what the inner optimizer does without a strategy, and skips steps with non-finite gradients.)
 
     - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
-      clipping. That acts on the reduced gradient, as it would on one worker; with `precondition` on
-      each replica's own before it is divided, as in Keras without this wrapper.
+      clipping. Clipping acts on the reduced gradient, as it would on one worker; but where
+      `precondition` divides, on each replica's own gradient before that, as in plain Keras.
     - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates on its own;
       they exchange on the steps that update.
     - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not
@@ -65,8 +66,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
             compresses them divided by its root; their sum goes through the inner optimizer's
             momentum and learning rate only. For Adam, AdamW, Nadam and Lamb.
-            None: the inner optimizer gets the sum, and sparse methods make Adam's steps short.
-            `"auto"`: local where the inner optimizer allows it and the method is helped by it.
+            None: the inner optimizer gets the sum of the gradients. With Adam, sparse methods then
+            make the steps of early training too short.
+            `"auto"`: as `"local"`, where the inner optimizer allows it and the method trains better
+            so; otherwise as None.
         name: The optimizer's name.
 
     Raises:
@@ -111,7 +114,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         return self._given
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
-        """What would be in front of a compressor, if it were this optimizer's."""
+        """The preconditioner that this optimizer would put in front of a compressor, if any."""
         return preconditioner_for(self._core, compressor, self.precondition)
 
     def _candidate(self, compressor: compressors.Compressor) -> Candidate:
@@ -140,7 +143,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.exchange.build(variables, facts)
         if measuring.is_on():
             self._measuring = self._new_measuring()
-        # With the accumulators that only one replica uses, so that checkpoints fit any number.
+        # Also with several replicas, Keras' accumulators are made: so checkpoints fit any number.
         self.inner_optimizer.build(variables)
         if self.passes_through():
             return
@@ -184,7 +187,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         grads: Sequence[Gradient | None],
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
-        """As `apply`, for the loss scaler around this optimizer, which it updates as well."""
+        """Does what `apply` does, and updates the loss scaler that is around this optimizer."""
         if not scaler.built:
             scaler.build(list(_given(trainable_variables)))
         self._apply(scaler, grads, trainable_variables)
@@ -217,7 +220,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]]
     ) -> keras.Variable:
-        """As `apply`, with pairs of gradients and variables; returns the inner `iterations`."""
+        """Does what `apply` does, for pairs of gradients and variables; returns `iterations`."""
         super().apply_gradients(grads_and_vars)
         return self.iterations
 
@@ -231,13 +234,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         return alone and not (branches and tf.distribute.has_strategy())
 
     def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
-        """By what the inner optimizer divides a gradient before it uses it."""
+        """What the inner optimizer divides a gradient by before it uses it."""
         divisor = (self._core.gradient_accumulation_steps or 1) * (
             self._core.loss_scale_factor or 1.0
         )
         return divisor if scaler is None else divisor * scaler.dynamic_scale.value
 
-    # What follows up to `_exchange` runs across replicas: only there may a branch contain updates.
+    # The methods from here to `_exchange` run across replicas: only there may branches update.
 
     def _apply_across_replicas(
         self,
@@ -356,12 +359,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def iterations(self) -> Any:
-        """The inner optimizer's."""
+        """The inner optimizer's count of updates."""
         return self.inner_optimizer.iterations
 
     @property
     def learning_rate(self) -> Any:
-        """The inner optimizer's."""
+        """The inner optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -370,7 +373,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def loss_scale_factor(self) -> float | None:
-        """The inner optimizer's."""
+        """The inner optimizer's static loss scale."""
         return self.inner_optimizer.loss_scale_factor if hasattr(self, "inner_optimizer") else None
 
     @loss_scale_factor.setter
@@ -379,15 +382,15 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             self.inner_optimizer.loss_scale_factor = factor
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """The inner optimizer's."""
+        """Scales a loss as the inner optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
-        """The inner optimizer's."""
+        """Excludes variables from the inner optimizer's weight decay."""
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
-        """The inner optimizer's."""
+        """Finalizes variables as the inner optimizer does."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:

@@ -55,7 +55,7 @@ class Policy(policy.Policy):
 def _positions(layer: keras.layers.Layer, variable: keras.Variable) -> dict[str, int]:
     try:
         shape = layer.output.shape
-    except (AttributeError, ValueError):  # it was called outside of a graph of layers, or often
+    except (AttributeError, ValueError):  # not called in a graph of layers, or called twice
         return {}
     channels_last = getattr(layer, "data_format", "channels_last") == "channels_last"
     pixels = shape[1:-1] if channels_last else shape[2:]

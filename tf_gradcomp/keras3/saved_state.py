@@ -47,12 +47,12 @@ def load(state: dict[str, Any], store: Any) -> None:
     What the file has and this optimizer does not keep is not loaded, and the log says so.
 
     Args:
-        state: As `own_state` gives it.
-        store: Of the file: arrays by name.
+        state: The variables by name, as `own_state` returns them.
+        store: The file's arrays, by name.
     """
     taken = set(store.keys()) & set(state)
     divided = "moments_taken" in store and np.any(store["moments_taken"])
-    if divided and f"{SECOND_MOMENT}_0" not in state:  # nothing here knows by what
+    if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
         taken -= {"moments_taken", "residual_waits"}
         taken = {name for name in taken if not name.startswith(f"{RESIDUAL}_")}
     if f"{RESIDUAL}_0" not in state:
@@ -66,6 +66,6 @@ def load(state: dict[str, Any], store: Any) -> None:
 
 
 def _kind(name: str) -> str:
-    """Of which kind a variable is: a name without its number."""
+    """The kind of a saved variable: its name without the number."""
     kind, _, number = name.rpartition("_")
     return kind if number.isdigit() else name

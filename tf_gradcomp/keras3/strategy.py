@@ -1,4 +1,4 @@
-"""`gc.MultiWorkerMirroredStrategy`, and what Keras 3 must do otherwise under it."""
+"""`gc.MultiWorkerMirroredStrategy`, and the hooks by which Keras 3 works under it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tf_gradcomp.keras3 import keras_private
 
 
 class MultiWorkerMirroredStrategy(CheckedStrategy):
-    """TensorFlow's strategy, for Keras 3, and with gradients compressed if asked to.
+    """TensorFlow's strategy, made to work with Keras 3, and with compressed gradients if asked to.
 
-    As it ships, Keras 3 does not run under TensorFlow's (keras-team/keras#20585). Workers that were
+    Keras 3 does not run under TensorFlow's own strategy (keras-team/keras#20585). Workers that were
     started with different versions, settings or models end with an error that says what differs.
 
-    With `CompressedOptimizer`, give no compressor here. With one, optimizers and training loops are
-    compressed as they are; see `CompressedAllReduce`.
+    Give no compressor here if the model uses `CompressedOptimizer`. With a compressor, the
+    gradients of all other optimizers and training loops are compressed; see `CompressedAllReduce`.
 
     Args:
         cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
@@ -33,7 +33,8 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` comes without compressor.
+        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` is given without
+            `compressor`.
         WorkersDisagreeError: If workers have other versions or settings.
     """
 
@@ -66,7 +67,7 @@ keras_private.on_reduce_gradients(_reduce_in_optimizer)
 
 
 def _finite_on_all(finite: tf.Tensor) -> tf.Tensor:
-    """Whether a value that each replica has is true on all; only our strategy asks the others."""
+    """Whether `finite` is true on all replicas; under other strategies, on this one."""
     context = tf.distribute.get_replica_context()
     if context is None or not isinstance(context.strategy, MultiWorkerMirroredStrategy):
         return finite

@@ -109,7 +109,7 @@ class LocalJob:
         worker_env: More environment for each worker by itself.
         worker_prefix: For each worker what its command is run by, such as `ip netns exec NAME`; it
             must become the command, not start it.
-        hosts: By what name the others reach each worker, where that is not this machine's own.
+        hosts: The name by which the others reach each worker, if that is not `localhost`.
         on_line: Called with each line of output.
         on_progress: Called as `on_line` with the state of a line that is being redrawn.
         grace: Seconds between the first failure (or the first `stop`) and SIGKILL for the others;

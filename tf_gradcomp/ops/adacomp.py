@@ -166,9 +166,9 @@ def adacomp_decode(
     Args:
         payloads: int32 [replicas, words], a payload in each row, with zeros behind shorter ones.
         step: int64 scalar, the step that all of them must be of.
-        shapes: Of the tensors, fully known.
-        bin_sizes: As they were encoded with.
-        fingerprint: As they were encoded with.
+        shapes: The shapes of the tensors, fully known.
+        bin_sizes: The same as for encoding.
+        fingerprint: The same as for encoding.
 
     Returns:
         reduced, one float32 tensor per shape: the sum over the replicas, added in their order; and
@@ -203,8 +203,8 @@ def adacomp_put_back(
     Args:
         residuals: float32 variables or their resource handles, updated in place.
         payload: int32 [words], the replica's own.
-        bin_sizes: As it was encoded with.
-        fingerprint: As it was encoded with.
+        bin_sizes: The same as for encoding.
+        fingerprint: The same as for encoding.
 
     Returns:
         The operation in a graph, None in eager execution.

@@ -48,7 +48,7 @@ class Chunked(NamedTuple):
     groups: Settings
 
     def arguments(self) -> dict[str, Any]:
-        """As the ops take them."""
+        """The arguments as the ops take them."""
         return {
             "residuals": handles_of(self.residuals),
             "gradients": list(self.gradients),
@@ -91,7 +91,7 @@ def chunk_take(chunked: Chunked, offsets: tf.Tensor, finite: tf.Tensor | bool) -
         float32 [chunks + 1]: y at the chosen places; then 0, or NaN where it is not finite.
 
     Raises:
-        tf.errors.InvalidArgumentError: If an offset is not one, as one from a broken replica.
+        tf.errors.InvalidArgumentError: If an offset is not valid, as from a broken replica.
     """
     return library.load().chunk_take(offsets=offsets, finite=finite, **chunked.arguments())
 
@@ -122,7 +122,7 @@ def chunk_apply(
         scalar: whether the step is taken.
 
     Raises:
-        tf.errors.InvalidArgumentError: If an offset is not one, or the totals don't fit.
+        tf.errors.InvalidArgumentError: If an offset is not valid, or totals have another length.
     """
     return library.load().chunk_apply(
         offsets=offsets,

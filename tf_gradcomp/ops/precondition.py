@@ -17,12 +17,12 @@ class SecondMoments(NamedTuple):
     Attributes:
         variables: float32 variables or their resource handles, updated in place.
         step: int64 scalar: 1 in the first step, as for Adam's bias correction.
-        beta_2: Adam's, from 0 to less than 1.
-        epsilon: Adam's, positive.
-        scale: Positive. The number of replicas makes the second moment of one an estimate of that
-            of their sum.
-        largest: AMSGrad's, like `variables`: the largest that these have been, which divide in
-            their place. Empty without it.
+        beta_2: Adam's decay rate, from 0 to less than 1.
+        epsilon: Adam's small number that is added to roots, positive.
+        scale: Positive; multiplies second moments. With the number of replicas, those of one
+            replica's gradients estimate those of the sum of all.
+        largest: For AMSGrad, like `variables`: the largest values that these have had, which divide
+            in their place. Empty without AMSGrad.
     """
 
     variables: Sequence[tf.Tensor | tf.Variable]
@@ -75,7 +75,7 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
 def _root_by_largest(
     second_moments: SecondMoments, own: tf.Tensor, largest: tf.Tensor
 ) -> tf.Tensor:
-    """What a gradient was divided by, over AMSGrad's divisor, which is updated."""
+    """The ratio of what a gradient was divided by to AMSGrad's divisor, which is updated."""
     now = tf.raw_ops.ReadVariableOp(resource=own, dtype=tf.float32)
     most = tf.maximum(now, tf.raw_ops.ReadVariableOp(resource=largest, dtype=tf.float32))
     tf.raw_ops.AssignVariableOp(resource=largest, value=most)

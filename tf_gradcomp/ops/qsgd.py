@@ -96,10 +96,10 @@ def qsgd_decode(
     Args:
         payloads: int32 [replicas, words], a payload in each row.
         step: int64 scalar, the step that all of them must be of.
-        shapes: Of the tensors, fully known.
-        bits: As they were encoded with.
-        bucket_size: As they were encoded with.
-        fingerprint: As they were encoded with.
+        shapes: The shapes of the tensors, fully known.
+        bits: The same as for encoding.
+        bucket_size: The same as for encoding.
+        fingerprint: The same as for encoding.
 
     Returns:
         reduced, one float32 tensor per shape: the sum over the replicas, added in their order; and
@@ -136,9 +136,9 @@ def qsgd_put_back(
     Args:
         residuals: float32 variables or their resource handles, updated in place.
         payload: int32 [words], the replica's own.
-        bits: As it was encoded with.
-        bucket_size: As it was encoded with.
-        fingerprint: As it was encoded with.
+        bits: The same as for encoding.
+        bucket_size: The same as for encoding.
+        fingerprint: The same as for encoding.
 
     Returns:
         The operation in a graph, None in eager execution.

@@ -1,4 +1,4 @@
-"""Settings that differ by tensor, as the ops take them: a plan, which may change between steps."""
+"""Settings that differ by tensor and may change between steps, as the ops take them."""
 
 from __future__ import annotations
 

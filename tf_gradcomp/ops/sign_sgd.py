@@ -72,8 +72,8 @@ def sign_sgd_decode(
     Args:
         payloads: int32 [replicas, words], a payload in each row.
         step: int64 scalar, the step that all of them must be of.
-        shapes: Of the tensors, fully known.
-        fingerprint: As they were encoded with.
+        shapes: The shapes of the tensors, fully known.
+        fingerprint: The same as for encoding.
 
     Returns:
         reduced, one float32 tensor per shape: the sum over the replicas, added in their order; and
@@ -103,7 +103,7 @@ def sign_sgd_put_back(
     Args:
         residuals: float32 variables or their resource handles, updated in place.
         payload: int32 [words], the replica's own.
-        fingerprint: As it was encoded with.
+        fingerprint: The same as for encoding.
 
     Returns:
         The operation in a graph, None in eager execution.

@@ -108,9 +108,9 @@ def top_k_decode(
     Args:
         payloads: int32 [replicas, words], a payload in each row.
         step: int64 scalar, the step that all of them must be of.
-        shapes: Of the tensors, fully known.
-        entries: As they were encoded with.
-        fingerprint: As they were encoded with.
+        shapes: The shapes of the tensors, fully known.
+        entries: The same as for encoding.
+        fingerprint: The same as for encoding.
 
     Returns:
         reduced, one float32 tensor per shape: the sum over the replicas, added in their order; and
@@ -145,8 +145,8 @@ def top_k_put_back(
     Args:
         residuals: float32 variables or their resource handles, updated in place.
         payload: int32 [words], the replica's own.
-        entries: As it was encoded with.
-        fingerprint: As it was encoded with.
+        entries: The same as for encoding.
+        fingerprint: The same as for encoding.
 
     Returns:
         The operation in a graph, None in eager execution.
@@ -182,8 +182,8 @@ def top_k_keep_velocity(
         sent: bool scalar: whether the step counts. Then velocities become zero where the payload
             names an entry (paper, section 3.3: momentum factor masking); those of tensors sent
             whole stay, for nothing in them is late.
-        entries: As it was encoded with.
-        fingerprint: As it was encoded with.
+        entries: The same as for encoding.
+        fingerprint: The same as for encoding.
 
     Returns:
         The operation in a graph, None in eager execution.

@@ -40,9 +40,9 @@ class StepReport:
         finite: Whether the step was taken; it is skipped where a learner's gradient is not finite.
         payload_bytes: What a learner gave to be sent.
         sent_bytes: What a ring of workers would make it send, with what it passes on for others.
-        dense_bytes: Its gradients as float32.
+        dense_bytes: The bytes of its gradients as float32.
         residual_norm: The Euclidean norm of its residuals.
-        similarity: If it was asked for.
+        similarity: How alike the learners are, if that was asked for.
     """
 
     loss: float
@@ -58,15 +58,15 @@ class Learners:
     """Trains a Keras model as a job of several workers would, in one process.
 
     Each learner computes the gradient of its share of every batch and keeps a residual of its own;
-    they exchange by the compressor's own code, in lockstep. The job with as many workers and the
-    same batches does the same, step by step, to float32 rounding. (`BatchNormalization` differs:
-    here one model sees the learners' shares one after another.)
+    they exchange by the compressor's own code, in lockstep. A job with as many workers and the same
+    batches does the same, step by step, to float32 rounding. (`BatchNormalization` differs: here
+    one model sees the learners' shares of a batch one after another.)
 
     Use it to see what a method does with more learners than there are machines, up to hundreds.
 
     Args:
         model: Built, and compiled with a loss and a plain Keras optimizer.
-        learners: Their number, at least 1.
+        learners: The number of learners, at least 1.
         compressor: A compressor, its name or its config: see `gc.compressors.get`.
         policy: Which layer kind each variable has; by default `gc.Policy()`.
         precondition: As for `gc.CompressedOptimizer`.
@@ -74,8 +74,8 @@ class Learners:
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
         ValueError: If the model is not built or compiled, its optimizer is compressed already, the
-            compressor is a choice by the network, the
-            number of learners is not positive, or the model was made under a strategy.
+            compressor is a choice by the network (`"auto"`), the number of learners is not
+            positive, or the model was made under a strategy.
 
     Example:
         ```python
@@ -214,7 +214,7 @@ class Learners:
         )
 
     def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:
-        """What all learners together have to send of some gradients, before a step."""
+        """What all learners together could send of some gradients: gradients plus residuals."""
         wanted = [
             tf.add_n([tf.cast(gradient, tf.float32) for gradient in of_variable])
             for of_variable in zip(*(step.inputs.gradients for step in steps), strict=True)
@@ -237,7 +237,7 @@ class Learners:
 
     @property
     def residuals(self) -> list[list[tf.Variable]]:
-        """Of each learner, in the order of the model's trainable variables."""
+        """The residuals of each learner, in the order of the model's trainable variables."""
         return [state.get(RESIDUAL, []) for state in self.state]
 
     def fit(
@@ -254,7 +254,7 @@ class Learners:
         Args:
             batches: Pairs of inputs and labels, of all learners together; gone through once for
                 each epoch, such as a batched `tf.data.Dataset`.
-            epochs: Their number.
+            epochs: The number of epochs.
             validation_data: As for `model.evaluate`: a dataset, or a pair of arrays.
             on_step: Called after each step.
         """

@@ -1,4 +1,4 @@
-"""How alike learners are, and how good what they send: the measures of ScaleCom's paper."""
+"""Measures, from ScaleCom's paper, how alike learners are, and how good what they send is."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def union_density(reduced: Sequence[tf.Tensor]) -> float:
 
 
 def mean_cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
-    """Over all pairs of learners; NaN for less than two, or if one's residual is zero.
+    """The mean over all pairs of learners; NaN for less than two, or if one's residual is zero.
 
     Args:
-        residuals: By learner and variable.
+        residuals: The residuals, by learner and variable.
     """
     learners = len(residuals)
     if learners < 2 or not residuals[0]:
@@ -56,7 +56,7 @@ def hamming_distance(reduced: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]) 
 
     Args:
         reduced: What was sent: the reduced gradients.
-        wanted: What all learners together had to send, in the same shapes.
+        wanted: What all learners together could have sent, in the same shapes.
     """
     sent = missed = 0
     for given, target in zip(reduced, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""What there is to train, and a program that says so."""
+"""What learners are to train, and how a program provides it."""
 
 from __future__ import annotations
 
