@@ -37,7 +37,7 @@ def test_weights_and_slots_are_restored_from(loaded, saved, format_):
 @pytest.mark.parametrize("format_", FORMATS)
 def test_sum_of_residuals_is_restored_from(loaded, saved, format_):
     for worker in loaded:
-        assert worker[format_]["unsent"]
+        assert worker[format_]["waits"]
         for restored, before in zip(
             worker[format_]["residual sums"], saved[0]["residual sums"], strict=True
         ):
@@ -52,7 +52,7 @@ def test_training_goes_on_from(loaded, format_):
         after = worker[format_]
         assert after["finite later"]
         # One replica applies what the others left with its first step; several go on.
-        assert after["unsent later"] != alone
+        assert after["waits later"] != alone
         assert (max(np.abs(r).max() for r in after["residual sums later"]) == 0) == alone
 
 

@@ -1,6 +1,7 @@
 """Bad gradients, workers that disagree, and workers that die: nobody hangs, nothing is lost."""
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -205,10 +206,10 @@ def read_backup(folder):
     with h5py.File(folder / "latest.weights.h5") as file:
         group = file["optimizer/vars"]
         saved = {
-            what: [np.asarray(group[name]) for name in sorted(group) if name.startswith(start)]
-            for what, start in (
-                ("residual sums", "residual_"),
-                ("second moments", "second_moment_"),
+            what: [np.asarray(group[name]) for name in sorted(group) if re.fullmatch(pattern, name)]
+            for what, pattern in (
+                ("residual sums", r"residual_\d+"),
+                ("second moments", r"second_moment_\d+"),
             )
         }
     for sums in saved.values():

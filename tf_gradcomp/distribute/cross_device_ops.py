@@ -43,15 +43,13 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         self._method = method
         self._policy = policy
         # An exchange lives as long as the first of its variables.
-        self._exchanges: weakref.WeakKeyDictionary[tf.Variable, list[GradientExchange]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._exchanges: list[tuple[weakref.ref[tf.Variable], GradientExchange]] = []
         self._variables: Sequence[Any] | None = None
 
     def find_exchange(self, variables: Sequence[Any]) -> GradientExchange | None:
         """The exchange that was built for `variables`, or for more than these; None if none was."""
-        found = (e for of_one in self._exchanges.values() for e in of_one if e.knows(variables))
-        return next(found, None)
+        self._exchanges = [(first, e) for first, e in self._exchanges if first() is not None]
+        return next((e for _, e in self._exchanges if e.knows(variables)), None)
 
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """The exchange for `variables`, built now if there is none."""
@@ -59,7 +57,7 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         if exchange is None:
             exchange = GradientExchange(self._method, self._policy)
             exchange.build(variables)
-            self._exchanges.setdefault(native(variables[0]), []).append(exchange)
+            self._exchanges.append((weakref.ref(native(variables[0])), exchange))
         return exchange
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -336,11 +337,18 @@ def _announce(group: Group, preconditioner: Preconditioner | None) -> None:
 
 
 class _Numbers:
-    """The place of each variable, by identity; a plain object, which `tf.Module` does not track."""
+    """Which place a variable has, by identity: a plain object, which `tf.Module` does not track.
+
+    It does not keep the variables alive, for a strategy's exchange ends with them.
+    """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        self._variables = [native(variable) for variable in variables]  # keeps the ids taken
-        self._numbers = {id(variable): i for i, variable in enumerate(self._variables)}
+        self._variables = [weakref.ref(native(variable)) for variable in variables]
+        self._numbers = {id(native(variable)): i for i, variable in enumerate(variables)}
 
     def get(self, variable: Any) -> int | None:
-        return self._numbers.get(id(native(variable)))
+        number = self._numbers.get(id(native(variable)))
+        # The number of one that is gone may be that of another now.
+        if number is None or self._variables[number]() is not native(variable):
+            return None
+        return number

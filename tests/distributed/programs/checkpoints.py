@@ -39,7 +39,7 @@ def state(model):
     return {
         **state_digest(model),
         "residual sums": residual_sums(exchange),
-        "unsent": scalar(exchange.unsent),
+        "waits": bool(exchange.facts.residual_waits.numpy().any()),
         "iterations": scalar(model.optimizer.iterations),
     }
 
@@ -103,7 +103,7 @@ def loaded(model):
     fit(model, 24)
     return {
         **before,
-        "unsent later": scalar(exchange_of(setup, model).unsent),
+        "waits later": bool(exchange_of(setup, model).facts.residual_waits.numpy().any()),
         "residual sums later": residual_sums(exchange_of(setup, model)),
         "finite later": bool(np.all([np.isfinite(v).all() for v in model.get_weights()])),
     }
