@@ -141,8 +141,8 @@ def state_sums(exchange):
 def local_residuals(exchange):
     """For each variable, this worker's own residual."""
     return [
-        residual.value.values[0].numpy()
-        if hasattr(residual.value, "values")
+        residual.values[0].numpy()
+        if hasattr(residual, "values")
         else np.asarray(residual)
         for residual in exchange.residuals
     ]
