@@ -105,7 +105,7 @@ class Lockstep:
         ]
         return by_stage(
             self._compressor,
-            step,
+            inputs[0],
             lambda method: in_lockstep([method.conversation(of_one) for of_one in inputs]),
         )
 

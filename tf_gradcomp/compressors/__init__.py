@@ -2,7 +2,13 @@
 
 from tf_gradcomp.compressors.adacomp import AdaComp
 from tf_gradcomp.compressors.auto import Auto, methods_of
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.base import (
+    Compressor,
+    Exchanged,
+    ExchangeInputs,
+    JobStateSpec,
+    StateSpec,
+)
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.no_compression import NoCompression
 from tf_gradcomp.compressors.power_sgd import PowerSGD
@@ -21,6 +27,7 @@ __all__ = [
     "Compressor",
     "ExchangeInputs",
     "Exchanged",
+    "JobStateSpec",
     "NoCompression",
     "PowerSGD",
     "RandomK",

@@ -34,6 +34,22 @@ class StateSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class JobStateSpec:
+    """A variable that a method keeps for a whole job and not for one gradient, on each replica.
+
+    Attributes:
+        shape: Its shape.
+        dtype: The name of its dtype.
+        shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all.
+            Otherwise a checkpoint holds the sum over the replicas, and each of N gets 1/N of it.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    shared: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class ExchangeInputs:
     """One replica's side of one step.
 
@@ -50,6 +66,8 @@ class ExchangeInputs:
         second_moments: The second moments by whose roots gradients are still to be divided, if any.
         settings: int64 [tensors], equal on all replicas: the main setting of each variable in this
             step, as the ops take it; it may differ from step to step. None: the method's own.
+        job_state: What `Compressor.job_state` asks for, by name: this replica's variables, which
+            first are zeros.
     """
 
     specs: Sequence[GradientSpec]
@@ -61,6 +79,7 @@ class ExchangeInputs:
     size: int
     second_moments: ops.SecondMoments | None = None
     settings: tf.Tensor | None = None
+    job_state: Mapping[str, tf.Variable] = dataclasses.field(default_factory=dict)
 
     def divided(self) -> ExchangeInputs:
         """These inputs with divided gradients; updates the second moments."""
@@ -109,6 +128,8 @@ class Compressor(abc.ABC):
             of Adam's second moments.
         divides: Whether `exchange` itself divides by the roots of second moments, with the bits of
             `ExchangeInputs.divided`. If not, and with AMSGrad, it is given divided gradients.
+        phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
+            it is, and `exchange` is not called.
         keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.
     """
 
@@ -117,6 +138,7 @@ class Compressor(abc.ABC):
     divides: ClassVar[bool] = False
     keeps_slices: ClassVar[bool] = False
     residual_scale: float = 1.0
+    phases: tuple[Compressor, ...] = ()
 
     def __init__(
         self,
@@ -168,6 +190,19 @@ class Compressor(abc.ABC):
         if own is None:
             raise ValueError(f"{self!r} has no setting that differs by variable.")
         return tf.convert_to_tensor(own if inputs.settings is None else inputs.settings, tf.int64)
+
+    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
+        """What it keeps for the whole job, by name: nothing, unless a method says otherwise."""
+        return {}
+
+    def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+        """Which of `phases` has its turn: int32 scalar, its place, equal on all replicas.
+
+        Args:
+            step: int64 scalar, equal on all replicas.
+            job_state: As `ExchangeInputs` has it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no phases.")
 
     def conversation(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """Runs `exchange` on gradients that are divided, if there are second moments.

@@ -26,7 +26,14 @@ from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.padded_gather import WordsAhead
 from tf_gradcomp.distribute.replica_exchange import Gradients, Parts, ReplicaExchange
-from tf_gradcomp.distribute.state import Facts, new_variables, shared_variable, state_specs
+from tf_gradcomp.distribute.state import (
+    Facts,
+    job_state_specs,
+    new_job_variables,
+    new_variables,
+    shared_variable,
+    state_specs,
+)
 from tf_gradcomp.distribute.supported import check_strategy, check_warmup
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
@@ -51,6 +58,7 @@ class GradientExchange(tf.Module):
     Attributes:
         specs: What is known of each gradient.
         state: The variables that all candidates keep, by name, in the order of `specs`.
+        job_state: What they keep for the whole job, by name.
         facts: What is known of the state of each gradient.
     """
 
@@ -60,6 +68,7 @@ class GradientExchange(tf.Module):
         self.policy = checked_policy(policy)
         self.specs: list[GradientSpec] = []
         self.state: dict[str, list[tf.Variable]] = {}
+        self.job_state: dict[str, tf.Variable] = {}
         self._method = method
         self._warned = False
         self._apart: set[int] = set()
@@ -96,6 +105,7 @@ class GradientExchange(tf.Module):
                 chosen = self._method.choose(group, self._method.candidates, specs)
             kept = state_specs(compressors, specs, self._method.moments)
             self.state = new_variables(kept, specs)
+            self.job_state = new_job_variables(job_state_specs(compressors, specs))
             self.facts = Facts(len(specs))
             self.step = shared_variable(0, tf.int64, "exchange_step")
             self.skipped_steps = shared_variable(0, tf.int64, "skipped_steps")
@@ -109,6 +119,7 @@ class GradientExchange(tf.Module):
                 keeps_residual and group.size > 1,
                 specs,
                 self.state,
+                self.job_state,
                 self.facts,
                 self.step,
                 TrafficCounter(len(specs)),
@@ -149,7 +160,7 @@ class GradientExchange(tf.Module):
         if not self.built:
             return []
         state = itertools.chain.from_iterable(self.state.values())
-        return [self.step, self.skipped_steps, *self.facts.all, *state]
+        return [self.step, self.skipped_steps, *self.facts.all, *self.job_state.values(), *state]
 
     @property
     def residuals(self) -> list[tf.Variable]:

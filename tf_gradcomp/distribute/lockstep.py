@@ -12,7 +12,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.wishes import AllReduce, Wish, WithRider, given
 from tf_gradcomp.distribute.communicator import Communicator, Sent
-from tf_gradcomp.distribute.state import state_specs
+from tf_gradcomp.distribute.state import job_state_specs, state_specs
 from tf_gradcomp.policy import GradientSpec
 
 Result = TypeVar("Result")
@@ -91,6 +91,14 @@ def new_state(
     return {
         name: [tf.Variable(tf.zeros(of_one.shape), trainable=False) for of_one in of_all]
         for name, of_all in state_specs([compressor], specs, preconditioner).items()
+    }
+
+
+def new_job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict[str, tf.Variable]:
+    """What one replica begins with of what the method keeps for the whole job, by name."""
+    return {
+        name: tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)
+        for name, spec in job_state_specs([compressor], specs).items()
     }
 
 

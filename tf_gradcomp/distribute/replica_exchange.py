@@ -43,6 +43,7 @@ class Parts:
         keeps_residual: Whether the compressor leaves anything for later steps.
         specs: What is known of all gradients.
         state: The variables that all candidates keep, by name, in the order of `specs`.
+        job_state: What they keep for the whole job, by name.
         facts: What is known of the state of each gradient.
         step: int64, the number of exchanges so far.
         traffic: Counts bytes.
@@ -57,6 +58,7 @@ class Parts:
     keeps_residual: bool
     specs: Sequence[GradientSpec]
     state: Mapping[str, Sequence[tf.Variable]]
+    job_state: Mapping[str, tf.Variable]
     facts: Facts
     step: tf.Variable
     traffic: TrafficCounter
@@ -249,10 +251,11 @@ class ReplicaExchange:
                 communicator.rank,
                 communicator.size,
                 moments,
+                {name: self._local(v) for name, v in parts.job_state.items()},
             )
             stepped, sent = by_stage(
                 parts.compressor,
-                step.inputs.step,
+                step.inputs,
                 lambda method: converse(step.talk(method), communicator),
             )
         self._count(numbers, sent, stepped.tensor_bytes)

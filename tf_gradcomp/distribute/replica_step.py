@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,6 +59,7 @@ class ReplicaStep:
         rank: tf.Tensor | int,
         size: int,
         second_moments: ops.SecondMoments | None = None,
+        job_state: Mapping[str, tf.Variable] | None = None,
     ) -> ReplicaStep:
         """The step of a replica whose gradients may be slices; the rest is `ExchangeInputs`'s."""
         touched = [
@@ -75,6 +77,7 @@ class ReplicaStep:
             rank,
             size,
             second_moments,
+            job_state=job_state or {},
         )
         return cls(inputs, touched)
 
@@ -134,19 +137,29 @@ class ReplicaStep:
 
 
 def by_stage(
-    compressor: Compressor, step: tf.Tensor, run: Callable[[Compressor], Result]
+    compressor: Compressor, inputs: ExchangeInputs, run: Callable[[Compressor], Result]
 ) -> Result:
-    """What `run` returns with the method that is used in this step: a warm-up, or `compressor`.
+    """What `run` gives with the method whose turn it is: a warm-up, a phase, or `compressor`.
 
     Args:
-        compressor: A method, with or without a warm-up.
-        step: int64 scalar, equal on all replicas.
-        run: Called with a method; in a graph, once with each of them.
+        compressor: A method.
+        inputs: Of the step; the turn depends on what is equal on all replicas in them.
+        run: Called with a method; in a graph once for each.
     """
-    if not compressor.warmup:
+    if compressor.warmup:
+        warmup = compressor.warmup
+        return tf.cond(
+            inputs.step < compressor.warmup_steps,
+            lambda: by_stage(warmup, inputs, run),
+            lambda: _by_phase(compressor, inputs, run),
+        )
+    return _by_phase(compressor, inputs, run)
+
+
+def _by_phase(
+    compressor: Compressor, inputs: ExchangeInputs, run: Callable[[Compressor], Result]
+) -> Result:
+    if not compressor.phases:
         return run(compressor)
-    return tf.cond(
-        step < compressor.warmup_steps,
-        lambda: by_stage(compressor.warmup, step, run),
-        lambda: run(compressor),
-    )
+    branches = [functools.partial(by_stage, phase, inputs, run) for phase in compressor.phases]
+    return tf.switch_case(compressor.phase(inputs.step, inputs.job_state), branches)

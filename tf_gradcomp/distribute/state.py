@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import Compressor, StateSpec
+from tf_gradcomp.compressors.base import Compressor, JobStateSpec, StateSpec
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -47,8 +47,37 @@ def state_specs(
 
 def _stages(compressor: Compressor) -> Iterator[Compressor]:
     yield compressor
-    if compressor.warmup:
-        yield from _stages(compressor.warmup)
+    for other in (compressor.warmup, *compressor.phases):
+        if other:
+            yield from _stages(other)
+
+
+def job_state_specs(
+    compressors: Sequence[Compressor], specs: Sequence[GradientSpec]
+) -> dict[str, JobStateSpec]:
+    """The state of the job by name: of the methods, their warm-ups and their phases.
+
+    Raises:
+        ValueError: If two keep state of one name in different forms.
+    """
+    state: dict[str, JobStateSpec] = {}
+    for compressor in compressors:
+        for stage in _stages(compressor):
+            for name, spec in stage.job_state(specs).items():
+                if state.setdefault(name, spec) != spec:
+                    raise ValueError(
+                        f"{stage!r} keeps a {name} for the job in another form than its warm-up, "
+                        "another phase or another candidate; use settings that keep the same."
+                    )
+    return state
+
+
+def new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variable]:
+    """The state of the job as variables, each replica's own, by name."""
+    return {
+        name: _own_variable(tf.zeros(spec.shape, spec.dtype), name, spec.shared)
+        for name, spec in state.items()
+    }
 
 
 def new_variables(

@@ -31,10 +31,10 @@ def check_warmup(compressors: Sequence[Compressor], group: StrategyGroup) -> Non
     Raises:
         ValueError: With the reason and the way out.
     """
-    warms_up = any(compressor.warmup for compressor in compressors)
-    if warms_up and group.size > 1 and not group.is_collective:
+    in_turn = any(compressor.warmup or compressor.phases for compressor in compressors)
+    if in_turn and group.size > 1 and not group.is_collective:
         raise ValueError(
-            "A warm-up needs collectives in a branch, which "
+            "A warm-up, or another method in turn, needs collectives in a branch, which "
             f"{type(group.strategy).__name__} does not allow; use gc.MultiWorkerMirroredStrategy, "
             "or warmup_steps=0."
         )

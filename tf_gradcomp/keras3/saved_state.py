@@ -37,6 +37,7 @@ def own_state(exchange: GradientExchange, accumulators: Sequence[keras.Variable]
             for name, variables in exchange.state.items()
             for i, variable in enumerate(variables)
         },
+        **{f"job_{name}": variable for name, variable in exchange.job_state.items()},
         **{f"accumulator_{i}": variable for i, variable in enumerate(accumulators)},
     }
 

@@ -14,7 +14,13 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
 from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
-from tf_gradcomp.distribute.lockstep import InLockstep, handles, in_lockstep, new_state
+from tf_gradcomp.distribute.lockstep import (
+    InLockstep,
+    handles,
+    in_lockstep,
+    new_job_state,
+    new_state,
+)
 from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
 from tf_gradcomp.distribute.sparse import as_given, sum_slices
 from tf_gradcomp.keras3 import keras_private
@@ -109,6 +115,7 @@ class Learners:
         self.state = [
             new_state(self.compressor, self.specs, self._preconditioner) for _ in range(learners)
         ]
+        self._job_state = [new_job_state(self.compressor, self.specs) for _ in range(learners)]
         self._step = 0
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced)
@@ -173,7 +180,7 @@ class Learners:
         wanted = self._wanted(together, steps) if similarity else []
         ends: list[InLockstep[Stepped]] = by_stage(
             self.compressor,
-            tf.constant(self._step, tf.int64),
+            steps[0].inputs,
             lambda method: in_lockstep([step.talk(method) for step in steps]),
         )
         stepped = ends[0].result
@@ -211,6 +218,7 @@ class Learners:
             rank,
             size,
             moments,
+            self._job_state[rank],
         )
 
     def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:

@@ -141,9 +141,7 @@ def state_sums(exchange):
 def local_residuals(exchange):
     """For each variable, this worker's own residual."""
     return [
-        residual.values[0].numpy()
-        if hasattr(residual, "values")
-        else np.asarray(residual)
+        residual.values[0].numpy() if hasattr(residual, "values") else np.asarray(residual)
         for residual in exchange.residuals
     ]
 

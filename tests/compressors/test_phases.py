@@ -1,0 +1,144 @@
+"""A method may keep state for the whole job, and be made of methods that take turns."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.replicas import collective, copies, mirrored, stepper
+from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.compressors import (
+    AdaComp,
+    Cast,
+    Compressor,
+    ExchangeInputs,
+    JobStateSpec,
+    NoCompression,
+)
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_job_state, new_state
+from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.distribute.replica_step import by_stage
+from tf_gradcomp.policy import GradientSpec
+
+FINE = np.float32(1 + 2**-20)  # which float16 cannot tell from 1
+
+
+class Counting(NoCompression):
+    """Counts, for the job, the steps in which it had its turn."""
+
+    def job_state(self, specs):
+        return {"turns": JobStateSpec((), "int64"), "seen": JobStateSpec((2,), shared=False)}
+
+    def exchange(self, inputs):
+        exchanged = yield from super().exchange(inputs)
+        inputs.job_state["turns"].assign_add(tf.cast(exchanged.finite, tf.int64))
+        inputs.job_state["seen"].assign_add([1.0, tf.cast(inputs.rank, tf.float32)])
+        return exchanged
+
+
+class DenseThenCast(Compressor):
+    """Two dense steps that count, whenever they are; then sums in 16 bits, without an end."""
+
+    def __init__(self, then=None):
+        super().__init__()
+        self.phases = (Counting(), then or Cast())
+
+    def phase(self, step, job_state):
+        return tf.cast(job_state["turns"].read_value() >= 2, tf.int32)
+
+    def exchange(self, inputs):
+        raise AssertionError("its phases exchange")
+
+
+class Exchanging:
+    """Two replicas that exchange one vector by a method with phases."""
+
+    def __init__(self, compressor=None, strategy=None):
+        self.strategy = strategy or collective()
+        self.reduced = []
+        with self.strategy.scope():
+            variable = tf.Variable(tf.zeros(3), name="kernel")
+            candidate = Candidate(compressor or DenseThenCast())
+            self.exchange = GradientExchange(Method("phases", [candidate], choose))
+            self.exchange.build([variable])
+
+        def reduce(gradients):
+            (total,), _ = self.exchange.reduce(gradients, [variable], current_group().member())
+            tf.numpy_function(lambda total: self.reduced.append(total), [total], [])
+
+        self._step = stepper(self.strategy, reduce)
+
+    def steps(self, values):
+        """What the sum of two equal gradients of each value is."""
+        self.reduced.clear()
+        for value in values:
+            self._step([[np.full(3, value, "float32")]] * 2)
+        totals = self.reduced[::2]
+        assert len(self.reduced) == 2 * len(values)
+        for other, total in zip(self.reduced[1::2], totals, strict=True):
+            np.testing.assert_array_equal(other, total)
+        return [float(total[0]) for total in totals]
+
+
+def test_phases_change_at_the_same_step_by_the_state_of_the_job():
+    exchanging = Exchanging()
+    assert exchanging.steps([FINE] * 4) == [2 * FINE, 2 * FINE, 2, 2]
+    assert exchanging.exchange.job_state["turns"].numpy() == 2
+
+
+def test_a_step_that_is_skipped_does_not_change_the_phase():
+    exchanging = Exchanging()
+    totals = exchanging.steps([FINE, np.nan, FINE, FINE])
+    assert [totals[i] for i in (0, 2, 3)] == [2 * FINE, 2 * FINE, 2]
+
+
+def test_the_state_of_the_job_is_in_checkpoints(tmp_path):
+    before, after = Exchanging(), Exchanging()
+    before.steps([FINE] * 1)
+    path = tf.train.Checkpoint(exchange=before.exchange).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(exchange=after.exchange).restore(path).assert_consumed()
+    assert after.steps([FINE] * 2) == [2 * FINE, 2]
+    # What each replica has of its own is shared out.
+    tf.train.Checkpoint(exchange=after.exchange).restore(path)
+    for own in copies(collective(), after.exchange.job_state["seen"]):
+        np.testing.assert_array_equal(own, [1.0, 0.5])
+
+
+def test_state_of_a_later_phase_is_kept_from_the_start():
+    exchange = Exchanging(DenseThenCast(AdaComp())).exchange
+    assert [residual.shape for residual in exchange.residuals] == [(3,)]
+
+
+def test_learners_in_lockstep_take_the_same_turns():
+    compressor = DenseThenCast()
+    specs = [GradientSpec("kernel", (3,), "float32", "vector")]
+    state = [new_state(compressor, specs) for _ in range(3)]
+    jobs = [new_job_state(compressor, specs) for _ in range(3)]
+    sums = []
+    for step in range(3):
+        inputs = [
+            ExchangeInputs(
+                specs,
+                [tf.fill([3], FINE)],
+                handles(of_one),
+                tf.constant(step, tf.int64),
+                tf.constant(True),
+                rank,
+                3,
+                job_state=job,
+            )
+            for rank, (of_one, job) in enumerate(zip(state, jobs, strict=True))
+        ]
+        ends = by_stage(
+            compressor,
+            inputs[0],
+            lambda method, inputs=inputs: in_lockstep([method.conversation(i) for i in inputs]),
+        )
+        sums.append(float(ends[0].result.reduced[0][0]))
+    np.testing.assert_allclose(sums, [3 * FINE, 3 * FINE, 3], rtol=1e-7)
+
+
+def test_strategies_without_collectives_refuse_turns():
+    with pytest.raises(ValueError, match=r"another method in turn, needs collectives in a branch"):
+        Exchanging(strategy=mirrored(2))
