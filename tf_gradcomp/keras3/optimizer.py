@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -21,8 +20,7 @@ from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.distribute.group import current_group
 from tf_gradcomp.distribute.method import Candidate, Method
-from tf_gradcomp.distribute.supported import check_strategy
-from tf_gradcomp.keras3 import keras_private, saved_state
+from tf_gradcomp.keras3 import checks, keras_private, saved_state
 from tf_gradcomp.keras3.accumulation import Accumulation
 from tf_gradcomp.keras3.adam import (
     AUTO,
@@ -95,7 +93,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         name: str = "compressed_optimizer",
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self.inner_optimizer = _checked_inner(inner_optimizer)
+        self.inner_optimizer = checks.checked_inner(inner_optimizer, CompressedOptimizer)
         self.precondition = precondition
         self._given = compressors.get(compressor)
         candidates = [self._candidate(method) for method in compressors.methods_of(self._given)]
@@ -106,7 +104,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.exchange = GradientExchange(method, policy)
         self._measuring: measuring.Measuring | None = None
         self._accumulation: Accumulation | None = None
-        _check_current_strategy()
+        checks.check_current_strategy()
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto:
@@ -129,15 +127,15 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        _check_current_strategy()
+        checks.check_current_strategy()
         if not self.passes_through():
-            _check_created_in_scope(keras_private.step_counter(self._core))
+            checks.check_created_in_scope(keras_private.step_counter(self._core))
         variables = list(variables)
-        _check_no_overwriting(variables)
+        checks.check_no_overwriting(variables)
         super().build(variables)
         with tf.init_scope():  # a config reads variables
             facts = {
-                **_facts("inner optimizer", self.inner_optimizer),
+                **checks.facts_of("inner optimizer", self.inner_optimizer),
                 "precondition": self.precondition,
             }
         self.exchange.build(variables, facts)
@@ -189,7 +187,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Does what `apply` does, and updates the loss scaler that is around this optimizer."""
         if not scaler.built:
-            scaler.build(list(_given(trainable_variables)))
+            scaler.build(list(checks.given_variables(trainable_variables)))
         self._apply(scaler, grads, trainable_variables)
 
     def _apply(
@@ -198,13 +196,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         grads: Sequence[Gradient | None],
         trainable_variables: Sequence[keras.Variable] | None,
     ) -> None:
-        context = _checked_replica_context()
+        context = checks.checked_replica_context()
         check_not_alone_by_mistake()
         if not self.built:
-            self.build(_given(trainable_variables))
+            self.build(checks.given_variables(trainable_variables))
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
-        _check_one_for_each(grads, trainable_variables)
+        checks.check_one_for_each(grads, trainable_variables)
         if not grads:
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
@@ -435,102 +433,6 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             precondition=config["precondition"],
             name=config["name"],
         )
-
-
-def _checked_inner(
-    inner: keras.optimizers.Optimizer | Mapping[str, Any] | str,
-) -> keras.optimizers.Optimizer:
-    if not isinstance(inner, (keras.optimizers.Optimizer, Mapping, str)):
-        raise TypeError(
-            "CompressedOptimizer: expected a Keras 3 optimizer such as keras.optimizers.Adam(), "
-            f"its config or its name; received {inner!r}."
-        )
-    optimizer = keras.optimizers.get(dict(inner) if isinstance(inner, Mapping) else inner)
-    inside = optimizer
-    if isinstance(inside, keras.optimizers.LossScaleOptimizer):
-        inside = inside.inner_optimizer
-    if isinstance(inside, CompressedOptimizer):
-        raise ValueError(
-            "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
-        )
-    if isinstance(inside, getattr(keras.optimizers, "MultiOptimizer", ())):
-        raise ValueError(
-            "CompressedOptimizer: each optimizer in a MultiOptimizer reduces gradients by itself, "
-            "so one around all of them would reduce twice. Wrap each of those inside: "
-            "MultiOptimizer(OptimizerMap(CompressedOptimizer(Adam()), {...}))."
-        )
-    return optimizer
-
-
-def _facts(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
-    """An optimizer's settings, as text that is the same on all workers with the same program."""
-    settings = {"class": type(optimizer).__name__, **optimizer.get_config()}
-    facts = {
-        f"{label}'s {name}": json.dumps(
-            keras.saving.serialize_keras_object(value),
-            sort_keys=True,
-            default=lambda other: type(other).__name__,
-        )
-        for name, value in settings.items()
-        if name not in ("name", "inner_optimizer")  # names have numbers, counted by each process
-    }
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        facts |= _facts("loss-scaled optimizer", optimizer.inner_optimizer)
-    return facts
-
-
-def _check_current_strategy() -> None:
-    strategy = tf.distribute.get_strategy()
-    check_strategy(strategy)
-    if getattr(strategy, "compressor", None) is not None:
-        raise ValueError(
-            "A compressor is set on both the strategy and the optimizer, and gradients would be "
-            "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
-            "the optimizer without CompressedOptimizer."
-        )
-
-
-def _check_no_overwriting(variables: Sequence[keras.Variable]) -> None:
-    overwritten = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
-    if overwritten and tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        raise ValueError(
-            f"CompressedOptimizer: the gradients of {', '.join(overwritten)} are new values for "
-            "these variables, as of float8 layers, and replicas cannot add them up; train on one "
-            "replica, or with another dtype policy than float8."
-        )
-
-
-def _check_created_in_scope(step_counter: keras.Variable) -> None:
-    extended = tf.distribute.get_strategy().extended
-    if not extended.variable_created_in_scope(step_counter.value):
-        raise ValueError(
-            "CompressedOptimizer: the inner optimizer was created outside of the strategy's scope, "
-            "and replicas would share its state; create it inside `with strategy.scope():`."
-        )
-
-
-def _given(variables: Sequence[keras.Variable] | None) -> Sequence[keras.Variable]:
-    if variables is None:
-        raise ValueError(
-            "CompressedOptimizer: gradients were given without variables before the optimizer was "
-            "built; call optimizer.build(variables) first."
-        )
-    return variables
-
-
-def _check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    if len(grads) != len(variables):
-        raise ValueError(
-            f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
-            "expected one gradient, or None, for each variable."
-        )
-
-
-def _checked_replica_context() -> tf.distribute.ReplicaContext:
-    context = tf.distribute.get_replica_context()
-    if context is None:
-        raise ValueError("apply() must be called in a replica context, inside strategy.run.")
-    return context
 
 
 def _constrain(variables: Sequence[keras.Variable]) -> None:
