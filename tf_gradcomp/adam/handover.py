@@ -64,7 +64,7 @@ class HandOver:
             name: tf.cast(slots[place].read_value(), tf.float32)
             for name, slots in self.inner.moments.items()
         }
-        second_moment = totals[self.preconditioner.divides_by]
+        second_moment = totals[self.preconditioner.root_of]
         root = self.preconditioner.root(second_moment, self.inner.updates)
         for name, total in totals.items():
             _assign(self.moments[name][place], total / self.replicas, wanted)
@@ -85,7 +85,7 @@ class HandOver:
 
     def roots(self, place: int) -> tf.Tensor:
         """What one gradient was divided by, as this replica's own second moments tell."""
-        own = self.moments[self.preconditioner.divides_by][place].read_value()
+        own = self.moments[self.preconditioner.root_of][place].read_value()
         return self.preconditioner.root(self.replicas * own, self.inner.updates)
 
     def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:

@@ -41,7 +41,7 @@ class Preconditioner:
     amsgrad: bool = False
 
     @property
-    def divides_by(self) -> str:
+    def root_of(self) -> str:
         """The name of the state whose root divides."""
         return LARGEST if self.amsgrad else SECOND_MOMENT
 
@@ -51,7 +51,7 @@ class Preconditioner:
         Each replica has the gradients of its share of the batch. The sum of the second moments over
         all replicas is about that of the whole batch, so it can be restored by any number of them.
         """
-        return dict.fromkeys([SECOND_MOMENT, self.divides_by], StateSpec(spec.shape))
+        return dict.fromkeys([SECOND_MOMENT, self.root_of], StateSpec(spec.shape))
 
     def second_moments(
         self, state: Mapping[str, Sequence[tf.Tensor]], updates: tf.Tensor, replicas: int

@@ -60,8 +60,8 @@ class AdaComp(Compressor):
     """
 
     name = "adacomp"
-    behind_second_moment = True
-    divides = True
+    helped_by_precondition = True
+    preconditions = True
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class ExchangeInputs:
     settings: tf.Tensor | None = None
     job_state: Mapping[str, tf.Variable] = dataclasses.field(default_factory=dict)
 
-    def divided(self) -> ExchangeInputs:
+    def preconditioned(self) -> ExchangeInputs:
         """These inputs with divided gradients; updates the second moments."""
         if not self.second_moments:
             return self
@@ -124,18 +124,19 @@ class Compressor(abc.ABC):
     Attributes:
         name: The name by which `gc.compressors.get` knows it.
         residual_scale: How many times the gradients that are in it a residual is.
-        behind_second_moment: Whether it trains better if gradients are first divided by the roots
+        helped_by_precondition: Whether it trains better if gradients are first divided by the roots
             of Adam's second moments.
-        divides: Whether `exchange` itself divides by the roots of second moments, with the bits of
-            `ExchangeInputs.divided`. If not, and with AMSGrad, it is given divided gradients.
+        preconditions: Whether `exchange` divides by the roots of second moments itself, with the
+            bits of `ExchangeInputs.preconditioned`. If not, and with AMSGrad, it is given gradients
+            that are divided.
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
         keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.
     """
 
     name: ClassVar[str]
-    behind_second_moment: ClassVar[bool] = False
-    divides: ClassVar[bool] = False
+    helped_by_precondition: ClassVar[bool] = False
+    preconditions: ClassVar[bool] = False
     keeps_slices: ClassVar[bool] = False
     residual_scale: float = 1.0
     phases: tuple[Compressor, ...] = ()
@@ -213,7 +214,9 @@ class Compressor(abc.ABC):
         if inputs.settings is not None:
             inputs = dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
         amsgrad = inputs.second_moments and inputs.second_moments.largest
-        return self.exchange(inputs if self.divides and not amsgrad else inputs.divided())
+        return self.exchange(
+            inputs if self.preconditions and not amsgrad else inputs.preconditioned()
+        )
 
     @abc.abstractmethod
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:

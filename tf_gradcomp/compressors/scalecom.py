@@ -77,7 +77,7 @@ class ScaleCom(Compressor):
     """
 
     name = "scalecom"
-    behind_second_moment = True
+    helped_by_precondition = True
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class TopK(Compressor):
     """
 
     name = "top_k"
-    behind_second_moment = True
+    helped_by_precondition = True
 
     def __init__(
         self,

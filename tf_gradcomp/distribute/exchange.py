@@ -150,7 +150,7 @@ class GradientExchange(tf.Module):
         """Whether the compressor leaves anything for later steps."""
         return self._parts.keeps_residual
 
-    def divides(self, variable: Any) -> bool:
+    def is_preconditioned(self, variable: Any) -> bool:
         """Whether the gradients of a variable are divided before they are exchanged."""
         return self.preconditioner is not None and self._number(variable) in self._together
 
@@ -214,7 +214,7 @@ class GradientExchange(tf.Module):
                 reduced[place] = total
         if together:
             given = [gradients[i] for i in together]
-            stepped = replica.exchange(together, given, finite, inner)
+            stepped = replica.reduce_by_method(together, given, finite, inner)
             finite = stepped.finite
             for place, gradient, total, rows in zip(
                 together, given, stepped.reduced, stepped.touched, strict=True
@@ -231,7 +231,7 @@ class GradientExchange(tf.Module):
         self,
         gradients: Gradients,
         variables: Sequence[Any],
-        divisor: tf.Tensor | float = 1.0,
+        scale: tf.Tensor | float = 1.0,
         inner: InnerState | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
         """For the only replica of a job: the gradients plus what an earlier job did not send.
@@ -240,14 +240,14 @@ class GradientExchange(tf.Module):
             gradients: One for each of `variables`. Where one is not finite, nothing is added yet,
                 for the step may be skipped.
             variables: Some or all of those it was built for.
-            divisor: What the gradients will be divided by, such as a loss scale.
+            scale: What the gradients will be divided by, such as a loss scale.
             inner: As for `reduce`. It gets its second moments back, if the replicas have them.
         """
         self._warn_of_lost_residuals()
         numbers = [self._number(variable) for variable in variables]
         replica = ReplicaExchange(self._parts, numbers, None)
         replica.hand_over(inner, [])
-        gradients = replica.with_what_waits(gradients, inner, divisor)
+        gradients = replica.with_what_waits(gradients, inner, scale)
         replica.settle(all_finite(gradients))
         return gradients
 

@@ -143,14 +143,14 @@ class ReplicaExchange:
         self,
         gradients: Gradients,
         inner: InnerState | None,
-        divisor: tf.Tensor | float = 1.0,
+        scale: tf.Tensor | float = 1.0,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
         """The gradients plus their residuals, where any is left; `settle` then clears these.
 
         Args:
             gradients: The gradients of this replica.
             inner: The state of the inner optimizer.
-            divisor: What the gradients will be divided by.
+            scale: What the gradients will be divided by.
         """
         residuals = self._state().get(RESIDUAL, [])
         if not residuals:
@@ -167,7 +167,7 @@ class ReplicaExchange:
                     for place, (residual, is_taken) in enumerate(zip(waiting, taken, strict=True))
                 ]
             return [
-                plus_residual(gradient, residual * divisor)
+                plus_residual(gradient, residual * scale)
                 for gradient, residual in zip(gradients, waiting, strict=True)
             ]
 
@@ -223,7 +223,7 @@ class ReplicaExchange:
         )
         return result, sent.plus(vote)
 
-    def exchange(
+    def reduce_by_method(
         self,
         places: Sequence[int],
         gradients: Gradients,

@@ -59,7 +59,7 @@ def preconditioner_for(
             f'precondition="local" is for {names}; received {type(optimizer).__name__}. Use '
             'precondition="auto", which leaves others as they are.'
         )
-    if setting is None or (setting == AUTO and not compressor.behind_second_moment):
+    if setting is None or (setting == AUTO and not compressor.helped_by_precondition):
         return None
     return possible
 
@@ -83,7 +83,7 @@ def inner_state(
     def slots(kind: str) -> list[tf.Variable]:
         return [local(v.value) for v in keras_private.slots(optimizer, kind, variables)]
 
-    names = dict.fromkeys([SECOND_MOMENT, possible.divides_by])
+    names = dict.fromkeys([SECOND_MOMENT, possible.root_of])
     moments = {name: slots(_SLOTS[name]) for name in names}
     return InnerState(tf.cast(optimizer.iterations, tf.int64), moments, slots("momentums"))
 

@@ -238,7 +238,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         )
         return divisor if scaler is None else divisor * scaler.dynamic_scale.value
 
-    # The methods from here to `_exchange` run across replicas: only there may branches update.
+    # The methods from here to `_reduce` run across replicas: only there may branches update.
 
     def _apply_across_replicas(
         self,
@@ -276,7 +276,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         variables: Sequence[keras.Variable],
     ) -> None:
         each_replica = strategy.extended.call_for_each_replica
-        reduced, finite = each_replica(self._exchange, args=(grads, variables))
+        reduced, finite = each_replica(self._reduce, args=(grads, variables))
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
@@ -293,7 +293,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if scaler is not None:
             update_loss_scale(scaler, finite)
 
-    def _exchange(
+    def _reduce(
         self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
     ) -> tuple[list[Gradient], tf.Tensor]:
         inner = self._inner_state(variables)
@@ -321,7 +321,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     ) -> contextlib.AbstractContextManager[None]:
         if not self.exchange.preconditioner:
             return contextlib.nullcontext()
-        undivided = [v for v in variables if not self.exchange.divides(v)]
+        undivided = [v for v in variables if not self.exchange.is_preconditioned(v)]
         return momentum_only(self._core, undivided)
 
     def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, updates: Any) -> None:

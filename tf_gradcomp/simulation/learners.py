@@ -140,7 +140,7 @@ class Learners:
             if self._preconditioner:
                 gradients = keras_private.clip(self.model.optimizer, gradients)
             all_gradients.append(gradients)
-        reduced, finite, sent = self._exchange(all_gradients, similarity)
+        reduced, finite, sent = self._reduce(all_gradients, similarity)
         self._step += 1
         if finite:
             self._apply(reduced)
@@ -154,7 +154,7 @@ class Learners:
             similarity=self._last_similarity if similarity else None,
         )
 
-    def _exchange(
+    def _reduce(
         self, all_gradients: list[list[Gradient]], similarity: bool
     ) -> tuple[list[Gradient], tf.Tensor, list[Sent]]:
         """Reduced gradients, whether the step is to be taken, and what each learner sent."""
@@ -176,7 +176,7 @@ class Learners:
             for rank, of_one in enumerate(all_gradients)
         ]
         if similarity:
-            steps = [dataclasses.replace(s, inputs=s.inputs.divided()) for s in steps]
+            steps = [dataclasses.replace(s, inputs=s.inputs.preconditioned()) for s in steps]
         wanted = self._wanted(together, steps) if similarity else []
         ends: list[InLockstep[Stepped]] = by_stage(
             self.compressor,

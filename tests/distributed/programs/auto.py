@@ -20,7 +20,7 @@ report(
     {
         "chosen": exchange.chosen.name,
         "preconditioned": exchange.preconditioner is not None,
-        "helped": exchange.chosen.behind_second_moment,
+        "helped": exchange.chosen.helped_by_precondition,
         "state": sorted(exchange.state),
         "predicted": [[one.method, one.step, one.payload_bytes] for one in advice.predictions],
         "best": advice.best,
