@@ -1,13 +1,11 @@
 """Chooses a compressor by a probe, through both doors; and says what `gc.advise` says: WAY."""
 
 import keras
-import tensorflow as tf
 from common import Setup, argument, dense_model, digits, exchange_of, report, state_digest
 
 import tf_gradcomp as gc
 
 WAY = argument(1)
-tf.get_logger().setLevel("INFO")
 setup = Setup(WAY, "auto")
 model = setup.model(
     dense_model, lambda: setup.wrap(keras.optimizers.Adam(1e-2), precondition="auto")
@@ -18,9 +16,9 @@ model.fit(*digits(64), batch_size=16, verbose=0, shuffle=False)
 exchange = exchange_of(setup, model)
 report(
     {
-        "chosen": exchange.chosen.name,
+        "chosen": exchange.compressor.name,
         "preconditioned": exchange.preconditioner is not None,
-        "helped": exchange.chosen.helped_by_precondition,
+        "helped": exchange.compressor.helped_by_precondition,
         "state": sorted(exchange.state),
         "predicted": [[one.method, one.step, one.payload_bytes] for one in advice.predictions],
         "best": advice.best,
