@@ -115,7 +115,6 @@ def jobs(
     methods: Sequence[str],
     longest: int,
     *,
-    whole: bool = False,
     first: bool = True,
 ) -> Job:
     """One job of a program.
@@ -125,7 +124,6 @@ def jobs(
         program: Which it is to be one of.
         methods: Its compressor is one of these.
         longest: How many updates there are at most.
-        whole: Whether each step has a gradient for each variable.
         first: Whether it goes on from none.
     """
     warms_up = any("warmup" in method for method in methods)
@@ -135,7 +133,7 @@ def jobs(
     numbers = list(range(len(program.shapes)))
     all_of_them = st.just(tuple(numbers))
     subsets = st.lists(st.sampled_from(numbers), min_size=1, unique=True).map(sorted).map(tuple)
-    with_gradient = all_of_them if whole else st.one_of(all_of_them, subsets, subsets)
+    with_gradient = st.one_of(all_of_them, subsets, subsets)
     can_skip = replicas > 1 or (program.scaler and program.micro_steps == 1)
     steps: list[Step] = []
     for _ in range(draw(st.integers(1, longest))):
@@ -170,14 +168,6 @@ def dense_programs(draw: Any, *, accumulating: bool = False) -> Program:
     limit = draw(st.sampled_from([2**26, 10])) if tables else 2**26
     program = Program(shapes, optimizer, settings, (), tables, scaler, limit)
     return _with_jobs(draw, program, st.integers(1, 2), WHOLE, 4)
-
-
-@st.composite
-def container_programs(draw: Any) -> Program:
-    """With two optimizers in one."""
-    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3).map(tuple))
-    program = Program(shapes, "MultiOptimizer", {"learning_rate": draw(_RATES)}, ())
-    return _with_jobs(draw, program, st.just(1), WHOLE, 3, whole=True)
 
 
 @st.composite
@@ -269,11 +259,7 @@ def _with_jobs(
     count: st.SearchStrategy[int],
     methods: Sequence[str],
     longest: int,
-    *,
-    whole: bool = False,
 ) -> Program:
     number = draw(count)
-    drawn = [
-        draw(jobs(program, methods, longest, whole=whole, first=i == 0)) for i in range(number)
-    ]
+    drawn = [draw(jobs(program, methods, longest, first=i == 0)) for i in range(number)]
     return dataclasses.replace(program, jobs=tuple(drawn))

@@ -87,11 +87,6 @@ def test_whole_gradients_accumulate_as_in_the_inner_optimizer(program):
     checks.trains_as_the_inner_optimizer(program)
 
 
-@programs(strategies.container_programs(), 10)
-def test_whole_gradients_train_as_several_inner_optimizers(program):
-    checks.trains_as_the_inner_optimizer(program)
-
-
 @programs(strategies.lossless_programs(), 50)
 def test_nothing_is_lost(program):
     checks.loses_nothing(program)
