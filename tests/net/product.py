@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -76,7 +77,8 @@ class Running:
             )
             for of_all in zip(*gradients, strict=True)
         ]
-        self._run(step.given)(tensors)
+        with self._listening():
+            self._run(step.given)(tensors)
 
     def weights(self) -> list[np.ndarray]:
         return [variable.numpy() for variable in self.variables]
@@ -87,11 +89,16 @@ class Running:
 
     def left(self) -> list[np.ndarray]:
         """What is not applied yet of the gradients of each variable."""
-        scale = gc.compressors.get(self.job.compressor).residual_scale
-        residuals = self.compressed.exchange.residuals
-        if not residuals:
+        exchange = self.compressed.exchange
+        if not self.keeps_residuals():
             return [np.zeros(shape) for shape in self.program.shapes]
-        return [np.float64(residual.numpy()) / scale for residual in residuals]
+        scales = exchange.facts.residual_scale.numpy()
+        pairs = zip(exchange.residuals, scales, strict=True)
+        return [np.float64(residual.numpy()) / scale for residual, scale in pairs]
+
+    def keeps_residuals(self) -> bool:
+        """Whether there is a place for what is not applied yet."""
+        return bool(self.compressed.exchange.residuals)
 
     def unequal(self) -> list[str]:
         """Of which variables the replicas have different values."""
@@ -118,16 +125,22 @@ class Running:
         return ["some, on another worker"] if len(set(of_all.numpy())) > 1 else []
 
     def resume(self, before: Running) -> None:
-        """Takes over all state; `said` is what the log warned of meanwhile."""
-        original = tf.get_logger().warning
-        tf.get_logger().warning = lambda text, *args: self.said.append(text % args)
-        try:
+        """Takes over all state."""
+        with self._listening():
             if self.job.resumes == STORE:
                 _by_stores(before, self)
             else:
                 with tempfile.TemporaryDirectory() as folder:
                     form = _by_checkpoint if self.job.resumes == CHECKPOINT else _by_weights
                     form(before, self, pathlib.Path(folder))
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Within it, what the log warns of goes to `said`."""
+        original = tf.get_logger().warning
+        tf.get_logger().warning = lambda text, *args: self.said.append(text % args)
+        try:
+            yield
         finally:
             tf.get_logger().warning = original
 
