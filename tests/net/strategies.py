@@ -198,7 +198,8 @@ def lossless_programs(
     else:
         scaler = draw(st.sampled_from([None, None, "inside", "around"]))
     program = Program(shapes, "SGD", settings, (), tables, scaler)
-    return _with_jobs(draw, program, st.integers(min(2, most_jobs), most_jobs), methods, 4)
+    count = st.integers(min(2, most_jobs), most_jobs)
+    return draw(_with_rivals(_with_jobs(draw, program, count, methods, 4)))
 
 
 @st.composite
@@ -225,6 +226,17 @@ def scaled_programs(draw: Any) -> Program:
 
 
 @st.composite
+def _with_rivals(draw: Any, program: Program) -> Program:
+    """The same program, some of whose methods may be a choice."""
+    rivals = st.sampled_from([None, None, "no_compression", "scalecom(rates=3, beta=0.25)"])
+    several = [
+        job if job.collective else dataclasses.replace(job, rival=draw(rivals))
+        for job in program.jobs
+    ]
+    return dataclasses.replace(program, jobs=tuple(several))
+
+
+@st.composite
 def paced_programs(draw: Any) -> Program:
     """Of Adam's family in two jobs, with other settings each."""
     optimizer = draw(st.sampled_from(PRECONDITIONED))
@@ -234,7 +246,7 @@ def paced_programs(draw: Any) -> Program:
     program = Program(((3, 4), (9,)), optimizer, settings, ())
     before, after = draw(st.sampled_from([(None, "auto"), ("auto", None), ("auto", "auto")]))
     both = (draw(_paced(program, 40, before)), draw(_paced(program, 10, after)))
-    return dataclasses.replace(program, jobs=both)
+    return draw(_with_rivals(dataclasses.replace(program, jobs=both)))
 
 
 @st.composite
