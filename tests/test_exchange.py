@@ -174,7 +174,7 @@ def test_counts_what_travels_sparse(replicas, alone, index):
     for _ in range(2):
         step([ones(1)] * replicas)
     table, bias = 4 * 2 * (1 + 30), 0 if alone else 8 + 4 * 30
-    apart = 4 + table  # with the number of slices
+    apart = 8 + table  # with a tag and the number of slices
     whole = 0 if alone else 56 + bias
     lengths = 4 if alone else 8  # gathered ahead
     assert exchanging.exchange.traffic() == Traffic(

@@ -188,6 +188,13 @@ def test_step_counter_counts_accumulating_steps(variable):
     assert int(optimizer.iterations) == 0
 
 
+def test_accumulators(variable):
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    optimizer.apply([tf.ones(2)], [variable])
+    (total,) = keras_private.accumulators(optimizer)
+    np.testing.assert_array_equal(total.numpy(), [1, 1])
+
+
 def test_on_loss_scaled_apply(monkeypatch, optimizer, variable):
     scaler = keras.optimizers.LossScaleOptimizer
     monkeypatch.setattr(scaler, "apply", scaler.apply)  # put back at the end

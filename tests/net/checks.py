@@ -18,12 +18,14 @@ def trains_as_the_inner_optimizer(program: Program) -> None:
     """Methods that send everything train as the inner optimizer alone, on the sums of gradients."""
     plain = Plain(program)
     for running, before in jobs_of(program):
-        if any(lost.any() for lost in _lost(running, before)):
+        lost = _lost(running, before)
+        if any(left.any() for left in lost):
             plain.kept.clear()
         for steps in program.rounds(running.job):
             keeps = _take(running, steps)
             plain.update(running.job, steps, keeps)
             _assert_near(running.weights(), [v.numpy() for v in plain.variables], "weights")
+        _assert_said(running, lost)
         slots = plain.optimizer.variables
         names = [variable.path for variable in slots]
         of_running = [variable.numpy() for variable in running.slots()]
@@ -65,6 +67,7 @@ def loses_nothing(program: Program, rounding: float = 1e-5) -> None:
                 left = running.left()
                 stuck = [v for v in means(program, running.job, steps) if left[v].any()]
                 assert not stuck, f"never applied, of variables {stuck}, after {steps}"
+        _assert_said(running, lost)
         given = [total - gone for total, gone in zip(given, lost, strict=True)]
 
 
@@ -112,12 +115,16 @@ def _exchanges(running: Running) -> int:
 
 
 def _lost(running: Running, before: Running | None) -> list[np.ndarray]:
-    """What the log says is lost: all that was left, where nothing of it is there any more."""
-    none = [np.zeros(shape) for shape in running.program.shapes]
-    warned = any("residual" in text for text in running.said)
-    if before is None or not warned or any(left.any() for left in running.left()):
-        return none
+    """What is lost with the job before: all that was left, where nothing has a place for it."""
+    if before is None or running.keeps_residuals():
+        return [np.zeros(shape) for shape in running.program.shapes]
     return before.left()
+
+
+def _assert_said(running: Running, lost: Sequence[np.ndarray]) -> None:
+    """The log has told of what is lost, at the latest with the first step."""
+    if any(left.any() for left in lost):
+        assert any("residual" in text for text in running.said), f"lost in silence: {lost}"
 
 
 def _lengths(program: Program) -> list[float]:

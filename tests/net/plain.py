@@ -25,14 +25,7 @@ from tf_gradcomp.policy import GradientSpec
 
 
 def inner_optimizer(program: Program) -> keras.optimizers.Optimizer:
-    """The optimizer that a program wraps; `"MultiOptimizer"` has one for the first variable."""
-    if program.optimizer == "MultiOptimizer":
-        return keras.optimizers.MultiOptimizer(
-            keras.optimizers.OptimizerMap(
-                keras.optimizers.SGD(**program.settings),
-                {".*layer0.*": keras.optimizers.Adam(**program.settings)},
-            )
-        )
+    """The optimizer that a program wraps."""
     return getattr(keras.optimizers, program.optimizer)(**program.settings)
 
 
@@ -58,7 +51,10 @@ class Plain:
         if not bad:
             for step in steps:
                 self._apply(job, step)
-        elif keeps:
+            return
+        for _ in steps[1:]:
+            self._average()
+        if keeps:
             for variable, mean in means(self.program, job, steps, without=bad).items():
                 if not self.program.stays_sparse(variable):
                     self.kept[variable] = self.kept.get(variable, 0) + mean
@@ -67,13 +63,23 @@ class Plain:
         of_all = [gradients_of(self.program, step, r) for r in range(job.replicas)]
         gradients = []
         for variable, of_one in zip(step.given, zip(*of_all, strict=True), strict=True):
-            total = self._total(variable, of_one)
+            total = self._total(job, variable, of_one)
             if variable in self.kept:
                 total = dense(total) + self.kept.pop(variable) * self.program.micro_steps
             gradients.append(_tensor(total))
         self.optimizer.apply(gradients, [self.variables[i] for i in step.given])
 
-    def _total(self, variable: int, gradients: Sequence[Gradient]) -> Gradient:
+    def _average(self) -> None:
+        """What Keras does on a step that accumulates, besides."""
+        optimizer = self.optimizer
+        if not optimizer.use_ema:
+            return
+        optimizer._update_model_variables_moving_average(self.variables)
+        every = optimizer.ema_overwrite_frequency
+        if every and (int(optimizer.iterations) + 1) % every == 0:
+            optimizer._overwrite_model_variables_with_average_value(self.variables)
+
+    def _total(self, job: Job, variable: int, gradients: Sequence[Gradient]) -> Gradient:
         if variable not in self.program.tables:
             return np.sum(gradients, 0, dtype=np.float32)
         joined = Slices(
@@ -81,7 +87,8 @@ class Plain:
             np.concatenate([gradient.indices for gradient in gradients]),
             self.program.shapes[variable],
         )
-        whole = len(gradients) == 1 or self.program.stays_sparse(variable)
+        gathered = gc.compressors.get(job.compressor).keeps_slices
+        whole = job.replicas == 1 or gathered or self.program.stays_sparse(variable)
         return joined if whole else joined.merged()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -28,6 +29,9 @@ from tests.net.program import (
     initial,
 )
 from tests.replicas import collective, copies, mirrored, per_replica
+from tf_gradcomp.advice import choice
+from tf_gradcomp.advice.cost_model import Prediction
+from tf_gradcomp.advice.probe import Probed
 
 SCALER = {"initial_scale": 8.0, "dynamic_growth_steps": 3}
 
@@ -60,7 +64,8 @@ class Running:
             self.model = keras.Sequential([keras.Input((1,)), *_layers(program)], name="net")
             self.compressed, self.outer = _optimizers(program, job)
             self.model.compile(self.outer)
-            self.outer.build(self.model.trainable_variables)
+            with _choosing_the_first():
+                self.outer.build(self.model.trainable_variables)
         self.variables = self.model.trainable_variables
         self.said: list[str] = []
         self._traced: dict[tuple[int, ...], Any] = {}
@@ -76,7 +81,8 @@ class Running:
             )
             for of_all in zip(*gradients, strict=True)
         ]
-        self._run(step.given)(tensors)
+        with self._listening():
+            self._run(step.given)(tensors)
 
     def weights(self) -> list[np.ndarray]:
         return [variable.numpy() for variable in self.variables]
@@ -87,11 +93,16 @@ class Running:
 
     def left(self) -> list[np.ndarray]:
         """What is not applied yet of the gradients of each variable."""
-        scale = gc.compressors.get(self.job.compressor).residual_scale
-        residuals = self.compressed.exchange.residuals
-        if not residuals:
+        exchange = self.compressed.exchange
+        if not self.keeps_residuals():
             return [np.zeros(shape) for shape in self.program.shapes]
-        return [np.float64(residual.numpy()) / scale for residual in residuals]
+        scales = exchange.facts.residual_scale.numpy()
+        pairs = zip(exchange.residuals, scales, strict=True)
+        return [np.float64(residual.numpy()) / scale for residual, scale in pairs]
+
+    def keeps_residuals(self) -> bool:
+        """Whether there is a place for what is not applied yet."""
+        return bool(self.compressed.exchange.residuals)
 
     def unequal(self) -> list[str]:
         """Of which variables the replicas have different values."""
@@ -118,16 +129,22 @@ class Running:
         return ["some, on another worker"] if len(set(of_all.numpy())) > 1 else []
 
     def resume(self, before: Running) -> None:
-        """Takes over all state; `said` is what the log warned of meanwhile."""
-        original = tf.get_logger().warning
-        tf.get_logger().warning = lambda text, *args: self.said.append(text % args)
-        try:
+        """Takes over all state."""
+        with self._listening():
             if self.job.resumes == STORE:
                 _by_stores(before, self)
             else:
                 with tempfile.TemporaryDirectory() as folder:
                     form = _by_checkpoint if self.job.resumes == CHECKPOINT else _by_weights
                     form(before, self, pathlib.Path(folder))
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Within it, what the log warns of goes to `said`."""
+        original = tf.get_logger().warning
+        tf.get_logger().warning = lambda text, *args: self.said.append(text % args)
+        try:
+            yield
         finally:
             tf.get_logger().warning = original
 
@@ -184,13 +201,28 @@ def _layers(program: Program) -> list[Holder]:
 def _optimizers(program: Program, job: Job) -> tuple[gc.CompressedOptimizer, Any]:
     scaled = keras.optimizers.LossScaleOptimizer
     inner = inner_optimizer(program)
+    method = gc.compressors.Auto([job.compressor, job.rival]) if job.rival else job.compressor
     compressed = gc.CompressedOptimizer(
         scaled(inner, **SCALER) if program.scaler == "inside" else inner,
-        job.compressor,
+        method,
         gc.Policy(max_dense_elements=program.max_dense_elements),
         precondition=job.precondition,
     )
     return compressed, scaled(compressed, **SCALER) if program.scaler == "around" else compressed
+
+
+@contextlib.contextmanager
+def _choosing_the_first() -> Iterator[None]:
+    """Within it, `Auto` predicts its first candidate to be the fastest."""
+
+    def predicted(group: Any, specs: Any, candidates: Any, effort: Any) -> Probed:
+        return Probed([Prediction("", 0, i, 0, 0, 0, 0, 0) for i, _ in enumerate(candidates)], {})
+
+    original, choice.probe = choice.probe, predicted
+    try:
+        yield
+    finally:
+        choice.probe = original
 
 
 def _core(optimizer: Any) -> Any:

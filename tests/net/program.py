@@ -55,6 +55,7 @@ class Job(Short):
         replicas: How many take part.
         compressor: As `gc.compressors.get` understands it.
         steps: In turn.
+        rival: Another one, if `compressor` is what `gc.compressors.Auto` has chosen of the two.
         precondition: Of `gc.CompressedOptimizer`.
         collective: Whether the replicas talk by TensorFlow's collectives, which is for two.
         graph: Whether steps are traced; otherwise they run eagerly.
@@ -65,6 +66,7 @@ class Job(Short):
     replicas: int
     compressor: str
     steps: tuple[Step, ...]
+    rival: str | None = None
     precondition: str | None = None
     collective: bool = False
     graph: bool = False

@@ -115,7 +115,6 @@ def jobs(
     methods: Sequence[str],
     longest: int,
     *,
-    whole: bool = False,
     first: bool = True,
 ) -> Job:
     """One job of a program.
@@ -125,7 +124,6 @@ def jobs(
         program: Which it is to be one of.
         methods: Its compressor is one of these.
         longest: How many updates there are at most.
-        whole: Whether each step has a gradient for each variable.
         first: Whether it goes on from none.
     """
     warms_up = any("warmup" in method for method in methods)
@@ -135,7 +133,7 @@ def jobs(
     numbers = list(range(len(program.shapes)))
     all_of_them = st.just(tuple(numbers))
     subsets = st.lists(st.sampled_from(numbers), min_size=1, unique=True).map(sorted).map(tuple)
-    with_gradient = all_of_them if whole else st.one_of(all_of_them, subsets, subsets)
+    with_gradient = st.one_of(all_of_them, subsets, subsets)
     can_skip = replicas > 1 or (program.scaler and program.micro_steps == 1)
     steps: list[Step] = []
     for _ in range(draw(st.integers(1, longest))):
@@ -173,14 +171,6 @@ def dense_programs(draw: Any, *, accumulating: bool = False) -> Program:
 
 
 @st.composite
-def container_programs(draw: Any) -> Program:
-    """With two optimizers in one."""
-    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3).map(tuple))
-    program = Program(shapes, "MultiOptimizer", {"learning_rate": draw(_RATES)}, ())
-    return _with_jobs(draw, program, st.just(1), WHOLE, 3, whole=True)
-
-
-@st.composite
 def lossless_programs(
     draw: Any,
     methods: Sequence[str] = (*LOSSLESS, *WARMED_UP),
@@ -208,7 +198,8 @@ def lossless_programs(
     else:
         scaler = draw(st.sampled_from([None, None, "inside", "around"]))
     program = Program(shapes, "SGD", settings, (), tables, scaler)
-    return _with_jobs(draw, program, st.integers(min(2, most_jobs), most_jobs), methods, 4)
+    count = st.integers(min(2, most_jobs), most_jobs)
+    return draw(_with_rivals(_with_jobs(draw, program, count, methods, 4)))
 
 
 @st.composite
@@ -235,6 +226,17 @@ def scaled_programs(draw: Any) -> Program:
 
 
 @st.composite
+def _with_rivals(draw: Any, program: Program) -> Program:
+    """The same program, some of whose methods may be a choice."""
+    rivals = st.sampled_from([None, None, "no_compression", "scalecom(rates=3, beta=0.25)"])
+    several = [
+        job if job.collective else dataclasses.replace(job, rival=draw(rivals))
+        for job in program.jobs
+    ]
+    return dataclasses.replace(program, jobs=tuple(several))
+
+
+@st.composite
 def paced_programs(draw: Any) -> Program:
     """Of Adam's family in two jobs, with other settings each."""
     optimizer = draw(st.sampled_from(PRECONDITIONED))
@@ -244,7 +246,7 @@ def paced_programs(draw: Any) -> Program:
     program = Program(((3, 4), (9,)), optimizer, settings, ())
     before, after = draw(st.sampled_from([(None, "auto"), ("auto", None), ("auto", "auto")]))
     both = (draw(_paced(program, 40, before)), draw(_paced(program, 10, after)))
-    return dataclasses.replace(program, jobs=both)
+    return draw(_with_rivals(dataclasses.replace(program, jobs=both)))
 
 
 @st.composite
@@ -269,11 +271,7 @@ def _with_jobs(
     count: st.SearchStrategy[int],
     methods: Sequence[str],
     longest: int,
-    *,
-    whole: bool = False,
 ) -> Program:
     number = draw(count)
-    drawn = [
-        draw(jobs(program, methods, longest, whole=whole, first=i == 0)) for i in range(number)
-    ]
+    drawn = [draw(jobs(program, methods, longest, first=i == 0)) for i in range(number)]
     return dataclasses.replace(program, jobs=tuple(drawn))

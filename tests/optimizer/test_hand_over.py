@@ -81,6 +81,10 @@ def sgd():
     return keras.optimizers.SGD(1.0)
 
 
+def accumulating():
+    return keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+
+
 def adam():
     return keras.optimizers.Adam(0.01)
 
@@ -111,7 +115,7 @@ def test_variables_trained_in_turn_each_get_what_was_left_of_them(order):
         assert not after.left(name).any()
 
 
-@pytest.mark.parametrize(("old", "new"), itertools.permutations([1.0, 0.5, 0.1], 2))
+@pytest.mark.parametrize(("old", "new"), [*itertools.permutations([1.0, 0.5, 0.1], 2)])
 def test_another_beta_of_scalecoms_filter_loses_nothing(old, new):
     job = Job(2, sgd, f"scalecom(rates=5, beta={old})")
     given = [gradients_at(step, 2) for step in range(3)]
@@ -123,6 +127,25 @@ def test_another_beta_of_scalecoms_filter_loses_nothing(old, new):
         total = sum(of_one[i] for gradients in given for of_one in gradients)
         left = after.left(name) / new
         np.testing.assert_allclose(left - after.variables[i].numpy(), total, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["store", "checkpoint"])
+@pytest.mark.parametrize(("before", "after"), [*itertools.product([1, 2, 3], repeat=2)])
+def test_a_round_of_accumulation_goes_on_in_the_next_job(tmp_path, form, before, after):
+    job = Job(before, accumulating, "top_k(density=1.0)")
+    given = gradients_at(0, before)
+    job.step(given)
+    if form == "store":
+        other = job.resumed(after, accumulating, "top_k(density=1.0)")
+    else:
+        other = Job(after, accumulating, "top_k(density=1.0)")
+        path = tf.train.Checkpoint(optimizer=job.optimizer).save(tmp_path / "checkpoint")
+        tf.train.Checkpoint(optimizer=other.optimizer).restore(path).assert_consumed()
+    of_others = gradients_at(1, after)
+    other.step(of_others)
+    for i, value in enumerate(other.values()):
+        total = sum(of_one[i] for of_one in [*given, *of_others])
+        np.testing.assert_allclose(-value, total / 2, rtol=1e-5, atol=1e-6)
 
 
 HAND_OVERS = {

@@ -12,7 +12,7 @@ from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.distribute.lockstep import handles, new_state
+from tf_gradcomp.distribute.lockstep import handles, new_job_state, new_state
 from tf_gradcomp.distribute.replica_step import ReplicaStep
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec
 
@@ -51,7 +51,10 @@ class Sample:
         self, compressor: Compressor, preconditioner: Preconditioner | None, agree: Agree
     ) -> Work:
         """What a method does in a step of the whole model; see `CodecSpeed`."""
+        while compressor.phases:  # the last one is what a long job is made of
+            compressor = compressor.phases[-1]
         state = new_state(compressor, self._specs, preconditioner)
+        job_state = new_job_state(compressor, self._specs)
         compressed = self._size**-0.5 if preconditioner else 1.0
         for residual in state.get(RESIDUAL, ()):
             residual.assign(self._random.normal(residual.shape, stddev=_RESIDUAL * compressed))
@@ -76,6 +79,7 @@ class Sample:
                 self._rank,
                 self._size,
                 second_moments,
+                job_state,
             )
 
         speed = CodecSpeed(compressor, next_step, self._draw)

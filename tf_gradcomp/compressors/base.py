@@ -39,14 +39,24 @@ class JobStateSpec:
 
     Attributes:
         shape: Its shape.
-        dtype: The name of its dtype.
+        dtype: The name of its dtype; a float, unless it is shared.
         shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all.
             Otherwise a checkpoint holds the sum over the replicas, and each of N gets 1/N of it.
+
+    Raises:
+        ValueError: If it cannot be shared out.
     """
 
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     shared: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.shared and not tf.as_dtype(self.dtype).is_floating:
+            raise ValueError(
+                f"JobStateSpec: {self.dtype} cannot be shared out among another number of replicas; "
+                "use a float dtype, or shared=True."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

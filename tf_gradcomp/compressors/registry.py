@@ -25,7 +25,14 @@ _classes: dict[str, type[Any]] = {}
 
 def register(class_: type[Any]) -> type[Any]:
     """Makes a class known by its name; every subclass of `Compressor` with a name is."""
-    _classes[class_.name] = class_
+    name = class_.name.lower()
+    known = _classes.get(name)
+    if known is not None and known.__qualname__ != class_.__qualname__:
+        raise ValueError(
+            f"compressor: the name {class_.name!r} of {class_.__qualname__} is that of "
+            f"{known.__qualname__} already; choose another."
+        )
+    _classes[name] = class_
     return class_
 
 

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tf_gradcomp.distribute.group import Group
 
+LATER_LIST_SECONDS = 600.0  # that the workers may be apart in tracing a step of other variables
+
 
 class GradientAgreement:
     """Compares with other workers, while a step is traced, which variables have gradients.
@@ -48,5 +50,6 @@ class GradientAgreement:
             facts["next action"] = "exchanging gradients"
             if step is not None and not self._agreed:
                 facts["exchanges so far"] = int(step().numpy())
-            self._group.agree(facts)
+            # The others may know this list, and be in a step with another one: then they never come.
+            self._group.agree(facts, LATER_LIST_SECONDS if self._agreed else None)
         self._agreed.add(given)

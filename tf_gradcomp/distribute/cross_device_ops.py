@@ -44,7 +44,7 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         self._policy = policy
         # An exchange lives as long as the first of its variables.
         self._exchanges: list[tuple[weakref.ref[tf.Variable], GradientExchange]] = []
-        self._variables: Sequence[Any] | None = None
+        self._exchanging: tuple[GradientExchange, Sequence[Any]] | None = None
 
     def find_exchange(self, variables: Sequence[Any]) -> GradientExchange | None:
         """The exchange that was built for `variables`, or for more than these; None if none was."""
@@ -61,25 +61,25 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         return exchange
 
     @contextlib.contextmanager
-    def gradients_of(self, variables: Sequence[Any]) -> Iterator[None]:
+    def gradients_of(self, exchange: GradientExchange, variables: Sequence[Any]) -> Iterator[None]:
         """Within this context, all-reduced values are the gradients of `variables`, one for each.
 
         Replicas of one process run in turn, and each enters the context for the same variables.
         """
-        self._variables = variables
+        self._exchanging = (exchange, variables)
         try:
             yield
         finally:
-            self._variables = None
+            self._exchanging = None
 
     def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
-        if self._variables is None:
+        if self._exchanging is None:
             return super()._all_reduce(reduce_op, value, replica_id, options)
 
         rank = tf_private.rank(tf.distribute.get_strategy(), replica_id)
         communicator = CollectiveCommunicator(self._launchers[replica_id], self._group_size, rank)
-        exchange = self.gradient_exchange(self._variables)
-        reduced, finite = exchange.reduce(value, self._variables, Member(communicator, replica_id))
+        exchange, variables = self._exchanging
+        reduced, finite = exchange.reduce(value, variables, Member(communicator, replica_id))
         return [_zeros_unless(finite, gradient) for gradient in reduced]
 
 
@@ -103,12 +103,14 @@ def reduce_gradients(
         raise ValueError("reduce_gradients must be called in a replica context, in strategy.run.")
     exchange = ops.gradient_exchange(variables)
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not present:
+        return list(gradients)
     values = [gradients[i] for i in present]
     reduced: list[Any] = list(gradients)
     if context.num_replicas_in_sync == 1:
         totals = exchange.flush(values, [variables[i] for i in present])
     else:
-        with ops.gradients_of([variables[i] for i in present]):
+        with ops.gradients_of(exchange, [variables[i] for i in present]):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
     for i, total in zip(present, totals, strict=True):
         reduced[i] = total

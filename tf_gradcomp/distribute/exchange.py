@@ -31,6 +31,7 @@ from tf_gradcomp.distribute.state import (
     job_state_specs,
     new_job_variables,
     new_variables,
+    residual_scale,
     shared_variable,
     state_specs,
 )
@@ -110,21 +111,22 @@ class GradientExchange(tf.Module):
             self.step = shared_variable(0, tf.int64, "exchange_step")
             self.skipped_steps = shared_variable(0, tf.int64, "skipped_steps")
             alone_in_process = group.is_collective and group.local_size == 1
-            keeps_residual = RESIDUAL in state_specs([chosen.compressor], specs)
+            scales = [residual_scale(compressor, specs) for compressor in compressors]
+            scale = scales[compressors.index(chosen.compressor)]
             self._parts = Parts(
-                group,
-                chosen.compressor,
-                chosen.preconditioner if group.size > 1 else None,
-                self._method.moments,
-                keeps_residual and group.size > 1,
-                specs,
-                self.state,
-                self.job_state,
-                self.facts,
-                self.step,
-                TrafficCounter(len(specs)),
-                WordsAhead() if alone_in_process else None,
-                self.policy.max_dense_elements,
+                group=group,
+                compressor=chosen.compressor,
+                preconditioner=chosen.preconditioner if group.size > 1 else None,
+                possible_preconditioner=self._method.moments,
+                residual_scale=scale if group.size > 1 else None,
+                specs=specs,
+                state=self.state,
+                job_state=self.job_state,
+                facts=self.facts,
+                step=self.step,
+                traffic=TrafficCounter(len(specs)),
+                ahead=WordsAhead() if alone_in_process else None,
+                max_dense_elements=self.policy.max_dense_elements,
             )
         self._numbers = _Numbers(variables)
         self._agreement = GradientAgreement(group)
@@ -148,7 +150,7 @@ class GradientExchange(tf.Module):
     @property
     def keeps_residual(self) -> bool:
         """Whether the compressor leaves anything for later steps."""
-        return self._parts.keeps_residual
+        return self._parts.residual_scale is not None
 
     def is_preconditioned(self, variable: Any) -> bool:
         """Whether the gradients of a variable are divided before they are exchanged."""
@@ -195,6 +197,8 @@ class GradientExchange(tf.Module):
                 different steps or to exchange different things.
         """
         self._check_may_run()
+        if not variables:
+            return [], tf.constant(True)
         self._warn_of_lost_residuals()
         numbers = [self._number(variable) for variable in variables]
         paths = [self.specs[number].path for number in numbers]
@@ -204,8 +208,7 @@ class GradientExchange(tf.Module):
         self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
         replica = ReplicaExchange(self._parts, numbers, member)
         replica.hand_over(inner, together)
-        if not self._parts.keeps_residual:
-            gradients = replica.with_what_waits(gradients, inner)
+        gradients = replica.with_what_waits(apart, gradients)
         reduced: list[Any] = list(gradients)
         finite = tf.constant(True)
         if apart:
@@ -222,7 +225,7 @@ class GradientExchange(tf.Module):
                 reduced[place] = sparse.as_given(gradient, total, rows)
                 if _dtype(gradient) == tf.float16:  # the sum is float32, and may not fit
                     finite &= all_finite([reduced[place]])
-        replica.settle(finite)
+        replica.settle(apart, together, finite)
         self.step.assign_add(1)
         self.count_skip(finite)
         return reduced, finite
@@ -243,12 +246,15 @@ class GradientExchange(tf.Module):
             scale: What the gradients will be divided by, such as a loss scale.
             inner: As for `reduce`. It gets its second moments back, if the replicas have them.
         """
+        if not variables:
+            return []
         self._warn_of_lost_residuals()
         numbers = [self._number(variable) for variable in variables]
         replica = ReplicaExchange(self._parts, numbers, None)
         replica.hand_over(inner, [])
-        gradients = replica.with_what_waits(gradients, inner, scale)
-        replica.settle(all_finite(gradients))
+        places = list(range(len(numbers)))
+        gradients = replica.with_what_waits(places, gradients, scale)
+        replica.settle(places, [], all_finite(gradients))
         return gradients
 
     def count_skip(self, finite: tf.Tensor) -> None:
@@ -303,15 +309,15 @@ class GradientExchange(tf.Module):
         """
         if not self.preconditioner:
             return
-        self._apart.update(apart)
-        self._together.update(together)
-        both = [self.specs[number].path for number in self._apart & self._together]
+        all_apart, all_together = {*self._apart, *apart}, {*self._together, *together}
+        both = [self.specs[number].path for number in all_apart & all_together]
         if both:
             raise ValueError(
                 f"The gradients of {', '.join(both)} came dense in one step and as slices in "
                 "another, and Adam's second moment can be kept for one of these only; use "
                 "precondition=None."
             )
+        self._apart, self._together = all_apart, all_together
 
     def _facts_of(self, specs: Sequence[GradientSpec]) -> dict[str, Any]:
         return {

@@ -67,7 +67,7 @@ class Group(abc.ABC):
         """The component of a variable that belongs to one of this process's replicas."""
 
     @abc.abstractmethod
-    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
+    def all_gather_on_host(self, value: tf.Tensor, seconds: float | None = None) -> tf.Tensor:
         """Gathers one small tensor of each process along axis 0, at once and not in a graph."""
 
     @property
@@ -85,19 +85,29 @@ class Group(abc.ABC):
     def devices(self) -> Sequence[str]:
         """The devices of this process's replicas."""
 
-    def agree(self, facts: Mapping[str, Any]) -> None:
-        """Compares `facts` over all processes; raises an error unless all are equal.
+    def agree(self, facts: Mapping[str, Any], seconds: float | None = None) -> None:
+        """Compares `facts` over all processes, and returns where all are equal.
 
-        It takes one small collective if they agree. All processes must call it in the same order.
+        One small collective where they agree, which all processes must call in the same order.
 
         Args:
             facts: JSON-serializable values by name.
+            seconds: How long to wait for the others; by default without an end.
 
         Raises:
-            WorkersDisagreeError: On every process, naming which differ and in what.
+            WorkersDisagreeError: On every process, naming which differ and in what; or on this one,
+                if the others do not come to compare.
         """
-        if self.processes > 1:
-            handshake.compare(facts, self.all_gather_on_host)
+        if self.processes == 1:
+            return
+        try:
+            handshake.compare(facts, lambda value: self.all_gather_on_host(value, seconds))
+        except tf.errors.DeadlineExceededError as error:
+            raise handshake.WorkersDisagreeError(
+                f"This worker has waited {seconds} seconds for the others to compare {dict(facts)}: "
+                "they do something else. All workers must run the same program, and must not "
+                "decide by their own data what they train."
+            ) from error
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
         """The largest of each number over all processes, which wait for each other here."""
@@ -158,9 +168,9 @@ class StrategyGroup(Group):
         """The replica's component of a distributed variable."""
         return self.strategy.experimental_local_results(variable)[local_replica]
 
-    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
+    def all_gather_on_host(self, value: tf.Tensor, seconds: float | None = None) -> tf.Tensor:
         """Gathers in a group of its own, apart from the collectives of steps."""
-        return tf_private.host_all_gather(self.strategy, value)
+        return tf_private.host_all_gather(self.strategy, value, seconds)
 
     @property
     def processes(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.distribute import sparse
+from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
 from tf_gradcomp.distribute.gradients import all_finite, plus_residual
 from tf_gradcomp.distribute.group import Group, Member
@@ -39,8 +40,8 @@ class Parts:
         group: The replicas.
         compressor: The method in use.
         preconditioner: What divides gradients before they are compressed, if anything.
-        moments: The preconditioner that the inner optimizer allows, if any.
-        keeps_residual: Whether the compressor leaves anything for later steps.
+        possible_preconditioner: What could be in front of it, if the inner optimizer allows any.
+        residual_scale: That of the compressor's residual; None if it keeps none.
         specs: What is known of all gradients.
         state: The variables that all candidates keep, by name, in the order of `specs`.
         job_state: What they keep for the whole job, by name.
@@ -54,8 +55,8 @@ class Parts:
     group: Group
     compressor: Compressor
     preconditioner: Preconditioner | None
-    moments: Preconditioner | None
-    keeps_residual: bool
+    possible_preconditioner: Preconditioner | None
+    residual_scale: float | None
     specs: Sequence[GradientSpec]
     state: Mapping[str, Sequence[tf.Variable]]
     job_state: Mapping[str, tf.Variable]
@@ -90,7 +91,6 @@ class ReplicaExchange:
         self._numbers = list(numbers)
         self._local_replica = member.local_replica if member else 0
         self._communicator = member.communicator if member else None
-        self._waited: tf.Tensor | None = None
 
     def hand_over(self, inner: InnerState | None, preconditioned: Sequence[int]) -> None:
         """Converts restored state for this job, where the job that saved it had other settings.
@@ -104,7 +104,7 @@ class ReplicaExchange:
             parts.preconditioner is not None and place in preconditioned
             for place in range(len(self._numbers))
         ]
-        scale = parts.compressor.residual_scale if parts.keeps_residual else 1.0
+        scale = 1.0 if parts.residual_scale is None else parts.residual_scale
         taken, scales = self._fact(facts.moments_taken), self._fact(facts.residual_scale)
 
         def change() -> None:
@@ -114,8 +114,9 @@ class ReplicaExchange:
                 self._move_moments(inner, taken, takes)
             for place, residual in enumerate(self._state().get(RESIDUAL, [])):
                 residual.assign(residual.read_value() * (scale / scales[place]))
-            self._set_fact(facts.moments_taken, takes)
-            self._set_fact(facts.residual_scale, [scale] * len(takes))
+            every = range(len(self._numbers))
+            self._set_fact(facts.moments_taken, takes, every)
+            self._set_fact(facts.residual_scale, [scale] * len(takes), every)
 
         right = tf.logical_and(
             tf.reduce_all(tf.equal(taken, takes)), tf.reduce_all(tf.equal(scales, scale))
@@ -133,95 +134,111 @@ class ReplicaExchange:
     def _handover(self, inner: InnerState) -> HandOver:
         state = self._state()
         moments = {name: state[name] for name in inner.moments}
-        preconditioner = self._parts.moments
+        preconditioner = self._parts.possible_preconditioner
         if preconditioner is None:
             raise RuntimeError("There is nothing to hand over without second moments.")
         residuals = state.get(RESIDUAL, [])
         return HandOver(preconditioner, inner, moments, residuals, self._parts.group.size)
 
     def with_what_waits(
-        self,
-        gradients: Gradients,
-        inner: InnerState | None,
-        scale: tf.Tensor | float = 1.0,
+        self, places: Sequence[int], gradients: Gradients, scale: tf.Tensor | float = 1.0
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """The gradients plus their residuals, where any is left; `settle` then clears these.
+        """The gradients; to some, what is left in their residuals is added. `settle` clears these.
 
         Args:
+            places: Of the gradients that the compressor does not exchange.
             gradients: The gradients of this replica.
-            inner: The state of the inner optimizer.
             scale: What the gradients will be divided by.
         """
         residuals = self._state().get(RESIDUAL, [])
-        if not residuals:
+        if not residuals or not places:
             return list(gradients)
-        self._waited = tf.reduce_any(self._fact(self._parts.facts.residual_waits))
+        given = [gradients[place] for place in places]
+        wanted = tf.logical_and(self._waits(places), all_finite(given))
 
         def added() -> list[tf.Tensor | tf.IndexedSlices]:
-            waiting = [residual.read_value() for residual in residuals]
-            if inner is not None and self._parts.preconditioner:
-                taken = tf.unstack(self._fact(self._parts.facts.moments_taken), len(waiting))
-                roots = self._handover(inner).roots
-                waiting = [
-                    residual * tf.where(is_taken, roots(place), tf.ones_like(residual))
-                    for place, (residual, is_taken) in enumerate(zip(waiting, taken, strict=True))
-                ]
             return [
-                plus_residual(gradient, residual * scale)
-                for gradient, residual in zip(gradients, waiting, strict=True)
+                plus_residual(gradient, residuals[place].read_value() * scale)
+                for place, gradient in zip(places, given, strict=True)
             ]
 
-        return tf.cond(
-            tf.logical_and(self._waited, all_finite(gradients)), added, lambda: list(gradients)
-        )
+        sums = list(gradients)
+        found = tf.cond(wanted, added, lambda: given)
+        for place, gradient in zip(places, found, strict=True):
+            sums[place] = gradient
+        return sums
 
-    def settle(self, finite: tf.Tensor) -> None:
-        """Notes after a step what is left to be sent."""
-        facts = self._parts.facts
+    def settle(self, apart: Sequence[int], together: Sequence[int], finite: tf.Tensor) -> None:
+        """Notes after a step what is left to be sent.
+
+        Args:
+            apart: Places of the gradients to which what was left has been added.
+            together: Places of those that the compressor has exchanged.
+            finite: Whether the step is taken.
+        """
+        facts, state = self._parts.facts, self._state()
         if self._communicator:
             self._parts.traffic.count_exchange(self._local(self._parts.traffic.totals))
-        if self._parts.keeps_residual:
-            self._set_fact(facts.residual_waits, [True] * len(self._numbers))
-        elif self._waited is not None:
+        if RESIDUAL not in state:
+            return
+        done = list(apart)
+        if self._parts.residual_scale is None:
+            done += together  # their residuals are cleared already; see `ReplicaStep.talk`
+        elif together:
+            self._set_fact(facts.residual_waits, [True] * len(together), together)
+        if not done:
+            return
 
-            def clear() -> None:
-                for residual in self._state()[RESIDUAL]:
-                    residual.assign(tf.zeros_like(residual))
-                self._set_fact(facts.residual_waits, [False] * len(self._numbers))
+        def clear() -> None:
+            for place in apart:
+                residual = state[RESIDUAL][place]
+                residual.assign(tf.zeros_like(residual))
+            self._set_fact(facts.residual_waits, [False] * len(done), done)
 
-            tf.cond(tf.logical_and(self._waited, finite), clear, lambda: None)
+        tf.cond(tf.logical_and(self._waits(done), finite), clear, lambda: None)
+
+    def _waits(self, places: Sequence[int]) -> tf.Tensor:
+        """Whether anything may be left in some residuals."""
+        waits = self._fact(self._parts.facts.residual_waits)
+        return tf.reduce_any(tf.gather(waits, list(places)))
 
     def sum_apart(
         self, places: Sequence[int], slices: Sequence[tf.IndexedSlices]
     ) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
         """Sums slices uncompressed; returns the sums, and whether all of them are finite."""
-        parts, communicator = self._parts, self._reached()
-        size = communicator.size
-        large = [i for i, p in enumerate(places) if parts.is_large(self._numbers[p])]
-        small = [i for i in range(len(places)) if i not in large]
-        sums: dict[int, tf.IndexedSlices] = {}
-        for group in ([small] if small else []) + [[i] for i in large]:
-            given = [slices[i] for i in group]
-            numbers = [self._numbers[places[i]] for i in group]
-            if group == small or not self._parts.group.is_collective:
-                (found, tensor_bytes), sent = converse(sparse.sum_slices(given, size), communicator)
-            else:
-                (found, tensor_bytes), sent = self._sum_large(given, numbers[0])
-            self._count(numbers, sent, tensor_bytes)
-            sums.update(zip(group, found, strict=True))
+        sums = dict(zip(places, slices, strict=True))
+        large = {p for p in places if self._parts.is_large(self._numbers[p])}
+        if not self._parts.group.is_collective:
+            large = set()  # a choice would need collectives in a branch
+        for of_one in [[place] for place in large] + [[p for p in places if p not in large]]:
+            if of_one:
+                given = [sums[place] for place in of_one]
+                sums.update(zip(of_one, self._sum_slices(of_one, given), strict=True))
         values = [tf.reduce_all(tf.math.is_finite(total.values)) for total in sums.values()]
-        return [sums[i] for i in range(len(places))], tf.reduce_all(values)
+        return [sums[place] for place in places], tf.reduce_all(values)
 
-    def _sum_large(self, given: Sequence[tf.IndexedSlices], number: int) -> Any:
-        communicator = self._reached()
-        rows, size = self._parts.specs[number].shape[0], communicator.size
-        whole, vote = converse(sparse.prefer_dense(given[0], rows, size), communicator)
-        result, sent = tf.cond(
-            whole,
-            lambda: converse(sparse.sum_whole(given[0]), communicator),
-            lambda: converse(sparse.sum_slices(given, size), communicator),
-        )
-        return result, sent.plus(vote)
+    def _sum_slices(
+        self, places: Sequence[int], given: Sequence[tf.IndexedSlices]
+    ) -> list[tf.IndexedSlices]:
+        communicator, numbers = self._reached(), [self._numbers[place] for place in places]
+        specs = [self._parts.specs[number] for number in numbers]
+        step = self._local(self._parts.step).read_value()
+        tag = riders.tag_word(self._parts.compressor.fingerprint(specs), step)
+        gather = functools.partial(sparse.sum_slices, given, communicator.size, tag)
+        if self._parts.group.is_collective and self._parts.is_large(numbers[0]):
+            rows = specs[0].shape[0]
+            vote = sparse.prefer_dense(given[0], rows, communicator.size)
+            whole, voted = converse(vote, communicator)
+            (sums, tensor_bytes), sent = tf.cond(
+                whole,
+                lambda: converse(sparse.sum_whole(given[0]), communicator),
+                lambda: converse(gather(), communicator),
+            )
+            sent = sent.plus(voted)
+        else:
+            (sums, tensor_bytes), sent = converse(gather(), communicator)
+        self._count(numbers, sent, tensor_bytes)
+        return sums
 
     def reduce_by_method(
         self,
@@ -252,6 +269,7 @@ class ReplicaExchange:
                 communicator.size,
                 moments,
                 {name: self._local(v) for name, v in parts.job_state.items()},
+                self._waits(places),
             )
             stepped, sent = by_stage(
                 parts.compressor,
@@ -285,8 +303,8 @@ class ReplicaExchange:
     def _fact(self, fact: tf.Variable) -> tf.Tensor:
         return tf.gather(self._local(fact).read_value(), self._numbers)
 
-    def _set_fact(self, fact: tf.Variable, values: Sequence[Any]) -> None:
+    def _set_fact(self, fact: tf.Variable, values: Sequence[Any], places: Iterable[int]) -> None:
         local = self._local(fact)
-        places = tf.constant([[number] for number in self._numbers])
+        numbers = tf.constant([[self._numbers[place]] for place in places])
         values = tf.constant(values, local.dtype)
-        local.assign(tf.tensor_scatter_nd_update(local.read_value(), places, values))
+        local.assign(tf.tensor_scatter_nd_update(local.read_value(), numbers, values))

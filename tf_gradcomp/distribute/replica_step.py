@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Compressor, ExchangeInputs
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
 from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Wish, WithRider
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.policy import GradientSpec
@@ -43,10 +43,12 @@ class ReplicaStep:
         inputs: What the method is given.
         touched: bool [rows] for each gradient that came as slices, which rows this replica
             touched; None for the others.
+        waits: bool scalar, equal on all replicas: whether anything may be left in the residuals.
     """
 
     inputs: ExchangeInputs
     touched: Sequence[tf.Tensor | None]
+    waits: tf.Tensor | bool = True
 
     @classmethod
     def of(
@@ -60,6 +62,7 @@ class ReplicaStep:
         size: int,
         second_moments: ops.SecondMoments | None = None,
         job_state: Mapping[str, tf.Variable] | None = None,
+        waits: tf.Tensor | bool = True,
     ) -> ReplicaStep:
         """The step of a replica whose gradients may be slices; the rest is `ExchangeInputs`'s."""
         touched = [
@@ -79,11 +82,41 @@ class ReplicaStep:
             second_moments,
             job_state=job_state or {},
         )
-        return cls(inputs, touched)
+        return cls(inputs, touched, tf.convert_to_tensor(waits))
 
     def talk(self, compressor: Compressor) -> Generator[Wish, Any, Stepped]:
-        """The method's conversation, with the riders on its first gather or sum."""
-        conversation = compressor.conversation(self.inputs)
+        """Runs the method's conversation, with the riders on its first gather or sum."""
+        residuals = self.inputs.state.get(RESIDUAL)
+        keeps = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
+        if keeps or not residuals:
+            return (yield from self._ride(compressor, self.inputs))
+        # Another method, in a warm-up, a phase or an earlier job, left what this one would not send.
+        inputs = self.inputs.preconditioned()
+        stepped = yield from self._ride(compressor, self._with(residuals, inputs))
+
+        def clear() -> None:
+            for residual, spec in zip(residuals, inputs.specs, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=residual, value=tf.zeros(spec.shape))
+
+        tf.cond(tf.logical_and(self.waits, stepped.finite), clear, lambda: None)
+        return stepped
+
+    def _with(self, residuals: Sequence[tf.Tensor], inputs: ExchangeInputs) -> ExchangeInputs:
+        """The inputs of a step with what waits in the residuals added to the gradients."""
+        gradients = [tf.cast(gradient, tf.float32) for gradient in inputs.gradients]
+
+        def added() -> list[tf.Tensor]:
+            return [
+                gradient + tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+                for gradient, residual in zip(gradients, residuals, strict=True)
+            ]
+
+        return dataclasses.replace(inputs, gradients=tf.cond(self.waits, added, lambda: gradients))
+
+    def _ride(
+        self, compressor: Compressor, inputs: ExchangeInputs
+    ) -> Generator[Wish, Any, Stepped]:
+        conversation = compressor.conversation(inputs)
         answer, of_all = None, None
         while True:
             try:
@@ -115,6 +148,8 @@ class ReplicaStep:
         touched = [rows for rows in self.touched if rows is not None]
         own = tf.concat(touched, 0) if touched else tf.zeros([0], tf.bool)
         numbers = riders.rows_as_numbers(own, dtype, size)
+        if not touched and not tag.shape.num_elements():
+            return (yield wish), list(self.touched)
         answer, total = yield WithRider(wish, tf.concat([tag, numbers], 0))
         tags = tag.shape.num_elements()
         with tf.control_dependencies([riders.check_tag(total[:tags], tag, size)]):
@@ -146,20 +181,18 @@ def by_stage(
         inputs: Of the step; the turn depends on what is equal on all replicas in them.
         run: Called with a method; in a graph once for each.
     """
-    if compressor.warmup:
-        warmup = compressor.warmup
-        return tf.cond(
-            inputs.step < compressor.warmup_steps,
-            lambda: by_stage(warmup, inputs, run),
-            lambda: _by_phase(compressor, inputs, run),
-        )
-    return _by_phase(compressor, inputs, run)
 
+    def in_turn() -> Result:
+        if not compressor.phases:
+            return run(compressor)
+        branches = [functools.partial(by_stage, one, inputs, run) for one in compressor.phases]
+        turn = compressor.phase(inputs.step, inputs.job_state)
+        # Without the check, a place that there is not would be taken for the last one.
+        with tf.control_dependencies([tf.debugging.assert_less(turn, len(branches))]):
+            return tf.switch_case(tf.identity(turn), branches)
 
-def _by_phase(
-    compressor: Compressor, inputs: ExchangeInputs, run: Callable[[Compressor], Result]
-) -> Result:
-    if not compressor.phases:
-        return run(compressor)
-    branches = [functools.partial(by_stage, phase, inputs, run) for phase in compressor.phases]
-    return tf.switch_case(compressor.phase(inputs.step, inputs.job_state), branches)
+    warmup = compressor.warmup
+    if warmup is None:
+        return in_turn()
+    warming_up = inputs.step < compressor.warmup_steps
+    return tf.cond(warming_up, lambda: by_stage(warmup, inputs, run), in_turn)

@@ -14,6 +14,11 @@ import tensorflow as tf
 
 _EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8}  # whole numbers up to 2^bits
 _TAG_BITS = 22
+DIFFERENT = (
+    "Replicas of this job add up different things: they are at different steps, or exchange "
+    "the gradients of different variables, or compress them by different settings. Start all "
+    "workers with the same program, and let all restore the same checkpoint."
+)
 _MIXING = np.int64(-7046029254386353131)  # 0x9e3779b97f4a7c15, as in the checksum of payloads
 
 
@@ -82,11 +87,17 @@ def tag(fingerprint: int, step: tf.Tensor, dtype: tf.DType, replicas: int) -> tf
     base = 2 ** _EXACT_BITS[dtype] // replicas
     if base < 2:
         return tf.zeros([0], dtype)
-    mixed = (tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)) * _MIXING
-    number = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mixed, 41), 2**_TAG_BITS - 1)
+    number = tf.cast(tag_word(fingerprint, step), tf.int64)
     count = math.ceil(_TAG_BITS / math.log2(base))
     places = tf.constant([base**i for i in range(count)], tf.int64)
     return tf.cast(number // places % base, dtype)
+
+
+def tag_word(fingerprint: int, step: tf.Tensor) -> tf.Tensor:
+    """One number that differs likewise: int32 scalar, to be gathered."""
+    mixed = (tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)) * _MIXING
+    bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mixed, 41), 2**_TAG_BITS - 1)
+    return tf.cast(bits, tf.int32)
 
 
 def check_tag(total: tf.Tensor, own: tf.Tensor, replicas: int) -> tf.Operation:
@@ -95,9 +106,7 @@ def check_tag(total: tf.Tensor, own: tf.Tensor, replicas: int) -> tf.Operation:
     return tf.debugging.assert_equal(
         tf.cast(total, tf.float32),
         expected,
-        "Replicas of this job add up different things: they are at different steps, or exchange "
-        "the gradients of different variables, or compress them by different settings. Start all "
-        "workers with the same program, and let all restore the same checkpoint.",
+        DIFFERENT,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 import tensorflow as tf
 
 from tf_gradcomp.compressors.wishes import AllGather, AllReduce
+from tf_gradcomp.distribute.riders import DIFFERENT
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
@@ -62,7 +63,9 @@ def sum_slices(
     values = [tf.reshape(tf.cast(one.values, tf.float32), [-1]) for one in slices]
     words = [tf.cast(one.indices, tf.int32) for one in slices]
     words += [tf.bitcast(flat, tf.int32) for flat in values]
-    rows = yield AllGather(tf.concat([lengths, *words], 0))
+    rows = yield AllGather(tf.concat([tag[tf.newaxis], lengths, *words], 0))
+    with tf.control_dependencies([tf.debugging.assert_equal(rows[:, 0], tag, DIFFERENT)]):
+        rows = rows[:, 1:]
     each = [_unpacked(rows[replica], slices) for replica in range(replicas)]
     sums = [
         tf.IndexedSlices(
@@ -117,7 +120,7 @@ def sum_whole(
     table = dense(slices)
     total = yield AllReduce(tf.reshape(table, [-1]))
     rows = tf.range(tf.shape(table, tf.int64)[0])
-    whole = tf.IndexedSlices(
-        tf.reshape(total, tf.shape(table)), tf.cast(rows, slices.indices.dtype), slices.dense_shape
-    )
+    values = tf.cast(tf.reshape(total, tf.shape(table)), slices.values.dtype)
+    indices = tf.cast(rows, slices.indices.dtype)
+    whole = tf.IndexedSlices(values, indices, slices.dense_shape)
     return [whole], tf.size(total, tf.int64)[tf.newaxis] * table.dtype.size

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import Compressor, JobStateSpec, StateSpec
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -50,6 +50,25 @@ def _stages(compressor: Compressor) -> Iterator[Compressor]:
     for other in (compressor.warmup, *compressor.phases):
         if other:
             yield from _stages(other)
+
+
+def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> float | None:
+    """The scale of the residual that a method or one of its stages keeps; None if none does.
+
+    Raises:
+        ValueError: If stages would go on with a residual of another scale.
+    """
+    scales = {
+        stage.residual_scale
+        for stage in _stages(compressor)
+        if any(RESIDUAL in stage.state(spec) for spec in specs)
+    }
+    if len(scales) > 1:
+        raise ValueError(
+            f"{compressor!r}: its warm-up or another phase keeps a residual of another scale; give "
+            "all of them the same (for ScaleCom: beta=1, or the same beta)."
+        )
+    return scales.pop() if scales else None
 
 
 def job_state_specs(

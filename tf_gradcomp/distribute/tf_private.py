@@ -54,11 +54,6 @@ def is_collective(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(cross_device_ops(strategy), CollectiveAllReduce)
 
 
-def is_one_collective_replica(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process has one replica, which talks to others by TensorFlow's collectives."""
-    return is_collective(strategy) and len(strategy.extended.worker_devices) == 1
-
-
 def local_replica_id(context: tf.distribute.ReplicaContext) -> int:
     """The replica's number among those of its process; `replica_id_in_sync_group` is a tensor."""
     return context._replica_id
@@ -148,7 +143,9 @@ def _called_within_control_flow(graph: Any) -> bool:
     return False
 
 
-def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
+def host_all_gather(
+    strategy: tf.distribute.Strategy, value: tf.Tensor, seconds: float | None = None
+) -> tf.Tensor:
     """All-gathers a host tensor of one shape over the workers, eagerly, in a group of its own.
 
     The public `Strategy.gather` traces a new function at each call, too slow for once a variable;
@@ -165,7 +162,8 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
             extended._worker_device,
             extended._communication_options,
         )
-    return _host_launchers[strategy]._all_gather(value, None)
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+    return _host_launchers[strategy]._all_gather(value, options)
 
 
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:

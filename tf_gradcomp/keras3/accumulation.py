@@ -7,14 +7,25 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.state import shared_variable
 
-class Accumulation:
+
+class Accumulation(tf.Module):
     """The sums of each replica's gradients since the last update.
+
+    The only replica of a job has them in the inner optimizer. A job that goes on in the middle of a
+    round from one of another number of replicas moves them first.
 
     Args:
         variables: The variables whose gradients are added up.
         steps: How many steps make one update.
         index_of: Gives the place of a variable among `variables`.
+        inner: The inner optimizer's own accumulators of `variables`.
+
+    Attributes:
+        accumulators: One for each of `variables`.
+        held: bool, whether the sums are in these, and not in `inner`.
     """
 
     def __init__(
@@ -22,10 +33,42 @@ class Accumulation:
         variables: Sequence[keras.Variable],
         steps: int,
         index_of: Callable[[keras.Variable], int],
+        inner: Sequence[keras.Variable],
     ) -> None:
+        super().__init__(name="accumulation")
         self.accumulators = [_accumulator(variable) for variable in variables]
+        self.held = shared_variable(False, tf.bool, "accumulators_held")
+        self._values = [accumulator.value for accumulator in self.accumulators]  # for checkpoints
         self._steps = steps
         self._index_of = index_of
+        self._inner = inner
+
+    def take(self, strategy: tf.distribute.Strategy) -> None:
+        """Takes the sums from the inner optimizer, if it has them; called across replicas."""
+
+        def move() -> None:
+            strategy.extended.call_for_each_replica(self._take_share)
+            self.held.assign(True)
+
+        tf.cond(self.held, lambda: None, move)
+
+    def _take_share(self) -> None:
+        group = current_group()
+        for own, inner in zip(self.accumulators, self._inner, strict=True):
+            total = group.local(inner.value, group.local_replica())
+            own.assign_add(total.read_value() / group.size)
+            total.assign(tf.zeros_like(total))
+
+    def give_back(self) -> None:
+        """Gives the inner optimizer the sums, if it has them not; called by the only replica."""
+
+        def move() -> None:
+            for own, inner in zip(self.accumulators, self._inner, strict=True):
+                inner.assign_add(own.value)
+                own.assign(tf.zeros_like(own.value))
+            self.held.assign(False)
+
+        tf.cond(self.held, move, lambda: None)
 
     def add(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], variables: Sequence[keras.Variable]

@@ -80,6 +80,11 @@ def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     return optimizer._get_variable_index(variable)
 
 
+def accumulators(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The sums of gradients of an optimizer that accumulates: no public name."""
+    return optimizer._accumulated_gradients
+
+
 def nadam_product(optimizer: keras.optimizers.Nadam) -> keras.Variable:
     """The product of all momentum coefficients so far, which has no public name."""
     return optimizer._u_product

@@ -42,4 +42,6 @@ def _divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | 
     if isinstance(gradient, tf.IndexedSlices):
         values = _divided(gradient.values, scale)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(scale, gradient.dtype)
+    # In float16 a scale of 65536 would be infinite.
+    unscaled = tf.cast(gradient, tf.float32) / tf.cast(scale, tf.float32)
+    return tf.cast(unscaled, gradient.dtype)

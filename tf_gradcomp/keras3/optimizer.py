@@ -141,14 +141,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.exchange.build(variables, facts)
         if measuring.is_on():
             self._measuring = self._new_measuring()
-        # Also with several replicas, Keras' accumulators are made: so checkpoints fit any number.
+        # Accumulators are there twice, so that checkpoints fit any number of replicas.
         self.inner_optimizer.build(variables)
-        if self.passes_through():
-            return
-        keras_private.disable_reduction(self._core)
         steps = self._core.gradient_accumulation_steps
         if steps:
-            self._accumulation = Accumulation(variables, steps, self._index_of)
+            inner = keras_private.accumulators(self._core)
+            self._accumulation = Accumulation(variables, steps, self._index_of, inner)
+        if not self.passes_through():
+            keras_private.disable_reduction(self._core)
 
     def _new_measuring(self) -> measuring.Measuring:
         methods = [*compressors.Auto().candidates, *compressors.methods_of(self._given)]
@@ -207,6 +207,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
         if self.passes_through():
+            if self._accumulation:
+                self._accumulation.give_back()
             inner = self._inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
             self.inner_optimizer.apply(grads, variables)
@@ -251,6 +253,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if accumulation is None:
             self._exchange_and_apply(strategy, scaler, grads, variables)
             return
+        accumulation.take(strategy)
         each_replica = strategy.extended.call_for_each_replica
         counter = keras_private.step_counter(self._core)
 
@@ -353,7 +356,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         return self._accumulation.accumulators if self._accumulation else []
 
     def _own_state(self) -> dict[str, Any]:
-        return saved_state.own_state(self.exchange, self._accumulators())
+        return saved_state.own_state(self.exchange, self._accumulation)
 
     @property
     def iterations(self) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.keras3.accumulation import Accumulation
 
 _LOG = tf.get_logger()
 _NOT_KEPT = (
@@ -21,11 +20,15 @@ _NOT_KEPT = (
 )
 
 
-def own_state(exchange: GradientExchange, accumulators: Sequence[keras.Variable]) -> dict[str, Any]:
+def own_state(exchange: GradientExchange, accumulation: Accumulation | None) -> dict[str, Any]:
     """The variables that are saved beside the inner optimizer's, by name."""
     if not exchange.built:
         return {}
     facts = exchange.facts
+    sums: dict[str, Any] = {}
+    if accumulation:
+        sums = {f"accumulator_{i}": v for i, v in enumerate(accumulation.accumulators)}
+        sums["accumulators_held"] = accumulation.held
     return {
         "step": exchange.step,
         "skipped_steps": exchange.skipped_steps,
@@ -38,7 +41,7 @@ def own_state(exchange: GradientExchange, accumulators: Sequence[keras.Variable]
             for i, variable in enumerate(variables)
         },
         **{f"job_{name}": variable for name, variable in exchange.job_state.items()},
-        **{f"accumulator_{i}": variable for i, variable in enumerate(accumulators)},
+        **sums,
     }
 
 
@@ -58,7 +61,8 @@ def load(state: dict[str, Any], store: Any) -> None:
         taken = {name for name in taken if not name.startswith(f"{RESIDUAL}_")}
     if f"{RESIDUAL}_0" not in state:
         taken -= {"residual_waits"}
-    left = {_kind(name) for name in set(store.keys()) - taken - {"residual_waits"}}
+    facts = {"residual_waits", "accumulators_held"}  # go without saying
+    left = {_kind(name) for name in set(store.keys()) - taken - facts}
     if state and left:
         _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
     for name, variable in state.items():

@@ -164,7 +164,8 @@ class Learners:
         finite, sent = tf.constant(True), [Sent.nothing() for _ in all_gradients]
         if apart:
             slices = [[of_one[i] for i in apart] for of_one in all_gradients]
-            summed = in_lockstep([sum_slices(of_one, len(slices)) for of_one in slices])
+            tag = tf.constant(self._step)  # equal here, and sent as in a job
+            summed = in_lockstep([sum_slices(of_one, len(slices), tag) for of_one in slices])
             for place, total in zip(apart, summed[0].result[0], strict=True):
                 reduced[place] = total
             finite = all_finite([reduced[place] for place in apart])
