@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc as gc_module
 import re
+import weakref
 
 import keras
 import numpy as np
@@ -46,6 +48,10 @@ class Exchanging:
         self.reduced[member.local_replica], self.finite = self.exchange.reduce(
             gradients, variables or self.variables, member
         )
+
+    def reduce_nothing(self):
+        member = current_group().member()
+        self.reduced[member.local_replica], _ = self.exchange.reduce([], [], member)
 
     def step(self, gradients):
         stepper(self.strategy, self.reduce, graph=False)(gradients)
@@ -285,3 +291,40 @@ def test_says_once_what_it_does(replicas, message, caplog):
     Exchanging(replicas)
     Exchanging(replicas)
     assert len([text for text in caplog.messages if re.search(message, text)]) == 1
+
+
+def test_slices_that_are_summed_apart_take_what_was_left_of_their_table():
+    exchanging = Exchanging(policy=gc.Policy(max_dense_elements=599), compressor=AdaComp(50))
+    exchange = exchanging.exchange
+    exchange.residuals[0].assign(np.full((20, 30), 6.0))  # three for each replica
+    exchange.facts.residual_waits.assign([True, False])
+
+    def reduce(grads):
+        rows = tf.IndexedSlices(grads[0][:1], tf.constant([3]), tf.constant([20, 30]))
+        exchanging.reduce([rows, grads[1]])
+
+    step = stepper(exchanging.strategy, reduce, graph=False)
+    for expected in (6.0, 0.0):
+        step([ones(1), ones(1)])
+        total = tf.convert_to_tensor(exchanging.reduced[0][0]).numpy()
+        np.testing.assert_array_equal(total[3], np.full(30, expected + 2))
+        np.testing.assert_array_equal(total[4], np.full(30, expected))
+    np.testing.assert_array_equal(exchange.facts.residual_waits.numpy(), [False, True])
+
+
+def test_no_gradients_are_no_step():
+    exchanging = Exchanging()
+    stepper(exchanging.strategy, lambda grads: exchanging.reduce_nothing(), graph=False)(
+        [ones(1), ones(1)]
+    )
+    assert exchanging.reduced == {0: [], 1: []}
+    assert exchanging.exchange.step.numpy() == 0
+
+
+def test_a_variable_that_is_gone_leaves_its_place_to_none():
+    exchange, variable = exchange_by(WHOLE), tf.Variable(tf.zeros(3), name="kernel")
+    exchange.build([variable])
+    gone = weakref.ref(variable)
+    del variable
+    gc_module.collect()
+    assert gone() is None

@@ -13,6 +13,7 @@ from tf_gradcomp.compressors import (
     ExchangeInputs,
     JobStateSpec,
     NoCompression,
+    get,
 )
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import current_group
@@ -51,6 +52,9 @@ class DenseThenCast(Compressor):
         raise AssertionError("its phases exchange")
 
 
+DenseThenCast.name = "dense_then_cast"  # without making it known to `get`
+
+
 class Exchanging:
     """Two replicas that exchange one vector by a method with phases."""
 
@@ -69,11 +73,15 @@ class Exchanging:
 
         self._step = stepper(self.strategy, reduce)
 
+    def step_of(self, gradient):
+        """A step in which both replicas have this gradient."""
+        self._step([[gradient]] * 2)
+
     def steps(self, values):
         """What the sum of two equal gradients of each value is."""
         self.reduced.clear()
         for value in values:
-            self._step([[np.full(3, value, "float32")]] * 2)
+            self.step_of(np.full(3, value, "float32"))
         totals = self.reduced[::2]
         assert len(self.reduced) == 2 * len(values)
         for other, total in zip(self.reduced[1::2], totals, strict=True):
@@ -142,3 +150,73 @@ def test_learners_in_lockstep_take_the_same_turns():
 def test_strategies_without_collectives_refuse_turns():
     with pytest.raises(ValueError, match=r"another method in turn, needs collectives in a branch"):
         Exchanging(strategy=mirrored(2))
+
+
+class InTurn(Compressor):
+    """Each of some methods for two steps, and the last one from then on."""
+
+    def __init__(self, *methods):
+        super().__init__()
+        self.phases = tuple(map(get, methods))
+
+    def phase(self, step, job_state):
+        return tf.cast(tf.minimum(step // 2, len(self.phases) - 1), tf.int32)
+
+    def exchange(self, inputs):
+        raise AssertionError("its phases exchange")
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        InTurn("top_k(density=0.3)", "no_compression"),
+        InTurn("cast", "top_k(density=0.3)", "no_compression"),
+        get("no_compression(warmup_steps=2, warmup='adacomp(bin_sizes=2)')"),
+    ],
+    ids=["sparse, dense", "cast, sparse, dense", "warm-up"],
+)
+def test_a_phase_without_a_residual_sends_what_is_left_of_the_one_before(compressor):
+    exchanging = Exchanging(compressor)
+    given, received = np.zeros(3), np.zeros(3)
+    for step in range(7):
+        gradient = np.random.default_rng(step).normal(size=3).astype("float32")
+        exchanging.step_of(gradient)
+        given += 2 * gradient
+        received += exchanging.reduced[-1]
+    np.testing.assert_allclose(received, given, rtol=1e-3, atol=1e-3)
+    left = sum(copies(collective(), exchanging.exchange.residuals[0]))
+    np.testing.assert_allclose(left, np.zeros(3), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        "scalecom(rates=4, beta=0.5, warmup_steps=2, warmup='adacomp')",
+        InTurn("scalecom(beta=0.5)", "top_k"),
+    ],
+    ids=["warm-up", "phases"],
+)
+def test_stages_with_residuals_of_different_scales_are_refused(compressor):
+    with pytest.raises(ValueError, match="keeps a residual of another scale"):
+        Exchanging(get(compressor) if isinstance(compressor, str) else compressor)
+
+
+def test_a_phase_that_is_not_there_is_an_error():
+    class Beyond(InTurn):
+        def phase(self, step, job_state):
+            return tf.constant(2)
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        Exchanging(Beyond("cast", "no_compression")).steps([FINE])
+
+
+def test_whole_numbers_that_are_not_shared_are_refused():
+    with pytest.raises(ValueError, match="int64 cannot be shared out"):
+        JobStateSpec(dtype="int64", shared=False)
+
+
+def test_a_choice_can_be_made_among_methods_with_phases_and_state():
+    with collective().scope():
+        specs = [GradientSpec("kernel", (300,), "float32", "vector")]
+        candidates = [Candidate(DenseThenCast()), Candidate(Counting())]
+        assert choose(current_group(), candidates, specs) in candidates

@@ -88,7 +88,8 @@ def test_more_workers_go_on_from_the_backup_of_a_killed_job(killed, resumed, met
 def test_what_is_summed_is_sent_as_by_a_ring(workers, method):
     for worker in workers:
         seen = worker[method]
-        assert seen["payload bytes"] == seen["dense bytes"] / SUMMING[method]
+        tag = {4: 4, 2: 8}[4 // SUMMING[method]]  # bytes, at most
+        assert 0 < seen["payload bytes"] - seen["dense bytes"] / SUMMING[method] <= tag
         assert seen["sent bytes"] == pytest.approx(seen["payload bytes"], abs=2)  # of two workers
 
 

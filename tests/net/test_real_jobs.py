@@ -125,3 +125,35 @@ def test_workers_with_gradients_for_different_variables_end_with_an_error(compre
         assert worker.returncode != 0, worker.stdout
         for name in ("left", "right"):
             assert name in worker.stderr
+
+
+LATER = """
+    import keras
+    import tensorflow as tf
+    import tf_gradcomp as gc
+    from tf_gradcomp.distribute import agreement
+
+    agreement.LATER_LIST_SECONDS = 15.0
+    strategy = gc.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        variables = [keras.Variable(tf.zeros(6), name=name) for name in ("left", "right")]
+        optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0), "no_compression")
+        optimizer.build(variables)
+
+    @tf.function
+    def step(count):
+        mine = variables[:count]
+        strategy.run(lambda: optimizer.apply([tf.ones(6)] * count, mine))
+
+    step(2)
+    step(1 + strategy.cluster_resolver.task_id)
+    print("trained", [variable.numpy() for variable in variables])
+"""
+
+
+def test_a_worker_that_alone_trains_other_variables_later_ends_the_job():
+    first, second = run_workers(LATER, 2, deadline=120, check=False)
+    assert first.returncode != 0
+    assert second.returncode != 0
+    assert "waited 15.0 seconds for the others" in first.stderr
+    assert "gradient of 'left'" in first.stderr

@@ -3,10 +3,12 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.optimizer.cases import Replicas, gradients_at
 from tests.replicas import mirrored
+from tf_gradcomp.keras3.loss_scale import unscaled
 
 FACTOR = 1024.0
 INNER = {
@@ -62,3 +64,11 @@ def test_a_dynamic_scale_around_takes_the_place_of_a_static_one():
     optimizer = gc.CompressedOptimizer(inner)
     keras.optimizers.LossScaleOptimizer(optimizer)
     assert optimizer.loss_scale_factor is None
+
+
+@pytest.mark.parametrize("scale", [2.0**15, 2.0**16, 2.0**20])
+def test_a_scale_beyond_float16_leaves_gradients_as_they_are(scale):
+    gradient = tf.constant([100.0, 6e4], tf.float16)
+    (unscaled_,) = unscaled([gradient], None, scale)
+    expected = np.array([100.0, 6e4]) / scale
+    np.testing.assert_allclose(unscaled_.numpy(), expected, rtol=1e-3, atol=6e-8)

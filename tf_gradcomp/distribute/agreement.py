@@ -50,6 +50,6 @@ class GradientAgreement:
             facts["next action"] = "exchanging gradients"
             if step is not None and not self._agreed:
                 facts["exchanges so far"] = int(step().numpy())
-            # The others may know this list, and be in a step with another one: then they never come.
+            # The others may know this list and be in a step with another: then they never come.
             self._group.agree(facts, LATER_LIST_SECONDS if self._agreed else None)
         self._agreed.add(given)

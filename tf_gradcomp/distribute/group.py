@@ -104,9 +104,9 @@ class Group(abc.ABC):
             handshake.compare(facts, lambda value: self.all_gather_on_host(value, seconds))
         except tf.errors.DeadlineExceededError as error:
             raise handshake.WorkersDisagreeError(
-                f"This worker has waited {seconds} seconds for the others to compare {dict(facts)}: "
-                "they do something else. All workers must run the same program, and must not "
-                "decide by their own data what they train."
+                f"This worker has waited {seconds} seconds for the others to compare "
+                f"{dict(facts)}: they do something else. All workers must run the same program, "
+                "and must not decide by their own data what they train."
             ) from error
 
     def largest(self, numbers: Sequence[float]) -> list[float]:

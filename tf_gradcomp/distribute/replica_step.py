@@ -90,7 +90,7 @@ class ReplicaStep:
         keeps = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
         if keeps or not residuals:
             return (yield from self._ride(compressor, self.inputs))
-        # Another method, in a warm-up, a phase or an earlier job, left what this one would not send.
+        # Another method, in a warm-up, a phase or an earlier job, left what this one must send.
         inputs = self.inputs.preconditioned()
         stepped = yield from self._ride(compressor, self._with(residuals, inputs))
 

@@ -47,17 +47,21 @@ def as_given(
 
 
 def sum_slices(
-    slices: Sequence[tf.IndexedSlices], replicas: int
+    slices: Sequence[tf.IndexedSlices], replicas: int, tag: tf.Tensor
 ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
     """Gathers slices uncompressed: those of all replicas, one behind the other.
 
     Args:
         slices: One for each table.
         replicas: The number of replicas.
+        tag: int32 scalar, which must be equal on all replicas.
 
     Returns:
-        For each table the slices of all replicas, and int64 [tables]: the bytes that each takes in
-        what this replica gives.
+        For each table the slices of all replicas; and int64 [tables], the bytes that each table
+        takes in what this replica gives.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If the tags differ.
     """
     lengths = tf.stack([tf.size(one.indices) for one in slices])
     values = [tf.reshape(tf.cast(one.values, tf.float32), [-1]) for one in slices]
