@@ -202,7 +202,7 @@ def report(elements, times, floors):
     rich.print(table)
 
 
-METHODS = [name for name in compressors.names() if not compressors.get(name).candidates]
+METHODS = [name for name in compressors.names() if name != compressors.Auto.name]
 
 
 def ratios(labels=None):
