@@ -147,3 +147,25 @@ def test_a_job_whose_program_forgot_the_scope_ends_with_the_reason():
     for worker in run_workers(WITHOUT_A_SCOPE, check=False):
         assert worker.returncode == 1
         assert "TF_CONFIG names 2 workers" in worker.stderr
+
+
+FIRST_TOGETHER = """
+    import keras
+    import tensorflow as tf
+    import tf_gradcomp as gc
+
+    def fit():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(gc.CompressedOptimizer("sgd"), "mse")
+        model.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0)
+
+    strategy = gc.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        fit()
+    if gc.is_chief(strategy):
+        fit()
+"""
+
+
+def test_a_worker_that_has_trained_with_the_others_may_train_alone_afterwards():
+    run_workers(FIRST_TOGETHER)

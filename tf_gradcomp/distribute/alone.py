@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp.distribute.group import current_group
 from tf_gradcomp.tf_config import read_tf_config
 
 _LAUNCHERS_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _USE_STRATEGY = (
     "create the model and its optimizer inside `with gc.MultiWorkerMirroredStrategy().scope():`"
 )
+_trained_with_others = threading.Event()  # in this process, at some time
 
 
 def check_not_alone_by_mistake() -> None:
     """Refuses to train without a strategy in what is one of several processes.
 
     Each of them would train by itself, and nobody would notice. Evaluators and parameter servers
-    are on their own by design. Horovod is asked only where the program has imported it, and its
-    launcher's environment only then: `mpirun` starts programs of other kinds as well.
+    are on their own by design, and so is a process that has trained with the others before: the
+    chief of TensorFlow's tutorial loads the model that the job saved, and trains it further.
+    Horovod is asked only where the program has imported it, and its launcher's environment only
+    then: `mpirun` starts programs of other kinds as well.
 
     Raises:
         ValueError: With the reason and the way out; or if TF_CONFIG is wrong.
     """
     if tf.distribute.has_strategy():
+        if current_group().processes > 1:
+            _trained_with_others.set()
+        return
+    if _trained_with_others.is_set():
         return
     config = read_tf_config()
     if config is not None and config.rank is not None and config.num_workers > 1:
