@@ -73,7 +73,10 @@ def pytest_runtest_protocol(item):
     alone = item.get_closest_marker("alone")
     with TURNS.open("w") as turns:
         fcntl.flock(turns, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        return (yield)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(turns, fcntl.LOCK_UN)  # also where a process that was forked has the file
 
 
 def pytest_terminal_summary(terminalreporter):
