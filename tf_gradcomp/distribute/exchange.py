@@ -35,7 +35,7 @@ from tf_gradcomp.distribute.state import (
     shared_variable,
     state_specs,
 )
-from tf_gradcomp.distribute.supported import check_strategy, check_warmup
+from tf_gradcomp.distribute.supported import check_warmup
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
@@ -96,7 +96,6 @@ class GradientExchange(tf.Module):
             return
         group = current_group()
         compressors = [candidate.compressor for candidate in self._method.candidates]
-        check_strategy(group.strategy)
         check_warmup(compressors, group)
         specs = gradient_specs(variables, self.policy, alone=group.size == 1)
         with tf.init_scope():

@@ -17,6 +17,12 @@ from tf_gradcomp.distribute.communicator import (
     ReplicaContextCommunicator,
 )
 
+_WITHOUT_REDUCTION = (
+    tf.distribute.ParameterServerStrategy,
+    tf.distribute.experimental.ParameterServerStrategy,
+    tf.distribute.TPUStrategy,
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Member:
@@ -41,6 +47,11 @@ class Group(abc.ABC):
 
     size: int
     local_size: int
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """What connects the replicas, for messages."""
 
     @abc.abstractmethod
     def is_current(self) -> bool:
@@ -119,12 +130,27 @@ class Group(abc.ABC):
 
 
 class StrategyGroup(Group):
-    """The replicas of a `tf.distribute.Strategy`."""
+    """The replicas of a `tf.distribute.Strategy`.
+
+    Raises:
+        ValueError: If they do not reduce gradients among themselves.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        if isinstance(strategy, _WITHOUT_REDUCTION):
+            raise ValueError(
+                f"Gradient compression does not work under {type(strategy).__name__}, whose "
+                "replicas do not exchange gradients with each other over a network; use "
+                "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
+            )
         self.strategy = strategy
         self.size = strategy.num_replicas_in_sync
         self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1
+
+    @property
+    def name(self) -> str:
+        """The strategy's type."""
+        return type(self.strategy).__name__
 
     def is_current(self) -> bool:
         """Whether the strategy is the one in scope."""
@@ -153,7 +179,7 @@ class StrategyGroup(Group):
         """The communicators of this process's replicas, for use outside of `strategy.run`."""
         if not self.is_collective:
             raise ValueError(
-                f"Under {type(self.strategy).__name__} there is no network whose collectives could "
+                f"Under {self.name} there is no network whose collectives could "
                 "be timed to choose a compressor; use gc.MultiWorkerMirroredStrategy, or name a "
                 "compressor."
             )

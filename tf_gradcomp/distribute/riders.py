@@ -1,4 +1,4 @@
-"""Small facts that travel with the first collective of a step, so that none is added for them.
+"""Small facts that travel with the first collective of a step, and need none of their own.
 
 Two kinds: which rows of a table the replicas touched, and a tag by which replicas find out that
 they do not add up the same things. Gathered payloads have a header that says the latter; sums have

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_gradcomp.distribute.supported import check_strategy
+from tf_gradcomp.distribute.group import current_group
 
 
 def checked_inner(
@@ -66,9 +66,7 @@ def facts_of(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str
 
 def check_current_strategy() -> None:
     """Refuses strategies under which gradients are not exchanged, or are so already."""
-    strategy = tf.distribute.get_strategy()
-    check_strategy(strategy)
-    if getattr(strategy, "compressor", None) is not None:
+    if getattr(current_group().strategy, "compressor", None) is not None:
         raise ValueError(
             "A compressor is set on both the strategy and the optimizer, and gradients would be "
             "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "

@@ -1,0 +1,41 @@
+"""Compressors are known by name."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from tf_gradcomp import compressors
+from tf_gradcomp.compressors import registry
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch):
+    monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+
+
+def subclass_named(new_name):
+    class Halves(compressors.NoCompression):
+        name: ClassVar[str] = new_name
+
+    return Halves
+
+
+def test_a_subclass_with_a_name_is_known_by_it_however_it_is_spelled():
+    made = subclass_named("Halves")
+    for spelled in ("Halves", "halves", "HALVES(warmup_steps=3)"):
+        assert type(compressors.get(spelled)) is made
+
+
+def test_a_name_that_another_method_has_is_refused():
+    with pytest.raises(ValueError, match=r"'AdaComp' of .*Halves is that of AdaComp already"):
+        subclass_named("AdaComp")
+    assert type(compressors.get("adacomp")) is compressors.AdaComp
+
+
+def test_a_class_may_be_defined_again():
+    """As a notebook does whose cell is run twice."""
+    subclass_named("halves")
+    again = subclass_named("halves")
+    assert type(compressors.get("halves")) is again
