@@ -278,7 +278,7 @@ def test_one_replica_takes_any_dtype():
 
 
 def test_without_a_strategy_the_group_is_one_replica():
-    assert (current_group().size, current_group().name) == (1, "DefaultDistributionStrategy")
+    assert (current_group().size, current_group().name) == (1, "_DefaultDistributionStrategy")
 
 
 @pytest.mark.parametrize(
