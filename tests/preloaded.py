@@ -93,6 +93,8 @@ def become(files, argv, environment, folder):
     import numpy as np
 
     os.setpgid(0, 0)
+    # A shell has what it starts in the background ignore interruptions, and tests send some.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for standard, file in enumerate(files):
         os.dup2(file, standard)
         os.close(file)
