@@ -293,13 +293,14 @@ void TakeChosen(const ChunkLayout& layout, const std::vector<Source>& tensors,
 }
 
 void ApplyTotals(const ChunkLayout& layout, const std::vector<Source>& tensors,
-                 const int32_t* offsets, const float* totals, float filter,
+                 const int32_t* offsets, const float* totals, const float* rests, float filter,
                  const ParallelFor& parallel_for, const std::vector<float*>& outputs) {
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
     std::vector<float> kept;
     kept.reserve(block.num_chunks);
-    ForEachChosen(block, offsets, [&](int64_t tensor, int64_t element, int64_t) {
+    ForEachChosen(block, offsets, [&](int64_t tensor, int64_t element, int64_t chunk) {
       kept.push_back((1 - filter) * tensors[tensor].residual[element]);
+      if (rests != nullptr) kept.back() += filter * rests[chunk];
     });
     AddFiltered(block, tensors, filter);
     ForEachPart(*block.group, FirstElement(block), LastElement(block),

@@ -74,9 +74,10 @@ void TakeChosen(const ChunkLayout& layout, const std::vector<Source>& tensors,
 
 // What all replicas gave is summed: outputs are the totals at the chosen places, else zeros; a
 // residual keeps (1 - filter) of itself where its sum with the gradient was sent, and elsewhere
-// takes filter times the gradient (ScaleCom, section 3).
+// takes filter times the gradient (ScaleCom, section 3). If `rests` is given, only the sum less
+// rests[i] was sent for chunk i, and the residual takes filter times it, too.
 void ApplyTotals(const ChunkLayout& layout, const std::vector<Source>& tensors,
-                 const int32_t* offsets, const float* totals, float filter,
+                 const int32_t* offsets, const float* totals, const float* rests, float filter,
                  const ParallelFor& parallel_for, const std::vector<float*>& outputs);
 
 // Nothing was sent: residuals take filter times the gradient everywhere.

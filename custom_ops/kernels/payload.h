@@ -14,7 +14,7 @@ inline constexpr uint32_t kPayloadMagic = 0x43474654;  // "TFGC"
 inline constexpr uint16_t kPayloadVersion = 2;
 inline constexpr uint32_t kNonFiniteFlag = 1;
 
-enum class Method : uint16_t { kAdaComp = 1, kQsgd = 2, kSignSgd = 3, kTopK = 4 };
+enum class Method : uint16_t { kAdaComp = 1, kQsgd = 2, kSignSgd = 3, kTopK = 4, kScaleCom = 5 };
 
 struct PayloadHeader {
   uint32_t magic = kPayloadMagic;

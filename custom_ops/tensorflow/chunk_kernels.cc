@@ -148,7 +148,7 @@ class ChunkTakeOp : public ChunkOp {
 
 class ChunkApplyOp : public ChunkOp {
  public:
-  explicit ChunkApplyOp(OpKernelConstruction* context) : ChunkOp(context, 4) {
+  explicit ChunkApplyOp(OpKernelConstruction* context) : ChunkOp(context, 5) {
     OP_REQUIRES_OK(context, context->GetAttr("filter", &filter_));
   }
 
@@ -166,6 +166,10 @@ class ChunkApplyOp : public ChunkOp {
     OP_REQUIRES(context, totals.NumElements() == count,
                 InvalidArgument("totals have ", totals.NumElements(), " elements; expected ",
                                 count, ": one for each chunk, and the flag"));
+    const Tensor& rests = own_input(context, 4);
+    OP_REQUIRES(context, rests.NumElements() == 0 || rests.NumElements() == count - 1,
+                InvalidArgument("rests have ", rests.NumElements(), " elements; expected ",
+                                count - 1, ", one for each chunk, or none"));
     std::vector<float*> outputs;
     OP_REQUIRES_OK(context, Allocate(context, work, &outputs));
     OP_REQUIRES_OK(context, work.residuals.Unshare(context));
@@ -174,7 +178,9 @@ class ChunkApplyOp : public ChunkOp {
     const float* sums = totals.flat<float>().data();
     for (int64_t i = 0; i < count; ++i) finite = finite && std::isfinite(sums[i]);
     if (finite) {
-      ApplyTotals(*work.layout, work.tensors, offsets, sums, filter_, ThreadPool(context), outputs);
+      ApplyTotals(*work.layout, work.tensors, offsets, sums,
+                  rests.NumElements() == 0 ? nullptr : rests.flat<float>().data(), filter_,
+                  ThreadPool(context), outputs);
     } else {
       for (int i = 0; i < num_tensors_; ++i) {
         std::fill_n(outputs[i], work.residuals.shape(i).num_elements(), 0.0f);

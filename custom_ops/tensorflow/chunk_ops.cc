@@ -80,6 +80,7 @@ absl::Status ApplyShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input + 1), 1, &unused));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input + 2), 0, &unused));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input + 3), 0, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input + 4), 1, &unused));
   for (int i = 0; i < common.num_tensors; ++i) {
     c->set_output(i, c->input(common.num_tensors + i));
   }
@@ -120,6 +121,7 @@ CHUNK_OP("ChunkApply")
     .Input("totals: float")
     .Input("own_finite: bool")
     .Input("finite: bool")
+    .Input("rests: float")
     .Output("reduced: N * float")
     .Output("all_finite: bool")
     .Attr("filter: float = 1.0")

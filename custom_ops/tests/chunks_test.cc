@@ -48,8 +48,8 @@ void ChunksAreSentAndKeptOnAnyNumberOfThreads() {
     const Chunked before = chunked;
     std::vector<std::vector<float>> outputs;
     for (int64_t size : sizes) outputs.emplace_back(size, 7.0f);
-    ApplyTotals(layout, chunked.Tensors(), offsets.data(), values.data(), 1, Threads(threads),
-                Pointers(&outputs));
+    ApplyTotals(layout, chunked.Tensors(), offsets.data(), values.data(), nullptr, 1,
+                Threads(threads), Pointers(&outputs));
     int64_t sent = 0;
     for (size_t i = 0; i < sizes.size(); ++i) {
       for (int64_t j = 0; j < sizes[i]; ++j) {
@@ -82,8 +82,8 @@ void RandomOffsetsAreRefusedOrInBounds() {
     TakeChosen(layout, chunked.Tensors(), offsets.data(), Threads(1), values.data());
     std::vector<std::vector<float>> outputs;
     for (int64_t size : sizes) outputs.emplace_back(size);
-    ApplyTotals(layout, chunked.Tensors(), offsets.data(), values.data(), 0.5f, Threads(1),
-                Pointers(&outputs));
+    ApplyTotals(layout, chunked.Tensors(), offsets.data(), values.data(), values.data(), 0.5f,
+                Threads(1), Pointers(&outputs));
   }
   CHECK(good > 1000 && good < 19000);
 }

@@ -54,6 +54,7 @@ class Method:
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
     sends_equals_at_once: bool = True  # all elements of a tensor where they are equal
+    sends_one_at_once: bool = True  # the element of a tensor that has only one
     # What the gradients of one of so many replicas, with its state before, add to its residuals.
     added: Callable[[int, State, Arrays], Arrays] = lambda size, state, gradients: gradients
 
@@ -134,6 +135,18 @@ def top_k_with(label: str, **settings: Any) -> Method:
 CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
 
 
+def few_bits(bits: int, *, header_bytes: int = 56, padding: int = 11, sends_one_at_once: bool = True, **settings: Any) -> Method:
+    return Method(
+        f"ScaleCom, {bits} bits",
+        ScaleCom(**settings, value_bits=bits),
+        scalecom_oracle,
+        header_bytes=header_bytes,
+        padding=padding,
+        sends_equals_at_once=False,
+        sends_one_at_once=sends_one_at_once,
+    )
+
+
 def power_sgd_with(label: str, **settings: Any) -> Method:
     return Method(
         f"PowerSGD{label}",
@@ -161,6 +174,10 @@ METHODS = [
         scalecom_oracle,
         **CHUNKED,
     ),
+    few_bits(16, header_bytes=2, padding=8, sends_one_at_once=False),
+    few_bits(8),
+    few_bits(4, rates=7, beta=0.25, overrides={"_1": None}),
+    few_bits(1, rates=7),
     Method("RandomK", RandomK(), random_k_oracle, **CHUNKED),
     qsgd_with(""),
     qsgd_with(", to the nearest", stochastic=False),

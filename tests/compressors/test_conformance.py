@@ -134,7 +134,9 @@ def test_zeros_reduce_to_zeros(method, size):
     assert not any(array.any() for replica in range(size) for array in results(outcome, replica))
 
 
-@every_method
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m.sends_one_at_once], ids=lambda method: method.label
+)
 @every_size
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)], ids=str)
 def test_one_element_is_sent_at_once(method, size, shape):

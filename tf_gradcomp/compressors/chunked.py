@@ -11,6 +11,9 @@ from tf_gradcomp.compressors.base import ExchangeInputs
 from tf_gradcomp.compressors.wishes import AllReduce
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 
+FLOAT_BITS = 32
+SUMMED_BITS = 16
+
 
 def sum_chosen(
     chunked: ops.Chunked,
@@ -26,7 +29,10 @@ def sum_chosen(
 
 
 def tensor_bytes(
-    chunked: ops.Chunked, sizes: Sequence[int], leaders: int | None = None
+    chunked: ops.Chunked,
+    sizes: Sequence[int],
+    leaders: int | None = None,
+    value_bits: int = FLOAT_BITS,
 ) -> tf.Tensor:
     """Bytes that each tensor takes of a payload, rounded down, as `Exchanged` has them.
 
@@ -34,6 +40,7 @@ def tensor_bytes(
         chunked: How the tensors are grouped and cut.
         sizes: The number of elements of each tensor.
         leaders: How many replicas send offsets in turn; None if offsets are not sent.
+        value_bits: As `ScaleCom` has it.
     """
     chunk_sizes = tf.convert_to_tensor(chunked.chunk_sizes, tf.int64)
     elements = tf.constant(sizes, tf.int64)
@@ -41,8 +48,14 @@ def tensor_bytes(
     of_groups = tf.math.unsorted_segment_sum(elements, place, len(sizes))
     totals = tf.maximum(tf.gather(of_groups, place), 1)
     turns = leaders or 1
-    bits = 32 * turns + (0 if leaders is None else _offset_bits(chunk_sizes))
-    of_group = -(-totals // chunk_sizes) * bits
+    coded = chunk_sizes > 1
+    bits = tf.where(coded, tf.constant(value_bits, tf.int64), FLOAT_BITS) * turns
+    bits += 0 if leaders is None else _offset_bits(chunk_sizes)
+    of_scale = 0 if value_bits == FLOAT_BITS else FLOAT_BITS
+    if value_bits != SUMMED_BITS:  # whose scales the leader alone sends
+        of_scale *= turns
+    of_scales = tf.where(coded, tf.constant(of_scale, tf.int64), 0)
+    of_group = -(-totals // chunk_sizes) * bits + of_scales
     # of_group * elements // totals, without numbers above the square of a group's elements.
     shares = of_group // totals * elements + of_group % totals * elements // totals
     return shares // (8 * turns)

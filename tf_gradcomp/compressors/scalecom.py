@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
+from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.value_bits import VALUE_BITS, Layout, layout_of, sum_in_few_bits
 from tf_gradcomp.compressors.wishes import Broadcast, Wish
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import (
@@ -65,11 +66,18 @@ class ScaleCom(Compressor):
         beta: The share of the filter, above 0 and at most 1.
         overrides: Rate or None by regular expression over variable paths, with precedence over
             `rates`; the first expression that is found anywhere in the path counts.
+        value_bits: Of each value that is sent: 32, 16, 8, 4 or 1. Below 32 there is a scale for
+            each variable (one for all vectors of a rate), and what rounding takes off a value stays
+            in the residual. 16 bits are summed, as whole numbers in float16, so that the sum is
+            exact: K replicas have 2048 / K of them each, rounded down to a power of two, up to the
+            largest value of the leader. 8, 4 and 1 are gathered, so the bytes grow with the number
+            of replicas: it takes fewer than 64 / value_bits of them to send less than with 32.
+            Variables sent whole stay float32, and are summed.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
-        ValueError: If a rate, `beta` or a layer kind is out of range, or a pattern is not a regular
-            expression.
+        ValueError: If a rate, `beta`, `value_bits` or a layer kind is out of range, or a pattern is
+            not a regular expression.
 
     Reference:
         Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
@@ -84,6 +92,7 @@ class ScaleCom(Compressor):
         rates: int | str | Mapping[str, int | str | None] | None = _DEFAULT_RATES,
         beta: float = 1.0,
         overrides: Mapping[str, int | str | None] | None = None,
+        value_bits: int = FLOAT_BITS,
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
@@ -95,6 +104,12 @@ class ScaleCom(Compressor):
                 f"ScaleCom: beta must be a number above 0, and at most 1; received {beta!r}."
             )
         self.beta = self.residual_scale = float(beta)
+        if isinstance(value_bits, bool) or value_bits not in VALUE_BITS:
+            raise ValueError(
+                f"ScaleCom: value_bits must be one of {', '.join(map(str, VALUE_BITS))}; received "
+                f"{value_bits!r}."
+            )
+        self.value_bits = value_bits
 
     def rate(self, spec: GradientSpec) -> int:
         """Of how many entries of this variable one is sent."""
@@ -115,10 +130,24 @@ class ScaleCom(Compressor):
         )
         leader = tf.cast(inputs.step % inputs.size, tf.int32)
         offsets, own_finite = ops.chunk_select(chunked, tf.equal(leader, inputs.rank))
-        offsets = yield from unless_empty(offsets, lambda words: Broadcast(words, leader))
-        reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite, self.beta)
+        if self.value_bits == FLOAT_BITS:
+            offsets = yield from unless_empty(offsets, lambda words: Broadcast(words, leader))
+            reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite, self.beta)
+        else:
+            reduced, finite = yield from sum_in_few_bits(
+                chunked,
+                inputs,
+                self._layout(inputs),
+                offsets,
+                own_finite,
+                leader,
+                self.value_bits,
+                self.beta,
+                self.fingerprint(inputs.specs),
+            )
         sizes = [spec.elements for spec in inputs.specs]
-        return Exchanged(reduced, finite, tensor_bytes(chunked, sizes, inputs.size))
+        counted = tensor_bytes(chunked, sizes, inputs.size, self.value_bits)
+        return Exchanged(reduced, finite, counted)
 
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""
@@ -126,8 +155,19 @@ class ScaleCom(Compressor):
             "rates": self.rates.by_kind,
             "beta": self.beta,
             "overrides": self.rates.overrides,
+            "value_bits": self.value_bits,
             **super().get_config(),
         }
+
+    def _layout(self, inputs: ExchangeInputs) -> Layout:
+        """Which entries are sent in few bits; known while a graph is built, if settings are."""
+        specs = inputs.specs
+        sizes = [spec.elements for spec in specs]
+        if inputs.settings is not None:
+            return layout_of(sizes, inputs.settings, groups(specs, inputs.settings))
+        with tf.init_scope():
+            rates = tf.constant(self.settings(specs), tf.int64)
+            return layout_of(sizes, rates, groups(specs, rates))
 
 
 def groups(specs: Sequence[GradientSpec], rates: tf.Tensor) -> tf.Tensor:

@@ -12,6 +12,8 @@ With m the residual and g the gradient of a variable, I the chosen places and be
     m <- m + beta g               elsewhere
     m <- (1 - beta) m             at I
 
+If what is sent is y less a rest, as of values that are rounded, beta times the rest is added at I.
+
 All arithmetic is float32, in this order, without fused multiply-add.
 `tf_gradcomp.reference.chunks` is the same in NumPy.
 """
@@ -103,6 +105,7 @@ def chunk_apply(
     own_finite: tf.Tensor | bool,
     finite: tf.Tensor | bool,
     *,
+    rests: tf.Tensor | None = None,
     filter: float = 1.0,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Ends a step: spreads the totals over dense tensors, and keeps what was not sent.
@@ -115,6 +118,8 @@ def chunk_apply(
         totals: float32 [chunks + 1], the sum of what `chunk_take` gave.
         own_finite: bool scalar, whether this replica's gradients are finite.
         finite: bool scalar; where it is false, the step is skipped whatever the totals are.
+        rests: float32 [chunks], what y is at the chosen places beyond what this replica sent of
+            it; None: nothing.
         filter: beta above, in (0, 1].
 
     Returns:
@@ -122,13 +127,15 @@ def chunk_apply(
         scalar: whether the step is taken.
 
     Raises:
-        tf.errors.InvalidArgumentError: If an offset is not valid, or totals have another length.
+        tf.errors.InvalidArgumentError: If an offset is not valid, or totals or rests have another
+            length.
     """
     return library.load().chunk_apply(
         offsets=offsets,
         totals=totals,
         own_finite=own_finite,
         finite=finite,
+        rests=tf.zeros([0]) if rests is None else rests,
         filter=filter,
         **chunked.arguments(),
     )

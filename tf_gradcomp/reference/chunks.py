@@ -77,9 +77,17 @@ def places(offsets: np.ndarray, chunk_size: int) -> np.ndarray:
     return np.arange(offsets.size) * chunk_size + offsets
 
 
-def keep(m: np.ndarray, g: np.ndarray, at: np.ndarray, filter_: float) -> np.ndarray:
-    """The residual after the entries `at` of m + g were sent."""
+def keep(
+    m: np.ndarray,
+    g: np.ndarray,
+    at: np.ndarray,
+    filter_: float,
+    rest: np.ndarray | None = None,
+) -> np.ndarray:
+    """The residual after the entries `at` of m + g were sent, or all of them but `rest`."""
     beta = np.float32(filter_)
     left = m + beta * g
     left[at] = (np.float32(1) - beta) * m[at]
+    if rest is not None:
+        left[at] += beta * rest
     return left

@@ -1,0 +1,148 @@
+// The header of payloads, for methods that write the rest of them in plain TensorFlow. What the ops
+// compute: tf_gradcomp/ops/payload.py.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "../kernels/payload.h"
+#include "op_support.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gradcomp {
+namespace {
+
+using ::tensorflow::DEVICE_CPU;
+using ::tensorflow::OpKernel;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+using ::tensorflow::TensorShapeUtils;
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+class PayloadOp : public OpKernel {
+ public:
+  explicit PayloadOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("method", &method_));
+    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
+  }
+
+ protected:
+  int64_t method_;
+  int64_t fingerprint_;
+};
+
+class PayloadWriteOp : public PayloadOp {
+ public:
+  using PayloadOp::PayloadOp;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& body = context->input(0);
+    OP_REQUIRES(context, TensorShapeUtils::IsVector(body.shape()),
+                InvalidArgument("body has shape ", body.shape().DebugString(),
+                                "; expected a vector of words"));
+    PayloadHeader header;
+    bool finite;
+    std::vector<int64_t> settings;
+    OP_REQUIRES_OK(context, GetScalar(context, 1, "step", &header.step));
+    OP_REQUIRES_OK(context, GetScalar(context, 2, "finite", &finite));
+    OP_REQUIRES_OK(context, GetSettings(context, 3, "settings", &settings));
+    header.method = static_cast<uint16_t>(method_);
+    header.fingerprint = fingerprint_;
+    header.plan = PlanOf(settings);
+    header.flags = finite ? 0 : kNonFiniteFlag;
+    header.num_tensors = settings.size();
+    header.length = kHeaderWords + body.NumElements();
+    Tensor* payload;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({header.length}), &payload));
+    int32_t* words = payload->flat<int32_t>().data();
+    if (finite) {
+      std::copy_n(body.flat<int32_t>().data(), body.NumElements(), words + kHeaderWords);
+    } else {
+      std::fill_n(words + kHeaderWords, body.NumElements(), 0);
+    }
+    WriteHeader(header, words);
+  }
+};
+
+class PayloadReadOp : public PayloadOp {
+ public:
+  using PayloadOp::PayloadOp;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& payloads = context->input(0);
+    OP_REQUIRES_OK(context, CheckRows(payloads));
+    int64_t step;
+    std::vector<int64_t> settings;
+    OP_REQUIRES_OK(context, GetScalar(context, 1, "step", &step));
+    OP_REQUIRES_OK(context, GetSettings(context, 2, "settings", &settings));
+    std::vector<PayloadView> views;
+    OP_REQUIRES_OK(context, ToTensorFlow(ReadRows(payloads.flat<int32_t>().data(),
+                                                  payloads.dim_size(0), payloads.dim_size(1),
+                                                  &views)));
+    const ExpectedHeader expected = {static_cast<Method>(method_),
+                                     fingerprint_,
+                                     PlanOf(settings),
+                                     step,
+                                     static_cast<int64_t>(settings.size()),
+                                     payloads.dim_size(1)};
+    const int64_t body_words = payloads.dim_size(1) - kHeaderWords;
+    Tensor* bodies;
+    Tensor* finite;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, {payloads.dim_size(0), body_words}, &bodies));
+    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &finite));
+    finite->scalar<bool>()() = true;
+    int32_t* to = bodies->flat<int32_t>().data();
+    for (size_t i = 0; i < views.size(); ++i) {
+      OP_REQUIRES_OK(context, ToTensorFlow(OfReplica(i, CheckHeader(views[i], expected))));
+      if (views[i].header.non_finite()) finite->scalar<bool>()() = false;
+      to = std::copy_n(views[i].body(), body_words, to);
+    }
+  }
+};
+
+// Sets output 0 to the shape of input 0, whose last axis has `more` words more.
+absl::Status Lengthened(InferenceContext* c, int rank, int64_t more) {
+  ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), rank, &shape));
+  DimensionHandle words;
+  TF_RETURN_IF_ERROR(more > 0 ? c->Add(c->Dim(shape, -1), more, &words)
+                              : c->Subtract(c->Dim(shape, -1), -more, &words));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(shape, -1, words, &shape));
+  c->set_output(0, shape);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("PayloadWrite")
+    .Input("body: int32")
+    .Input("step: int64")
+    .Input("finite: bool")
+    .Input("settings: int64")
+    .Output("payload: int32")
+    .Attr("method: int")
+    .Attr("fingerprint: int")
+    .SetShapeFn([](InferenceContext* c) { return Lengthened(c, 1, kHeaderWords); });
+
+REGISTER_OP("PayloadRead")
+    .Input("payloads: int32")
+    .Input("step: int64")
+    .Input("settings: int64")
+    .Output("bodies: int32")
+    .Output("finite: bool")
+    .Attr("method: int")
+    .Attr("fingerprint: int")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(1, c->Scalar());
+      return Lengthened(c, 2, -kHeaderWords);
+    });
+
+REGISTER_KERNEL_BUILDER(Name("PayloadWrite").Device(DEVICE_CPU), PayloadWriteOp);
+REGISTER_KERNEL_BUILDER(Name("PayloadRead").Device(DEVICE_CPU), PayloadReadOp);
+
+}  // namespace
+}  // namespace gradcomp

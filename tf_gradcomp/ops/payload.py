@@ -1,0 +1,74 @@
+"""The header of payloads whose body is written in plain TensorFlow: see docs/payload_format.md.
+
+`tf_gradcomp.reference.payload` is the same in NumPy.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp.ops import library
+from tf_gradcomp.ops.settings import Settings, tensor_of
+
+SCALECOM = 5  # number of the method
+
+
+def payload_write(
+    body: tf.Tensor,
+    step: tf.Tensor,
+    finite: tf.Tensor,
+    *,
+    settings: Settings,
+    method: int,
+    fingerprint: int,
+) -> tf.Tensor:
+    """Puts the header in front of a body.
+
+    Args:
+        body: int32 [words].
+        step: int64 scalar, the same on all replicas.
+        finite: bool scalar. If false, the payload has the non-finite flag, and zeros as its body.
+        settings: One per tensor; the header has a digest of them.
+        method: The number of the method.
+        fingerprint: Signed 64-bit; payloads with another one are refused by the reader.
+
+    Returns:
+        int32 [words + 14].
+    """
+    return library.load().payload_write(
+        body=body,
+        step=step,
+        finite=finite,
+        settings=tensor_of(settings),
+        method=method,
+        fingerprint=fingerprint,
+    )
+
+
+def payload_read(
+    payloads: tf.Tensor, step: tf.Tensor, *, settings: Settings, method: int, fingerprint: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Checks and takes off the headers of the payloads of all replicas, which fill their rows.
+
+    Args:
+        payloads: int32 [replicas, words + 14], a payload in each row.
+        step: int64 scalar, the step that all of them must be of.
+        settings: The same as for writing.
+        method: The same as for writing.
+        fingerprint: The same as for writing.
+
+    Returns:
+        The bodies, int32 [replicas, words]; and finite, bool scalar: whether no replica was
+        flagged non-finite.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step, plan or
+            version. The message names the replica.
+    """
+    return library.load().payload_read(
+        payloads=payloads,
+        step=step,
+        settings=tensor_of(settings),
+        method=method,
+        fingerprint=fingerprint,
+    )
