@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -125,6 +127,47 @@ class ChunkDrawOp : public ChunkOp {
   int64_t seed_;
 };
 
+class ChunkSplitOp : public ChunkOp {
+ public:
+  explicit ChunkSplitOp(OpKernelConstruction* context) : ChunkOp(context, 0) {}
+
+  void Compute(OpKernelContext* context) override {
+    Work work;
+    OP_REQUIRES_OK(context, Begin(context, &work));
+    std::vector<int32_t> whole;
+    std::vector<int32_t> coded;
+    std::vector<int32_t> scale_of;
+    std::vector<int64_t> counts;
+    const ChunkLayout::Group* last = nullptr;
+    for (const ChunkLayout::Block& block : work.layout->blocks()) {
+      const int64_t first = block.group->first_chunk + block.first_chunk;
+      if (block.group->chunk_size == 1) {
+        for (int64_t i = 0; i < block.num_chunks; ++i) whole.push_back(first + i);
+        continue;
+      }
+      if (block.group != last) counts.push_back(0);
+      last = block.group;
+      counts.back() += block.num_chunks;
+      for (int64_t i = 0; i < block.num_chunks; ++i) coded.push_back(first + i);
+      scale_of.resize(coded.size(), counts.size() - 1);
+    }
+    OP_REQUIRES_OK(context, Output(context, 0, whole));
+    OP_REQUIRES_OK(context, Output(context, 1, coded));
+    OP_REQUIRES_OK(context, Output(context, 2, scale_of));
+    OP_REQUIRES_OK(context, Output(context, 3, counts));
+  }
+
+ private:
+  template <typename Value>
+  static absl::Status Output(OpKernelContext* context, int i, const std::vector<Value>& values) {
+    Tensor* output;
+    const TensorShape shape({static_cast<int64_t>(values.size())});
+    TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &output));
+    std::copy(values.begin(), values.end(), output->flat<Value>().data());
+    return absl::OkStatus();
+  }
+};
+
 class ChunkTakeOp : public ChunkOp {
  public:
   explicit ChunkTakeOp(OpKernelConstruction* context) : ChunkOp(context, 2) {}
@@ -210,6 +253,7 @@ class ChunkApplyOp : public ChunkOp {
 
 REGISTER_KERNEL_BUILDER(Name("ChunkSelect").Device(DEVICE_CPU), ChunkSelectOp);
 REGISTER_KERNEL_BUILDER(Name("ChunkDraw").Device(DEVICE_CPU), ChunkDrawOp);
+REGISTER_KERNEL_BUILDER(Name("ChunkSplit").Device(DEVICE_CPU), ChunkSplitOp);
 REGISTER_KERNEL_BUILDER(Name("ChunkTake").Device(DEVICE_CPU), ChunkTakeOp);
 REGISTER_KERNEL_BUILDER(Name("ChunkApply").Device(DEVICE_CPU), ChunkApplyOp);
 

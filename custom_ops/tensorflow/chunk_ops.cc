@@ -22,6 +22,9 @@ struct Common {
   int own_input;    // the first
   DimensionHandle offsets;  // words; unknown if shapes or settings are
   DimensionHandle values;   // elements, with the flag; likewise
+  DimensionHandle whole;    // values of tensors sent whole; likewise
+  DimensionHandle coded;    // the others; likewise
+  DimensionHandle scales;   // groups that they are of; likewise
 };
 
 absl::Status GetLengths(InferenceContext* c, const std::vector<int64_t>& chunk_sizes,
@@ -36,6 +39,18 @@ absl::Status GetLengths(InferenceContext* c, const std::vector<int64_t>& chunk_s
   const ChunkLayout layout(sizes, chunk_sizes, groups);
   common->offsets = c->MakeDim(layout.num_words());
   common->values = c->MakeDim(layout.num_chunks() + 1);
+  int64_t whole = 0;
+  int64_t scales = 0;
+  for (const ChunkLayout::Block& block : layout.blocks()) {
+    if (block.group->chunk_size == 1) {
+      whole += block.num_chunks;
+    } else if (block.first_chunk == 0) {
+      ++scales;
+    }
+  }
+  common->whole = c->MakeDim(whole);
+  common->coded = c->MakeDim(layout.num_chunks() - whole);
+  common->scales = c->MakeDim(scales);
   return absl::OkStatus();
 }
 
@@ -43,7 +58,8 @@ absl::Status CheckCommon(InferenceContext* c, Common* common) {
   TF_RETURN_IF_ERROR(c->GetAttr("N", &common->num_tensors));
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   const int first = 2 * common->num_tensors;
-  *common = {common->num_tensors, first + 2, c->UnknownDim(), c->UnknownDim()};
+  *common = {common->num_tensors, first + 2,       c->UnknownDim(), c->UnknownDim(),
+             c->UnknownDim(),     c->UnknownDim(), c->UnknownDim()};
   std::optional<std::vector<int64_t>> chunk_sizes;
   std::optional<std::vector<int64_t>> groups;
   TF_RETURN_IF_ERROR(GetKnownSettings(c, first, &chunk_sizes));
@@ -59,6 +75,16 @@ absl::Status OffsetsShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->WithRank(c->input(common.own_input), 0, &unused));
   c->set_output(0, c->Vector(common.offsets));
   if (c->num_outputs() > 1) c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status SplitShape(InferenceContext* c) {
+  Common common;
+  TF_RETURN_IF_ERROR(CheckCommon(c, &common));
+  c->set_output(0, c->Vector(common.whole));
+  c->set_output(1, c->Vector(common.coded));
+  c->set_output(2, c->Vector(common.coded));
+  c->set_output(3, c->Vector(common.scales));
   return absl::OkStatus();
 }
 
@@ -109,6 +135,13 @@ CHUNK_OP("ChunkDraw")
     .Output("offsets: int32")
     .Attr("seed: int")
     .SetShapeFn(OffsetsShape);
+
+CHUNK_OP("ChunkSplit")
+    .Output("whole: int32")
+    .Output("coded: int32")
+    .Output("scale_of: int32")
+    .Output("counts: int64")
+    .SetShapeFn(SplitShape);
 
 CHUNK_OP("ChunkTake")
     .Input("offsets: int32")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fractions
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -33,25 +32,17 @@ def scalecom_oracle(
     had = chunks.joined(state[leader][RESIDUAL], groups)
     led = [m + g for m, g in zip(had, chunks.joined(gradients[leader], groups), strict=True)]
     offsets = [chunks.select(y, size) for y, size in zip(led, chunk_sizes, strict=True)]
-    bits, of_scale = [], []
+    entry_bits, scale_bits, send = [], [], _as_floats
+    size, few = len(gradients), compressor.value_bits
     for rate in rates:
-        offset_bits = fractions.Fraction((rate - 1).bit_length(), len(gradients))
-        bits.append((compressor.value_bits if rate > 1 else 32) + offset_bits)
-        if rate == 1 or compressor.value_bits == 32:
-            of_scale.append(0)
-        else:
-            of_scale.append(
-                fractions.Fraction(32, len(gradients) if compressor.value_bits == 16 else 1)
-            )
-    send = _as_floats
-    if compressor.value_bits < 32:
-        fingerprint = compressor.fingerprint(specs)
-        header = payload.Header(
-            value_bits.METHOD, fingerprint, step, len(specs), payload.plan_of(rates)
-        )
-        send = functools.partial(
-            _in_few_bits, compressor.value_bits, chunk_sizes, leader, header
-        )
+        offset_bits = fractions.Fraction((rate - 1).bit_length(), size)
+        entry_bits.append((few if rate > 1 else 32) + offset_bits)
+        of_scale = fractions.Fraction(32, size if few == 16 else 1)
+        scale_bits.append(of_scale if rate > 1 and few < 32 else 0)
+    if few < 32:
+        fingerprint, plan = compressor.fingerprint(specs), payload.plan_of(rates)
+        header = payload.Header(value_bits.METHOD, fingerprint, step, len(specs), plan)
+        send = functools.partial(_in_few_bits, few, chunk_sizes, leader, header)
     return chunked_oracle(
         specs,
         state,
@@ -59,8 +50,8 @@ def scalecom_oracle(
         groups,
         chunk_sizes,
         offsets,
-        bits,
-        of_scale,
+        entry_bits,
+        scale_bits,
         compressor.beta,
         send,
     )
@@ -87,10 +78,8 @@ def random_k_oracle(
     sizes = [spec.elements for spec in specs]
     offsets = chunks.draw(sizes, chunk_sizes, compressor.seed, step)
     groups = list(range(len(specs)))
-    bits, of_scale = [32] * len(specs), [0] * len(specs)
-    return chunked_oracle(
-        specs, state, gradients, groups, chunk_sizes, offsets, bits, of_scale
-    )
+    bits, none = [32] * len(specs), [0] * len(specs)
+    return chunked_oracle(specs, state, gradients, groups, chunk_sizes, offsets, bits, none)
 
 
 class Sent(NamedTuple):
@@ -121,51 +110,57 @@ def _in_few_bits(
     taken: Sequence[Arrays],
     flags: Sequence[bool],
 ) -> Sent:
-    is_coded = [size > 1 and part.size > 0 for size, part in zip(chunk_sizes, taken[0], strict=True)]
-    coded = [
-        [part if flag else np.zeros_like(part) for part in itertools.compress(parts, is_coded)]
-        for parts, flag in zip(taken, flags, strict=True)
+    taken = [
+        [values if flag else np.zeros_like(values) for values in of_one]
+        for of_one, flag in zip(taken, flags, strict=True)
     ]
+    coded = [i for i, size in enumerate(chunk_sizes) if size > 1 and taken[0][i].size]
+    parts = [[of_one[i] for i in coded] for of_one in taken]
     if bits == 16:
-        most = value_bits.most_of(len(taken))
-        scales = [value_bits.largest(part) for part in coded[leader]]
-        levels = [
-            [value_bits.levels(part, scale, most) for part, scale in zip(parts, scales, strict=True)]
-            for parts in coded
-        ]
-        payloads = [
-            np.concatenate([*parts, [0 if flag else np.nan]]).astype(np.float16)
-            for parts, flag in zip(levels, flags, strict=True)
-        ]
-        of_all = [
-            [value_bits.value(part, scale, most) for part, scale in zip(parts, scales, strict=True)]
-            for parts in [*levels, [functools.reduce(np.add, part) for part in zip(*levels)]]
-        ]
-        sent, sums = of_all[:-1], of_all[-1]
+        payloads, sent, sums = _summed(parts, leader, flags)
     else:
-        bodies = [value_bits.encode(parts, bits) for parts in coded]
-        flagged = dataclasses.replace(header, flags=payload.NON_FINITE)
-        payloads = [
-            payload.write(header if flag else flagged, bytes(body) if flag else bytes(body.nbytes))
-            for body, flag in zip(bodies, flags, strict=True)
-        ]
-        sizes = [part.size for part in coded[0]]
-        sent = [value_bits.decode(body, sizes, bits) for body in bodies]
-        with np.errstate(over="ignore"):
-            sums = [functools.reduce(np.add, of_part) for of_part in zip(*sent, strict=True)]
-    rests, totals = [[np.zeros_like(part) for part in parts] for parts in taken], []
-    next_coded = iter(range(len(sums)))
-    for group, has_scale in enumerate(is_coded):
-        if has_scale:
-            number = next(next_coded)
-            totals.append(sums[number])
-            for of_one, had, given in zip(rests, coded, sent, strict=True):
-                of_one[group] = had[number] - given[number]
-        else:
-            with np.errstate(over="ignore"):
-                totals.append(functools.reduce(np.add, [parts[group] for parts in taken]))
+        payloads, sent, sums = _gathered(parts, bits, header, flags)
+    rests = [[np.zeros_like(values) for values in of_one] for of_one in taken]
+    with np.errstate(over="ignore"):
+        totals = [functools.reduce(np.add, of_group) for of_group in zip(*taken, strict=True)]
+    for number, i in enumerate(coded):
+        totals[i] = sums[number]
+        for left, had, given in zip(rests, taken, sent, strict=True):
+            left[i] = had[i] - given[number]
     finite = all(flags) and all(np.isfinite(total).all() for total in totals)
     return Sent(payloads, totals, finite, rests)
+
+
+def _summed(
+    parts: Sequence[Arrays], leader: int, flags: Sequence[bool]
+) -> tuple[Arrays, list[Arrays], Arrays]:
+    """What replicas sum in 16 bits, what each has sent with it, and the sums; by scale."""
+    scales = [value_bits.largest(values) for values in parts[leader]]
+    shares = [value_bits.shares(of_one, scales, len(parts)) for of_one in parts]
+    payloads = [
+        np.concatenate([*of_one, [0 if flag else np.nan]]).astype(np.float16)
+        for of_one, flag in zip(shares, flags, strict=True)
+    ]
+    sent = [list(map(np.multiply, scales, of_one)) for of_one in shares]
+    sums = [functools.reduce(np.add, of_part) for of_part in zip(*shares, strict=True)]
+    return payloads, sent, list(map(np.multiply, scales, sums))
+
+
+def _gathered(
+    parts: Sequence[Arrays], bits: int, header: payload.Header, flags: Sequence[bool]
+) -> tuple[Arrays, list[Arrays], Arrays]:
+    """The payloads of fewer bits, what each says, and the sums; by scale."""
+    bodies = [value_bits.encode(of_one, bits) for of_one in parts]
+    flagged = dataclasses.replace(header, flags=payload.NON_FINITE)
+    payloads = [
+        payload.write(header, bytes(body)) if flag else payload.write(flagged, bytes(body.nbytes))
+        for body, flag in zip(bodies, flags, strict=True)
+    ]
+    sizes = [values.size for values in parts[0]]
+    sent = [value_bits.decode(body, sizes, bits) for body in bodies]
+    with np.errstate(over="ignore"):
+        sums = [functools.reduce(np.add, of_part) for of_part in zip(*sent, strict=True)]
+    return payloads, sent, sums
 
 
 def chunked_oracle(
@@ -175,14 +170,14 @@ def chunked_oracle(
     groups: list[int],
     chunk_sizes: list[int],
     offsets: Arrays,
-    bits: Sequence[fractions.Fraction | int],
-    of_scale: Sequence[fractions.Fraction | int],
+    entry_bits: Sequence[fractions.Fraction | int],
+    scale_bits: Sequence[fractions.Fraction | int],
     beta: float = 1.0,
     send: Callable[[Sequence[Arrays], Sequence[bool]], Sent] = _as_floats,
 ) -> Outcome:
     """The outcome of a step in which the entries at `offsets` are chosen.
 
-    Each of them takes `bits`, and the scale of a group `of_scale`, by the tensors in it.
+    Each of them takes `entry_bits`, and the scale of a group `scale_bits`, by its tensors.
     """
     at = [chunks.places(o, size) for o, size in zip(offsets, chunk_sizes, strict=True)]
     had = [chunks.joined(of_one[RESIDUAL], groups) for of_one in state]
@@ -206,10 +201,10 @@ def chunked_oracle(
     reduced = chunks.separated(whole, groups, gradients[0])
     number_of = dict(zip(dict.fromkeys(groups), range(len(at)), strict=True))
     tensor_bytes = []
-    for spec, group, of_entry, scale_bits in zip(specs, groups, bits, of_scale, strict=True):
+    for spec, group, *bits in zip(specs, groups, entry_bits, scale_bits, strict=True):
         number = number_of[group]
         share = fractions.Fraction(spec.elements, max(1, whole[number].size))
-        tensor_bytes.append(int((at[number].size * of_entry + scale_bits) * share / 8))
+        tensor_bytes.append(int((at[number].size * bits[0] + bits[1]) * share / 8))
     size = len(gradients)
     counted = np.array(tensor_bytes, np.int64)
     return Outcome([reduced] * size, [sent.finite] * size, after, sent.payloads, [counted] * size)

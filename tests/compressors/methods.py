@@ -135,7 +135,14 @@ def top_k_with(label: str, **settings: Any) -> Method:
 CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
 
 
-def few_bits(bits: int, *, header_bytes: int = 56, padding: int = 11, sends_one_at_once: bool = True, **settings: Any) -> Method:
+def few_bits(
+    bits: int,
+    *,
+    header_bytes: int = 56,
+    padding: int = 11,
+    sends_one_at_once: bool = True,
+    **settings: Any,
+) -> Method:
     return Method(
         f"ScaleCom, {bits} bits",
         ScaleCom(**settings, value_bits=bits),

@@ -12,7 +12,7 @@ from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
-from tf_gradcomp.compressors.value_bits import VALUE_BITS, Layout, layout_of, sum_in_few_bits
+from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
 from tf_gradcomp.compressors.wishes import Broadcast, Wish
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import (
@@ -137,7 +137,6 @@ class ScaleCom(Compressor):
             reduced, finite = yield from sum_in_few_bits(
                 chunked,
                 inputs,
-                self._layout(inputs),
                 offsets,
                 own_finite,
                 leader,
@@ -158,16 +157,6 @@ class ScaleCom(Compressor):
             "value_bits": self.value_bits,
             **super().get_config(),
         }
-
-    def _layout(self, inputs: ExchangeInputs) -> Layout:
-        """Which entries are sent in few bits; known while a graph is built, if settings are."""
-        specs = inputs.specs
-        sizes = [spec.elements for spec in specs]
-        if inputs.settings is not None:
-            return layout_of(sizes, inputs.settings, groups(specs, inputs.settings))
-        with tf.init_scope():
-            rates = tf.constant(self.settings(specs), tf.int64)
-            return layout_of(sizes, rates, groups(specs, rates))
 
 
 def groups(specs: Sequence[GradientSpec], rates: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,15 @@ from tf_gradcomp.ops.adacomp import (
     residual_accumulate,
     ternary_quantize,
 )
-from tf_gradcomp.ops.chunks import Chunked, chunk_apply, chunk_draw, chunk_select, chunk_take
+from tf_gradcomp.ops.chunks import (
+    Chunked,
+    ChunkSplit,
+    chunk_apply,
+    chunk_draw,
+    chunk_select,
+    chunk_split,
+    chunk_take,
+)
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.payload import payload_read, payload_write
 from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
@@ -24,6 +32,7 @@ from tf_gradcomp.ops.top_k import (
 )
 
 __all__ = [
+    "ChunkSplit",
     "Chunked",
     "LibraryError",
     "SecondMoments",
@@ -33,6 +42,7 @@ __all__ = [
     "chunk_apply",
     "chunk_draw",
     "chunk_select",
+    "chunk_split",
     "chunk_take",
     "library_info",
     "local_bin_select",

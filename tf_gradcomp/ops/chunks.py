@@ -81,6 +81,27 @@ def chunk_draw(chunked: Chunked, step: tf.Tensor | int, *, seed: int) -> tf.Tens
     return library.load().chunk_draw(step=step, seed=seed, **chunked.arguments())
 
 
+class ChunkSplit(NamedTuple):
+    """Which of the chosen entries may be sent in a few bits, and by which scale.
+
+    Attributes:
+        whole: int32 [n], the numbers of the entries of chunks of one: their tensors are sent whole.
+        coded: int32 [m], the numbers of the others.
+        scale_of: int32 [m], the number of the scale of each: there is one for each group.
+        counts: int64 [scales], how many there are of each scale.
+    """
+
+    whole: tf.Tensor
+    coded: tf.Tensor
+    scale_of: tf.Tensor
+    counts: tf.Tensor
+
+
+def chunk_split(chunked: Chunked) -> ChunkSplit:
+    """Tells the entries of tensors that are sent whole from the others; see `ChunkSplit`."""
+    return ChunkSplit(*library.load().chunk_split(**chunked.arguments()))
+
+
 def chunk_take(chunked: Chunked, offsets: tf.Tensor, finite: tf.Tensor | bool) -> tf.Tensor:
     """What a replica gives to be summed.
 

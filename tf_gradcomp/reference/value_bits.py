@@ -23,26 +23,18 @@ def largest(values: np.ndarray) -> np.float32:
     return np.abs(values).max()
 
 
-def most_of(replicas: int) -> int:
-    """The power of two that a level may be in 16 bits, so that no sum is rounded."""
-    most = LARGEST_EXACT
-    while most * replicas > LARGEST_EXACT:
-        most //= 2
-    return most
+def shares(parts: Sequence[np.ndarray], scales: Sequence[np.float32], replicas: int) -> Arrays:
+    """What one of so many replicas gives to be summed in 16 bits, as float32.
 
-
-def levels(values: np.ndarray, scale: np.float32, most: int) -> np.ndarray:
-    """The nearest whole numbers, of which `most` stands for the scale; float32."""
-    if scale == 0:
-        return np.zeros_like(values)
-    with np.errstate(over="ignore"):
-        shares = np.clip(values / scale, np.float32(-1), np.float32(1))
-    return np.rint(shares * np.float32(most))
-
-
-def value(numbers: np.ndarray, scale: np.float32, most: int) -> np.ndarray:
-    """What levels stand for."""
-    return scale * (numbers * np.float32(1 / most))
+    The scale has a power of two of steps, so many that no sum is rounded.
+    """
+    steps = LARGEST_EXACT
+    while steps * replicas > LARGEST_EXACT:
+        steps //= 2
+    return [
+        _levels(values, scale, steps) / np.float32(steps)
+        for values, scale in zip(parts, scales, strict=True)
+    ]
 
 
 def encode(parts: Sequence[np.ndarray], bits: int) -> np.ndarray:
@@ -54,7 +46,7 @@ def encode(parts: Sequence[np.ndarray], bits: int) -> np.ndarray:
             codes.append(values < 0)
         else:
             scales.append(largest(values))
-            codes.append(levels(values, scales[-1], _most(bits)) + 2 ** (bits - 1))
+            codes.append(_levels(values, scales[-1], 2 ** (bits - 1) - 1) + 2 ** (bits - 1))
     joined = np.concatenate([*codes, np.zeros(0)]).astype(np.uint8)
     data = np.array(scales, "<f4").tobytes() + fixed_length.pack_bits(joined, bits)
     return np.frombuffer(data, "<i4")
@@ -65,10 +57,18 @@ def decode(body: np.ndarray, sizes: Sequence[int], bits: int) -> Arrays:
     scales = body[: len(sizes)].view("<f4")
     codes = fixed_length.unpack_bits(body[len(sizes) :].tobytes(), bits, sum(sizes))
     numbers = codes.astype(np.float32)
-    numbers = 1 - 2 * numbers if bits == 1 else numbers - 2 ** (bits - 1)
-    parts = np.split(numbers, np.cumsum(sizes))[: len(sizes)]
-    return [value(part, scale, _most(bits)) for part, scale in zip(parts, scales, strict=True)]
+    if bits == 1:
+        shares = 1 - 2 * numbers
+    else:
+        shares = (numbers - 2 ** (bits - 1)) / np.float32(2 ** (bits - 1) - 1)
+    parts = np.split(shares, np.cumsum(sizes))[: len(sizes)]
+    return [scale * part for part, scale in zip(parts, scales, strict=True)]
 
 
-def _most(bits: int) -> int:
-    return max(1, 2 ** (bits - 1) - 1)
+def _levels(values: np.ndarray, scale: np.float32, steps: int) -> np.ndarray:
+    """The nearest whole numbers, of which `steps` stands for the scale; float32."""
+    if scale == 0:
+        return np.zeros_like(values)
+    with np.errstate(over="ignore"):
+        of_scale = np.clip(values / scale, np.float32(-1), np.float32(1))
+    return np.rint(of_scale * np.float32(steps))
