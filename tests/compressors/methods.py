@@ -135,22 +135,16 @@ def top_k_with(label: str, **settings: Any) -> Method:
 CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
 
 
-def few_bits(
-    bits: int,
-    *,
-    header_bytes: int = 56,
-    padding: int = 11,
-    sends_one_at_once: bool = True,
-    **settings: Any,
-) -> Method:
+def few_bits(bits: int, **settings: Any) -> Method:
+    summed = bits == 16
     return Method(
         f"ScaleCom, {bits} bits",
         ScaleCom(**settings, value_bits=bits),
         scalecom_oracle,
-        header_bytes=header_bytes,
-        padding=padding,
+        header_bytes=2 if summed else 56,
+        padding=11,
         sends_equals_at_once=False,
-        sends_one_at_once=sends_one_at_once,
+        sends_one_at_once=not summed,  # one above the leader's is not
     )
 
 
@@ -181,10 +175,8 @@ METHODS = [
         scalecom_oracle,
         **CHUNKED,
     ),
-    few_bits(16, header_bytes=2, padding=8, sends_one_at_once=False),
-    few_bits(8),
+    few_bits(16),
     few_bits(4, rates=7, beta=0.25, overrides={"_1": None}),
-    few_bits(1, rates=7),
     Method("RandomK", RandomK(), random_k_oracle, **CHUNKED),
     qsgd_with(""),
     qsgd_with(", to the nearest", stochastic=False),

@@ -11,6 +11,7 @@ from tests.compressors.methods import (
     CHUNKED,
     Method,
     adacomp_with,
+    few_bits,
     power_sgd_with,
     qsgd_with,
     random_k_oracle,
@@ -71,6 +72,8 @@ PLANS = [
     ),
     (Method("ScaleCom", ScaleCom(), scalecom_oracle, **CHUNKED), CHUNK_SIZES),
     (Method("ScaleCom, filtered", ScaleCom(beta=0.25), scalecom_oracle, **CHUNKED), CHUNK_SIZES),
+    (few_bits(16, overrides={"_1": None}), CHUNK_SIZES),
+    (few_bits(8, overrides={"_1": None}), CHUNK_SIZES),
     (Method("RandomK", RandomK(), random_k_oracle, **CHUNKED), CHUNK_SIZES),
 ]
 
@@ -114,7 +117,15 @@ def test_a_method_without_such_a_setting_refuses_them(compressor):
 
 
 @pytest.mark.parametrize(
-    "compressor", [PowerSGD(rank=3), ScaleCom(7), RandomK(0.1)], ids=lambda one: one.name
+    "compressor",
+    [
+        PowerSGD(rank=3),
+        ScaleCom(7),
+        ScaleCom(7, overrides={"_1": None}, value_bits=16),
+        ScaleCom(7, overrides={"_1": None}, value_bits=1),
+        RandomK(0.1),
+    ],
+    ids=repr,
 )
 def test_lengths_of_vectors_are_known_in_a_graph_unless_settings_may_change(compressor):
     """Where they are known, communicators may cut long vectors into pieces."""

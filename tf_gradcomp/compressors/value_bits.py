@@ -56,7 +56,7 @@ def sum_in_few_bits(
         own = tf.gather(ops.chunk_take(chunked, offsets, own_finite), split.coded)
         words = tf.concat([offsets, tf.bitcast(_largest(own, split), tf.int32)], 0)
     words = yield from unless_empty(words, lambda payload: Broadcast(payload, leader))
-    offsets, scales = words[: tf.size(offsets)], words[tf.size(offsets) :]
+    offsets, scales = tf.split(words, [tf.size(offsets), tf.size(words) - tf.size(offsets)])
     taken = ops.chunk_take(chunked, offsets, own_finite)
     whole = yield from unless_empty(tf.gather(taken, split.whole), AllReduce)
     # What is not finite is a share of nothing: zeros are sent, beside a flag.
@@ -130,9 +130,10 @@ def _gather_codes(
     payload = ops.payload_write(body, step, own_finite, method=SCALECOM, **header)
     payloads = yield AllGather(payload, same_length=True)
     bodies, finite = ops.payload_read(payloads, step, method=SCALECOM, **header)
-    of_all = tf.bitcast(bodies[:, : tf.size(scales)], tf.float32)
-    codes_of_all = _unpacked(bodies[:, tf.size(scales) :], bits)[:, : tf.size(codes)]
-    received = tf.gather(of_all, split.scale_of, axis=1) * tf.gather(shares, codes_of_all)
+    of_all, words = tf.split(bodies, [tf.size(scales), tf.shape(bodies)[1] - tf.size(scales)], 1)
+    scales_of_all = tf.gather(tf.bitcast(of_all, tf.float32), split.scale_of, axis=1)
+    codes_of_all = _unpacked(words, bits)[:, : tf.size(codes)]
+    received = scales_of_all * tf.gather(shares, codes_of_all)
     return _Summed(
         tf.gather(scales, split.scale_of) * tf.gather(shares, codes),
         tf.cumsum(received, 0)[-1],  # in the order of the replicas, as a reduction need not be
