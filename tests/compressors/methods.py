@@ -176,7 +176,7 @@ METHODS = [
         **CHUNKED,
     ),
     few_bits(16),
-    few_bits(4, rates=7, beta=0.25, overrides={"_1": None}),
+    few_bits(4, beta=0.25, overrides={"_1": None, "_2": 7}),
     Method("RandomK", RandomK(), random_k_oracle, **CHUNKED),
     qsgd_with(""),
     qsgd_with(", to the nearest", stochastic=False),

@@ -33,6 +33,8 @@ LOSSLESS = [
     *SENDING_THE_LARGEST,
     "adacomp(bin_sizes=3, scale_factor=1)",
     "scalecom(rates=3, beta=0.25)",
+    "scalecom(rates=3, beta=0.25, value_bits=16)",
+    "scalecom(rates=4, value_bits=4)",
     "random_k",
     "qsgd(bits=2, bucket_size=32)",
     "qsgd(bits={'vector': 4})",

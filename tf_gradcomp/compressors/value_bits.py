@@ -66,7 +66,7 @@ def sum_in_few_bits(
         coded = yield from _sum_shares(values, of_each, own_finite, inputs.size)
     else:
         header = {"settings": chunked.chunk_sizes, "fingerprint": fingerprint}
-        coded = yield from _gather_codes(values, split, own_finite, inputs.step, bits, header)
+        coded = yield from _gather_codes(values, split, inputs, own_finite, bits, header)
     totals = tf.concat([_joined(split, whole, coded.total), [0.0]], 0)
     rests = _joined(split, tf.zeros_like(whole), values - coded.sent)
     finite = tf.logical_and(coded.finite, inputs.finite)
@@ -102,17 +102,18 @@ def _sum_shares(
         )
     steps = 2 ** ((_LARGEST_EXACT // size).bit_length() - 1)
     shares = _levels(values, scales, steps) / steps
-    flag = tf.where(own_finite, 0.0, float("nan"))
-    given = tf.cast(tf.concat([shares, flag[tf.newaxis]], 0), tf.float16)
-    total = tf.cast((yield AllReduce(given)), tf.float32)
-    return _Summed(scales * shares, scales * total[:-1], tf.math.is_finite(total[-1]))
+    flag = tf.where(own_finite, [0.0], [float("nan")])
+    given = tf.cast(tf.concat([shares, flag], 0), tf.float16)
+    answer = tf.cast((yield AllReduce(given)), tf.float32)
+    total, flags = tf.split(answer, [tf.size(shares), 1])
+    return _Summed(scales * shares, scales * total, tf.reduce_all(tf.math.is_finite(flags)))
 
 
 def _gather_codes(
     values: tf.Tensor,
     split: ops.ChunkSplit,
+    inputs: ExchangeInputs,
     own_finite: tf.Tensor,
-    step: tf.Tensor,
     bits: int,
     header: dict[str, Any],
 ) -> Generator[AllGather, tf.Tensor, _Summed]:
@@ -127,16 +128,17 @@ def _gather_codes(
         levels = _levels(values, tf.gather(scales, split.scale_of), steps)
         codes = tf.cast(levels, tf.int32) + (steps + 1)
     body = tf.concat([tf.bitcast(scales, tf.int32), _packed(codes, bits)], 0)
-    payload = ops.payload_write(body, step, own_finite, method=SCALECOM, **header)
+    payload = ops.payload_write(body, inputs.step, own_finite, method=SCALECOM, **header)
     payloads = yield AllGather(payload, same_length=True)
-    bodies, finite = ops.payload_read(payloads, step, method=SCALECOM, **header)
+    bodies, finite = ops.payload_read(payloads, inputs.step, method=SCALECOM, **header)
     of_all, words = tf.split(bodies, [tf.size(scales), tf.shape(bodies)[1] - tf.size(scales)], 1)
     scales_of_all = tf.gather(tf.bitcast(of_all, tf.float32), split.scale_of, axis=1)
-    codes_of_all = _unpacked(words, bits)[:, : tf.size(codes)]
+    codes_of_all = tf.slice(_unpacked(words, bits), [0, 0], [-1, tf.size(codes)])
     received = scales_of_all * tf.gather(shares, codes_of_all)
     return _Summed(
         tf.gather(scales, split.scale_of) * tf.gather(shares, codes),
-        tf.cumsum(received, 0)[-1],  # in the order of the replicas, as a reduction need not be
+        # In the order of the replicas, as a reduction need not be.
+        tf.gather(tf.cumsum(received, 0), inputs.size - 1),
         finite,
     )
 
@@ -182,7 +184,7 @@ def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 def _unpacked(words: tf.Tensor, bits: int) -> tf.Tensor:
     """The codes in each row of words, with those that fill up the last word."""
-    shifted = tf.bitwise.right_shift(words[:, :, tf.newaxis], _shifts(bits))
+    shifted = tf.bitwise.right_shift(tf.expand_dims(words, 2), _shifts(bits))
     codes = tf.bitwise.bitwise_and(shifted, 2**bits - 1)
     rows, length = tf.unstack(tf.shape(words))
     return tf.reshape(codes, [rows, length * (_WORD_BITS // bits)])

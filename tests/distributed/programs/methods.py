@@ -40,7 +40,7 @@ def data():
 METHODS = {
     **{name: name for name in compressors.names()},
     "bfloat16": compressors.Cast("bfloat16"),
-    "warmed up": compressors.ScaleCom(20, warmup_steps=BAD_STEP + 2),
+    "warmed up": compressors.ScaleCom(20, value_bits=16, warmup_steps=BAD_STEP + 2),
 }
 EPOCHS_BEFORE_DEATH = 1
 

@@ -17,7 +17,7 @@ METHODS = {
     "scalecom": gc.compressors.ScaleCom(8, beta=0.5),
     "sign_sgd": gc.compressors.SignSGD(),
     "top_k": gc.compressors.TopK(0.1, momentum=0.5),
-    "warmed up": gc.compressors.ScaleCom(8, warmup_steps=7),
+    "warmed up": gc.compressors.ScaleCom(8, value_bits=4, warmup_steps=7),
 }
 learners = int(argument(2))
 
