@@ -18,6 +18,8 @@ CHUNKS = [[40, 25, 25], [7, 3, 5], [1, 1, 1], [400, 2, 2], [40, 25, 24]]
 PLANS = {
     "power_sgd(rank=6)": [[4, 0, 0], [2, 0, 0], [0, 0, 0], [6, 0, 0], [5, 0, 0]],
     "scalecom": CHUNKS,
+    "scalecom(value_bits=8)": CHUNKS,
+    "scalecom(value_bits=16)": CHUNKS,
     "random_k": CHUNKS,
     "adacomp": [[50, 7, 0], [500, 0, 3], [0, 0, 0], [1, 64, 63], [50, 7, 0]],
     "qsgd": [[4, 0, 0], [8, 2, 3], [0, 0, 0], [2, 5, 0], [4, 0, 0]],

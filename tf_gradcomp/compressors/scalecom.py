@@ -104,7 +104,7 @@ class ScaleCom(Compressor):
                 f"ScaleCom: beta must be a number above 0, and at most 1; received {beta!r}."
             )
         self.beta = self.residual_scale = float(beta)
-        if isinstance(value_bits, bool) or value_bits not in VALUE_BITS:
+        if not is_whole_number(value_bits, 1, FLOAT_BITS) or value_bits not in VALUE_BITS:
             raise ValueError(
                 f"ScaleCom: value_bits must be one of {', '.join(map(str, VALUE_BITS))}; received "
                 f"{value_bits!r}."
