@@ -152,8 +152,7 @@ class ReplicaStep:
             return (yield wish), list(self.touched)
         answer, total = yield WithRider(wish, tf.concat([tag, numbers], 0))
         tags = tag.shape.num_elements()
-        with tf.control_dependencies([riders.check_tag(total[:tags], tag, size)]):
-            answer = tf.identity(answer)
+        answer = riders.checked(answer, total[:tags], tf.cast(tag, tf.float32) * size)
         rows = own.shape.num_elements()
         return answer, self._split(riders.rows_from_numbers(total[tags:], rows, size))
 

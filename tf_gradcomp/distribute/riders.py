@@ -12,6 +12,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp import ops
+
 _EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8}  # whole numbers up to 2^bits
 _TAG_BITS = 22
 DIFFERENT = (
@@ -100,14 +102,14 @@ def tag_word(fingerprint: int, step: tf.Tensor) -> tf.Tensor:
     return tf.cast(bits, tf.int32)
 
 
-def check_tag(total: tf.Tensor, own: tf.Tensor, replicas: int) -> tf.Operation:
-    """Raises `tf.errors.InvalidArgumentError` if the replicas did not all give the same tag."""
-    expected = tf.cast(own, tf.float32) * replicas
-    return tf.debugging.assert_equal(
-        tf.cast(total, tf.float32),
-        expected,
-        DIFFERENT,
-    )
+def checked(answer: tf.Tensor, tags: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
+    """The answer of a collective, if the tags that travelled with it are those expected.
+
+    Raises:
+        tf.errors.InvalidArgumentError: In the step, if the replicas did not all give the same tag.
+    """
+    tags, expected = tf.cast(tags, tf.float32), tf.cast(expected, tf.float32)  # exact: 22 bits
+    return ops.pass_if_equal(answer, tags, expected, DIFFERENT)
 
 
 def _digits(dtype: tf.DType, replicas: int) -> int:

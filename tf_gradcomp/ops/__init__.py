@@ -10,6 +10,7 @@ from tf_gradcomp.ops.adacomp import (
 )
 from tf_gradcomp.ops.chunks import Chunked, chunk_apply, chunk_draw, chunk_select, chunk_take
 from tf_gradcomp.ops.library import LibraryError, library_info
+from tf_gradcomp.ops.pass_if_equal import pass_if_equal
 from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
 from tf_gradcomp.ops.precondition import SecondMoments, precondition
 from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_put_back
@@ -36,6 +37,7 @@ __all__ = [
     "library_info",
     "local_bin_select",
     "momentum_correction",
+    "pass_if_equal",
     "power_sgd_left",
     "power_sgd_reduce",
     "power_sgd_right",
