@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.compressors import AdaComp
+from tf_gradcomp.compressors import AdaComp, NoCompression
 from tf_gradcomp.distribute import notices
 from tf_gradcomp.distribute.communicator import dense_ring_bytes
 from tf_gradcomp.distribute.exchange import GradientExchange
@@ -290,6 +290,44 @@ def test_says_once_what_it_does(replicas, message, caplog):
     Exchanging(replicas)
     Exchanging(replicas)
     assert len([text for text in caplog.messages if re.search(message, text)]) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_step(
+    monkeypatch, replicas, graph
+):
+    said = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *args: said.append(text % args))
+    exchanging = Exchanging(replicas, compressor=NoCompression())
+
+    def reduce(grads):
+        if replicas == 1:
+            exchanging.exchange.flush(grads, exchanging.variables)
+        else:
+            exchanging.reduce(grads)
+
+    step = stepper(exchanging.strategy, reduce, graph=graph)
+    step([ones(1)] * replicas)
+    assert not said
+    for restores in (1, 2):
+        exchanging.exchange.facts.residual_waits.assign([True, False])
+        for _ in range(2):
+            step([ones(1)] * replicas)
+        assert ["NoCompression() keeps none" in text for text in said] == [True] * restores
+
+
+def test_lost_residuals_are_told_where_xla_compiles_the_step(monkeypatch):
+    said = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *args: said.append(text % args))
+    variable = tf.Variable(tf.zeros(3), name="kernel")
+    exchange = exchange_by(NoCompression())
+    exchange.build([variable])
+    exchange.facts.residual_waits.assign([True])
+    step = tf.function(lambda g: exchange.flush([g], [variable]), jit_compile=True, autograph=False)
+    for _ in range(2):
+        np.testing.assert_array_equal(step(tf.ones(3))[0], np.ones(3))
+    assert len(said) == 1
 
 
 def test_slices_that_are_summed_apart_take_what_was_left_of_their_table():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,6 @@ class GradientExchange(tf.Module):
         self.state: dict[str, list[tf.Variable]] = {}
         self.job_state: dict[str, tf.Variable] = {}
         self._method = method
-        self._warned = False
         self._apart: set[int] = set()
         self._together: set[int] = set()
 
@@ -198,7 +198,7 @@ class GradientExchange(tf.Module):
         self._check_may_run()
         if not variables:
             return [], tf.constant(True)
-        self._warn_of_lost_residuals()
+        self._warn_of_lost_residuals(member.local_replica)
         numbers = [self._number(variable) for variable in variables]
         paths = [self.specs[number].path for number in numbers]
         self._agreement.check(paths, gradients, lambda: self._parts.group.local(self.step, 0))
@@ -247,7 +247,7 @@ class GradientExchange(tf.Module):
         """
         if not variables:
             return []
-        self._warn_of_lost_residuals()
+        self._warn_of_lost_residuals(0)
         numbers = [self._number(variable) for variable in variables]
         replica = ReplicaExchange(self._parts, numbers, None)
         replica.hand_over(inner, [])
@@ -290,15 +290,23 @@ class GradientExchange(tf.Module):
             )
         self.check_scope()
 
-    def _warn_of_lost_residuals(self) -> None:
-        """Says so, once, if a checkpoint knew of residuals which nothing here can take."""
-        if self.residuals or self._warned:
+    def _warn_of_lost_residuals(self, local_replica: int) -> None:
+        """Says so in a step that finds residuals restored which nothing here can take."""
+        if self.residuals:
             return
-        with tf.init_scope():
-            waits = self._parts.group.local(self.facts.residual_waits, 0).numpy()
-        if waits.any():
-            self._warned = True
-            _LOG.warning(_LOST, self.compressor)
+        waits = self._parts.group.local(self.facts.residual_waits, local_replica)
+
+        def warn() -> None:
+            if local_replica == 0:
+                tf.numpy_function(self._log_lost_residuals, [], [])
+            waits.assign(tf.zeros_like(waits))
+
+        # XLA cannot call Python: in its code only what was restored before it was traced is seen.
+        with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
+            tf.cond(tf.reduce_any(waits), warn, lambda: None)
+
+    def _log_lost_residuals(self) -> None:
+        _LOG.warning(_LOST, self.compressor)
 
     def _check_forms(self, apart: Sequence[int], together: Sequence[int]) -> None:
         """Checks that a variable is divided in all steps or in none.
