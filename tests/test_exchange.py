@@ -32,11 +32,13 @@ def exchange_by(compressor, policy=None):
 class Exchanging:
     """An exchange of plain `tf.Variable`s under a strategy, and what it reduced last."""
 
-    def __init__(self, replicas=2, compressor=WHOLE, policy=None, shapes=((20, 30), (30,))):
+    def __init__(
+        self, replicas=2, compressor=WHOLE, policy=None, shapes=((20, 30), (30,)), dtype="float32"
+    ):
         self.strategy = mirrored(replicas)
         with self.strategy.scope():
             self.variables = [
-                tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(shapes)
+                tf.Variable(tf.zeros(shape, dtype), name=f"v{i}") for i, shape in enumerate(shapes)
             ]
             self.exchange = exchange_by(compressor, policy)
             self.exchange.build(self.variables)
@@ -347,6 +349,30 @@ def test_slices_that_are_summed_apart_take_what_was_left_of_their_table():
         np.testing.assert_array_equal(total[3], np.full(30, expected + 2))
         np.testing.assert_array_equal(total[4], np.full(30, expected))
     np.testing.assert_array_equal(exchange.facts.residual_waits.numpy(), [False, True])
+
+
+def test_what_was_left_of_a_float16_table_is_sent_in_parts_that_float16_can_hold():
+    exchanging = Exchanging(
+        shapes=[(2, 3)], policy=gc.Policy(max_dense_elements=5), dtype="float16"
+    )
+    exchange = exchanging.exchange
+    exchange.residuals[0].assign(np.full((2, 3), 1.5e5))
+    exchange.facts.residual_waits.assign([True])
+
+    def reduce(grads):
+        exchanging.reduce([tf.IndexedSlices(grads[0], tf.constant([1]), tf.constant([2, 3]))])
+
+    step = stepper(exchanging.strategy, reduce, graph=False)
+    sent = np.zeros((2, 3), "float32")
+    while exchange.facts.residual_waits.numpy().any():
+        assert exchange.step.numpy() < 5
+        step([[np.zeros((1, 3), "float16")]] * 2)
+        rows = tf.convert_to_tensor(exchanging.reduced[0][0])  # added up in float16
+        sent += rows.numpy()
+        left = np.sum(copies(exchanging.strategy, exchange.residuals[0]), 0)
+        np.testing.assert_allclose(sent + left, np.full((2, 3), 1.5e5), rtol=1e-3)
+    assert exchange.skipped_steps.numpy() == 0
+    assert not left.any()
 
 
 def test_no_gradients_are_no_step():

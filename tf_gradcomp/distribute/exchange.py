@@ -207,7 +207,7 @@ class GradientExchange(tf.Module):
         self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
         replica = ReplicaExchange(self._parts, numbers, member)
         replica.hand_over(inner, together)
-        gradients = replica.with_what_waits(apart, gradients)
+        gradients, left = replica.with_what_waits(apart, gradients)
         reduced: list[Any] = list(gradients)
         finite = tf.constant(True)
         if apart:
@@ -224,7 +224,7 @@ class GradientExchange(tf.Module):
                 reduced[place] = sparse.as_given(gradient, total, rows)
                 if _dtype(gradient) == tf.float16:  # the sum is float32, and may not fit
                     finite &= all_finite([reduced[place]])
-        replica.settle(apart, together, finite)
+        replica.settle(apart, together, finite, left)
         self.step.assign_add(1)
         self.count_skip(finite)
         return reduced, finite
@@ -252,8 +252,8 @@ class GradientExchange(tf.Module):
         replica = ReplicaExchange(self._parts, numbers, None)
         replica.hand_over(inner, [])
         places = list(range(len(numbers)))
-        gradients = replica.with_what_waits(places, gradients, scale)
-        replica.settle(places, [], all_finite(gradients))
+        gradients, left = replica.with_what_waits(places, gradients, scale)
+        replica.settle(places, [], all_finite(gradients), left)
         return gradients
 
     def count_skip(self, finite: tf.Tensor) -> None:

@@ -142,39 +142,52 @@ class ReplicaExchange:
 
     def with_what_waits(
         self, places: Sequence[int], gradients: Gradients, scale: tf.Tensor | float = 1.0
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """The gradients; to some, what is left in their residuals is added. `settle` clears these.
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
+        """Adds to some gradients what is left in their residuals; `settle` takes it from these.
 
         Args:
             places: Of the gradients that the compressor does not exchange.
             gradients: The gradients of this replica.
             scale: What the gradients will be divided by.
+
+        Returns:
+            All gradients; and what will then be left in the residuals at `places`, if there are
+            residuals.
         """
         residuals = self._state().get(RESIDUAL, [])
         if not residuals or not places:
-            return list(gradients)
+            return list(gradients), []
         given = [gradients[place] for place in places]
+        waiting = [residuals[place].read_value() for place in places]
         wanted = tf.logical_and(self._waits(places), all_finite(given))
 
-        def added() -> list[tf.Tensor | tf.IndexedSlices]:
-            return [
-                plus_residual(gradient, residuals[place].read_value() * scale)
-                for place, gradient in zip(places, given, strict=True)
+        def added() -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
+            pairs = [
+                plus_residual(gradient, residual * scale, self._parts.group.size)
+                for gradient, residual in zip(given, waiting, strict=True)
             ]
+            return [total for total, _ in pairs], [left / scale for _, left in pairs]
 
         sums = list(gradients)
-        found = tf.cond(wanted, added, lambda: given)
+        found, left = tf.cond(wanted, added, lambda: (given, waiting))
         for place, gradient in zip(places, found, strict=True):
             sums[place] = gradient
-        return sums
+        return sums, left
 
-    def settle(self, apart: Sequence[int], together: Sequence[int], finite: tf.Tensor) -> None:
+    def settle(
+        self,
+        apart: Sequence[int],
+        together: Sequence[int],
+        finite: tf.Tensor,
+        left: Sequence[tf.Tensor],
+    ) -> None:
         """Notes after a step what is left to be sent.
 
         Args:
-            apart: Places of the gradients to which what was left has been added.
+            apart: Places of the gradients to which what waited has been added.
             together: Places of those that the compressor has exchanged.
             finite: Whether the step is taken.
+            left: What is left of the residuals at `apart`, as `with_what_waits` returned it.
         """
         facts, state = self._parts.facts, self._state()
         if self._communicator:
@@ -190,10 +203,11 @@ class ReplicaExchange:
             return
 
         def clear() -> None:
-            for place in apart:
-                residual = state[RESIDUAL][place]
-                residual.assign(tf.zeros_like(residual))
-            self._set_fact(facts.residual_waits, [False] * len(done), done)
+            for place, rest in zip(apart, left, strict=True):
+                state[RESIDUAL][place].assign(rest)
+            still = [tf.reduce_any(tf.not_equal(rest, 0)) for rest in left]
+            none = [False] * (len(done) - len(apart))
+            self._set_fact(facts.residual_waits, [*still, *none], done)
 
         tf.cond(tf.logical_and(self._waits(done), finite), clear, lambda: None)
 
@@ -306,5 +320,5 @@ class ReplicaExchange:
     def _set_fact(self, fact: tf.Variable, values: Sequence[Any], places: Iterable[int]) -> None:
         local = self._local(fact)
         numbers = tf.constant([[self._numbers[place]] for place in places])
-        values = tf.constant(values, local.dtype)
+        values = tf.convert_to_tensor(values, local.dtype)
         local.assign(tf.tensor_scatter_nd_update(local.read_value(), numbers, values))
