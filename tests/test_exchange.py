@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.replicas import copies, mirrored, stepper
+from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import AdaComp, NoCompression
 from tf_gradcomp.distribute import notices
@@ -373,6 +373,23 @@ def test_what_was_left_of_a_float16_table_is_sent_in_parts_that_float16_can_hold
         np.testing.assert_allclose(sent + left, np.full((2, 3), 1.5e5), rtol=1e-3)
     assert exchange.skipped_steps.numpy() == 0
     assert not left.any()
+
+
+@pytest.mark.parametrize("rows", [1, 5], ids=["gathered", "summed whole"])
+def test_replicas_that_sum_slices_of_different_tables_end_with_an_error(rows):
+    strategy = collective()
+    with strategy.scope():
+        tables = [tf.Variable(tf.zeros((4, 2)), name=name) for name in "ab"]
+        exchange = exchange_by(AdaComp(50), gc.Policy(max_dense_elements=7))
+        exchange.build(tables)
+
+    def reduce(grads):
+        member = current_group().member()
+        slices = tf.IndexedSlices(grads[0], tf.range(rows) % 4, tf.constant([4, 2]))
+        exchange.reduce([slices], [tables[member.local_replica]], member)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="add up different things"):
+        stepper(strategy, reduce)([[np.ones((rows, 2), "float32")]] * 2)
 
 
 def test_no_gradients_are_no_step():

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.distribute import handshake, sparse, tf_private
+from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.agreement import GradientAgreement
 from tf_gradcomp.distribute.gradients import (
     all_finite,
@@ -217,13 +217,9 @@ class GradientExchange(tf.Module):
         if together:
             given = [gradients[i] for i in together]
             stepped = replica.reduce_by_method(together, given, finite, inner)
-            finite = stepped.finite
-            for place, gradient, total, rows in zip(
-                together, given, stepped.reduced, stepped.touched, strict=True
-            ):
-                reduced[place] = sparse.as_given(gradient, total, rows)
-                if _dtype(gradient) == tf.float16:  # the sum is float32, and may not fit
-                    finite &= all_finite([reduced[place]])
+            sums, finite = stepped.as_given(given)
+            for place, total in zip(together, sums, strict=True):
+                reduced[place] = total
         replica.settle(apart, together, finite, left)
         self.step.assign_add(1)
         self.count_skip(finite)
@@ -344,10 +340,6 @@ class GradientExchange(tf.Module):
                 "variables that it will be given, or use another one for this variable."
             )
         return number
-
-
-def _dtype(gradient: tf.Tensor | tf.IndexedSlices) -> tf.DType:
-    return gradient.values.dtype if isinstance(gradient, tf.IndexedSlices) else gradient.dtype
 
 
 def _announce(group: Group, preconditioner: Preconditioner | None) -> None:

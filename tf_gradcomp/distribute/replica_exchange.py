@@ -68,13 +68,12 @@ class Parts:
 
     def is_large(self, number: int) -> bool:
         """Whether a table is too large to be made dense."""
-        return self.specs[number].elements > self.max_dense_elements
+        return sparse.is_large(self.specs[number], self.max_dense_elements)
 
     def stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
         """Whether a gradient is summed as slices, apart from the others and uncompressed."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return False
-        return self.compressor.keeps_slices or self.is_large(number)
+        spec = self.specs[number]
+        return sparse.stays_sparse(gradient, spec, self.compressor, self.max_dense_elements)
 
 
 class ReplicaExchange:
@@ -237,11 +236,13 @@ class ReplicaExchange:
         communicator, numbers = self._reached(), [self._numbers[place] for place in places]
         specs = [self._parts.specs[number] for number in numbers]
         step = self._local(self._parts.step).read_value()
-        tag = riders.tag_word(self._parts.compressor.fingerprint(specs), step)
-        gather = functools.partial(sparse.sum_slices, given, communicator.size, tag)
+        fingerprint = self._parts.compressor.fingerprint(specs)
+        word = riders.tag_word(fingerprint, step)
+        gather = functools.partial(sparse.sum_slices, given, communicator.size, word)
         if self._parts.group.is_collective and self._parts.is_large(numbers[0]):
             rows = specs[0].shape[0]
-            vote = sparse.prefer_dense(given[0], rows, communicator.size)
+            tag = riders.tag(fingerprint, step, tf.float32, communicator.size)
+            vote = sparse.prefer_dense(given[0], rows, communicator.size, tag)
             whole, voted = converse(vote, communicator)
             (sums, tensor_bytes), sent = tf.cond(
                 whole,

@@ -13,6 +13,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
 from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Wish, WithRider
 from tf_gradcomp.distribute import riders, sparse
+from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.policy import GradientSpec
 
 Result = TypeVar("Result")
@@ -33,6 +34,25 @@ class Stepped(NamedTuple):
     finite: tf.Tensor
     tensor_bytes: tf.Tensor
     touched: list[tf.Tensor | None]
+
+    def as_given(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices]
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
+        """The reduced gradients in the dtypes and forms that those of this replica came in.
+
+        Args:
+            gradients: The gradients of this replica.
+
+        Returns:
+            The reduced gradients; and whether the step is to be taken: not if a sum does not fit
+            into float16.
+        """
+        reduced = [
+            sparse.as_given(gradient, total, rows)
+            for gradient, total, rows in zip(gradients, self.reduced, self.touched, strict=True)
+        ]
+        halves = [one for one in reduced if one.dtype == tf.float16]
+        return reduced, tf.logical_and(self.finite, all_finite(halves)) if halves else self.finite
 
 
 @dataclasses.dataclass(frozen=True)
