@@ -181,6 +181,21 @@ def test_the_log_says_what_a_compressor_does_not_take_over(monkeypatch, compress
     assert any(np.any(r.numpy()) for r in optimizer.exchange.residuals) == (lost is None)
 
 
+def test_the_log_says_that_an_optimizer_was_loaded_before_it_was_built(monkeypatch):
+    said = []
+    monkeypatch.setattr(tf.get_logger(), "warning", said.append)
+    variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
+    optimizer = gc.CompressedOptimizer("sgd")
+    optimizer.load_own_variables({})
+    assert not said
+    optimizer.load_own_variables({"residual_0": np.ones(3), "residual_waits": [True]})
+    assert ["is not built yet" in text for text in said] == [True]
+    optimizer.build([variable])
+    optimizer.load_own_variables({"residual_0": np.ones(3), "residual_waits": [True]})
+    assert len(said) == 1
+    assert optimizer.exchange.residuals[0].numpy().all()
+
+
 FLUSHED_BY = {
     "sgd": lambda: keras.optimizers.SGD(1.0),
     "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
