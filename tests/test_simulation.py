@@ -181,3 +181,32 @@ def test_a_large_table_that_is_touched_all_over_is_summed_whole():
 def test_optimizers_whose_settings_learners_do_not_follow_are_refused(optimizer):
     with pytest.raises(ValueError, match="scales losses or accumulates gradients"):
         gc.simulation.Learners(new_model(optimizer()), 2)
+
+
+class HasUnused(keras.Model):
+    """A model with a weight that the loss does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.unused = self.add_weight(shape=(3,), initializer="ones", name="unused")
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("compressor", ["no_compression", "adacomp"])
+def test_weights_without_a_gradient_stay_as_they_are(compressor):
+    model = HasUnused()
+    model.build((None, 2))
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1, global_clipnorm=0.1), "mse")
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    learners = gc.simulation.Learners(model, 2, compressor)
+    report = learners.train_on_batch(x, y, similarity=True)
+    assert report.dense_bytes == 4 * 3
+    assert model.dense.bias.numpy() != 0
+    np.testing.assert_array_equal(model.unused.numpy(), np.ones(3))

@@ -34,7 +34,7 @@ from tf_gradcomp.simulation.similarity import (
     union_density,
 )
 
-Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,11 @@ class Learners:
             finite=bool(finite),
             payload_bytes=float(np.mean([of_one.payload_bytes for of_one in sent])),
             sent_bytes=float(np.mean([of_one.sent_bytes for of_one in sent])),
-            dense_bytes=sum(4 * spec.elements for spec in self.specs),
+            dense_bytes=sum(
+                4 * spec.elements
+                for spec, gradient in zip(self.specs, reduced, strict=True)
+                if gradient is not None
+            ),
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
             similarity=self._last_similarity if similarity else None,
         )
@@ -160,7 +164,8 @@ class Learners:
     ) -> tuple[list[Gradient], tf.Tensor, list[Sent]]:
         """Reduced gradients, whether the step is to be taken, and what each learner sent."""
         apart = [i for i, g in enumerate(all_gradients[0]) if self._stays_sparse(i, g)]
-        together = [i for i in range(len(self.specs)) if i not in apart]
+        present = [i for i, g in enumerate(all_gradients[0]) if g is not None]
+        together = [i for i in present if i not in apart]
         reduced: list[Any] = list(all_gradients[0])
         finite, sent = tf.constant(True), [Sent.nothing() for _ in all_gradients]
         large = [i for i in apart if self._is_large(i)]
@@ -344,10 +349,7 @@ class Learners:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
             loss /= len(self.state)  # as Keras under a strategy: sums make the mean
-        gradients = tape.gradient(
-            loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        return loss, gradients
+        return loss, tape.gradient(loss, [v.value for v in variables])
 
     def _apply_reduced(self, reduced: list[Gradient]) -> None:
         variables = self.model.trainable_variables
