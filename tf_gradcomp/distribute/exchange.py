@@ -239,7 +239,8 @@ class GradientExchange(tf.Module):
                 for the step may be skipped.
             variables: Some or all of those it was built for.
             scale: What the gradients will be divided by, such as a loss scale.
-            inner: As for `reduce`. It gets its second moments back, if the replicas have them.
+            inner: As for `reduce`. If an earlier job kept second moments on its replicas, they are
+                given back to it.
         """
         if not variables:
             return []
@@ -353,9 +354,10 @@ def _announce(group: Group, preconditioner: Preconditioner | None) -> None:
 
 
 class _Numbers:
-    """Which place a variable has, by identity: a plain object, which `tf.Module` does not track.
+    """Knows the place of each variable among all of an exchange.
 
-    It does not keep the variables alive, for a strategy's exchange ends with them.
+    Variables are told apart by identity, and not kept alive: a strategy's exchange ends with them.
+    `tf.Module` does not track plain objects such as this one, so no checkpoint has them twice.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:

@@ -204,6 +204,7 @@ class ReplicaExchange:
         def clear() -> None:
             for place, rest in zip(apart, left, strict=True):
                 state[RESIDUAL][place].assign(rest)
+            # Equal on all replicas, unless the residuals of a float16 table differ among them.
             still = [tf.reduce_any(tf.not_equal(rest, 0)) for rest in left]
             none = [False] * (len(done) - len(apart))
             self._set_fact(facts.residual_waits, [*still, *none], done)

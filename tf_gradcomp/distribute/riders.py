@@ -1,8 +1,8 @@
-"""Small facts that travel with the first collective of a step, and need none of their own.
+"""Riders: a few numbers that travel with the first collective of a step.
 
-Two kinds: which rows of a table the replicas touched, and a tag by which replicas find out that
-they do not add up the same things. Gathered payloads have a header that says the latter; sums have
-nothing but these numbers.
+There are two kinds. The rows of a table that each replica touched; and a tag, by which replicas
+find out that they do not add up the same things. Gathered payloads need no tag, because their
+header tells the same.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def tag(fingerprint: int, step: tf.Tensor, dtype: tf.DType, replicas: int) -> tf
 
 
 def tag_word(fingerprint: int, step: tf.Tensor) -> tf.Tensor:
-    """One number that differs likewise: int32 scalar, to be gathered."""
+    """The tag as one number, to be gathered: int32 scalar."""
     mixed = (tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)) * _MIXING
     bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mixed, 41), 2**_TAG_BITS - 1)
     return tf.cast(bits, tf.int32)
