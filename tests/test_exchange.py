@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.compressors import AdaComp, NoCompression
+from tf_gradcomp.compressors import AdaComp, NoCompression, ScaleCom
 from tf_gradcomp.distribute import notices
 from tf_gradcomp.distribute.communicator import dense_ring_bytes
 from tf_gradcomp.distribute.exchange import GradientExchange
@@ -332,8 +332,9 @@ def test_lost_residuals_are_told_where_xla_compiles_the_step(monkeypatch):
     assert len(said) == 1
 
 
-def test_slices_that_are_summed_apart_take_what_was_left_of_their_table():
-    exchanging = Exchanging(policy=gc.Policy(max_dense_elements=599), compressor=AdaComp(50))
+@pytest.mark.parametrize("compressor", [AdaComp(50), ScaleCom(beta=0.25)], ids=["1", "0.25"])
+def test_slices_that_are_summed_apart_take_what_was_left_of_their_table(compressor):
+    exchanging = Exchanging(policy=gc.Policy(max_dense_elements=599), compressor=compressor)
     exchange = exchanging.exchange
     exchange.residuals[0].assign(np.full((20, 30), 6.0))  # three for each replica
     exchange.facts.residual_waits.assign([True, False])
@@ -373,6 +374,30 @@ def test_what_was_left_of_a_float16_table_is_sent_in_parts_that_float16_can_hold
         np.testing.assert_allclose(sent + left, np.full((2, 3), 1.5e5), rtol=1e-3)
     assert exchange.skipped_steps.numpy() == 0
     assert not left.any()
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.25])
+def test_a_warm_up_sends_what_was_left_whatever_the_units_of_the_residual(beta):
+    strategy = collective()
+    with strategy.scope():
+        variable = tf.Variable(tf.zeros((20, 30)), name="kernel")
+        exchange = exchange_by(ScaleCom(beta=beta, warmup_steps=2))
+        exchange.build([variable])
+    exchange.residuals[0].assign(np.full((20, 30), 6.0))  # three for each replica
+    exchange.facts.residual_waits.assign([True])
+    reduced = tf.Variable(tf.zeros((20, 30)))
+
+    def reduce(grads):
+        member = current_group().member()
+        (total,), _ = exchange.reduce(grads, [variable], member)
+        if member.local_replica == 0:
+            reduced.assign(total)
+
+    step = stepper(strategy, reduce)
+    for expected in (8.0, 2.0):
+        step([[np.ones((20, 30), "float32")]] * 2)
+        np.testing.assert_array_equal(reduced.numpy(), np.full((20, 30), expected))
+    assert not exchange.residuals[0].numpy().any()
 
 
 @pytest.mark.parametrize("rows", [1, 5], ids=["gathered", "summed whole"])

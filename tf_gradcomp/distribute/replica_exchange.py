@@ -103,7 +103,7 @@ class ReplicaExchange:
             parts.preconditioner is not None and place in preconditioned
             for place in range(len(self._numbers))
         ]
-        scale = 1.0 if parts.residual_scale is None else parts.residual_scale
+        scale = self._residual_scale
         taken, scales = self._fact(facts.moments_taken), self._fact(facts.residual_scale)
 
         def change() -> None:
@@ -160,6 +160,8 @@ class ReplicaExchange:
         waiting = [residuals[place].read_value() for place in places]
         wanted = tf.logical_and(self._waits(places), all_finite(given))
 
+        scale /= self._residual_scale  # what a residual is to be multiplied by
+
         def added() -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
             pairs = [
                 plus_residual(gradient, residual * scale, self._parts.group.size)
@@ -210,6 +212,11 @@ class ReplicaExchange:
             self._set_fact(facts.residual_waits, [*still, *none], done)
 
         tf.cond(tf.logical_and(self._waits(done), finite), clear, lambda: None)
+
+    @property
+    def _residual_scale(self) -> float:
+        scale = self._parts.residual_scale
+        return 1.0 if scale is None else scale
 
     def _waits(self, places: Sequence[int]) -> tf.Tensor:
         """Whether anything may be left in some residuals."""
@@ -286,6 +293,7 @@ class ReplicaExchange:
                 moments,
                 {name: self._local(v) for name, v in parts.job_state.items()},
                 self._waits(places),
+                self._residual_scale,
             )
             stepped, sent = by_stage(
                 parts.compressor,

@@ -64,11 +64,13 @@ class ReplicaStep:
         touched: bool [rows] for each gradient that came as slices, which rows this replica
             touched; None for the others.
         waits: bool scalar, equal on all replicas: whether anything may be left in the residuals.
+        residual_scale: The residuals divided by this are in units of the gradients.
     """
 
     inputs: ExchangeInputs
     touched: Sequence[tf.Tensor | None]
     waits: tf.Tensor | bool = True
+    residual_scale: float = 1.0
 
     @classmethod
     def of(
@@ -83,6 +85,7 @@ class ReplicaStep:
         second_moments: ops.SecondMoments | None = None,
         job_state: Mapping[str, tf.Variable] | None = None,
         waits: tf.Tensor | bool = True,
+        residual_scale: float = 1.0,
     ) -> ReplicaStep:
         """The step of a replica whose gradients may be slices; the rest is `ExchangeInputs`'s."""
         touched = [
@@ -102,7 +105,7 @@ class ReplicaStep:
             second_moments,
             job_state=job_state or {},
         )
-        return cls(inputs, touched, tf.convert_to_tensor(waits))
+        return cls(inputs, touched, tf.convert_to_tensor(waits), residual_scale)
 
     def talk(self, compressor: Compressor) -> Generator[Wish, Any, Stepped]:
         """Runs the method's conversation, with the riders on its first gather or sum."""
@@ -127,7 +130,9 @@ class ReplicaStep:
 
         def added() -> list[tf.Tensor]:
             return [
-                gradient + tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+                gradient
+                + tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+                / self.residual_scale
                 for gradient, residual in zip(gradients, residuals, strict=True)
             ]
 

@@ -23,6 +23,7 @@ from tf_gradcomp.distribute.lockstep import (
     new_state,
 )
 from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
+from tf_gradcomp.distribute.state import residual_scale
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
 from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
@@ -253,6 +254,7 @@ class Learners:
             size,
             moments,
             self._job_state[rank],
+            residual_scale=residual_scale(self.compressor, self.specs) or 1.0,
         )
 
     def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:
