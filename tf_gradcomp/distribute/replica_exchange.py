@@ -293,7 +293,7 @@ class ReplicaExchange:
                 moments,
                 {name: self._local(v) for name, v in parts.job_state.items()},
                 self._waits(places),
-                self._residual_scale,
+                residual_scale=self._residual_scale,
             )
             stepped, sent = by_stage(
                 parts.compressor,

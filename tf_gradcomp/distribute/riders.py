@@ -94,7 +94,7 @@ def tag(fingerprint: int, step: tf.Tensor, dtype: tf.DType, replicas: int) -> tf
 
 
 def tag_word(fingerprint: int, step: tf.Tensor) -> tf.Tensor:
-    """The tag as one number, to be gathered: int32 scalar."""
+    """One number that differs likewise: int32 scalar, to be gathered."""
     mixed = (tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)) * _MIXING
     bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mixed, 41), 2**_TAG_BITS - 1)
     return tf.cast(bits, tf.int32)
