@@ -133,12 +133,12 @@ class Compressor(abc.ABC):
 
     Attributes:
         name: The name by which `gc.compressors.get` knows it.
-        residual_scale: How many times the gradients that are in it a residual is.
+        residual_scale: The residual divided by this is the sum of the gradients that were not sent.
         helped_by_precondition: Whether it trains better if gradients are first divided by the roots
             of Adam's second moments.
-        preconditions: Whether `exchange` divides by the roots of second moments itself, with the
-            bits of `ExchangeInputs.preconditioned`. If not, and with AMSGrad, it is given gradients
-            that are divided.
+        preconditions: Whether `exchange` itself divides gradients by the roots of second moments,
+            with the same bits as `ExchangeInputs.preconditioned`. If it does not, `conversation`
+            divides them before; always so with AMSGrad.
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
         keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.

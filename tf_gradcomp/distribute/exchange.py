@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.distribute import handshake, sparse, tf_private
+from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.agreement import GradientAgreement
 from tf_gradcomp.distribute.gradients import (
     all_finite,
@@ -71,7 +72,6 @@ class GradientExchange(tf.Module):
         self.state: dict[str, list[tf.Variable]] = {}
         self.job_state: dict[str, tf.Variable] = {}
         self._method = method
-        self._warned = False
         self._apart: set[int] = set()
         self._together: set[int] = set()
 
@@ -198,7 +198,7 @@ class GradientExchange(tf.Module):
         self._check_may_run()
         if not variables:
             return [], tf.constant(True)
-        self._warn_of_lost_residuals()
+        self._warn_of_lost_residuals(member.local_replica)
         numbers = [self._number(variable) for variable in variables]
         paths = [self.specs[number].path for number in numbers]
         self._agreement.check(paths, gradients, lambda: self._parts.group.local(self.step, 0))
@@ -207,7 +207,7 @@ class GradientExchange(tf.Module):
         self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
         replica = ReplicaExchange(self._parts, numbers, member)
         replica.hand_over(inner, together)
-        gradients = replica.with_what_waits(apart, gradients)
+        gradients, left = replica.with_what_waits(apart, gradients)
         reduced: list[Any] = list(gradients)
         finite = tf.constant(True)
         if apart:
@@ -217,14 +217,10 @@ class GradientExchange(tf.Module):
         if together:
             given = [gradients[i] for i in together]
             stepped = replica.reduce_by_method(together, given, finite, inner)
-            finite = stepped.finite
-            for place, gradient, total, rows in zip(
-                together, given, stepped.reduced, stepped.touched, strict=True
-            ):
-                reduced[place] = sparse.as_given(gradient, total, rows)
-                if _dtype(gradient) == tf.float16:  # the sum is float32, and may not fit
-                    finite &= all_finite([reduced[place]])
-        replica.settle(apart, together, finite)
+            sums, finite = stepped.as_given(given)
+            for place, total in zip(together, sums, strict=True):
+                reduced[place] = total
+        replica.settle(apart, together, finite, left)
         self.step.assign_add(1)
         self.count_skip(finite)
         return reduced, finite
@@ -243,17 +239,18 @@ class GradientExchange(tf.Module):
                 for the step may be skipped.
             variables: Some or all of those it was built for.
             scale: What the gradients will be divided by, such as a loss scale.
-            inner: As for `reduce`. It gets its second moments back, if the replicas have them.
+            inner: As for `reduce`. If an earlier job kept second moments on its replicas, they are
+                given back to it.
         """
         if not variables:
             return []
-        self._warn_of_lost_residuals()
+        self._warn_of_lost_residuals(0)
         numbers = [self._number(variable) for variable in variables]
         replica = ReplicaExchange(self._parts, numbers, None)
         replica.hand_over(inner, [])
         places = list(range(len(numbers)))
-        gradients = replica.with_what_waits(places, gradients, scale)
-        replica.settle(places, [], all_finite(gradients))
+        gradients, left = replica.with_what_waits(places, gradients, scale)
+        replica.settle(places, [], all_finite(gradients), left)
         return gradients
 
     def count_skip(self, finite: tf.Tensor) -> None:
@@ -290,15 +287,23 @@ class GradientExchange(tf.Module):
             )
         self.check_scope()
 
-    def _warn_of_lost_residuals(self) -> None:
-        """Says so, once, if a checkpoint knew of residuals which nothing here can take."""
-        if self.residuals or self._warned:
+    def _warn_of_lost_residuals(self, local_replica: int) -> None:
+        """Says so in a step that finds residuals restored which nothing here can take."""
+        if self.residuals:
             return
-        with tf.init_scope():
-            waits = self._parts.group.local(self.facts.residual_waits, 0).numpy()
-        if waits.any():
-            self._warned = True
-            _LOG.warning(_LOST, self.compressor)
+        waits = self._parts.group.local(self.facts.residual_waits, local_replica)
+
+        def warn() -> None:
+            if local_replica == 0:
+                tf.numpy_function(self._log_lost_residuals, [], [])
+            waits.assign(tf.zeros_like(waits))
+
+        # XLA cannot call Python: in its code only what was restored before it was traced is seen.
+        with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
+            tf.cond(tf.reduce_any(waits), warn, lambda: None)
+
+    def _log_lost_residuals(self) -> None:
+        _LOG.warning(_LOST, self.compressor)
 
     def _check_forms(self, apart: Sequence[int], together: Sequence[int]) -> None:
         """Checks that a variable is divided in all steps or in none.
@@ -338,10 +343,6 @@ class GradientExchange(tf.Module):
         return number
 
 
-def _dtype(gradient: tf.Tensor | tf.IndexedSlices) -> tf.DType:
-    return gradient.values.dtype if isinstance(gradient, tf.IndexedSlices) else gradient.dtype
-
-
 def _announce(group: Group, preconditioner: Preconditioner | None) -> None:
     if group.size == 1:
         tell_user("One replica: gradients are not exchanged.")
@@ -353,9 +354,10 @@ def _announce(group: Group, preconditioner: Preconditioner | None) -> None:
 
 
 class _Numbers:
-    """Which place a variable has, by identity: a plain object, which `tf.Module` does not track.
+    """Knows the place of each variable among all of an exchange.
 
-    It does not keep the variables alive, for a strategy's exchange ends with them.
+    Variables are told apart by identity, and not kept alive: a strategy's exchange ends with them.
+    `tf.Module` does not track plain objects such as this one, so no checkpoint has them twice.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:

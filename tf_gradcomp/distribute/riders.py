@@ -1,8 +1,8 @@
-"""Small facts that travel with the first collective of a step, and need none of their own.
+"""Riders: a few numbers that travel with the first collective of a step.
 
-Two kinds: which rows of a table the replicas touched, and a tag by which replicas find out that
-they do not add up the same things. Gathered payloads have a header that says the latter; sums have
-nothing but these numbers.
+There are two kinds. The rows of a table that each replica touched; and a tag, by which replicas
+find out that they do not add up the same things. Gathered payloads need no tag, because their
+header tells the same.
 """
 
 from __future__ import annotations

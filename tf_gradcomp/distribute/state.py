@@ -119,8 +119,8 @@ class Facts(tf.Module):
 
     Attributes:
         residual_waits: bool [gradients], whether anything may be left to be sent.
-        residual_scale: float32 [gradients]: how many times the gradients that are in it a residual
-            is; 1 for most methods.
+        residual_scale: float32 [gradients]: a residual divided by this is in units of the gradient;
+            1 for most methods.
         moments_taken: bool [gradients], whether the replicas have second moments of their own in
             use. Then the residual and the inner optimizer's momentum are of divided gradients.
     """

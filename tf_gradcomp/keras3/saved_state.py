@@ -18,6 +18,10 @@ _NOT_KEPT = (
     "is a residual, gradients that were not sent yet are lost. To send them, go on with the "
     "compressor and the inner optimizer that wrote them, or with gc.compressors.Auto([both])."
 )
+_NOT_BUILT = (
+    "Residuals and what else CompressedOptimizer keeps were not loaded, because it is not built "
+    "yet. Call optimizer.build(model.trainable_variables) before the weights are loaded."
+)
 
 
 def own_state(exchange: GradientExchange, accumulation: Accumulation | None) -> dict[str, Any]:
@@ -51,9 +55,13 @@ def load(state: dict[str, Any], store: Any) -> None:
     What the file has and this optimizer does not keep is not loaded, and the log says so.
 
     Args:
-        state: The variables by name, as `own_state` returns them.
+        state: The variables by name, as `own_state` returns them; none before it is built.
         store: The file's arrays, by name.
     """
+    if not state:
+        if store.keys():
+            _LOG.warning(_NOT_BUILT)
+        return
     taken = set(store.keys()) & set(state)
     divided = "moments_taken" in store and np.any(store["moments_taken"])
     if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
@@ -63,7 +71,7 @@ def load(state: dict[str, Any], store: Any) -> None:
         taken -= {"residual_waits"}
     facts = {"residual_waits", "accumulators_held"}  # go without saying
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
-    if state and left:
+    if left:
         _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
     for name, variable in state.items():
         fresh = np.ones if name == "residual_scale" else np.zeros

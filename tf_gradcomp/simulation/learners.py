@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
 from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
 from tf_gradcomp.distribute.lockstep import (
@@ -22,7 +23,7 @@ from tf_gradcomp.distribute.lockstep import (
     new_state,
 )
 from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
-from tf_gradcomp.distribute.sparse import as_given, sum_slices
+from tf_gradcomp.distribute.state import residual_scale
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
 from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
@@ -34,7 +35,7 @@ from tf_gradcomp.simulation.similarity import (
     union_density,
 )
 
-Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +80,10 @@ class Learners:
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If the model is not built or compiled, its optimizer is compressed already, the
-            compressor is a choice by the network (`"auto"`), the number of learners is not
-            positive, or the model was made under a strategy.
+        ValueError: If the model is not built or compiled, its optimizer is compressed already,
+            scales losses or accumulates gradients, the compressor is a choice by the network
+            (`"auto"`), the number of learners is not positive, or the model was made under a
+            strategy.
 
     Example:
         ```python
@@ -149,7 +151,11 @@ class Learners:
             finite=bool(finite),
             payload_bytes=float(np.mean([of_one.payload_bytes for of_one in sent])),
             sent_bytes=float(np.mean([of_one.sent_bytes for of_one in sent])),
-            dense_bytes=sum(4 * spec.elements for spec in self.specs),
+            dense_bytes=sum(
+                4 * spec.elements
+                for spec, gradient in zip(self.specs, reduced, strict=True)
+                if gradient is not None
+            ),
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
             similarity=self._last_similarity if similarity else None,
         )
@@ -159,17 +165,20 @@ class Learners:
     ) -> tuple[list[Gradient], tf.Tensor, list[Sent]]:
         """Reduced gradients, whether the step is to be taken, and what each learner sent."""
         apart = [i for i, g in enumerate(all_gradients[0]) if self._stays_sparse(i, g)]
-        together = [i for i in range(len(self.specs)) if i not in apart]
+        present = [i for i, g in enumerate(all_gradients[0]) if g is not None]
+        together = [i for i in present if i not in apart]
         reduced: list[Any] = list(all_gradients[0])
         finite, sent = tf.constant(True), [Sent.nothing() for _ in all_gradients]
+        large = [i for i in apart if self._is_large(i)]
+        for places in [[i] for i in large] + [[i for i in apart if i not in large]]:
+            slices = [[of_one[i] for i in places] for of_one in all_gradients]
+            if places:
+                sums, more = self._sum_slices(places, slices)
+                sent = [of_one.plus(other) for of_one, other in zip(sent, more, strict=True)]
+                for place, total in zip(places, sums, strict=True):
+                    reduced[place] = total
         if apart:
-            slices = [[of_one[i] for i in apart] for of_one in all_gradients]
-            tag = tf.constant(self._step)  # equal here, and sent as in a job
-            summed = in_lockstep([sum_slices(of_one, len(slices), tag) for of_one in slices])
-            for place, total in zip(apart, summed[0].result[0], strict=True):
-                reduced[place] = total
             finite = all_finite([reduced[place] for place in apart])
-            sent = [of_one.plus(end.sent) for of_one, end in zip(sent, summed, strict=True)]
         if not together:
             return reduced, finite, sent
         steps = [
@@ -187,16 +196,41 @@ class Learners:
         stepped = ends[0].result
         if similarity:
             self._last_similarity = self._similarity(together, stepped.reduced, wanted)
-        for place, total, rows in zip(together, stepped.reduced, stepped.touched, strict=True):
-            reduced[place] = as_given(all_gradients[0][place], total, rows)
+        totals, finite = stepped.as_given([all_gradients[0][place] for place in together])
+        for place, total in zip(together, totals, strict=True):
+            reduced[place] = total
         sent = [of_one.plus(end.sent) for of_one, end in zip(sent, ends, strict=True)]
-        return reduced, stepped.finite, sent
+        return reduced, finite, sent
+
+    def _sum_slices(
+        self, places: list[int], slices: list[list[tf.IndexedSlices]]
+    ) -> tuple[list[tf.IndexedSlices], list[Sent]]:
+        """Sums slices uncompressed; of several tables, or of a large one in the cheaper way."""
+        size, step = len(slices), tf.constant(self._step, tf.int64)
+        specs = [self.specs[i] for i in places]
+        fingerprint = self.compressor.fingerprint(specs)
+        sent, whole = [Sent.nothing() for _ in slices], False
+        if self._is_large(places[0]):
+            tag = riders.tag(fingerprint, step, tf.float32, size)
+            rows = specs[0].shape[0]
+            votes = in_lockstep([sparse.prefer_dense(one[0], rows, size, tag) for one in slices])
+            sent, whole = [vote.sent for vote in votes], bool(votes[0].result)
+        word = riders.tag_word(fingerprint, step)
+        ends = in_lockstep(
+            [
+                sparse.sum_whole(one[0]) if whole else sparse.sum_slices(one, size, word)
+                for one in slices
+            ]
+        )
+        sent = [voted.plus(end.sent) for voted, end in zip(sent, ends, strict=True)]
+        return ends[0].result[0], sent
+
+    def _is_large(self, place: int) -> bool:
+        return sparse.is_large(self.specs[place], self._policy.max_dense_elements)
 
     def _stays_sparse(self, place: int, gradient: Gradient) -> bool:
-        return isinstance(gradient, tf.IndexedSlices) and (
-            self.compressor.keeps_slices
-            or self.specs[place].elements > self._policy.max_dense_elements
-        )
+        most = self._policy.max_dense_elements
+        return sparse.stays_sparse(gradient, self.specs[place], self.compressor, most)
 
     def _step_of(
         self, rank: int, places: list[int], gradients: list[Gradient], finite: tf.Tensor
@@ -220,6 +254,7 @@ class Learners:
             size,
             moments,
             self._job_state[rank],
+            residual_scale=residual_scale(self.compressor, self.specs) or 1.0,
         )
 
     def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:
@@ -316,10 +351,7 @@ class Learners:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
             loss /= len(self.state)  # as Keras under a strategy: sums make the mean
-        gradients = tape.gradient(
-            loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        return loss, gradients
+        return loss, tape.gradient(loss, [v.value for v in variables])
 
     def _apply_reduced(self, reduced: list[Gradient]) -> None:
         variables = self.model.trainable_variables
@@ -344,6 +376,13 @@ def _check_model(model: keras.Model) -> None:
         raise ValueError(
             "Learners: the model's optimizer is compressed already; compile it with the inner "
             "optimizer, and give the compressor to Learners."
+        )
+    optimizer = model.optimizer
+    scaler = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaler or optimizer.loss_scale_factor or optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "Learners: the model's optimizer scales losses or accumulates gradients, and learners "
+            "do neither; use a plain one, and model.compile(..., auto_scale_loss=False)."
         )
 
 
