@@ -220,6 +220,7 @@ class Learners:
             size,
             moments,
             self._job_state[rank],
+            numbers=places,
         )
 
     def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:
