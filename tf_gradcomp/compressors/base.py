@@ -205,6 +205,23 @@ class Compressor(abc.ABC):
         """
         return None
 
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """The main settings that a plan may give a variable, such as L-GreCo's.
+
+        Args:
+            spec: What is known of the variable's gradient.
+            values: Values of the main setting, as the constructor takes them. By default, a range
+                around the method's own one.
+
+        Returns:
+            Numbers as `settings` has them, each once. None where the variable keeps its own: it is
+            small, a vector or sent whole, or the method has no choices.
+
+        Raises:
+            ValueError: If one of the values is not good.
+        """
+        return None
+
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
         """The main settings that count in this step; int64 [tensors].
 

@@ -1,0 +1,189 @@
+"""What each setting of a layer sends, and what it misses: one pass over a gradient per layer.
+
+Errors are L2 norms of the gradient minus what a method sends of it, from a residual of zeros. Bytes
+are those of the payload, as `Exchanged.tensor_bytes` counts them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.compressors import QSGD, Compressor, Exchanged, ExchangeInputs, PowerSGD, TopK
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.wishes import AllGather, Wish, given
+from tf_gradcomp.policy import GradientSpec
+
+SENT_WHOLE = 0  # the setting of TopK, PowerSGD and QSGD; the others' own ops know theirs
+LARGEST_GRAM = 2048  # rows of a matrix whose eigenvalues are computed
+_POWER_ITERATIONS = 5
+
+
+class Table(NamedTuple):
+    """One layer's choices.
+
+    Attributes:
+        settings: As `Compressor.settings` has them.
+        bytes: float64 [settings], of the payload.
+        errors: float64 [settings]; NaN if the gradient is not finite.
+        default: The place of the uniform setting among them.
+    """
+
+    settings: list[int]
+    bytes: np.ndarray
+    errors: np.ndarray
+    default: int
+
+
+def table(
+    compressor: Compressor,
+    spec: GradientSpec,
+    gradient: np.ndarray,
+    choices: Sequence[int],
+    default: int,
+) -> Table:
+    """What one layer would send and miss at each of some settings.
+
+    Args:
+        compressor: The method.
+        spec: What is known of the layer's gradient.
+        gradient: In the shape of `spec`; any float.
+        choices: Settings as `Compressor.settings` has them.
+        default: The uniform setting, which need not be among them.
+
+    Returns:
+        The choices in their order, then the uniform setting if it is not among them.
+    """
+    settings = list(dict.fromkeys([*choices, default]))
+    values = np.asarray(gradient, np.float32)
+    finite = bool(np.isfinite(values).all())
+    costs = _costs(compressor, spec, values if finite else np.zeros_like(values), settings)
+    sizes, errors = (np.array(column, np.float64) for column in zip(*costs, strict=True))
+    place = settings.index(default)
+    return Table(settings, sizes, errors if finite else np.full_like(errors, np.nan), place)
+
+
+Costs = list[tuple[float, float]]  # by setting, bytes and error
+
+
+@functools.singledispatch
+def _costs(
+    compressor: Compressor, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+) -> Costs:
+    """Of any method, by its own ops."""
+    residual = tf.Variable(tf.zeros(spec.shape))
+    gradient = tf.constant(values, spec.dtype)
+    costs = []
+    for setting in settings:
+        residual.assign(tf.zeros(spec.shape))
+        inputs = ExchangeInputs(
+            [spec],
+            [gradient],
+            {RESIDUAL: [residual.handle]},
+            step=tf.constant(0, tf.int64),
+            finite=tf.constant(True),
+            rank=0,
+            size=1,
+            settings=tf.constant([setting], tf.int64),
+        )
+        exchanged = _alone(compressor, inputs)
+        left = np.linalg.norm(residual.numpy().astype(np.float64))
+        costs.append((float(exchanged.tensor_bytes[0]), float(left)))
+    return costs
+
+
+def _alone(compressor: Compressor, inputs: ExchangeInputs) -> Exchanged:
+    """The exchange of a replica with itself."""
+    talk = compressor.conversation(inputs)
+    wish: Wish = next(talk)
+    while True:
+        answer = given(wish)
+        try:
+            wish = talk.send(answer[tf.newaxis] if isinstance(wish, AllGather) else answer)
+        except StopIteration as end:
+            return end.value
+
+
+@_costs.register
+def _top_k(
+    compressor: TopK, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+) -> Costs:
+    """One sort of the magnitudes serves all numbers of entries."""
+    left = np.cumsum(np.square(np.sort(np.abs(values), axis=None), dtype=np.float64))
+    left = np.concatenate([[0.0], left])  # of the smallest ones, by their number
+
+    def cost(entries: int) -> tuple[float, float]:
+        if entries == SENT_WHOLE:
+            return _whole(spec)
+        entries = min(entries, spec.elements)
+        return 8.0 * entries, math.sqrt(left[spec.elements - entries])
+
+    return [cost(entries) for entries in settings]
+
+
+@_costs.register
+def _power_sgd(
+    compressor: PowerSGD, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+) -> Costs:
+    """One decomposition serves all ranks: the error of the best approximation.
+
+    PowerSGD comes close to it, for each step begins with the factors of the step before.
+    """
+    matrix = values.reshape(-1, spec.shape[-1] if spec.shape else 1).astype(np.float64)
+    most = max(settings)
+    captured = np.concatenate([[0.0], np.cumsum(_captured(matrix, most))]) if most else np.zeros(1)
+    total = float(np.sum(np.square(matrix)))
+
+    def cost(rank: int) -> tuple[float, float]:
+        if rank == SENT_WHOLE:
+            return _whole(spec)
+        return 4.0 * rank * sum(matrix.shape), math.sqrt(max(0.0, total - captured[rank]))
+
+    return [cost(rank) for rank in settings]
+
+
+def _captured(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """Squares of the largest singular values, the largest first; float64 [rank]."""
+    if len(matrix) < matrix.shape[1]:
+        matrix = matrix.T
+    if matrix.shape[1] > LARGEST_GRAM:
+        basis = np.random.default_rng(0).standard_normal((matrix.shape[1], rank))
+        for _ in range(_POWER_ITERATIONS):
+            basis = np.linalg.qr(matrix.T @ (matrix @ basis))[0]
+        matrix = matrix @ basis
+    return np.linalg.eigvalsh(matrix.T @ matrix)[::-1][:rank]
+
+
+@_costs.register
+def _qsgd(
+    compressor: QSGD, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+) -> Costs:
+    """The error of rounding; where that is random, the root of the expected square."""
+    bucket = compressor.bucket_size
+    flat = values.reshape(-1)
+    padded = np.pad(flat, (0, -flat.size % bucket), mode="edge").reshape(-1, bucket)
+    smallest = padded.min(axis=1, keepdims=True).astype(np.float64)
+    width = padded.max(axis=1, keepdims=True) - smallest
+
+    def cost(bits: int) -> tuple[float, float]:
+        if bits == SENT_WHOLE:
+            return _whole(spec)
+        unit = np.where(width > 0, width, 1) / (2**bits - 1)
+        fraction = (padded - smallest) / unit % 1
+        nearest = np.square(np.minimum(fraction, 1 - fraction))
+        squares = fraction * (1 - fraction) if compressor.stochastic else nearest
+        squared = float(np.sum((np.square(unit) * squares).reshape(-1)[: flat.size]))
+        words = 2 * len(padded) + -(-bits * flat.size // 32)
+        return 4.0 * words, math.sqrt(squared)
+
+    return [cost(bits) for bits in settings]
+
+
+def _whole(spec: GradientSpec) -> tuple[float, float]:
+    """Bytes and error of a layer that is sent as it is."""
+    return 4.0 * spec.elements, 0.0
