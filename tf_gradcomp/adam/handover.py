@@ -42,7 +42,7 @@ class HandOver:
         inner: The inner optimizer's state.
         moments: The replica's own second moments, by the names of `Preconditioner.state`.
         of_gradients: What else is kept in units of the gradients, such as the residuals: for each
-            kind, a variable for each gradient, in its shape or empty.
+            kind, a variable for each gradient.
         replicas: The number of replicas.
     """
 
@@ -91,9 +91,7 @@ class HandOver:
         return self.preconditioner.root(self.replicas * own, self.inner.updates)
 
     def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:
-        of_gradient = [variables[place] for variables in self.of_gradients]
-        sized = [variable for variable in of_gradient if variable.shape.num_elements()]
-        return [self.inner.momentums[place], *sized]
+        return [self.inner.momentums[place], *(of_all[place] for of_all in self.of_gradients)]
 
 
 def _assign(variable: tf.Variable, value: tf.Tensor, wanted: tf.Tensor) -> None:

@@ -70,7 +70,8 @@ class PowerSGD(Compressor):
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The rank of each variable; 0 if it is summed whole.
 
-        A step may bring ranks up to this one, for the factor has no more columns.
+        A step may bring ranks up to those for which `state_for` was asked, for the factor has no
+        more columns.
         """
         return [self.effective_rank(spec) for spec in specs]
 
@@ -86,7 +87,11 @@ class PowerSGD(Compressor):
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """The residual, and the factor [m, r] of the next step; [0] for variables sent whole."""
-        rank = self.effective_rank(spec)
+        return self.state_for(spec, [self.effective_rank(spec)])
+
+    def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
+        """The residual, and a factor with as many columns as the largest rank."""
+        rank = max(settings)
         shape = (_matrix(spec)[1], rank) if rank else (0,)
         return {**super().state(spec), FACTOR: StateSpec(shape, shared=True)}
 

@@ -101,9 +101,7 @@ def tag(
     return tf.cast(number // places % base, dtype)
 
 
-def tag_word(
-    fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = None
-) -> tf.Tensor:
+def tag_word(fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = None) -> tf.Tensor:
     """One number that differs likewise: int32 scalar, to be gathered."""
     facts = tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)
     if settings is not None:

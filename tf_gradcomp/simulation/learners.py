@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
 from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
+from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.lockstep import (
     InLockstep,
     handles,
@@ -26,6 +27,7 @@ from tf_gradcomp.distribute.sparse import as_given, sum_slices
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
 from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras3.callbacks.layerwise_plan import measures
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.simulation.similarity import (
     Similarity,
@@ -83,6 +85,9 @@ class Learners:
             compressor is a choice by the network (`"auto"`), the number of learners is not
             positive, or the model was made under a strategy.
 
+    Attributes:
+        plans: The plans of `LGreCo` that `fit` has made, one for each epoch.
+
     Example:
         ```python
         model.compile(optimizer="adam", loss="mse", metrics=["mae"])
@@ -116,6 +121,8 @@ class Learners:
             new_state(self.compressor, self.specs, self._preconditioner) for _ in range(learners)
         ]
         self._job_state = [new_job_state(self.compressor, self.specs) for _ in range(learners)]
+        self._planner = LayerPlanner.of(self.compressor, self.specs) if learners > 1 else None
+        self.plans: list[PlanInForce] = []
         self._step = 0
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced)
@@ -153,6 +160,24 @@ class Learners:
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
             similarity=self._last_similarity if similarity else None,
         )
+
+    def plan_settings(self) -> PlanInForce | None:
+        """Has `LGreCo` plan the settings of all variables anew, with the gradients since the last.
+
+        Returns:
+            What counts from the next step on; None if another method is in use, or there is one
+            learner, which exchanges nothing.
+        """
+        if self._planner is None:
+            return None
+        proposed = self._planner.propose([total.numpy() for total in self.state[0][GRADIENT_SUM]])
+        for job_state, state in zip(self._job_state, self.state, strict=True):
+            self._planner.install(proposed, job_state, state[GRADIENT_SUM])
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> PlanInForce | None:
+        """The settings of the next step, if they are planned."""
+        return self._planner.in_force(self._job_state[0]) if self._planner else None
 
     def _reduce(
         self, all_gradients: list[list[Gradient]], similarity: bool
@@ -259,7 +284,8 @@ class Learners:
     ) -> dict[str, list[float]]:
         """Trains, and returns for each epoch what Keras and `CompressionMonitor` would log.
 
-        With it come the measures of `Similarity`, of the last step of each epoch.
+        With it come the measures of `Similarity`, of the last step of each epoch. For `LGreCo`, a
+        plan is made after each epoch, and the logs have what `LayerwisePlan` adds to them.
 
         Args:
             batches: Pairs of inputs and labels, of all learners together; gone through once for
@@ -277,6 +303,10 @@ class Learners:
                     "only once is empty in the second epoch."
                 )
             logs = self._summary(reports)
+            plan = self.plan_settings()
+            if plan:
+                self.plans.append(plan)
+                logs |= measures(plan)
             if validation_data is not None:
                 pair = isinstance(validation_data, tuple)
                 data = validation_data if pair else (validation_data,)

@@ -10,6 +10,7 @@ BATCH, STEPS, EPOCHS = 32, 10, 2
 METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
     "cast": gc.compressors.Cast(),
+    "lgreco": gc.compressors.LGreCo(gc.compressors.PowerSGD(2)),
     "no_compression": gc.compressors.NoCompression(),
     "power_sgd": gc.compressors.PowerSGD(2),
     "qsgd": gc.compressors.QSGD(),
@@ -23,9 +24,8 @@ learners = int(argument(2))
 
 
 def build():
-    return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(64, activation="tanh"), keras.layers.Dense(3)]
-    )
+    hidden = [keras.layers.Dense(width, activation="tanh") for width in (128, 32)]
+    return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3)])
 
 
 class Weights(keras.callbacks.Callback):
@@ -42,8 +42,11 @@ class Weights(keras.callbacks.Callback):
 def real(compressor, data):
     setup, seen = Setup("optimizer", compressor), Weights()
     model = setup.model(build, lambda: setup.wrap(keras.optimizers.Adam(0.01), precondition="auto"))
-    model.fit(*data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[seen])
-    return seen.steps
+    plans = gc.callbacks.LayerwisePlan(table=False)
+    model.fit(
+        *data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[plans, seen]
+    )
+    return {"steps": seen.steps, "plan": model.optimizer.exchange.plan_in_force()}
 
 
 def simulated(compressor, data):
@@ -55,7 +58,8 @@ def simulated(compressor, data):
         for begin in range(0, BATCH * STEPS, BATCH):
             group.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
             seen.on_train_batch_end(begin)
-    return seen.steps
+        group.plan_settings()
+    return {"steps": seen.steps, "plan": group.plan_in_force()}
 
 
 if __name__ == "__main__":
