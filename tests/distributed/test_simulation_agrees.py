@@ -35,6 +35,6 @@ def test_simulation_and_job_make_the_same_plan(jobs):
     settings, ratio, *_ = simulated
     assert real[0] == settings
     np.testing.assert_allclose(real[1:], simulated[1:], rtol=1e-3)
-    assert settings != [2, 0, 2, 0, 0, 0]  # the own ones of its method
+    assert settings != [4, 0, 4, 0, 4, 0]  # the own ones of its method
     assert ratio > 1
     assert all(job["top_k"]["plan"] is None for job in jobs)

@@ -10,7 +10,7 @@ BATCH, STEPS, EPOCHS = 32, 10, 2
 METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
     "cast": gc.compressors.Cast(),
-    "lgreco": gc.compressors.LGreCo(gc.compressors.PowerSGD(2)),
+    "lgreco": gc.compressors.LGreCo(gc.compressors.QSGD()),
     "no_compression": gc.compressors.NoCompression(),
     "power_sgd": gc.compressors.PowerSGD(2),
     "qsgd": gc.compressors.QSGD(),
@@ -23,8 +23,10 @@ METHODS = {
 learners = int(argument(2))
 
 
-def build():
-    hidden = [keras.layers.Dense(width, activation="tanh") for width in (128, 32)]
+def build(compressor):
+    planned = isinstance(compressor, gc.compressors.LGreCo)  # which takes two large layers
+    widths = (128, 32) if planned else (64,)
+    hidden = [keras.layers.Dense(width, activation="tanh") for width in widths]
     return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3)])
 
 
@@ -41,7 +43,10 @@ class Weights(keras.callbacks.Callback):
 
 def real(compressor, data):
     setup, seen = Setup("optimizer", compressor), Weights()
-    model = setup.model(build, lambda: setup.wrap(keras.optimizers.Adam(0.01), precondition="auto"))
+    model = setup.model(
+        lambda: build(compressor),
+        lambda: setup.wrap(keras.optimizers.Adam(0.01), precondition="auto"),
+    )
     plans = gc.callbacks.LayerwisePlan(table=False)
     model.fit(
         *data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[plans, seen]
@@ -50,7 +55,7 @@ def real(compressor, data):
 
 
 def simulated(compressor, data):
-    model = Setup("alone").model(build, lambda: keras.optimizers.Adam(0.01))
+    model = Setup("alone").model(lambda: build(compressor), lambda: keras.optimizers.Adam(0.01))
     group, seen = gc.simulation.Learners(model, learners, compressor), Weights()
     seen.set_model(model)
     x, y = data
