@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
 LEAST_ELEMENTS = 1024  # of a variable that is planned, as in CGX
-_RANGE, _STEPS = 10, 6  # geometric: from a tenth to ten times, with 6 steps up and down
+_RANGE, _STEPS = 10, 5  # geometric: from a tenth to ten times, with 5 steps down and 5 up
 
 
 def is_planned(spec: GradientSpec) -> bool:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors import QSGD, Compressor, Exchanged, ExchangeInputs, PowerSGD, TopK
-from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.wishes import AllGather, Wish, given
+from tf_gradcomp import ops
+from tf_gradcomp.compressors import QSGD, AdaComp, Compressor, PowerSGD, ScaleCom, TopK
+from tf_gradcomp.compressors.chunked import tensor_bytes
 from tf_gradcomp.policy import GradientSpec
 
 SENT_WHOLE = 0  # the setting of TopK, PowerSGD and QSGD; the others' own ops know theirs
@@ -75,38 +75,7 @@ Costs = list[tuple[float, float]]  # by setting, bytes and error
 def _costs(
     compressor: Compressor, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
 ) -> Costs:
-    """Of any method, by its own ops."""
-    residual = tf.Variable(tf.zeros(spec.shape))
-    gradient = tf.constant(values, spec.dtype)
-    costs = []
-    for setting in settings:
-        residual.assign(tf.zeros(spec.shape))
-        inputs = ExchangeInputs(
-            [spec],
-            [gradient],
-            {RESIDUAL: [residual.handle]},
-            step=tf.constant(0, tf.int64),
-            finite=tf.constant(True),
-            rank=0,
-            size=1,
-            settings=tf.constant([setting], tf.int64),
-        )
-        exchanged = _alone(compressor, inputs)
-        left = np.linalg.norm(residual.numpy().astype(np.float64))
-        costs.append((float(exchanged.tensor_bytes[0]), float(left)))
-    return costs
-
-
-def _alone(compressor: Compressor, inputs: ExchangeInputs) -> Exchanged:
-    """The exchange of a replica with itself."""
-    talk = compressor.conversation(inputs)
-    wish: Wish = next(talk)
-    while True:
-        answer = given(wish)
-        try:
-            wish = talk.send(answer[tf.newaxis] if isinstance(wish, AllGather) else answer)
-        except StopIteration as end:
-            return end.value
+    raise ValueError(f"{compressor!r} has no table of errors, and so cannot be planned.")
 
 
 @_costs.register
@@ -137,7 +106,7 @@ def _power_sgd(
     matrix = values.reshape(-1, spec.shape[-1] if spec.shape else 1).astype(np.float64)
     most = max(settings)
     captured = np.concatenate([[0.0], np.cumsum(_captured(matrix, most))]) if most else np.zeros(1)
-    total = float(np.sum(np.square(matrix)))
+    total = _sum_of_squares(matrix)
 
     def cost(rank: int) -> tuple[float, float]:
         if rank == SENT_WHOLE:
@@ -164,24 +133,64 @@ def _qsgd(
     compressor: QSGD, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
 ) -> Costs:
     """The error of rounding; where that is random, the root of the expected square."""
-    bucket = compressor.bucket_size
-    flat = values.reshape(-1)
-    padded = np.pad(flat, (0, -flat.size % bucket), mode="edge").reshape(-1, bucket)
-    smallest = padded.min(axis=1, keepdims=True).astype(np.float64)
-    width = padded.max(axis=1, keepdims=True) - smallest
+    bucket_size = compressor.bucket_size
+    errors = ops.qsgd_errors(
+        values, settings, bucket_size=bucket_size, stochastic=compressor.stochastic
+    )
 
-    def cost(bits: int) -> tuple[float, float]:
-        if bits == SENT_WHOLE:
-            return _whole(spec)
-        unit = np.where(width > 0, width, 1) / (2**bits - 1)
-        fraction = (padded - smallest) / unit % 1
-        nearest = np.square(np.minimum(fraction, 1 - fraction))
-        squares = fraction * (1 - fraction) if compressor.stochastic else nearest
-        squared = float(np.sum((np.square(unit) * squares).reshape(-1)[: flat.size]))
-        words = 2 * len(padded) + -(-bits * flat.size // 32)
-        return 4.0 * words, math.sqrt(squared)
+    def size(bits: int) -> float:
+        scales = 8 * -(-spec.elements // bucket_size)
+        return float(scales + 4 * -(-bits * spec.elements // 32)) if bits else 4.0 * spec.elements
 
-    return [cost(bits) for bits in settings]
+    return list(zip(map(size, settings), errors.numpy().tolist(), strict=True))
+
+
+@_costs.register
+def _adacomp(
+    compressor: AdaComp, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+) -> Costs:
+    """What its encoder packs, and leaves in a residual of zeros."""
+    zeros = tf.zeros(spec.shape)
+    residual = tf.Variable(zeros)
+    gradient = tf.constant(values)
+
+    def cost(bin_size: int) -> tuple[float, float]:
+        residual.assign(zeros)
+        _, sent = ops.adacomp_encode(
+            [residual],
+            [gradient],
+            0,
+            bin_sizes=[bin_size],
+            scale_factor=compressor.scale_factor,
+            fingerprint=0,
+        )
+        return float(sent[0]), math.sqrt(2 * float(tf.nn.l2_loss(residual)))
+
+    return [cost(bin_size) for bin_size in settings]
+
+
+@_costs.register
+def _scalecom(
+    compressor: ScaleCom, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+) -> Costs:
+    """What it sends as the leader of a step, and all else."""
+    residual = tf.Variable(tf.zeros(spec.shape))
+    gradient = tf.constant(values)
+    total = _sum_of_squares(values)
+
+    def error(rate: int) -> float:
+        chunked = ops.Chunked([residual], [gradient], [rate], [0])
+        offsets, finite = ops.chunk_select(chunked, lead=True)
+        sent = ops.chunk_take(chunked, offsets, finite).numpy()
+        return math.sqrt(max(0.0, total - _sum_of_squares(sent)))
+
+    each_alone = ops.Chunked([], [], settings, range(len(settings)))
+    sizes = tensor_bytes(each_alone, [spec.elements] * len(settings), leaders=1)
+    return list(zip(sizes.numpy().tolist(), map(error, settings), strict=True))
+
+
+def _sum_of_squares(values: np.ndarray) -> float:
+    return float(np.sum(np.square(values, dtype=np.float64)))
 
 
 def _whole(spec: GradientSpec) -> tuple[float, float]:

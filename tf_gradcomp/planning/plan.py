@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tf_gradcomp import ops
 from tf_gradcomp.compressors import Compressor
 from tf_gradcomp.planning.error_tables import Table, table
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference import lgreco
 
 
 class Plan(NamedTuple):
@@ -76,7 +76,7 @@ def plan_layers(
     places = [of_one.default for of_one in tables]
     planned = [i for i, own in enumerate(choices) if own]
     layers = [tables[i] for i in planned]
-    best = lgreco.plan(
+    best = ops.knapsack(
         [layer.bytes for layer in layers],
         [layer.errors for layer in layers],
         [layer.default for layer in layers],
@@ -104,11 +104,11 @@ def _reason(layers: Sequence[Table], best: Sequence[int], allowed: float) -> str
     if any(place != layer.default for layer, place in zip(layers, best, strict=True)):
         return ""
     if not layers:
-        return "no variable is planned"
+        return "no variable has a choice"
     if not math.isfinite(allowed):
-        return "the gradients are not finite"
+        return "the budget of errors is not finite"
     if allowed <= 0:
-        return "the uniform setting misses nothing, so there is no budget"
+        return "the budget of errors is 0"
     return "no plan within the budget sends less"
 
 

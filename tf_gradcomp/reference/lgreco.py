@@ -25,8 +25,8 @@ def plan(
     Where two choices of a layer are equally good, the first one counts.
     """
     layers = range(len(sizes))
-    most = budget * sum(float(errors[i][default[i]]) for i in layers)
-    uniform = sum(float(sizes[i][default[i]]) for i in layers)
+    most = budget * _sum_in_order([errors[i][default[i]] for i in layers])
+    uniform = _sum_in_order([sizes[i][default[i]] for i in layers])
     if not (np.isfinite(most) and most > 0):
         return list(default)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -37,7 +37,7 @@ def plan(
     for i in layers:
         before, smallest = smallest, np.full(steps + 1, np.inf)
         for choice, (size, weight) in enumerate(zip(sizes[i], weights[i], strict=True)):
-            if not weight <= steps:  # more than the budget, or no number
+            if not 0 <= weight <= steps:  # more than the budget, or no number
                 continue
             taken = np.full(steps + 1, np.inf)
             taken[int(weight) :] = before[: steps + 1 - int(weight)] + size
@@ -53,3 +53,8 @@ def plan(
         found[i] = int(chosen[i][used])
         used -= int(weights[i][found[i]])
     return found
+
+
+def _sum_in_order(values: Sequence[float]) -> float:
+    """One after another; NumPy's own sum and Python's take other ways."""
+    return float(np.cumsum([0.0, *values])[-1])
