@@ -333,7 +333,7 @@ def uneven_sums():
 @pytest.mark.parametrize(
     ("budget", "scale", "reason"),
     [
-        (0, 1.0, "so there is no budget"),
+        (0, 1.0, "the budget of errors is 0"),
         (math.inf, 1.0, "not finite"),
         (1, math.nan, "not finite"),
         (1, 0.0, "no gradients were exchanged since the last plan"),

@@ -60,6 +60,11 @@ class LayerPlanner:
             )
         return cls(planned[0], specs) if planned else None
 
+    @property
+    def layers(self) -> list[int]:
+        """The places of the variables that plans may give other settings than their own."""
+        return [place for place, spec in enumerate(self.specs) if self.lgreco.choices(spec)]
+
     def propose(self, sums: Sequence[np.ndarray]) -> np.ndarray:
         """Makes a plan; the chief says why, if there is none.
 

@@ -179,6 +179,17 @@ class Learners:
         """The settings of the next step, if they are planned."""
         return self._planner.in_force(self._job_state[0]) if self._planner else None
 
+    def settings_over_time(self) -> dict[str, list[int]]:
+        """By path, each planned layer's own setting, and that of each plan that `fit` has made."""
+        if self._planner is None:
+            return {}
+        own = self._planner.lgreco.settings(self.specs)
+        over_time = [own, *(plan.settings for plan in self.plans)]
+        return {
+            self.specs[place].path: [settings[place] for settings in over_time]
+            for place in self._planner.layers
+        }
+
     def _reduce(
         self, all_gradients: list[list[Gradient]], similarity: bool
     ) -> tuple[list[Gradient], tf.Tensor, list[Sent]]:

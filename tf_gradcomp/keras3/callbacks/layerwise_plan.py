@@ -137,12 +137,12 @@ class LayerwisePlan(keras.callbacks.Callback):
         for name in ("elements", "own setting", "choices", "plan"):
             table.add_column(name, justify="right")
         own = planner.lgreco.settings(planner.specs)
-        for spec, before, now in zip(planner.specs, own, plan.settings, strict=True):
-            choices = planner.lgreco.choices(spec)
-            if choices:
-                of_all = f"{min(choices):,} to {max(choices):,}"
-                numbers = (f"{spec.elements:,}", f"{before:,}", of_all, f"{now:,}")
-                table.add_row(spec.path, spec.kind, *numbers)
+        for place in planner.layers:
+            spec = planner.specs[place]
+            choices = planner.lgreco.choices(spec) or []
+            of_all = f"{min(choices):,} to {max(choices):,}"
+            numbers = (f"{own[place]:,}", of_all, f"{plan.settings[place]:,}")
+            table.add_row(spec.path, spec.kind, f"{spec.elements:,}", *numbers)
         return table
 
 
