@@ -307,6 +307,10 @@ def test_a_resumed_job_has_plan_and_sums_and_as_many_columns_of_factors_as_it_ca
         np.testing.assert_array_equal(total, gradients_at(0)[0][0] + gradients_at(1)[0][0])
     after.step(gradients_at(2))
     after.assert_replicas_equal()
+    plain = job(PowerSGD(3))
+    plain.step(gradients_at(0))
+    exchange = resumed(plain, LGreCo(PowerSGD(3))).optimizer.exchange
+    assert exchange.plan_in_force().settings == PowerSGD(3).settings(exchange.specs)
 
 
 @pytest.mark.parametrize("method", [QSGD(5), TopK(0.01)], ids=lambda method: method.name)

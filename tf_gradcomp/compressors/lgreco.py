@@ -161,7 +161,7 @@ class LGreCo(Compressor):
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""
         return {
-            "method": registry.serialize(self.method),
+            "method": registry.text_of(self.method),
             "choices": self.values,
             "budget": self.budget,
             **super().get_config(),

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors import Compressor, LGreCo
+from tf_gradcomp.compressors import Compressor, LGreCo, text_of
 from tf_gradcomp.distribute.state import stages
 from tf_gradcomp.planning.plan import plan_layers
 from tf_gradcomp.policy import GradientSpec
 
 _LOG = tf.get_logger()
-_KEPT = "L-GreCo keeps the settings of %r for all layers: %s."
+_KEPT = "L-GreCo keeps the settings of %s for all layers: %s."
 
 
 class PlanInForce(NamedTuple):
@@ -84,7 +84,7 @@ class LayerPlanner:
         plan = plan_layers(self.lgreco.method, specs, of_places, choices, self.lgreco.budget)
         reason = plan.reason if places else "no gradients were exchanged since the last plan"
         if reason:
-            _LOG.warning(_KEPT, self.lgreco.method, reason)
+            _LOG.warning(_KEPT, text_of(self.lgreco.method), reason)
             return proposed
         proposed[:3] = plan.uniform_bytes / plan.bytes, plan.budget_used, plan.at_bound
         proposed[[3 + place for place in places]] = np.array(plan.settings) + 1
