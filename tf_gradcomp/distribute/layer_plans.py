@@ -77,8 +77,7 @@ class LayerPlanner:
         proposed = np.zeros(3 + len(self.specs))
         # Not those that are exchanged in no step, such as tables that are sent as slices.
         places = [place for place, total in enumerate(sums) if total.any()]
-        # Sums are float32, and may not fit into the dtype of the gradients.
-        specs = [dataclasses.replace(self.specs[place], dtype="float32") for place in places]
+        specs = [self.specs[place] for place in places]
         choices = [self.lgreco.choices(spec) for spec in specs]
         of_places = [sums[place] for place in places]
         plan = plan_layers(self.lgreco.method, specs, of_places, choices, self.lgreco.budget)
