@@ -102,7 +102,7 @@ def test_a_gradient_that_is_not_finite_has_no_errors(compressor, setting, bad):
 
 
 @pytest.mark.parametrize(("compressor", "setting"), METHODS)
-@pytest.mark.parametrize("shape", [(0, 6), (1,), ()])
+@pytest.mark.parametrize("shape", [(0, 6), (6, 0), (1,), ()])
 def test_any_variable_has_a_table(compressor, setting, shape):
     spec = GradientSpec("layer/bias", shape, "float32", DENSE)
     [own] = compressor.settings([spec])
