@@ -22,6 +22,7 @@ from tf_gradcomp.policy import GradientSpec
 SENT_WHOLE = 0  # the setting of TopK, PowerSGD and QSGD; the others' own ops know theirs
 LARGEST_GRAM = 2048  # rows of a matrix whose eigenvalues are computed
 _POWER_ITERATIONS = 5
+Costs = list[tuple[float, float]]  # by setting: bytes and error
 
 
 class Table(NamedTuple):
@@ -68,9 +69,6 @@ def table(
     return Table(settings, sizes, errors if finite else np.full_like(errors, np.nan), place)
 
 
-Costs = list[tuple[float, float]]  # by setting, bytes and error
-
-
 @functools.singledispatch
 def _costs(
     compressor: Compressor, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
@@ -83,14 +81,14 @@ def _top_k(
     compressor: TopK, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
 ) -> Costs:
     """One sort of the magnitudes serves all numbers of entries."""
-    left = np.cumsum(np.square(np.sort(np.abs(values), axis=None), dtype=np.float64))
-    left = np.concatenate([[0.0], left])  # of the smallest ones, by their number
+    sums = np.square(np.sort(np.abs(values), axis=None), dtype=np.float64)
+    np.cumsum(sums, out=sums)
 
     def cost(entries: int) -> tuple[float, float]:
         if entries == SENT_WHOLE:
             return _whole(spec)
-        entries = min(entries, spec.elements)
-        return 8.0 * entries, math.sqrt(left[spec.elements - entries])
+        left = max(0, spec.elements - entries)
+        return 8.0 * (spec.elements - left), math.sqrt(sums[left - 1]) if left else 0.0
 
     return [cost(entries) for entries in settings]
 
@@ -103,15 +101,16 @@ def _power_sgd(
 
     PowerSGD comes close to it, for each step begins with the factors of the step before.
     """
-    matrix = values.reshape(-1, spec.shape[-1] if spec.shape else 1).astype(np.float64)
-    most = max(settings)
-    captured = np.concatenate([[0.0], np.cumsum(_captured(matrix, most))]) if most else np.zeros(1)
+    if max(settings) == SENT_WHOLE:
+        return [_whole(spec)]
+    matrix = values.reshape(-1, spec.shape[-1]).astype(np.float64)
+    captured = np.cumsum(_captured(matrix, max(settings)))
     total = _sum_of_squares(matrix)
 
     def cost(rank: int) -> tuple[float, float]:
         if rank == SENT_WHOLE:
             return _whole(spec)
-        return 4.0 * rank * sum(matrix.shape), math.sqrt(max(0.0, total - captured[rank]))
+        return 4.0 * rank * sum(matrix.shape), math.sqrt(max(0.0, total - captured[rank - 1]))
 
     return [cost(rank) for rank in settings]
 
@@ -138,11 +137,13 @@ def _qsgd(
         values, settings, bucket_size=bucket_size, stochastic=compressor.stochastic
     )
 
-    def size(bits: int) -> float:
+    def cost(bits: int, error: float) -> tuple[float, float]:
+        if bits == SENT_WHOLE:
+            return _whole(spec)
         scales = 8 * -(-spec.elements // bucket_size)
-        return float(scales + 4 * -(-bits * spec.elements // 32)) if bits else 4.0 * spec.elements
+        return float(scales + 4 * -(-bits * spec.elements // 32)), error
 
-    return list(zip(map(size, settings), errors.numpy().tolist(), strict=True))
+    return list(map(cost, settings, errors.numpy().tolist()))
 
 
 @_costs.register

@@ -109,6 +109,8 @@ def _reason(layers: Sequence[Table], best: Sequence[int], allowed: float) -> str
         return "the budget of errors is not finite"
     if allowed <= 0:
         return "the budget of errors is 0"
+    if _error(layers, best) > allowed:
+        return "no plan is within the budget"
     return "no plan within the budget sends less"
 
 
