@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep
+from tf_gradcomp import ops
 from tf_gradcomp.compressors import QSGD, AdaComp, PowerSGD, RandomK, ScaleCom, SignSGD, TopK
 from tf_gradcomp.planning import error_tables
 from tf_gradcomp.planning.error_tables import table
@@ -50,6 +52,20 @@ def test_bytes_and_errors_are_those_of_a_step_from_zero(with_setting, values, se
         planned = table_of(with_setting(values[0]), settings)
         assert planned.bytes.tolist() == [sent for sent, _ in expected][order]
         np.testing.assert_allclose(planned.errors, [left for _, left in expected][order], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("bits", "bucket_size", "message"),
+    [
+        ([4, 9], 1024, r"bits\[1\] is 9; expected 2 to 8, or 0"),
+        ([1], 1024, r"bits\[0\] is 1"),
+        ([[4]], 1024, "bits has shape"),
+        ([4], 33, "bucket_size is 33; expected a multiple of 32"),
+    ],
+)
+def test_bad_arguments_of_qsgds_errors_are_refused(bits, bucket_size, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        ops.qsgd_errors(gradient_of(), bits, bucket_size=bucket_size, stochastic=True)
 
 
 def test_the_error_of_stochastic_rounding_is_the_expected_one():

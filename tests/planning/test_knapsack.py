@@ -79,6 +79,17 @@ def test_a_choice_whose_error_is_bad_is_not_taken(plan, bad):
     assert plan(sizes, errors, [1, 1, 1]) == [2, 0, 0]
 
 
+@pytest.mark.parametrize("plan", PLANNERS)
+def test_of_equal_choices_the_first_one_counts(plan):
+    assert plan(np.array([[5, 3, 3]]), np.array([[4, 2, 2]]), [0]) == [1]
+
+
+@pytest.mark.parametrize("plan", PLANNERS)
+def test_a_whole_number_of_steps_is_not_rounded_up(plan):
+    # Ten times 0.1 is a little less than 1 where it is added up.
+    assert plan(np.array([[2, 1]] * 10), np.full((10, 2), 0.1), [0] * 10, steps=10) == [1] * 10
+
+
 def test_plans_are_as_small_as_the_best_of_all():
     rng = np.random.default_rng(0)
     best = 0
