@@ -121,7 +121,10 @@ def simulate(
         simulation_report.plot(runs, folder / picture)
         simulation_report.plot_settings(runs, folder / of_settings)
     simulation_report.show(console, lines)
-    console.print(f"Written: {folder}/{record}, .md{' and .png' if plot else ''}", soft_wrap=True)
+    written = f"{folder}/{record}, .md{' and .png' if plot else ''}"
+    if (folder / of_settings).exists():
+        written += f"; {folder}/{of_settings}"
+    console.print(f"Written: {written}", soft_wrap=True)
 
 
 def _check_shares(batch_size: int, learners: Sequence[int]) -> None:

@@ -80,8 +80,8 @@ class ExchangeInputs:
             step, as the ops take it; it may differ from step to step. None: the method's own.
         job_state: What `Compressor.job_state` asks for, by name: this replica's variables, which
             first are zeros.
-        numbers: Which of the gradients of the job these are, a step may have some of them only:
-            their places in what `Compressor.job_state` was given. None: all, in that order.
+        numbers: The places of these gradients among all of the job, as `Compressor.job_state` was
+            given them, for a step may have some of them only. None: all, in that order.
     """
 
     specs: Sequence[GradientSpec]

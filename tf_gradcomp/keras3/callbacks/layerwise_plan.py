@@ -130,7 +130,7 @@ class LayerwisePlan(keras.callbacks.Callback):
         table = rich.table.Table(
             title=f"L-GreCo's settings, after {self._plans} plans in {self._seconds:.2f} s",
             caption=f"{plan.ratio:.2f} times fewer bytes than by the method's own settings, with "
-            f"{plan.budget_used:.1%} of the error allowed; {plan.at_bound} layers at a bound",
+            f"{plan.budget_used:.1%} of the error allowed. Layers at their bound: {plan.at_bound}",
         )
         table.add_column("layer", overflow="fold")
         table.add_column("layer kind")
