@@ -280,6 +280,40 @@ class GradientExchange(tf.Module):
         """Counts a step that is skipped because its gradients are not `finite`."""
         self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
 
+    def plan_settings(self) -> PlanInForce | None:
+        """Has `LGreCo` plan the settings of all variables anew; called between two steps.
+
+        The process with the first replica plans, with the gradients since the plan before, and all
+        replicas take its plan at once. All workers must call it between the same two steps.
+
+        Returns:
+            What counts from the next step on; None if there is nothing to plan: another method is
+            in use, or there is one replica, which exchanges nothing.
+
+        Raises:
+            WorkersDisagreeError: If the other workers do something else, or are at another step.
+        """
+        planner = self.planner
+        if planner is None:
+            return None
+        group = self._parts.group
+        facts = {"next action": "planning settings", **self._progress()}
+        group.agree(facts, LATER_LIST_SECONDS)
+        sums = self.state[GRADIENT_SUM]
+        proposed = np.zeros(3 + len(self.specs))
+        if group.is_first:
+            proposed = planner.propose([group.local(total, 0).numpy() for total in sums])
+        proposed = group.from_first(proposed)
+        for replica in range(group.local_size):
+            job_state = self._local_job_state(replica)
+            own = [group.local(total, replica) for total in sums]
+            planner.install(proposed, job_state, own)
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> PlanInForce | None:
+        """The settings of the next step, if they are planned."""
+        return self.planner.in_force(self._local_job_state(0)) if self.planner else None
+
     def traffic(self) -> Traffic:
         """What this process's first replica has exchanged since the program started."""
         paths = [spec.path for spec in self.specs]
@@ -337,40 +371,6 @@ class GradientExchange(tf.Module):
                 "precondition=None."
             )
         self._apart, self._together = all_apart, all_together
-
-    def plan_settings(self) -> PlanInForce | None:
-        """Has `LGreCo` plan the settings of all variables anew; called between two steps.
-
-        The process with the first replica plans, with the gradients since the plan before, and all
-        replicas take its plan at once. All workers must call it between the same two steps.
-
-        Returns:
-            What counts from the next step on; None if there is nothing to plan: another method is
-            in use, or there is one replica, which exchanges nothing.
-
-        Raises:
-            WorkersDisagreeError: If the other workers do something else, or are at another step.
-        """
-        planner = self.planner
-        if planner is None:
-            return None
-        group = self._parts.group
-        facts = {"next action": "planning settings", **self._progress()}
-        group.agree(facts, LATER_LIST_SECONDS)
-        sums = self.state[GRADIENT_SUM]
-        proposed = np.zeros(3 + len(self.specs))
-        if group.is_first:
-            proposed = planner.propose([group.local(total, 0).numpy() for total in sums])
-        proposed = group.from_first(proposed)
-        for replica in range(group.local_size):
-            job_state = self._local_job_state(replica)
-            own = [group.local(total, replica) for total in sums]
-            planner.install(proposed, job_state, own)
-        return self.plan_in_force()
-
-    def plan_in_force(self) -> PlanInForce | None:
-        """The settings of the next step, if they are planned."""
-        return self.planner.in_force(self._local_job_state(0)) if self.planner else None
 
     def _local_job_state(self, replica: int) -> dict[str, tf.Variable]:
         group = self._parts.group

@@ -105,8 +105,9 @@ class LayerPlanner:
     def in_force(self, job_state: Mapping[str, tf.Variable]) -> PlanInForce:
         """The settings of the next step, by what a replica keeps for the job."""
         plan = job_state[self.lgreco.plan_name].read_value()
-        settings = self.lgreco.planned(self.specs, plan).numpy().tolist()
+        settings = self.lgreco.planned(self.specs, plan).numpy()
         ratio, used, at_bound = job_state[self.lgreco.outcome_name].numpy().tolist()
-        if not ratio:
-            return PlanInForce(settings, 1.0, 1.0, 0)
-        return PlanInForce(settings, ratio, used, int(at_bound))
+        refused = (plan > 0) & (settings + 1 != plan)  # by a job with other choices
+        if not ratio or np.any(refused):
+            return PlanInForce(settings.tolist(), 1.0, 1.0, 0)
+        return PlanInForce(settings.tolist(), ratio, used, int(at_bound))
