@@ -275,6 +275,15 @@ def test_a_plan_for_other_choices_is_not_used():
     assert choices.planned([spec] * 4, plan).numpy().tolist() == [4, 4, 8, 4]
 
 
+def test_a_plan_that_is_not_used_as_it_is_has_no_measures():
+    planner = planner_of(LGreCo(QSGD(4), [2, 8]))
+    job_state = new_job_state(planner.lgreco, planner.specs)
+    planner.install(np.array([1.5, 0.75, 1, 2 + 1, 8 + 1]), job_state, [])
+    assert planner.in_force(job_state) == ([2, 8], 1.5, 0.75, 1)
+    install(planner.lgreco, [job_state], [2, 3])
+    assert planner.in_force(job_state) == ([2, 4], 1.0, 1.0, 0)
+
+
 def job(compressor):
     return Replicas("sgd", compressor=compressor, precondition=None, graph=False)
 
