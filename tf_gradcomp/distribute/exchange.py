@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.distribute import handshake, tf_private
-from tf_gradcomp.distribute.agreement import GradientAgreement
+from tf_gradcomp.distribute.agreement import LATER_LIST_SECONDS, GradientAgreement
 from tf_gradcomp.distribute.gradients import (
     all_finite,
     gradient_specs,
@@ -23,6 +24,7 @@ from tf_gradcomp.distribute.gradients import (
     path_of,
 )
 from tf_gradcomp.distribute.group import Group, Member, current_group
+from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.padded_gather import WordsAhead
@@ -48,6 +50,10 @@ _LOST = (
     "gc.compressors.Auto([both])."
 )
 _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
+_WHO_PLANS = (
+    "L-GreCo uses the settings of its method until a plan is made: by "
+    "gc.callbacks.LayerwisePlan, or by exchange.plan_settings() in a training loop of your own."
+)
 
 
 class GradientExchange(tf.Module):
@@ -127,10 +133,13 @@ class GradientExchange(tf.Module):
                 ahead=WordsAhead() if alone_in_process else None,
                 max_dense_elements=self.policy.max_dense_elements,
             )
+        self._planner = LayerPlanner.of(chosen.compressor, specs)
         self._numbers = _Numbers(variables)
         self._agreement = GradientAgreement(group)
         self.specs = specs
         _announce(group, self.preconditioner)
+        if self.planner:
+            tell_user(_WHO_PLANS)
 
     @property
     def compressor(self) -> Compressor:
@@ -154,6 +163,16 @@ class GradientExchange(tf.Module):
     def is_preconditioned(self, variable: Any) -> bool:
         """Whether the gradients of a variable are divided before they are exchanged."""
         return self.preconditioner is not None and self._number(variable) in self._together
+
+    @property
+    def planner(self) -> LayerPlanner | None:
+        """Plans settings; None if there are none to plan, or if nothing is exchanged."""
+        return self._planner if self.built and self._parts.group.size > 1 else None
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges there were so far, in this job and those it goes on from."""
+        return int(self._parts.group.local(self.step, 0).numpy()) if self.built else 0
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -201,7 +220,7 @@ class GradientExchange(tf.Module):
         self._warn_of_lost_residuals(member.local_replica)
         numbers = [self._number(variable) for variable in variables]
         paths = [self.specs[number].path for number in numbers]
-        self._agreement.check(paths, gradients, lambda: self._parts.group.local(self.step, 0))
+        self._agreement.check(paths, gradients, self._progress)
         apart = [i for i, g in enumerate(gradients) if self._parts.stays_sparse(numbers[i], g)]
         together = [i for i in range(len(gradients)) if i not in apart]
         self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
@@ -256,6 +275,40 @@ class GradientExchange(tf.Module):
     def count_skip(self, finite: tf.Tensor) -> None:
         """Counts a step that is skipped because its gradients are not `finite`."""
         self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
+
+    def plan_settings(self) -> PlanInForce | None:
+        """Has `LGreCo` plan the settings of all variables anew; called between two steps.
+
+        The process with the first replica plans, with the gradients since the plan before, and all
+        replicas take its plan at once. All workers must call it between the same two steps.
+
+        Returns:
+            What counts from the next step on; None if there is nothing to plan: another method is
+            in use, or there is one replica, which exchanges nothing.
+
+        Raises:
+            WorkersDisagreeError: If the other workers do something else, or are at another step.
+        """
+        planner = self.planner
+        if planner is None:
+            return None
+        group = self._parts.group
+        facts = {"next action": "planning settings", **self._progress()}
+        group.agree(facts, LATER_LIST_SECONDS)
+        sums = self.state[GRADIENT_SUM]
+        proposed = np.zeros(3 + len(self.specs))
+        if group.is_first:
+            proposed = planner.propose([group.local(total, 0).numpy() for total in sums])
+        proposed = group.from_first(proposed)
+        for replica in range(group.local_size):
+            job_state = self._local_job_state(replica)
+            own = [group.local(total, replica) for total in sums]
+            planner.install(proposed, job_state, own)
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> PlanInForce | None:
+        """The settings of the next step, if they are planned."""
+        return self.planner.in_force(self._local_job_state(0)) if self.planner else None
 
     def traffic(self) -> Traffic:
         """What this process's first replica has exchanged since the program started."""
@@ -322,6 +375,19 @@ class GradientExchange(tf.Module):
                 "precondition=None."
             )
         self._apart, self._together = all_apart, all_together
+
+    def _local_job_state(self, replica: int) -> dict[str, tf.Variable]:
+        group = self._parts.group
+        return {name: group.local(variable, replica) for name, variable in self.job_state.items()}
+
+    def _progress(self) -> dict[str, Any]:
+        """What must be equal on all workers whenever they begin to exchange or to plan."""
+        plan = self.plan_in_force()
+        settings = zip(self.specs, plan.settings, strict=True) if plan else ()
+        return {
+            "exchanges so far": self.exchanges,
+            **{f"planned setting of {spec.path!r}": setting for spec, setting in settings},
+        }
 
     def _facts_of(self, specs: Sequence[GradientSpec]) -> dict[str, Any]:
         return {

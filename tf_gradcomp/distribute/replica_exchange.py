@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
 from tf_gradcomp.distribute.gradients import all_finite, plus_residual
@@ -136,8 +136,8 @@ class ReplicaExchange:
         preconditioner = self._parts.possible_preconditioner
         if preconditioner is None:
             raise RuntimeError("There is nothing to hand over without second moments.")
-        residuals = state.get(RESIDUAL, [])
-        return HandOver(preconditioner, inner, moments, residuals, self._parts.group.size)
+        of_gradients = [state[name] for name in (RESIDUAL, GRADIENT_SUM) if name in state]
+        return HandOver(preconditioner, inner, moments, of_gradients, self._parts.group.size)
 
     def with_what_waits(
         self, places: Sequence[int], gradients: Gradients, scale: tf.Tensor | float = 1.0
@@ -294,6 +294,7 @@ class ReplicaExchange:
                 {name: self._local(v) for name, v in parts.job_state.items()},
                 self._waits(places),
                 residual_scale=self._residual_scale,
+                numbers=numbers,
             )
             stepped, sent = by_stage(
                 parts.compressor,

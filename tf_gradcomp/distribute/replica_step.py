@@ -86,6 +86,7 @@ class ReplicaStep:
         job_state: Mapping[str, tf.Variable] | None = None,
         waits: tf.Tensor | bool = True,
         residual_scale: float = 1.0,
+        numbers: Sequence[int] | None = None,
     ) -> ReplicaStep:
         """The step of a replica whose gradients may be slices; the rest is `ExchangeInputs`'s."""
         touched = [
@@ -104,6 +105,7 @@ class ReplicaStep:
             size,
             second_moments,
             job_state=job_state or {},
+            numbers=numbers,
         )
         return cls(inputs, touched, tf.convert_to_tensor(waits), residual_scale)
 
@@ -169,7 +171,10 @@ class ReplicaStep:
     ) -> Generator[Wish, Any, tuple[tf.Tensor, list[Any]]]:
         size, dtype = self.inputs.size, wish.values.dtype
         fingerprint = compressor.fingerprint(self.inputs.specs)
-        tag = riders.tag(fingerprint, self.inputs.step, dtype, size)
+        settings = None
+        if compressor.settings(self.inputs.specs) is not None:
+            settings = compressor.settings_in_force(self.inputs)
+        tag = riders.tag(fingerprint, self.inputs.step, dtype, size, settings)
         touched = [rows for rows in self.touched if rows is not None]
         own = tf.concat(touched, 0) if touched else tf.zeros([0], tf.bool)
         numbers = riders.rows_as_numbers(own, dtype, size)

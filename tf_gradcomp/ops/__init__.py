@@ -9,11 +9,12 @@ from tf_gradcomp.ops.adacomp import (
     ternary_quantize,
 )
 from tf_gradcomp.ops.chunks import Chunked, chunk_apply, chunk_draw, chunk_select, chunk_take
+from tf_gradcomp.ops.knapsack import knapsack
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.pass_if_equal import pass_if_equal
 from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
 from tf_gradcomp.ops.precondition import SecondMoments, precondition
-from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_put_back
+from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_errors, qsgd_put_back
 from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
 from tf_gradcomp.ops.top_k import (
     momentum_correction,
@@ -34,6 +35,7 @@ __all__ = [
     "chunk_draw",
     "chunk_select",
     "chunk_take",
+    "knapsack",
     "library_info",
     "local_bin_select",
     "momentum_correction",
@@ -44,6 +46,7 @@ __all__ = [
     "precondition",
     "qsgd_decode",
     "qsgd_encode",
+    "qsgd_errors",
     "qsgd_put_back",
     "residual_accumulate",
     "sign_sgd_decode",

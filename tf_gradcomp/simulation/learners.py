@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
 from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
+from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.lockstep import (
     InLockstep,
     handles,
@@ -27,6 +28,7 @@ from tf_gradcomp.distribute.state import residual_scale
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
 from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras3.callbacks.layerwise_plan import measures
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.simulation.similarity import (
     Similarity,
@@ -85,6 +87,9 @@ class Learners:
             (`"auto"`), the number of learners is not positive, or the model was made under a
             strategy.
 
+    Attributes:
+        plans: The plans of `LGreCo` that `fit` has made, one for each epoch.
+
     Example:
         ```python
         model.compile(optimizer="adam", loss="mse", metrics=["mae"])
@@ -118,6 +123,8 @@ class Learners:
             new_state(self.compressor, self.specs, self._preconditioner) for _ in range(learners)
         ]
         self._job_state = [new_job_state(self.compressor, self.specs) for _ in range(learners)]
+        self._planner = LayerPlanner.of(self.compressor, self.specs) if learners > 1 else None
+        self.plans: list[PlanInForce] = []
         self._step = 0
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced)
@@ -159,6 +166,35 @@ class Learners:
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
             similarity=self._last_similarity if similarity else None,
         )
+
+    def plan_settings(self) -> PlanInForce | None:
+        """Has `LGreCo` plan the settings of all variables anew, with the gradients since the last.
+
+        Returns:
+            What counts from the next step on; None if another method is in use, or there is one
+            learner, which exchanges nothing.
+        """
+        if self._planner is None:
+            return None
+        proposed = self._planner.propose([total.numpy() for total in self.state[0][GRADIENT_SUM]])
+        for job_state, state in zip(self._job_state, self.state, strict=True):
+            self._planner.install(proposed, job_state, state[GRADIENT_SUM])
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> PlanInForce | None:
+        """The settings of the next step, if they are planned."""
+        return self._planner.in_force(self._job_state[0]) if self._planner else None
+
+    def settings_over_time(self) -> dict[str, list[int]]:
+        """By path, each planned layer's own setting, and that of each plan that `fit` has made."""
+        if self._planner is None:
+            return {}
+        own = self._planner.lgreco.settings(self.specs)
+        over_time = [own, *(plan.settings for plan in self.plans)]
+        return {
+            self.specs[place].path: [settings[place] for settings in over_time]
+            for place in self._planner.layers
+        }
 
     def _reduce(
         self, all_gradients: list[list[Gradient]], similarity: bool
@@ -255,6 +291,7 @@ class Learners:
             moments,
             self._job_state[rank],
             residual_scale=residual_scale(self.compressor, self.specs) or 1.0,
+            numbers=places,
         )
 
     def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:
@@ -293,7 +330,8 @@ class Learners:
     ) -> dict[str, list[float]]:
         """Trains, and returns for each epoch what Keras and `CompressionMonitor` would log.
 
-        With it come the measures of `Similarity`, of the last step of each epoch.
+        With it come the measures of `Similarity`, of the last step of each epoch. For `LGreCo`, a
+        plan is made after each epoch, and the logs have what `LayerwisePlan` adds to them.
 
         Args:
             batches: Pairs of inputs and labels, of all learners together; gone through once for
@@ -311,6 +349,10 @@ class Learners:
                     "only once is empty in the second epoch."
                 )
             logs = self._summary(reports)
+            plan = self.plan_settings()
+            if plan:
+                self.plans.append(plan)
+                logs |= measures(plan)
             if validation_data is not None:
                 pair = isinstance(validation_data, tuple)
                 data = validation_data if pair else (validation_data,)
