@@ -294,13 +294,24 @@ def test_says_once_what_it_does(replicas, message, caplog):
     assert len([text for text in caplog.messages if re.search(message, text)]) == 1
 
 
+def told_of_lost_residuals(monkeypatch):
+    """The warnings of residuals that nothing can take, among those that TensorFlow's logger gets."""
+    said = []
+
+    def warn(text, *args):
+        if "NoCompression() keeps none" in text % args:
+            said.append(text)
+
+    monkeypatch.setattr(tf.get_logger(), "warning", warn)
+    return said
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
 def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_step(
     monkeypatch, replicas, graph
 ):
-    said = []
-    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *args: said.append(text % args))
+    said = told_of_lost_residuals(monkeypatch)
     exchanging = Exchanging(replicas, compressor=NoCompression())
 
     def reduce(grads):
@@ -316,12 +327,11 @@ def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_st
         exchanging.exchange.facts.residual_waits.assign([True, False])
         for _ in range(2):
             step([ones(1)] * replicas)
-        assert ["NoCompression() keeps none" in text for text in said] == [True] * restores
+        assert len(said) == restores
 
 
 def test_lost_residuals_are_told_where_xla_compiles_the_step(monkeypatch):
-    said = []
-    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *args: said.append(text % args))
+    said = told_of_lost_residuals(monkeypatch)
     variable = tf.Variable(tf.zeros(3), name="kernel")
     exchange = exchange_by(NoCompression())
     exchange.build([variable])
