@@ -295,7 +295,7 @@ def test_says_once_what_it_does(replicas, message, caplog):
 
 
 def told_of_lost_residuals(monkeypatch):
-    """The warnings of residuals that nothing can take, among those that TensorFlow's logger gets."""
+    """Those of the logged warnings that tell of residuals which nothing can take."""
     said = []
 
     def warn(text, *args):
