@@ -202,7 +202,9 @@ def report(elements, times, floors):
     rich.print(table)
 
 
-METHODS = [name for name in compressors.names() if name != compressors.Auto.name]
+# L-GreCo is the step of another method, and a sum.
+_NOT_TIMED = (compressors.Auto.name, compressors.LGreCo.name)
+METHODS = [name for name in compressors.names() if name not in _NOT_TIMED]
 
 
 def ratios(labels=None):

@@ -111,8 +111,7 @@ def main(
         steps_per_epoch=steps_per_epoch,
         validation_data=validation,
         shuffle=False,  # the dataset does
-        # The monitor comes first, so that the others see what it logs.
-        callbacks=[gc.callbacks.CompressionMonitor(), common.StepTimer()],
+        callbacks=common.make_callbacks(),
         verbose=2 if is_chief else 0,
     )
 

@@ -104,6 +104,15 @@ class StepTimer(keras.callbacks.Callback):
             logs["seconds_per_step"] = statistics.median(self._seconds)
 
 
+def make_callbacks() -> list[keras.callbacks.Callback]:
+    """What all programs have; it comes first, so that other callbacks see what it logs."""
+    return [
+        gc.callbacks.CompressionMonitor(),
+        gc.callbacks.LayerwisePlan(),  # for --compressor lgreco; does nothing with other methods
+        StepTimer(),
+    ]
+
+
 def write_history(
     path: str | None,
     measured: dict[str, list[float]],

@@ -130,6 +130,8 @@ def main(
     measured: dict[str, list[float]] = {"loss": [], "val_accuracy": []}
     for epoch in range(1, epochs + 1):
         losses = [trainer.train_step(batch) for batch in train]
+        if isinstance(wrapped, gc.CompressedOptimizer):
+            wrapped.exchange.plan_settings()  # for --compressor lgreco, on all workers alike
         trainer.accuracy.reset_state()
         for batch in validation:
             trainer.test_step(batch)

@@ -74,8 +74,7 @@ def simulation_task_sgd(batch_size: int = 64, seed: int = 0) -> gc.simulation.Ta
 def make_callbacks(
     strategy: gc.MultiWorkerMirroredStrategy, checkpoints: str | None
 ) -> list[keras.callbacks.Callback]:
-    # The monitor comes first, so that the others see what it logs.
-    callbacks = [gc.callbacks.CompressionMonitor(), common.StepTimer()]
+    callbacks = common.make_callbacks()
     if checkpoints is not None:
         # All workers save, each at a path of its own; the best model is at the chief's.
         best = gc.worker_path(f"{checkpoints}/best.keras", strategy)

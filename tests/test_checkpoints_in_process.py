@@ -181,6 +181,21 @@ def test_the_log_says_what_a_compressor_does_not_take_over(monkeypatch, compress
     assert any(np.any(r.numpy()) for r in optimizer.exchange.residuals) == (lost is None)
 
 
+def test_the_log_says_that_an_optimizer_was_loaded_before_it_was_built(monkeypatch):
+    said = []
+    monkeypatch.setattr(tf.get_logger(), "warning", said.append)
+    variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
+    optimizer = gc.CompressedOptimizer("sgd")
+    optimizer.load_own_variables({})
+    assert not said
+    optimizer.load_own_variables({"residual_0": np.ones(3), "residual_waits": [True]})
+    assert ["is not built yet" in text for text in said] == [True]
+    optimizer.build([variable])
+    optimizer.load_own_variables({"residual_0": np.ones(3), "residual_waits": [True]})
+    assert len(said) == 1
+    assert optimizer.exchange.residuals[0].numpy().all()
+
+
 FLUSHED_BY = {
     "sgd": lambda: keras.optimizers.SGD(1.0),
     "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
@@ -241,3 +256,40 @@ def test_one_replica_applies_a_restored_residual_to_an_embedding():
     expected = -residual
     expected[1] -= 2
     np.testing.assert_array_equal(table.numpy(), expected)
+
+
+HALVES = {
+    "dense": lambda: tf.zeros((2, 3), tf.float16),
+    "slices": lambda: tf.IndexedSlices(
+        tf.zeros((1, 3), tf.float16), tf.constant([1]), tf.constant([2, 3])
+    ),
+}
+
+
+# Keras cannot divide slices by a static factor.
+@pytest.mark.parametrize(
+    ("gradient", "scaled"), [("dense", "static"), ("dense", "dynamic"), ("slices", "dynamic")]
+)
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_one_replica_applies_a_residual_that_float16_cannot_hold_step_by_step(
+    gradient, scaled, graph
+):
+    variable = keras.Variable(np.zeros((2, 3), "float16"), dtype="float16", name="kernel")
+    inner = keras.optimizers.SGD(1.0, loss_scale_factor=2.0**15 if scaled == "static" else None)
+    if scaled == "dynamic":
+        inner = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**15)
+    optimizer = gc.CompressedOptimizer(inner)
+    optimizer.build([variable])
+    residual = np.array([[1, 3, -2], [0, 5, 0.5]], "float32")  # times 2^15
+    optimizer.load_own_variables({"residual_0": residual, "residual_waits": [True]})
+
+    def apply():
+        optimizer.apply([HALVES[gradient]()], [variable])
+
+    step = tf.function(apply, autograph=False) if graph else apply
+    for _ in range(7):
+        step()
+        left = optimizer.exchange.residuals[0].numpy()
+        np.testing.assert_allclose(variable.numpy() - left, -residual, rtol=1e-3)
+    assert not left.any()
+    assert not optimizer.exchange.facts.residual_waits.numpy().any()

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.replicas import copies, mirrored, stepper
+from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.compressors import AdaComp
+from tf_gradcomp.compressors import AdaComp, NoCompression, ScaleCom
 from tf_gradcomp.distribute import notices
 from tf_gradcomp.distribute.communicator import dense_ring_bytes
 from tf_gradcomp.distribute.exchange import GradientExchange
@@ -32,11 +32,13 @@ def exchange_by(compressor, policy=None):
 class Exchanging:
     """An exchange of plain `tf.Variable`s under a strategy, and what it reduced last."""
 
-    def __init__(self, replicas=2, compressor=WHOLE, policy=None, shapes=((20, 30), (30,))):
+    def __init__(
+        self, replicas=2, compressor=WHOLE, policy=None, shapes=((20, 30), (30,)), dtype="float32"
+    ):
         self.strategy = mirrored(replicas)
         with self.strategy.scope():
             self.variables = [
-                tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(shapes)
+                tf.Variable(tf.zeros(shape, dtype), name=f"v{i}") for i, shape in enumerate(shapes)
             ]
             self.exchange = exchange_by(compressor, policy)
             self.exchange.build(self.variables)
@@ -292,8 +294,57 @@ def test_says_once_what_it_does(replicas, message, caplog):
     assert len([text for text in caplog.messages if re.search(message, text)]) == 1
 
 
-def test_slices_that_are_summed_apart_take_what_was_left_of_their_table():
-    exchanging = Exchanging(policy=gc.Policy(max_dense_elements=599), compressor=AdaComp(50))
+def told_of_lost_residuals(monkeypatch):
+    """Those of the logged warnings that tell of residuals which nothing can take."""
+    said = []
+
+    def warn(text, *args):
+        if "NoCompression() keeps none" in text % args:
+            said.append(text)
+
+    monkeypatch.setattr(tf.get_logger(), "warning", warn)
+    return said
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_lost_residuals_are_told_also_where_they_are_restored_after_the_first_step(
+    monkeypatch, replicas, graph
+):
+    said = told_of_lost_residuals(monkeypatch)
+    exchanging = Exchanging(replicas, compressor=NoCompression())
+
+    def reduce(grads):
+        if replicas == 1:
+            exchanging.exchange.flush(grads, exchanging.variables)
+        else:
+            exchanging.reduce(grads)
+
+    step = stepper(exchanging.strategy, reduce, graph=graph)
+    step([ones(1)] * replicas)
+    assert not said
+    for restores in (1, 2):
+        exchanging.exchange.facts.residual_waits.assign([True, False])
+        for _ in range(2):
+            step([ones(1)] * replicas)
+        assert len(said) == restores
+
+
+def test_lost_residuals_are_told_where_xla_compiles_the_step(monkeypatch):
+    said = told_of_lost_residuals(monkeypatch)
+    variable = tf.Variable(tf.zeros(3), name="kernel")
+    exchange = exchange_by(NoCompression())
+    exchange.build([variable])
+    exchange.facts.residual_waits.assign([True])
+    step = tf.function(lambda g: exchange.flush([g], [variable]), jit_compile=True, autograph=False)
+    for _ in range(2):
+        np.testing.assert_array_equal(step(tf.ones(3))[0], np.ones(3))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("compressor", [AdaComp(50), ScaleCom(beta=0.25)], ids=["1", "0.25"])
+def test_slices_that_are_summed_apart_take_what_was_left_of_their_table(compressor):
+    exchanging = Exchanging(policy=gc.Policy(max_dense_elements=599), compressor=compressor)
     exchange = exchanging.exchange
     exchange.residuals[0].assign(np.full((20, 30), 6.0))  # three for each replica
     exchange.facts.residual_waits.assign([True, False])
@@ -309,6 +360,71 @@ def test_slices_that_are_summed_apart_take_what_was_left_of_their_table():
         np.testing.assert_array_equal(total[3], np.full(30, expected + 2))
         np.testing.assert_array_equal(total[4], np.full(30, expected))
     np.testing.assert_array_equal(exchange.facts.residual_waits.numpy(), [False, True])
+
+
+def test_what_was_left_of_a_float16_table_is_sent_in_parts_that_float16_can_hold():
+    exchanging = Exchanging(
+        shapes=[(2, 3)], policy=gc.Policy(max_dense_elements=5), dtype="float16"
+    )
+    exchange = exchanging.exchange
+    exchange.residuals[0].assign(np.full((2, 3), 1.5e5))
+    exchange.facts.residual_waits.assign([True])
+
+    def reduce(grads):
+        exchanging.reduce([tf.IndexedSlices(grads[0], tf.constant([1]), tf.constant([2, 3]))])
+
+    step = stepper(exchanging.strategy, reduce, graph=False)
+    sent = np.zeros((2, 3), "float32")
+    while exchange.facts.residual_waits.numpy().any():
+        assert exchange.step.numpy() < 5
+        step([[np.zeros((1, 3), "float16")]] * 2)
+        rows = tf.convert_to_tensor(exchanging.reduced[0][0])  # added up in float16
+        sent += rows.numpy()
+        left = np.sum(copies(exchanging.strategy, exchange.residuals[0]), 0)
+        np.testing.assert_allclose(sent + left, np.full((2, 3), 1.5e5), rtol=1e-3)
+    assert exchange.skipped_steps.numpy() == 0
+    assert not left.any()
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.25])
+def test_a_warm_up_sends_what_was_left_whatever_the_units_of_the_residual(beta):
+    strategy = collective()
+    with strategy.scope():
+        variable = tf.Variable(tf.zeros((20, 30)), name="kernel")
+        exchange = exchange_by(ScaleCom(beta=beta, warmup_steps=2))
+        exchange.build([variable])
+    exchange.residuals[0].assign(np.full((20, 30), 6.0))  # three for each replica
+    exchange.facts.residual_waits.assign([True])
+    reduced = tf.Variable(tf.zeros((20, 30)))
+
+    def reduce(grads):
+        member = current_group().member()
+        (total,), _ = exchange.reduce(grads, [variable], member)
+        if member.local_replica == 0:
+            reduced.assign(total)
+
+    step = stepper(strategy, reduce)
+    for expected in (8.0, 2.0):
+        step([[np.ones((20, 30), "float32")]] * 2)
+        np.testing.assert_array_equal(reduced.numpy(), np.full((20, 30), expected))
+    assert not exchange.residuals[0].numpy().any()
+
+
+@pytest.mark.parametrize("rows", [1, 5], ids=["gathered", "summed whole"])
+def test_replicas_that_sum_slices_of_different_tables_end_with_an_error(rows):
+    strategy = collective()
+    with strategy.scope():
+        tables = [tf.Variable(tf.zeros((4, 2)), name=name) for name in "ab"]
+        exchange = exchange_by(AdaComp(50), gc.Policy(max_dense_elements=7))
+        exchange.build(tables)
+
+    def reduce(grads):
+        member = current_group().member()
+        slices = tf.IndexedSlices(grads[0], tf.range(rows) % 4, tf.constant([4, 2]))
+        exchange.reduce([slices], [tables[member.local_replica]], member)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="add up different things"):
+        stepper(strategy, reduce)([[np.ones((rows, 2), "float32")]] * 2)
 
 
 def test_no_gradients_are_no_step():

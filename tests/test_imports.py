@@ -16,6 +16,7 @@ ROOMS = [
     "compressors",
     "reference",
     "adam",
+    "planning",
     "chief",
     "checkpoints",
     "distribute",

@@ -144,3 +144,69 @@ def test_models_that_cannot_be_simulated():
         pytest.raises(ValueError, match="leave the strategy's scope"),
     ):
         gc.simulation.Learners(new_model(), 2)
+
+
+def test_a_sum_that_float16_cannot_hold_skips_the_step():
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="float16")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model.compile(keras.optimizers.SGD(0.001), "mse")
+    # Each of the two gradients is -50,000.
+    x, y = np.full((2, 1), 200, "float16"), np.full((2, 1), 250, "float16")
+    report = gc.simulation.Learners(model, 2, "no_compression").train_on_batch(x, y)
+    assert not report.finite
+    assert layer.kernel.numpy() == 0
+
+
+def test_a_large_table_that_is_touched_all_over_is_summed_whole():
+    table = keras.layers.Embedding(10, 4, embeddings_initializer="zeros")
+    model = keras.Sequential([keras.Input((20,), dtype="int32"), table])
+    model.compile("sgd", "mse")
+    learners = gc.simulation.Learners(model, 4, "adacomp", gc.Policy(max_dense_elements=39))
+    whole = np.arange(80).reshape(4, 20) % 10
+    report = learners.train_on_batch(whole, np.ones((4, 20, 4), "float32"))
+    vote = 1.5 * (4 + 4)  # with a tag
+    assert report.sent_bytes == 1.5 * 4 * 10 * 4 + vote
+    np.testing.assert_allclose(table.embeddings.numpy(), np.full((10, 4), 0.01 * 2 / 40), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.1, loss_scale_factor=1024.0),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+        lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    ],
+    ids=["factor", "scaler", "accumulation"],
+)
+def test_optimizers_whose_settings_learners_do_not_follow_are_refused(optimizer):
+    with pytest.raises(ValueError, match="scales losses or accumulates gradients"):
+        gc.simulation.Learners(new_model(optimizer()), 2)
+
+
+class HasUnused(keras.Model):
+    """A model with a weight that the loss does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.unused = self.add_weight(shape=(3,), initializer="ones", name="unused")
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("compressor", ["no_compression", "adacomp"])
+def test_weights_without_a_gradient_stay_as_they_are(compressor):
+    model = HasUnused()
+    model.build((None, 2))
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1, global_clipnorm=0.1), "mse")
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    learners = gc.simulation.Learners(model, 2, compressor)
+    report = learners.train_on_batch(x, y, similarity=True)
+    assert report.dense_bytes == 4 * 3
+    assert model.dense.bias.numpy() != 0
+    np.testing.assert_array_equal(model.unused.numpy(), np.ones(3))

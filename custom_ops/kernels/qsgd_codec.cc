@@ -1,8 +1,12 @@
 #include "qsgd_codec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 #include "pack_bits.h"
 #include "philox.h"
@@ -219,6 +223,49 @@ class QsgdEncoder : public TensorEncoder {
   int32_t* const words_;
 };
 
+constexpr int64_t kLanes = 8;  // of a sum: independent, so that they overlap
+
+// The square of what SendLevels keeps of a value, or what is expected of it.
+template <bool kStochastic>
+GRADCOMP_PART double SquaredError(float value, Scale scale, float inverse, float last_level) {
+  const float position = (value - scale.minimum) * inverse + (kStochastic ? 0.0f : 0.5f);
+  const float above = position > 0 ? position : 0;
+  const float within = above < last_level ? above : last_level;
+  const float level = static_cast<float>(static_cast<int32_t>(within));
+  const double down = value - ValueOf(scale, level);
+  if (!kStochastic) return down * down;
+  const double up = value - ValueOf(scale, level + 1);
+  const double share = within - level;
+  return (1 - share) * (down * down) + share * (up * up);
+}
+
+template <bool kStochastic>
+GRADCOMP_PART double SumOfSquaredErrors(const float* values, int64_t size, Scale scale,
+                                        float last_level) {
+  const float inverse = 1 / scale.unit;
+  double lanes[kLanes] = {};
+  int64_t begin = 0;
+  for (; begin + kLanes <= size; begin += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += SquaredError<kStochastic>(values[begin + lane], scale, inverse, last_level);
+    }
+  }
+  for (int64_t lane = 0; begin < size; ++lane, ++begin) {
+    lanes[lane] += SquaredError<kStochastic>(values[begin], scale, inverse, last_level);
+  }
+  return std::accumulate(std::begin(lanes), std::end(lanes), 0.0);
+}
+
+GRADCOMP_VARIANTS double StochasticErrors(const float* values, int64_t size, Scale scale,
+                                          float last_level) {
+  return SumOfSquaredErrors<true>(values, size, scale, last_level);
+}
+
+GRADCOMP_VARIANTS double NearestErrors(const float* values, int64_t size, Scale scale,
+                                       float last_level) {
+  return SumOfSquaredErrors<false>(values, size, scale, last_level);
+}
+
 Status CheckBucket(const int32_t* words, int64_t size, int bits) {
   const Scale scale = LoadScale(words);
   if (ToBits(scale.unit) >= kInfinityBits ||
@@ -253,6 +300,23 @@ Status QsgdCodec::Check(const int32_t* words) const {
                   });
   }
   return status;
+}
+
+double QsgdError(const float* values, int64_t size, const QsgdSettings& settings,
+                 const ParallelFor& parallel_for) {
+  const auto sum = settings.stochastic ? StochasticErrors : NearestErrors;
+  std::vector<double> of_buckets(CeilDiv(size, settings.bucket_size));
+  parallel_for(of_buckets.size(), settings.bucket_size, [&](int64_t begin, int64_t end) {
+    const IeeeArithmetic ieee;
+    for (int64_t bucket = begin; bucket < end; ++bucket) {
+      const float* first = values + bucket * settings.bucket_size;
+      const int64_t count = std::min(settings.bucket_size, values + size - first);
+      Range range;
+      Extend(first, count, &range);
+      of_buckets[bucket] = sum(first, count, ScaleOf(range, settings.bits), LastLevel(settings.bits));
+    }
+  });
+  return std::sqrt(std::accumulate(of_buckets.begin(), of_buckets.end(), 0.0));
 }
 
 void QsgdCodec::AddBlock(const int32_t* words, int64_t block, float* values) const {

@@ -37,6 +37,11 @@ class QsgdCodec : public Codec {
   const QsgdSettings settings_;
 };
 
+// The L2 norm of what rounding takes off finite values: where that is random, the root of the
+// expected square. It does not depend on the number of threads.
+double QsgdError(const float* values, int64_t size, const QsgdSettings& settings,
+                 const ParallelFor& parallel_for);
+
 }  // namespace gradcomp
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_QSGD_CODEC_H_

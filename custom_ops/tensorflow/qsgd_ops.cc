@@ -11,7 +11,10 @@ namespace gradcomp {
 namespace {
 
 using ::tensorflow::DEVICE_CPU;
+using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
@@ -65,6 +68,40 @@ class QsgdOpSettings {
   int64_t seed_ = 0;
 };
 
+class QsgdErrorsOp : public OpKernel {
+ public:
+  explicit QsgdErrorsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("bucket_size", &bucket_size_));
+    OP_REQUIRES_OK(context, context->GetAttr("stochastic", &stochastic_));
+    OP_REQUIRES_OK(context, CheckBucketSize(bucket_size_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& values = context->input(0);
+    std::vector<int64_t> bits;
+    OP_REQUIRES_OK(context, GetSettings(context, 1, "bits", &bits));
+    OP_REQUIRES_OK(context, ToTensorFlow(CheckBits(bits, bits.size())));
+    Tensor* errors;
+    OP_REQUIRES_OK(context, context->allocate_output(0, context->input(1).shape(), &errors));
+    for (size_t i = 0; i < bits.size(); ++i) {
+      const QsgdSettings settings = {static_cast<int>(bits[i]), bucket_size_, stochastic_, 0};
+      errors->flat<double>()(i) =
+          bits[i] == 0 ? 0
+                       : QsgdError(values.flat<float>().data(), values.NumElements(), settings,
+                                   ThreadPool(context));
+    }
+  }
+
+ private:
+  int64_t bucket_size_;
+  bool stochastic_;
+};
+
+absl::Status QsgdErrorsShape(InferenceContext* c) {
+  c->set_output(0, c->input(1));
+  return absl::OkStatus();
+}
+
 absl::Status QsgdEncodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(EncodeShape(c));
   ShapeHandle unused;
@@ -86,6 +123,13 @@ GRADCOMP_PUT_BACK_OP("QsgdPutBack")
     .Input("bits: int64")
     .Attr("bucket_size: int")
     .SetShapeFn(WithSettings<CheckBits, PutBackShape>);
+REGISTER_OP("QsgdErrors")
+    .Input("values: float")
+    .Input("bits: int64")
+    .Output("errors: double")
+    .Attr("bucket_size: int")
+    .Attr("stochastic: bool")
+    .SetShapeFn(QsgdErrorsShape);
 
 REGISTER_KERNEL_BUILDER(Name("QsgdEncode").Device(DEVICE_CPU),
                         FixedLengthEncodeOp<QsgdOpSettings>);
@@ -93,6 +137,7 @@ REGISTER_KERNEL_BUILDER(Name("QsgdDecode").Device(DEVICE_CPU),
                         FixedLengthDecodeOp<QsgdOpSettings>);
 REGISTER_KERNEL_BUILDER(Name("QsgdPutBack").Device(DEVICE_CPU),
                         FixedLengthPutBackOp<QsgdOpSettings>);
+REGISTER_KERNEL_BUILDER(Name("QsgdErrors").Device(DEVICE_CPU), QsgdErrorsOp);
 
 }  // namespace
 }  // namespace gradcomp

@@ -191,6 +191,30 @@ void TensorsOfMoreThan2To31Elements() {
   }
 }
 
+// Also of extreme values, and of none.
+void ErrorsDoNotDependOnThreadsAndAreThoseOfWhatIsKept() {
+  for (int64_t size : {0, 1, 33, 200003}) {
+    std::vector<float> values = Normal(size, 1, 1);
+    if (size == 33) values[5] = std::numeric_limits<float>::max();
+    for (bool stochastic : {false, true}) {
+      const QsgdSettings settings = {3, 96, stochastic, 0};
+      const double error = QsgdError(values.data(), size, settings, Threads(1));
+      for (int64_t threads : {2, 16}) {
+        CHECK(QsgdError(values.data(), size, settings, Threads(threads)) == error);
+      }
+      CHECK(std::isfinite(error));
+      if (stochastic) continue;
+      Codecs codecs;
+      codecs.push_back(std::make_unique<QsgdCodec>(size, settings));
+      std::vector<std::vector<float>> kept = {std::vector<float>(size)};
+      EncodeFixed(kMethod, codecs, &kept, {values}, Threads(1));
+      double sum = 0;
+      for (double value : kept[0]) sum += value * value;
+      CHECK(std::fabs(error - std::sqrt(sum)) <= 1e-12 * error);
+    }
+  }
+}
+
 void EveryBitFlipIsAnError() {
   Codecs codecs;
   codecs.push_back(std::make_unique<QsgdCodec>(300, QsgdSettings{4, 96, true, 0}));
@@ -219,5 +243,6 @@ int main() {
   RUN(ANonFiniteGradientLeavesTheResidualsUntouched);
   RUN(ExtremeBucketsAreFinite);
   RUN(TensorsOfMoreThan2To31Elements);
+  RUN(ErrorsDoNotDependOnThreadsAndAreThoseOfWhatIsKept);
   RUN(EveryBitFlipIsAnError);
 }

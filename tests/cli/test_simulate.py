@@ -65,6 +65,26 @@ def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
     assert "| adacomp(bin_sizes=4) | 4 |" in result.output
 
 
+def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
+    program, folder = tmp_path / "program.py", tmp_path / "results"
+    of_two_layers = "keras.layers.Dense(128), keras.layers.Dense(32), keras.layers.Dense(1)"
+    program.write_text(PROGRAM.replace("keras.layers.Dense(1)", of_two_layers))
+    lgreco = "lgreco(method='qsgd(bits=3)', budget=2)"
+    options = ["-n", "2", "-c", "qsgd", "-c", lgreco, "--epochs", "2", "--batch-size", "16"]
+    result = simulate(program, *options, "--results", str(folder))
+    assert result.exit_code == 0, result.output
+    plain, planned = json.loads((folder / "simulation.json").read_text())
+    assert plain["settings"] == {}
+    assert [path.split("/")[-1] for path in planned["settings"]] == ["kernel"] * 2
+    for own, *plans in planned["settings"].values():
+        assert own == 3
+        assert len(plans) == 2
+        assert set(plans) <= {2, 3, 4, 5, 6}
+    assert planned["settings"] != {path: [3] * 3 for path in planned["settings"]}
+    assert max(planned["history"]["plan_ratio"]) > 1
+    assert (folder / "settings.png").stat().st_size > 10_000
+
+
 @pytest.mark.parametrize(
     ("suffix", "options", "message"),
     [

@@ -10,7 +10,13 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, ExchangeInputs
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.distribute.lockstep import InLockstep, handles, in_lockstep, new_state
+from tf_gradcomp.distribute.lockstep import (
+    InLockstep,
+    handles,
+    in_lockstep,
+    new_job_state,
+    new_state,
+)
 from tf_gradcomp.distribute.replica_step import by_stage
 from tf_gradcomp.policy import GradientSpec
 
@@ -46,7 +52,8 @@ def specs_of(gradients: Sequence[np.ndarray]) -> list[GradientSpec]:
 class Lockstep:
     """`size` replicas of a compressor, each with its state, which starts at zero.
 
-    With `settings`, int64 [tensors], these count in each step as they are then.
+    With `settings`, int64 [tensors], these count in each step as they are then. `job_state` has the
+    variables that each keeps for the job.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class Lockstep:
         self._specs = specs
         self._settings = settings
         self._state = [new_state(compressor, specs) for _ in range(size)]
+        self.job_state = [new_job_state(compressor, specs) for _ in range(size)]
         self._step = 0
         self._exchange = tf.function(self._exchanged, autograph=False) if graph else self._exchanged
 
@@ -99,9 +107,19 @@ class Lockstep:
         settings = None if self._settings is None else self._settings.read_value()
         inputs = [
             ExchangeInputs(
-                self._specs, of_one, handles(state), step, finite, rank, size, settings=settings
+                self._specs,
+                of_one,
+                handles(state),
+                step,
+                finite,
+                rank,
+                size,
+                settings=settings,
+                job_state=job_state,
             )
-            for rank, (of_one, state) in enumerate(zip(gradients, self._state, strict=True))
+            for rank, (of_one, state, job_state) in enumerate(
+                zip(gradients, self._state, self.job_state, strict=True)
+            )
         ]
         return by_stage(
             self._compressor,

@@ -25,6 +25,7 @@ from tf_gradcomp.compressors import (
     AdaComp,
     Cast,
     Compressor,
+    LGreCo,
     NoCompression,
     PowerSGD,
     RandomK,
@@ -32,7 +33,7 @@ from tf_gradcomp.compressors import (
     SignSGD,
     TopK,
 )
-from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.policy import DENSE, LAYER_KINDS, GradientSpec
 from tf_gradcomp.reference import adacomp, dense_sum
 
@@ -132,6 +133,24 @@ def top_k_with(label: str, **settings: Any) -> Method:
     )
 
 
+def lgreco_oracle(
+    compressor: LGreCo,
+    specs: Sequence[GradientSpec],
+    state: Sequence[State],
+    gradients: Sequence[Arrays],
+    step: int,
+) -> Outcome:
+    """The method's own step, for there is no plan; and the sum of the first one's gradients."""
+    outcome = top_k_oracle(compressor.method, specs, state, gradients, step)
+    for replica, (before, after) in enumerate(zip(state, outcome.state, strict=True)):
+        counts = replica == 0 and outcome.finite[replica]
+        after[GRADIENT_SUM] = [
+            total + gradient.astype(np.float32) if counts else total
+            for total, gradient in zip(before[GRADIENT_SUM], gradients[replica], strict=True)
+        ]
+    return outcome
+
+
 CHUNKED = {"header_bytes": 4, "padding": 8, "sends_equals_at_once": False}
 
 
@@ -191,6 +210,9 @@ METHODS = [
     top_k_with(", momentum", momentum=0.9),
     top_k_with(", momentum and clipping", density={"vector": None}, momentum=0.5, clip_norm=3.0),
     top_k_with(", clipping", clip_norm=20.0),
+    Method(
+        "L-GreCo", LGreCo(TopK(0.3)), lgreco_oracle, header_bytes=56, sends_equals_at_once=False
+    ),
     Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=56),
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),

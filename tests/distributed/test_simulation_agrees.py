@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).parent / "programs" / "simulated.py"
 
 @pytest.fixture(scope="module", params=[2, 4], ids="{} workers".format)
 def jobs(request):
-    """By way: the weights after each step, by method."""
+    """By way: the weights after each step, and the last plan of settings, by method."""
     real = run_workers(PROGRAM, request.param, ["real", str(request.param)])
     simulated = run_workers(PROGRAM, 1, ["simulated", str(request.param)])
     return result(real[0]), result(simulated[0])
@@ -21,10 +21,20 @@ def jobs(request):
 
 @pytest.mark.parametrize("method", [*method_names(), "warmed up"])
 def test_simulation_and_job_agree_step_by_step(jobs, method):
-    real, simulated = (job[method] for job in jobs)
+    real, simulated = (job[method]["steps"] for job in jobs)
     assert len(real) == len(simulated) == 20
     # Workers may sum 16-bit numbers in another order, and Adam divides by small ones.
     tolerance = 2e-3 if method == "cast" else 1e-5
     for step, (job, learners) in enumerate(zip(real, simulated, strict=True)):
         for expected, actual in zip(job, learners, strict=True):
             np.testing.assert_allclose(actual, expected, tolerance, tolerance, err_msg=f"{step}")
+
+
+def test_simulation_and_job_make_the_same_plan(jobs):
+    real, simulated = (job["lgreco"]["plan"] for job in jobs)
+    settings, ratio, *_ = simulated
+    assert real[0] == settings
+    np.testing.assert_allclose(real[1:], simulated[1:], rtol=1e-3)
+    assert settings != [4, 0, 4, 0, 4, 0]  # the own ones of its method
+    assert ratio > 1
+    assert all(job["top_k"]["plan"] is None for job in jobs)

@@ -40,6 +40,7 @@ LOSSLESS = [
     "qsgd(bits={'vector': 4})",
     "sign_sgd",
     "power_sgd(rank=1)",
+    "lgreco(method='adacomp(bin_sizes=3)')",
     *["no_compression"] * 5,  # which keeps nothing
 ]
 CASTS = ["cast", "cast(dtype='bfloat16')"]

@@ -125,6 +125,6 @@ def test_a_table_that_is_touched_all_over_is_summed_dense():
     step([[np.ones((2 * ROWS, WIDTH), "float32"), whole]] * 2)
     np.testing.assert_allclose(weights.numpy(), start - 4, rtol=1e-6)
     sent = optimizer.exchange.traffic().sent_bytes
-    assert sent == 4 * ROWS * WIDTH + 4  # once each way, and a vote
+    assert sent == 4 * ROWS * WIDTH + 8  # once each way, and a vote with a tag
     step([[np.ones((1, WIDTH), "float32"), whole[:1]]] * 2)
     assert optimizer.exchange.traffic().sent_bytes - sent < 100

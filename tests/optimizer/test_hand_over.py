@@ -205,6 +205,21 @@ def test_what_was_left_keeps_its_size_when_it_is_divided_and_back():
     assert kept.sum() >= 58  # of 60: one entry of each replica was sent
 
 
+def test_the_sum_of_gradients_that_are_planned_with_is_divided_as_they_are():
+    lgreco = gc.compressors.LGreCo("top_k(density=1)")  # Adam sees all of the first gradients
+    before = Job(2, adam, lgreco, precondition=None)
+    before.step(gradients_at(0, 2))
+    (first, second) = (gradients_at(step, 2) for step in range(2))
+    squares = 0.001 * sum(of_one[0] for of_one in first) ** 2  # as the inner Adam has them
+    job = before.resumed(2, adam, lgreco, precondition="local")
+    job.step(second)
+    own = 0.999 * squares / 2 + 0.001 * second[0][0] ** 2
+    root = np.sqrt(2 * own / (1 - 0.999**2)) + 1e-7
+    expected = first[0][0] / (np.sqrt(squares / 0.001) + 1e-7) + second[0][0] / root
+    total = copies(job.strategy, job.optimizer.exchange.state["gradient_sum"][0])[0]
+    np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_divided_residuals_are_refused_by_an_optimizer_that_cannot_undo_it(tmp_path):
     job = Job(2, adam)
     job.train(range(2))

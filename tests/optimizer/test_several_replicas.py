@@ -32,6 +32,30 @@ def test_a_bad_gradient_is_skipped_with(compressor):
     replicas.assert_replicas_equal()
 
 
+@pytest.mark.parametrize("compressor", method_names())
+def test_replicas_of_one_process_that_talk_by_collectives_do_what_others_do_with(compressor):
+    """A replica that waited for another one's check before it takes part would wait for ever."""
+    talking, others = (
+        Replicas(strategy=strategy, compressor=compressor)
+        for strategy in (collective(), mirrored(2))
+    )
+    for number in range(3):
+        talking.step(gradients_at(number))
+        others.step(gradients_at(number))
+    talking.assert_replicas_equal()
+    np.testing.assert_allclose(talking.value(), others.value(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("warmup", ["no_compression", "scalecom(rates=2)"])
+def test_replicas_of_one_process_end_a_warm_up_together(warmup):
+    compressor = f"scalecom(rates=4, warmup_steps=2, warmup={warmup!r})"
+    replicas = Replicas(strategy=collective(), compressor=compressor)
+    for number in range(4):
+        replicas.step(gradients_at(number))
+    replicas.assert_replicas_equal()
+    assert np.all(np.isfinite(replicas.value()))
+
+
 def test_a_sum_that_does_not_fit_into_float16_variables_is_skipped():
     strategy = mirrored(2)
     with strategy.scope():

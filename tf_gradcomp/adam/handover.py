@@ -41,20 +41,22 @@ class HandOver:
         preconditioner: The preconditioner that keeps these second moments.
         inner: The inner optimizer's state.
         moments: The replica's own second moments, by the names of `Preconditioner.state`.
-        residuals: The residual of each gradient; empty if none are kept.
+        of_gradients: What else is kept in units of the gradients, such as the residuals: for each
+            kind, a variable for each gradient.
         replicas: The number of replicas.
     """
 
     preconditioner: Preconditioner
     inner: InnerState
     moments: Mapping[str, Sequence[tf.Variable]]
-    residuals: Sequence[tf.Variable]
+    of_gradients: Sequence[Sequence[tf.Variable]]
     replicas: int
 
     def take(self, place: int, wanted: tf.Tensor) -> None:
         """Gives the replica its share of the inner optimizer's second moments of one gradient.
 
-        Its residual and the inner optimizer's momentum are divided by their root.
+        What it keeps in units of the gradient, and the inner optimizer's momentum, are divided by
+        their root.
 
         Args:
             place: The place of the gradient among these.
@@ -89,7 +91,7 @@ class HandOver:
         return self.preconditioner.root(self.replicas * own, self.inner.updates)
 
     def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:
-        return [self.inner.momentums[place], *self.residuals[place : place + 1]]
+        return [self.inner.momentums[place], *(of_all[place] for of_all in self.of_gradients)]
 
 
 def _assign(variable: tf.Variable, value: tf.Tensor, wanted: tf.Tensor) -> None:

@@ -31,6 +31,7 @@ class Simulated:
         seed: The seed of the model and the data.
         seconds_per_step: The seconds of a step of all learners together, which take turns.
         history: A value for each epoch, by name: see `gc.simulation.Learners.fit`.
+        settings: Of L-GreCo, by layer: its own setting, and that of the plan after each epoch.
     """
 
     compressor: str
@@ -38,6 +39,7 @@ class Simulated:
     seed: int
     seconds_per_step: float
     history: dict[str, list[float]]
+    settings: dict[str, list[int]]
 
 
 @click.command(context_settings={"show_default": True})
@@ -83,7 +85,8 @@ def simulate(
     FUNCTION of the program, by default simulation_task, takes batch_size and seed and returns a
     gc.simulation.Task: a model, its batches, and data to validate on. For each compressor and
     number of learners the program is trained anew; what it reaches, what a learner would send and
-    how alike the learners are goes into a table, a JSON file and a plot.
+    how alike the learners are goes into a table, a JSON file and a plot; the settings that L-GreCo
+    has planned for each layer, into another plot.
     """
     _check_shares(batch_size, learners)
     if plot:
@@ -102,7 +105,8 @@ def simulate(
         raise click.UsageError(str(error)) from error
     console = Console()
     record, table, picture = (f"simulation.{suffix}" for suffix in ("json", "md", "png"))
-    folder = results_folder(results, [record, table, picture], overwrite)
+    of_settings = "settings.png"
+    folder = results_folder(results, [record, table, picture, of_settings], overwrite)
     runs = []
     with _progress(console) as progress:
         for count, name, seed in itertools.product(learners, compressor, range(seeds)):
@@ -115,8 +119,12 @@ def simulate(
     (folder / table).write_text("\n".join(lines) + "\n")
     if plot:
         simulation_report.plot(runs, folder / picture)
+        simulation_report.plot_settings(runs, folder / of_settings)
     simulation_report.show(console, lines)
-    console.print(f"Written: {folder}/{record}, .md{' and .png' if plot else ''}", soft_wrap=True)
+    written = f"{folder}/{record}, .md{' and .png' if plot else ''}"
+    if (folder / of_settings).exists():
+        written += f"; {folder}/{of_settings}"
+    console.print(f"Written: {written}", soft_wrap=True)
 
 
 def _check_shares(batch_size: int, learners: Sequence[int]) -> None:
@@ -159,8 +167,8 @@ def _run(
 
     started = time.perf_counter()
     of_model = None if precondition == "none" else precondition
-    history = Learners(task.model, learners, compressor, precondition=of_model).fit(
-        task.batches, epochs, task.validation_data, on_step
-    )
+    trained = Learners(task.model, learners, compressor, precondition=of_model)
+    history = trained.fit(task.batches, epochs, task.validation_data, on_step)
     seconds = (time.perf_counter() - started) / steps
-    return Simulated(compressor, learners, seed, seconds, history)
+    settings = trained.settings_over_time()
+    return Simulated(compressor, learners, seed, seconds, history, settings)

@@ -87,6 +87,43 @@ def plot(runs: Sequence[Simulated], path: Path) -> None:
     plt.close(figure)
 
 
+def plot_settings(runs: Sequence[Simulated], path: Path) -> None:
+    """Draws the planned settings over layers and epochs, of one run of each method with plans.
+
+    Colours are multiples of a layer's own setting, on a logarithmic scale; black is a layer that is
+    sent whole. Without any plans, there is no plot.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import numpy as np
+    from matplotlib import pyplot as plt
+
+    planned = {run.compressor: run for run in reversed(runs) if run.settings}
+    if not planned:
+        return
+    layers = max(len(run.settings) for run in planned.values())
+    figure, axes = plt.subplots(
+        1,
+        len(planned),
+        figsize=(7 * len(planned), 1.5 + 0.25 * layers),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, (compressor, run) in zip(axes[0], reversed(planned.items()), strict=True):
+        settings = np.array(list(run.settings.values()), np.float64)
+        times = np.where(settings > 0, settings, np.nan) / settings[:, :1]
+        limit = max(2.0, np.nanmax(np.abs(np.log2(times)), initial=0))
+        colours = plt.get_cmap("coolwarm").with_extremes(bad="black")
+        image = axis.imshow(np.log2(times), colours, aspect="auto", vmin=-limit, vmax=limit)
+        axis.set(xlabel="plans so far", title=f"{compressor}, {run.learners} learners")
+        axis.set_yticks(range(len(run.settings)), list(run.settings), fontsize="small")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        figure.colorbar(image, label="log2 of setting / own setting")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def _metrics(runs: Sequence[Simulated]) -> list[str]:
     return [name for name in runs[0].history if name.startswith("val_")]
 

@@ -10,6 +10,7 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.cast import Cast
+from tf_gradcomp.compressors.lgreco import LGreCo
 from tf_gradcomp.compressors.no_compression import NoCompression
 from tf_gradcomp.compressors.power_sgd import PowerSGD
 from tf_gradcomp.compressors.qsgd import QSGD
@@ -28,6 +29,7 @@ __all__ = [
     "ExchangeInputs",
     "Exchanged",
     "JobStateSpec",
+    "LGreCo",
     "NoCompression",
     "PowerSGD",
     "RandomK",

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.choices import distinct, geometric, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.wishes import AllGather
@@ -79,6 +80,16 @@ class AdaComp(Compressor):
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Elements in a bin of each variable; 0 if it is sent whole."""
         return [self.bin_sizes.of(spec) or SENT_WHOLE for spec in specs]
+
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """Bin sizes; by default, from a tenth of its own to ten times it, in geometric steps."""
+        bin_size = self.bin_sizes.of(spec)
+        if bin_size is None or not is_planned(spec):
+            return None
+        if values is None:
+            return geometric(bin_size, MAX_BIN_SIZE)
+        self.bin_sizes.check_choices(values)
+        return distinct(value or SENT_WHOLE for value in values)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""

@@ -17,6 +17,7 @@ from tf_gradcomp.compressors.wishes import Wish
 from tf_gradcomp.policy import GradientSpec
 
 RESIDUAL = "residual"
+GRADIENT_SUM = "gradient_sum"  # since the last plan of settings; see `LGreCo`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +26,9 @@ class StateSpec:
 
     Attributes:
         shape: Its shape.
-        shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all.
-            Otherwise a checkpoint holds the sum over the replicas, and each of N gets 1/N of it.
+        shared: Whether a checkpoint holds the first replica's and gives it to all: it is equal on
+            all, or that of the first is the one that counts. Otherwise a checkpoint holds the sum
+            over the replicas, and each of N gets 1/N of it.
     """
 
     shape: tuple[int, ...]
@@ -78,6 +80,8 @@ class ExchangeInputs:
             step, as the ops take it; it may differ from step to step. None: the method's own.
         job_state: What `Compressor.job_state` asks for, by name: this replica's variables, which
             first are zeros.
+        numbers: The places of these gradients among all of the job, as `Compressor.job_state` was
+            given them, for a step may have some of them only. None: all, in that order.
     """
 
     specs: Sequence[GradientSpec]
@@ -90,6 +94,7 @@ class ExchangeInputs:
     second_moments: ops.SecondMoments | None = None
     settings: tf.Tensor | None = None
     job_state: Mapping[str, tf.Variable] = dataclasses.field(default_factory=dict)
+    numbers: Sequence[int] | None = None
 
     def preconditioned(self) -> ExchangeInputs:
         """These inputs with divided gradients; updates the second moments."""
@@ -133,19 +138,19 @@ class Compressor(abc.ABC):
 
     Attributes:
         name: The name by which `gc.compressors.get` knows it.
-        residual_scale: How many times the gradients that are in it a residual is.
+        residual_scale: The residual divided by this is the sum of the gradients that were not sent.
         helped_by_precondition: Whether it trains better if gradients are first divided by the roots
             of Adam's second moments.
-        preconditions: Whether `exchange` divides by the roots of second moments itself, with the
-            bits of `ExchangeInputs.preconditioned`. If not, and with AMSGrad, it is given gradients
-            that are divided.
+        preconditions: Whether `exchange` itself divides gradients by the roots of second moments,
+            with the same bits as `ExchangeInputs.preconditioned`. If it does not, `conversation`
+            divides them before; always so with AMSGrad.
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
         keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.
     """
 
     name: ClassVar[str]
-    helped_by_precondition: ClassVar[bool] = False
+    helped_by_precondition: bool = False
     preconditions: ClassVar[bool] = False
     keeps_slices: ClassVar[bool] = False
     residual_scale: float = 1.0
@@ -178,6 +183,15 @@ class Compressor(abc.ABC):
         """The variables that it keeps for one gradient, by name; by default, a residual."""
         return {RESIDUAL: StateSpec(spec.shape)}
 
+    def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
+        """The variables with which steps may bring any of these main settings; `state` by default.
+
+        Args:
+            spec: What is known of the gradient.
+            settings: Numbers as `Compressor.settings` has them.
+        """
+        return self.state(spec)
+
     def settings(self, specs: Sequence[GradientSpec]) -> list[int] | None:
         """Its main setting of each variable; None for a method without one.
 
@@ -188,6 +202,23 @@ class Compressor(abc.ABC):
             Numbers as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, elements
             in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. A step may bring other ones:
             see `ExchangeInputs.settings`.
+        """
+        return None
+
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """The main settings that a plan may give a variable, such as L-GreCo's.
+
+        Args:
+            spec: What is known of the variable's gradient.
+            values: Values of the main setting, as the constructor takes them. By default, a range
+                around the method's own one.
+
+        Returns:
+            Numbers as `settings` has them, each once. None where the variable keeps its own: it is
+            small, a vector or sent whole, or the method has no choices.
+
+        Raises:
+            ValueError: If one of the values is not good.
         """
         return None
 

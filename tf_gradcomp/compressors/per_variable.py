@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
@@ -59,6 +59,15 @@ class PerVariable(Generic[Value]):
             if re.search(pattern, spec.path):
                 return value
         return self.by_kind[spec.kind]
+
+    def check_choices(self, values: Iterable[Value | None]) -> None:
+        """Checks other values that a variable may be given.
+
+        Raises:
+            ValueError: If one is not good.
+        """
+        for value in values:
+            self._check_value(value, " among the choices")
 
     def _check_value(self, value: Any, of_what: str) -> None:
         expected = "" if value is None else self._check(value)

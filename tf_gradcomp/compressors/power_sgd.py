@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.wishes import AllReduce
@@ -64,21 +65,33 @@ class PowerSGD(Compressor):
 
     def effective_rank(self, spec: GradientSpec) -> int:
         """The rank that a variable is sent with; 0 if it is summed whole."""
-        rows, columns = _matrix(spec)
-        rank = self.rank.of(spec) or SENT_WHOLE
-        # So it is also below rows and columns.
-        return rank if 2 * rank * (rows + columns) < rows * columns else SENT_WHOLE
+        return _effective(spec, self.rank.of(spec))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The rank of each variable; 0 if it is summed whole.
 
-        A step may bring ranks up to this one, for the factor has no more columns.
+        A step may bring ranks up to those for which `state_for` was asked, for the factor has no
+        more columns.
         """
         return [self.effective_rank(spec) for spec in specs]
 
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """Ranks; by default, from half of its own to twice it. 0, whole, for those too large."""
+        rank = self.effective_rank(spec)
+        if not rank or not is_planned(spec):
+            return None
+        if values is None:
+            values = range(max(1, rank // 2), 2 * rank + 1)
+        self.rank.check_choices(values)
+        return distinct(_effective(spec, value) for value in values)
+
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """The residual, and the factor [m, r] of the next step; [0] for variables sent whole."""
-        rank = self.effective_rank(spec)
+        return self.state_for(spec, [self.effective_rank(spec)])
+
+    def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
+        """The residual, and a factor with as many columns as the largest rank."""
+        rank = max(settings)
         shape = (_matrix(spec)[1], rank) if rank else (0,)
         return {**super().state(spec), FACTOR: StateSpec(shape, shared=True)}
 
@@ -118,6 +131,13 @@ def _tensor_bytes(specs: Sequence[GradientSpec], ranks: tf.Tensor) -> tf.Tensor:
     of_rank_1 = tf.constant([sum(_matrix(spec)) for spec in specs], tf.int64)
     whole = tf.constant([spec.elements for spec in specs], tf.int64)
     return 4 * tf.where(ranks > SENT_WHOLE, ranks * of_rank_1, whole)
+
+
+def _effective(spec: GradientSpec, rank: int | None) -> int:
+    rows, columns = _matrix(spec)
+    rank = rank or SENT_WHOLE
+    # So it is also below rows and columns.
+    return rank if 2 * rank * (rows + columns) < rows * columns else SENT_WHOLE
 
 
 def _matrix(spec: GradientSpec) -> tuple[int, int]:

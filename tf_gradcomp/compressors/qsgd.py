@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.wishes import AllGather
@@ -94,6 +95,16 @@ class QSGD(Compressor):
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Bits of a level of each variable; 0 if it is sent whole."""
         return [self.bits.of(spec) or SENT_WHOLE for spec in specs]
+
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """Numbers of bits; by default, from half of its own to twice it."""
+        bits = self.bits.of(spec)
+        if bits is None or not is_planned(spec):
+            return None
+        if values is None:
+            values = range(max(MIN_BITS, bits // 2), min(MAX_BITS, 2 * bits) + 1)
+        self.bits.check_choices(values)
+        return distinct(value or SENT_WHOLE for value in values)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (QSGD paper, Algorithm 1)."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.choices import distinct, geometric, is_planned
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
@@ -113,14 +114,21 @@ class ScaleCom(Compressor):
 
     def rate(self, spec: GradientSpec) -> int:
         """Of how many entries of this variable one is sent."""
-        rate = self.rates.of(spec)
-        if isinstance(rate, str):
-            return _rate_by_rule(spec)
-        return rate or _SENT_WHOLE
+        return _rate(spec, self.rates.of(spec))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Entries in a chunk of each variable; 1 if it is sent whole."""
         return [self.rate(spec) for spec in specs]
+
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """Rates; by default, from a tenth of its own to ten times it, in geometric steps."""
+        rate = self.rate(spec)
+        if rate == _SENT_WHOLE or not is_planned(spec):
+            return None
+        if values is None:
+            return geometric(rate, MAX_CHUNK_SIZE)
+        self.rates.check_choices(values)
+        return distinct(_rate(spec, value) for value in values)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them (paper, section 3)."""
@@ -177,6 +185,12 @@ def groups(specs: Sequence[GradientSpec], rates: tf.Tensor) -> tf.Tensor:
 def _expected_rate(rate: Any) -> str:
     good = rate == RULE or is_whole_number(rate, 1, MAX_CHUNK_SIZE)
     return "" if good else f"a whole number from 1 to {MAX_CHUNK_SIZE}, or {RULE!r}"
+
+
+def _rate(spec: GradientSpec, rate: int | str | None) -> int:
+    if isinstance(rate, str):
+        return _rate_by_rule(spec)
+    return rate or _SENT_WHOLE
 
 
 def _rate_by_rule(spec: GradientSpec) -> int:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable
 from tf_gradcomp.compressors.wishes import AllGather
@@ -105,12 +106,25 @@ class TopK(Compressor):
 
     def entries(self, spec: GradientSpec) -> int | None:
         """How many entries of this variable are sent; None if it is sent whole."""
-        density = self.density.of(spec)
-        return None if density is None else max(1, math.floor(density * spec.elements))
+        return _entries(spec, self.density.of(spec)) or None
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """How many entries of each variable are sent; 0 if it is sent whole."""
         return [self.entries(spec) or SENT_WHOLE for spec in specs]
+
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """Numbers of entries; by default, for a tenth of the density to ten times it.
+
+        Where half of the entries are sent, or more, fewer bytes send the variable whole.
+        """
+        density = self.density.of(spec)
+        if density is None or not is_planned(spec):
+            return None
+        if values is None:
+            values = [min(density * tenths / 10, 1.0) for tenths in range(1, 101)]
+        self.density.check_choices(values)
+        entries = [_entries(spec, value) for value in values]
+        return distinct(count if 2 * count < spec.elements else SENT_WHOLE for count in entries)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
@@ -157,6 +171,10 @@ class TopK(Compressor):
         return ops.momentum_correction(
             velocities, inputs.gradients, momentum=self.momentum, clip_norm=clip_norm
         )
+
+
+def _entries(spec: GradientSpec, density: float | None) -> int:
+    return SENT_WHOLE if density is None else max(1, math.floor(density * spec.elements))
 
 
 def _is_number(value: Any) -> bool:

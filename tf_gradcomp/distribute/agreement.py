@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -29,14 +30,15 @@ class GradientAgreement:
         self,
         paths: Sequence[str],
         gradients: Sequence[tf.Tensor | tf.IndexedSlices],
-        step: Callable[[], tf.Variable] | None = None,
+        progress: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """Compares which variables have gradients.
 
         Args:
             paths: The paths of the variables.
             gradients: One gradient for each path.
-            step: Returns the variable that counts exchanges; if given, the first call compares it.
+            progress: Returns facts by name, such as how many exchanges there were so far; if given,
+                the first call compares them.
 
         Raises:
             WorkersDisagreeError: On every worker, naming the variables that differ.
@@ -46,10 +48,10 @@ class GradientAgreement:
         if given in self._agreed:
             return
         with tf.init_scope():
-            facts: dict[str, str | int] = {f"gradient of {path!r}": form for path, form in given}
+            facts: dict[str, Any] = {f"gradient of {path!r}": form for path, form in given}
             facts["next action"] = "exchanging gradients"
-            if step is not None and not self._agreed:
-                facts["exchanges so far"] = int(step().numpy())
+            if progress is not None and not self._agreed:
+                facts.update(progress())
             # The others may know this list and be in a step with another: then they never come.
             self._group.agree(facts, LATER_LIST_SECONDS if self._agreed else None)
         self._agreed.add(given)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.distribute import handshake, sparse, tf_private
-from tf_gradcomp.distribute.agreement import GradientAgreement
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
+from tf_gradcomp.distribute import handshake, tf_private
+from tf_gradcomp.distribute.agreement import LATER_LIST_SECONDS, GradientAgreement
 from tf_gradcomp.distribute.gradients import (
     all_finite,
     gradient_specs,
@@ -22,6 +24,7 @@ from tf_gradcomp.distribute.gradients import (
     path_of,
 )
 from tf_gradcomp.distribute.group import Group, Member, current_group
+from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.padded_gather import WordsAhead
@@ -47,6 +50,10 @@ _LOST = (
     "gc.compressors.Auto([both])."
 )
 _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
+_WHO_PLANS = (
+    "L-GreCo uses the settings of its method until a plan is made: by "
+    "gc.callbacks.LayerwisePlan, or by exchange.plan_settings() in a training loop of your own."
+)
 
 
 class GradientExchange(tf.Module):
@@ -71,7 +78,6 @@ class GradientExchange(tf.Module):
         self.state: dict[str, list[tf.Variable]] = {}
         self.job_state: dict[str, tf.Variable] = {}
         self._method = method
-        self._warned = False
         self._apart: set[int] = set()
         self._together: set[int] = set()
 
@@ -127,10 +133,13 @@ class GradientExchange(tf.Module):
                 ahead=WordsAhead() if alone_in_process else None,
                 max_dense_elements=self.policy.max_dense_elements,
             )
+        self._planner = LayerPlanner.of(chosen.compressor, specs)
         self._numbers = _Numbers(variables)
         self._agreement = GradientAgreement(group)
         self.specs = specs
         _announce(group, self.preconditioner)
+        if self.planner:
+            tell_user(_WHO_PLANS)
 
     @property
     def compressor(self) -> Compressor:
@@ -154,6 +163,16 @@ class GradientExchange(tf.Module):
     def is_preconditioned(self, variable: Any) -> bool:
         """Whether the gradients of a variable are divided before they are exchanged."""
         return self.preconditioner is not None and self._number(variable) in self._together
+
+    @property
+    def planner(self) -> LayerPlanner | None:
+        """Plans settings; None if there are none to plan, or if nothing is exchanged."""
+        return self._planner if self.built and self._parts.group.size > 1 else None
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges there were so far, in this job and those it goes on from."""
+        return int(self._parts.group.local(self.step, 0).numpy()) if self.built else 0
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -198,16 +217,16 @@ class GradientExchange(tf.Module):
         self._check_may_run()
         if not variables:
             return [], tf.constant(True)
-        self._warn_of_lost_residuals()
+        self._warn_of_lost_residuals(member.local_replica)
         numbers = [self._number(variable) for variable in variables]
         paths = [self.specs[number].path for number in numbers]
-        self._agreement.check(paths, gradients, lambda: self._parts.group.local(self.step, 0))
+        self._agreement.check(paths, gradients, self._progress)
         apart = [i for i, g in enumerate(gradients) if self._parts.stays_sparse(numbers[i], g)]
         together = [i for i in range(len(gradients)) if i not in apart]
         self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
         replica = ReplicaExchange(self._parts, numbers, member)
         replica.hand_over(inner, together)
-        gradients = replica.with_what_waits(apart, gradients)
+        gradients, left = replica.with_what_waits(apart, gradients)
         reduced: list[Any] = list(gradients)
         finite = tf.constant(True)
         if apart:
@@ -217,14 +236,10 @@ class GradientExchange(tf.Module):
         if together:
             given = [gradients[i] for i in together]
             stepped = replica.reduce_by_method(together, given, finite, inner)
-            finite = stepped.finite
-            for place, gradient, total, rows in zip(
-                together, given, stepped.reduced, stepped.touched, strict=True
-            ):
-                reduced[place] = sparse.as_given(gradient, total, rows)
-                if _dtype(gradient) == tf.float16:  # the sum is float32, and may not fit
-                    finite &= all_finite([reduced[place]])
-        replica.settle(apart, together, finite)
+            sums, finite = stepped.as_given(given)
+            for place, total in zip(together, sums, strict=True):
+                reduced[place] = total
+        replica.settle(apart, together, finite, left)
         self.step.assign_add(1)
         self.count_skip(finite)
         return reduced, finite
@@ -243,22 +258,57 @@ class GradientExchange(tf.Module):
                 for the step may be skipped.
             variables: Some or all of those it was built for.
             scale: What the gradients will be divided by, such as a loss scale.
-            inner: As for `reduce`. It gets its second moments back, if the replicas have them.
+            inner: As for `reduce`. If an earlier job kept second moments on its replicas, they are
+                given back to it.
         """
         if not variables:
             return []
-        self._warn_of_lost_residuals()
+        self._warn_of_lost_residuals(0)
         numbers = [self._number(variable) for variable in variables]
         replica = ReplicaExchange(self._parts, numbers, None)
         replica.hand_over(inner, [])
         places = list(range(len(numbers)))
-        gradients = replica.with_what_waits(places, gradients, scale)
-        replica.settle(places, [], all_finite(gradients))
+        gradients, left = replica.with_what_waits(places, gradients, scale)
+        replica.settle(places, [], all_finite(gradients), left)
         return gradients
 
     def count_skip(self, finite: tf.Tensor) -> None:
         """Counts a step that is skipped because its gradients are not `finite`."""
         self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
+
+    def plan_settings(self) -> PlanInForce | None:
+        """Has `LGreCo` plan the settings of all variables anew; called between two steps.
+
+        The process with the first replica plans, with the gradients since the plan before, and all
+        replicas take its plan at once. All workers must call it between the same two steps.
+
+        Returns:
+            What counts from the next step on; None if there is nothing to plan: another method is
+            in use, or there is one replica, which exchanges nothing.
+
+        Raises:
+            WorkersDisagreeError: If the other workers do something else, or are at another step.
+        """
+        planner = self.planner
+        if planner is None:
+            return None
+        group = self._parts.group
+        facts = {"next action": "planning settings", **self._progress()}
+        group.agree(facts, LATER_LIST_SECONDS)
+        sums = self.state[GRADIENT_SUM]
+        proposed = np.zeros(3 + len(self.specs))
+        if group.is_first:
+            proposed = planner.propose([group.local(total, 0).numpy() for total in sums])
+        proposed = group.from_first(proposed)
+        for replica in range(group.local_size):
+            job_state = self._local_job_state(replica)
+            own = [group.local(total, replica) for total in sums]
+            planner.install(proposed, job_state, own)
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> PlanInForce | None:
+        """The settings of the next step, if they are planned."""
+        return self.planner.in_force(self._local_job_state(0)) if self.planner else None
 
     def traffic(self) -> Traffic:
         """What this process's first replica has exchanged since the program started."""
@@ -290,15 +340,23 @@ class GradientExchange(tf.Module):
             )
         self.check_scope()
 
-    def _warn_of_lost_residuals(self) -> None:
-        """Says so, once, if a checkpoint knew of residuals which nothing here can take."""
-        if self.residuals or self._warned:
+    def _warn_of_lost_residuals(self, local_replica: int) -> None:
+        """Says so in a step that finds residuals restored which nothing here can take."""
+        if self.residuals:
             return
-        with tf.init_scope():
-            waits = self._parts.group.local(self.facts.residual_waits, 0).numpy()
-        if waits.any():
-            self._warned = True
-            _LOG.warning(_LOST, self.compressor)
+        waits = self._parts.group.local(self.facts.residual_waits, local_replica)
+
+        def warn() -> None:
+            if local_replica == 0:
+                tf.numpy_function(self._log_lost_residuals, [], [])
+            waits.assign(tf.zeros_like(waits))
+
+        # XLA cannot call Python: in its code only what was restored before it was traced is seen.
+        with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
+            tf.cond(tf.reduce_any(waits), warn, lambda: None)
+
+    def _log_lost_residuals(self) -> None:
+        _LOG.warning(_LOST, self.compressor)
 
     def _check_forms(self, apart: Sequence[int], together: Sequence[int]) -> None:
         """Checks that a variable is divided in all steps or in none.
@@ -317,6 +375,19 @@ class GradientExchange(tf.Module):
                 "precondition=None."
             )
         self._apart, self._together = all_apart, all_together
+
+    def _local_job_state(self, replica: int) -> dict[str, tf.Variable]:
+        group = self._parts.group
+        return {name: group.local(variable, replica) for name, variable in self.job_state.items()}
+
+    def _progress(self) -> dict[str, Any]:
+        """What must be equal on all workers whenever they begin to exchange or to plan."""
+        plan = self.plan_in_force()
+        settings = zip(self.specs, plan.settings, strict=True) if plan else ()
+        return {
+            "exchanges so far": self.exchanges,
+            **{f"planned setting of {spec.path!r}": setting for spec, setting in settings},
+        }
 
     def _facts_of(self, specs: Sequence[GradientSpec]) -> dict[str, Any]:
         return {
@@ -338,10 +409,6 @@ class GradientExchange(tf.Module):
         return number
 
 
-def _dtype(gradient: tf.Tensor | tf.IndexedSlices) -> tf.DType:
-    return gradient.values.dtype if isinstance(gradient, tf.IndexedSlices) else gradient.dtype
-
-
 def _announce(group: Group, preconditioner: Preconditioner | None) -> None:
     if group.size == 1:
         tell_user("One replica: gradients are not exchanged.")
@@ -353,9 +420,10 @@ def _announce(group: Group, preconditioner: Preconditioner | None) -> None:
 
 
 class _Numbers:
-    """Which place a variable has, by identity: a plain object, which `tf.Module` does not track.
+    """Knows the place of each variable among all of an exchange.
 
-    It does not keep the variables alive, for a strategy's exchange ends with them.
+    Variables are told apart by identity, and not kept alive: a strategy's exchange ends with them.
+    `tf.Module` does not track plain objects such as this one, so no checkpoint has them twice.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:

@@ -50,17 +50,36 @@ def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
 
 
 def plus_residual(
-    gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor
-) -> tf.Tensor | tf.IndexedSlices:
-    """A gradient plus its residual, in the form of the gradient."""
+    gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor, replicas: int
+) -> tuple[tf.Tensor | tf.IndexedSlices, tf.Tensor]:
+    """A gradient plus as much of its residual as the gradient's dtype can hold.
+
+    Args:
+        gradient: The gradient of this replica.
+        residual: float32, in the shape of the dense gradient.
+        replicas: How many replicas add their residuals to this gradient.
+
+    Returns:
+        The sum, in the form of the gradient; and what is left of the residual: zeros, unless the
+        gradient is float16.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
-        return gradient + tf.cast(residual, gradient.dtype)
+        if gradient.dtype != tf.float16:
+            return gradient + tf.cast(residual, gradient.dtype), tf.zeros_like(residual)
+        own = tf.cast(gradient, tf.float32)
+        fitting = tf.clip_by_value(residual, tf.float16.min - own, tf.float16.max - own)
+        return tf.cast(own + fitting, tf.float16), residual - fitting
+    fitting, dtype = residual, gradient.values.dtype
+    if dtype == tf.float16:  # the optimizer adds up the rows of all replicas
+        most = float(tf.float16.max) / (2 * replicas)
+        fitting = tf.clip_by_value(residual, -most, most)
     rows = tf.range(tf.shape(residual)[0])
-    return tf.IndexedSlices(
-        tf.concat([gradient.values, tf.cast(residual, gradient.values.dtype)], 0),
+    sum_of_rows = tf.IndexedSlices(
+        tf.concat([gradient.values, tf.cast(fitting, dtype)], 0),
         tf.concat([gradient.indices, tf.cast(rows, gradient.indices.dtype)], 0),
         gradient.dense_shape,
     )
+    return sum_of_rows, residual - fitting
 
 
 def native(variable: Any) -> tf.Variable:

@@ -88,6 +88,11 @@ class Group(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def is_first(self) -> bool:
+        """Whether the job's first replica is in this process."""
+
+    @property
+    @abc.abstractmethod
     def is_collective(self) -> bool:
         """Whether replicas talk by collectives, which may be in a branch that all of them take."""
 
@@ -127,6 +132,18 @@ class Group(abc.ABC):
         with tf.device("CPU:0"):
             rows = self.all_gather_on_host(tf.constant([list(numbers)], tf.float64))
             return np.max(rows.numpy(), 0).tolist()
+
+    def from_first(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers of the process that has the first replica, on all processes.
+
+        Args:
+            numbers: float64 [n], as many on all; those of the others do not count.
+        """
+        if self.processes == 1:
+            return numbers
+        given = numbers if self.is_first else np.zeros_like(numbers)
+        with tf.device("CPU:0"):
+            return np.sum(self.all_gather_on_host(tf.constant(given[np.newaxis])).numpy(), 0)
 
 
 class StrategyGroup(Group):
@@ -203,6 +220,11 @@ class StrategyGroup(Group):
         """The number of workers."""
         spans = self.is_collective and tf_private.in_multi_worker_mode(self.strategy)
         return self.size // self.local_size if spans else 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the replica with rank 0 is in this worker."""
+        return self.processes == 1 or tf_private.rank(self.strategy, 0) == 0
 
     @property
     def is_collective(self) -> bool:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
 from tf_gradcomp.distribute.gradients import all_finite, plus_residual
@@ -68,13 +68,12 @@ class Parts:
 
     def is_large(self, number: int) -> bool:
         """Whether a table is too large to be made dense."""
-        return self.specs[number].elements > self.max_dense_elements
+        return sparse.is_large(self.specs[number], self.max_dense_elements)
 
     def stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
         """Whether a gradient is summed as slices, apart from the others and uncompressed."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return False
-        return self.compressor.keeps_slices or self.is_large(number)
+        spec = self.specs[number]
+        return sparse.stays_sparse(gradient, spec, self.compressor, self.max_dense_elements)
 
 
 class ReplicaExchange:
@@ -104,7 +103,7 @@ class ReplicaExchange:
             parts.preconditioner is not None and place in preconditioned
             for place in range(len(self._numbers))
         ]
-        scale = 1.0 if parts.residual_scale is None else parts.residual_scale
+        scale = self._residual_scale
         taken, scales = self._fact(facts.moments_taken), self._fact(facts.residual_scale)
 
         def change() -> None:
@@ -137,44 +136,59 @@ class ReplicaExchange:
         preconditioner = self._parts.possible_preconditioner
         if preconditioner is None:
             raise RuntimeError("There is nothing to hand over without second moments.")
-        residuals = state.get(RESIDUAL, [])
-        return HandOver(preconditioner, inner, moments, residuals, self._parts.group.size)
+        of_gradients = [state[name] for name in (RESIDUAL, GRADIENT_SUM) if name in state]
+        return HandOver(preconditioner, inner, moments, of_gradients, self._parts.group.size)
 
     def with_what_waits(
         self, places: Sequence[int], gradients: Gradients, scale: tf.Tensor | float = 1.0
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """The gradients; to some, what is left in their residuals is added. `settle` clears these.
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
+        """Adds to some gradients what is left in their residuals; `settle` takes it from these.
 
         Args:
             places: Of the gradients that the compressor does not exchange.
             gradients: The gradients of this replica.
             scale: What the gradients will be divided by.
+
+        Returns:
+            All gradients; and what will then be left in the residuals at `places`, if there are
+            residuals.
         """
         residuals = self._state().get(RESIDUAL, [])
         if not residuals or not places:
-            return list(gradients)
+            return list(gradients), []
         given = [gradients[place] for place in places]
+        waiting = [residuals[place].read_value() for place in places]
         wanted = tf.logical_and(self._waits(places), all_finite(given))
 
-        def added() -> list[tf.Tensor | tf.IndexedSlices]:
-            return [
-                plus_residual(gradient, residuals[place].read_value() * scale)
-                for place, gradient in zip(places, given, strict=True)
+        scale /= self._residual_scale  # what a residual is to be multiplied by
+
+        def added() -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
+            pairs = [
+                plus_residual(gradient, residual * scale, self._parts.group.size)
+                for gradient, residual in zip(given, waiting, strict=True)
             ]
+            return [total for total, _ in pairs], [left / scale for _, left in pairs]
 
         sums = list(gradients)
-        found = tf.cond(wanted, added, lambda: given)
+        found, left = tf.cond(wanted, added, lambda: (given, waiting))
         for place, gradient in zip(places, found, strict=True):
             sums[place] = gradient
-        return sums
+        return sums, left
 
-    def settle(self, apart: Sequence[int], together: Sequence[int], finite: tf.Tensor) -> None:
+    def settle(
+        self,
+        apart: Sequence[int],
+        together: Sequence[int],
+        finite: tf.Tensor,
+        left: Sequence[tf.Tensor],
+    ) -> None:
         """Notes after a step what is left to be sent.
 
         Args:
-            apart: Places of the gradients to which what was left has been added.
+            apart: Places of the gradients to which what waited has been added.
             together: Places of those that the compressor has exchanged.
             finite: Whether the step is taken.
+            left: What is left of the residuals at `apart`, as `with_what_waits` returned it.
         """
         facts, state = self._parts.facts, self._state()
         if self._communicator:
@@ -190,12 +204,19 @@ class ReplicaExchange:
             return
 
         def clear() -> None:
-            for place in apart:
-                residual = state[RESIDUAL][place]
-                residual.assign(tf.zeros_like(residual))
-            self._set_fact(facts.residual_waits, [False] * len(done), done)
+            for place, rest in zip(apart, left, strict=True):
+                state[RESIDUAL][place].assign(rest)
+            # Equal on all replicas, unless the residuals of a float16 table differ among them.
+            still = [tf.reduce_any(tf.not_equal(rest, 0)) for rest in left]
+            none = [False] * (len(done) - len(apart))
+            self._set_fact(facts.residual_waits, [*still, *none], done)
 
         tf.cond(tf.logical_and(self._waits(done), finite), clear, lambda: None)
+
+    @property
+    def _residual_scale(self) -> float:
+        scale = self._parts.residual_scale
+        return 1.0 if scale is None else scale
 
     def _waits(self, places: Sequence[int]) -> tf.Tensor:
         """Whether anything may be left in some residuals."""
@@ -223,11 +244,13 @@ class ReplicaExchange:
         communicator, numbers = self._reached(), [self._numbers[place] for place in places]
         specs = [self._parts.specs[number] for number in numbers]
         step = self._local(self._parts.step).read_value()
-        tag = riders.tag_word(self._parts.compressor.fingerprint(specs), step)
-        gather = functools.partial(sparse.sum_slices, given, communicator.size, tag)
+        fingerprint = self._parts.compressor.fingerprint(specs)
+        word = riders.tag_word(fingerprint, step)
+        gather = functools.partial(sparse.sum_slices, given, communicator.size, word)
         if self._parts.group.is_collective and self._parts.is_large(numbers[0]):
             rows = specs[0].shape[0]
-            vote = sparse.prefer_dense(given[0], rows, communicator.size)
+            tag = riders.tag(fingerprint, step, tf.float32, communicator.size)
+            vote = sparse.prefer_dense(given[0], rows, communicator.size, tag)
             whole, voted = converse(vote, communicator)
             (sums, tensor_bytes), sent = tf.cond(
                 whole,
@@ -270,6 +293,8 @@ class ReplicaExchange:
                 moments,
                 {name: self._local(v) for name, v in parts.job_state.items()},
                 self._waits(places),
+                residual_scale=self._residual_scale,
+                numbers=numbers,
             )
             stepped, sent = by_stage(
                 parts.compressor,
@@ -306,5 +331,5 @@ class ReplicaExchange:
     def _set_fact(self, fact: tf.Variable, values: Sequence[Any], places: Iterable[int]) -> None:
         local = self._local(fact)
         numbers = tf.constant([[self._numbers[place]] for place in places])
-        values = tf.constant(values, local.dtype)
+        values = tf.convert_to_tensor(values, local.dtype)
         local.assign(tf.tensor_scatter_nd_update(local.read_value(), numbers, values))

@@ -13,6 +13,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
 from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Wish, WithRider
 from tf_gradcomp.distribute import riders, sparse
+from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.policy import GradientSpec
 
 Result = TypeVar("Result")
@@ -34,6 +35,25 @@ class Stepped(NamedTuple):
     tensor_bytes: tf.Tensor
     touched: list[tf.Tensor | None]
 
+    def as_given(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices]
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
+        """The reduced gradients in the dtypes and forms that those of this replica came in.
+
+        Args:
+            gradients: The gradients of this replica.
+
+        Returns:
+            The reduced gradients; and whether the step is to be taken: not if a sum does not fit
+            into float16.
+        """
+        reduced = [
+            sparse.as_given(gradient, total, rows)
+            for gradient, total, rows in zip(gradients, self.reduced, self.touched, strict=True)
+        ]
+        halves = [one for one in reduced if one.dtype == tf.float16]
+        return reduced, tf.logical_and(self.finite, all_finite(halves)) if halves else self.finite
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaStep:
@@ -44,11 +64,13 @@ class ReplicaStep:
         touched: bool [rows] for each gradient that came as slices, which rows this replica
             touched; None for the others.
         waits: bool scalar, equal on all replicas: whether anything may be left in the residuals.
+        residual_scale: The residuals divided by this are in units of the gradients.
     """
 
     inputs: ExchangeInputs
     touched: Sequence[tf.Tensor | None]
     waits: tf.Tensor | bool = True
+    residual_scale: float = 1.0
 
     @classmethod
     def of(
@@ -63,6 +85,8 @@ class ReplicaStep:
         second_moments: ops.SecondMoments | None = None,
         job_state: Mapping[str, tf.Variable] | None = None,
         waits: tf.Tensor | bool = True,
+        residual_scale: float = 1.0,
+        numbers: Sequence[int] | None = None,
     ) -> ReplicaStep:
         """The step of a replica whose gradients may be slices; the rest is `ExchangeInputs`'s."""
         touched = [
@@ -81,8 +105,9 @@ class ReplicaStep:
             size,
             second_moments,
             job_state=job_state or {},
+            numbers=numbers,
         )
-        return cls(inputs, touched, tf.convert_to_tensor(waits))
+        return cls(inputs, touched, tf.convert_to_tensor(waits), residual_scale)
 
     def talk(self, compressor: Compressor) -> Generator[Wish, Any, Stepped]:
         """Runs the method's conversation, with the riders on its first gather or sum."""
@@ -107,7 +132,9 @@ class ReplicaStep:
 
         def added() -> list[tf.Tensor]:
             return [
-                gradient + tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+                gradient
+                + tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+                / self.residual_scale
                 for gradient, residual in zip(gradients, residuals, strict=True)
             ]
 
@@ -144,7 +171,10 @@ class ReplicaStep:
     ) -> Generator[Wish, Any, tuple[tf.Tensor, list[Any]]]:
         size, dtype = self.inputs.size, wish.values.dtype
         fingerprint = compressor.fingerprint(self.inputs.specs)
-        tag = riders.tag(fingerprint, self.inputs.step, dtype, size)
+        settings = None
+        if compressor.settings(self.inputs.specs) is not None:
+            settings = compressor.settings_in_force(self.inputs)
+        tag = riders.tag(fingerprint, self.inputs.step, dtype, size, settings)
         touched = [rows for rows in self.touched if rows is not None]
         own = tf.concat(touched, 0) if touched else tf.zeros([0], tf.bool)
         numbers = riders.rows_as_numbers(own, dtype, size)
@@ -152,8 +182,7 @@ class ReplicaStep:
             return (yield wish), list(self.touched)
         answer, total = yield WithRider(wish, tf.concat([tag, numbers], 0))
         tags = tag.shape.num_elements()
-        with tf.control_dependencies([riders.check_tag(total[:tags], tag, size)]):
-            answer = tf.identity(answer)
+        answer = riders.checked(answer, total[:tags], tf.cast(tag, tf.float32) * size)
         rows = own.shape.num_elements()
         return answer, self._split(riders.rows_from_numbers(total[tags:], rows, size))
 

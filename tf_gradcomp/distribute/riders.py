@@ -1,8 +1,8 @@
-"""Small facts that travel with the first collective of a step, and need none of their own.
+"""Riders: a few numbers that travel with the first collective of a step.
 
-Two kinds: which rows of a table the replicas touched, and a tag by which replicas find out that
-they do not add up the same things. Gathered payloads have a header that says the latter; sums have
-nothing but these numbers.
+There are two kinds. The rows of a table that each replica touched; and a tag, by which replicas
+find out that they do not add up the same things. Gathered payloads need no tag, because their
+header tells the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 import tensorflow as tf
+
+from tf_gradcomp import ops
 
 _EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8}  # whole numbers up to 2^bits
 _TAG_BITS = 22
@@ -74,40 +76,59 @@ def rows_from_numbers(total: tf.Tensor, rows: int, replicas: int) -> tf.Tensor:
     return tf.ensure_shape(tf.reshape(counts > 0, [-1])[:rows], [rows])
 
 
-def tag(fingerprint: int, step: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Tensor:
+def tag(
+    fingerprint: int,
+    step: tf.Tensor,
+    dtype: tf.DType,
+    replicas: int,
+    settings: tf.Tensor | None = None,
+) -> tf.Tensor:
     """Whole numbers that differ where replicas differ in what they exchange or in their step.
 
     Args:
-        fingerprint: 64 bits, computed from all that must be equal on all replicas but the step.
+        fingerprint: 64 bits, computed from all that must be equal on all replicas and is the same
+            in all steps.
         step: int64 scalar.
         dtype: The float dtype of the numbers.
         replicas: The number of replicas, whose tags are summed. The sum must be exact; if there are
             too many replicas for that in 16-bit floats, the tag is empty.
+        settings: int64 [tensors], the main settings in this step, of a method that has any.
     """
     base = 2 ** _EXACT_BITS[dtype] // replicas
     if base < 2:
         return tf.zeros([0], dtype)
-    number = tf.cast(tag_word(fingerprint, step), tf.int64)
+    number = tf.cast(tag_word(fingerprint, step, settings), tf.int64)
     count = math.ceil(_TAG_BITS / math.log2(base))
     places = tf.constant([base**i for i in range(count)], tf.int64)
     return tf.cast(number // places % base, dtype)
 
 
-def tag_word(fingerprint: int, step: tf.Tensor) -> tf.Tensor:
+def tag_word(fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = None) -> tf.Tensor:
     """One number that differs likewise: int32 scalar, to be gathered."""
-    mixed = (tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)) * _MIXING
+    facts = tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)
+    if settings is not None:
+        facts ^= _digest(settings)
+    mixed = facts * _MIXING
     bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mixed, 41), 2**_TAG_BITS - 1)
     return tf.cast(bits, tf.int32)
 
 
-def check_tag(total: tf.Tensor, own: tf.Tensor, replicas: int) -> tf.Operation:
-    """Raises `tf.errors.InvalidArgumentError` if the replicas did not all give the same tag."""
-    expected = tf.cast(own, tf.float32) * replicas
-    return tf.debugging.assert_equal(
-        tf.cast(total, tf.float32),
-        expected,
-        DIFFERENT,
-    )
+def checked(answer: tf.Tensor, tags: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
+    """The answer of a collective, if the tags that travelled with it are those expected.
+
+    Raises:
+        tf.errors.InvalidArgumentError: In the step, if the replicas did not all give the same tag.
+    """
+    tags, expected = tf.cast(tags, tf.float32), tf.cast(expected, tf.float32)  # exact: 22 bits
+    return ops.pass_if_equal(answer, tags, expected, DIFFERENT)
+
+
+def _digest(settings: tf.Tensor) -> tf.Tensor:
+    """An int64 scalar that differs where one setting does, or two have changed places."""
+    places = tf.range(1, tf.size(settings) + 1, dtype=tf.int64)
+    mixed = (settings + places * _MIXING) * _MIXING
+    mixed ^= tf.bitwise.right_shift(mixed, 31)
+    return tf.reduce_sum(mixed * _MIXING)
 
 
 def _digits(dtype: tf.DType, replicas: int) -> int:

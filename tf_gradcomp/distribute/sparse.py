@@ -6,8 +6,10 @@ from collections.abc import Generator, Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.wishes import AllGather, AllReduce
-from tf_gradcomp.distribute.riders import DIFFERENT
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.wishes import AllGather, AllReduce, WithRider
+from tf_gradcomp.distribute.riders import checked
+from tf_gradcomp.policy import GradientSpec
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
@@ -46,6 +48,23 @@ def as_given(
     return tf.IndexedSlices(values, tf.cast(indices, gradient.indices.dtype), gradient.dense_shape)
 
 
+def is_large(spec: GradientSpec, max_dense_elements: int) -> bool:
+    """Whether a table is too large for its slices to be made dense."""
+    return spec.elements > max_dense_elements
+
+
+def stays_sparse(
+    gradient: tf.Tensor | tf.IndexedSlices,
+    spec: GradientSpec,
+    compressor: Compressor,
+    max_dense_elements: int,
+) -> bool:
+    """Whether a gradient is summed as slices, apart from the others and uncompressed."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return False
+    return compressor.keeps_slices or is_large(spec, max_dense_elements)
+
+
 def sum_slices(
     slices: Sequence[tf.IndexedSlices], replicas: int, tag: tf.Tensor
 ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
@@ -68,8 +87,7 @@ def sum_slices(
     words = [tf.cast(one.indices, tf.int32) for one in slices]
     words += [tf.bitcast(flat, tf.int32) for flat in values]
     rows = yield AllGather(tf.concat([tag[tf.newaxis], lengths, *words], 0))
-    with tf.control_dependencies([tf.debugging.assert_equal(rows[:, 0], tag, DIFFERENT)]):
-        rows = rows[:, 1:]
+    rows = checked(rows[:, 1:], rows[:, 0], tf.fill([replicas], tag))
     each = [_unpacked(rows[replica], slices) for replica in range(replicas)]
     sums = [
         tf.IndexedSlices(
@@ -100,8 +118,8 @@ def _unpacked(words: tf.Tensor, like: Sequence[tf.IndexedSlices]) -> list[tf.Ind
 
 
 def prefer_dense(
-    slices: tf.IndexedSlices, rows: int, replicas: int
-) -> Generator[AllReduce, tf.Tensor, tf.Tensor]:
+    slices: tf.IndexedSlices, rows: int, replicas: int, tag: tf.Tensor
+) -> Generator[WithRider, tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Whether summing a whole table sends less than gathering its slices: bool, equal on all.
 
     It does where slices cover most of the table, as for an embedding that is also the output layer:
@@ -111,10 +129,15 @@ def prefer_dense(
         slices: The slices of this replica.
         rows: The number of rows of the table.
         replicas: The number of replicas.
+        tag: float32, of `riders.tag`: `sum_whole` comes after this, and has none of its own.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If the tags differ.
     """
     many = replicas * tf.size(slices.indices) > 2 * rows
-    votes = yield AllReduce(tf.cast(many, tf.float32)[tf.newaxis])
-    return votes[0] > 0
+    vote = AllReduce(tf.cast(many, tf.float32)[tf.newaxis])
+    votes, tags = yield WithRider(vote, tag)
+    return checked(votes, tags, replicas * tag)[0] > 0
 
 
 def sum_whole(

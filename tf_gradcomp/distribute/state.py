@@ -28,7 +28,7 @@ def state_specs(
     state: dict[str, list[StateSpec]] = {}
     keepers: list[Compressor | Preconditioner] = []
     for compressor in compressors:
-        keepers.extend(_stages(compressor))
+        keepers.extend(stages(compressor))
     if preconditioner:
         keepers.append(preconditioner)
     for keeper in keepers:
@@ -45,11 +45,12 @@ def state_specs(
     return state
 
 
-def _stages(compressor: Compressor) -> Iterator[Compressor]:
+def stages(compressor: Compressor) -> Iterator[Compressor]:
+    """A method, its warm-up and its phases, and theirs."""
     yield compressor
     for other in (compressor.warmup, *compressor.phases):
         if other:
-            yield from _stages(other)
+            yield from stages(other)
 
 
 def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> float | None:
@@ -60,7 +61,7 @@ def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> flo
     """
     scales = {
         stage.residual_scale
-        for stage in _stages(compressor)
+        for stage in stages(compressor)
         if any(RESIDUAL in stage.state(spec) for spec in specs)
     }
     if len(scales) > 1:
@@ -81,7 +82,7 @@ def job_state_specs(
     """
     state: dict[str, JobStateSpec] = {}
     for compressor in compressors:
-        for stage in _stages(compressor):
+        for stage in stages(compressor):
             for name, spec in stage.job_state(specs).items():
                 if state.setdefault(name, spec) != spec:
                     raise ValueError(
@@ -119,8 +120,8 @@ class Facts(tf.Module):
 
     Attributes:
         residual_waits: bool [gradients], whether anything may be left to be sent.
-        residual_scale: float32 [gradients]: how many times the gradients that are in it a residual
-            is; 1 for most methods.
+        residual_scale: float32 [gradients]: a residual divided by this is in units of the gradient;
+            1 for most methods.
         moments_taken: bool [gradients], whether the replicas have second moments of their own in
             use. Then the residual and the inner optimizer's momentum are of divided gradients.
     """

@@ -41,13 +41,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     Works under `gc.MultiWorkerMirroredStrategy` in `fit` and in training loops, and under
     TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops. With
-    one replica it does what the inner optimizer does, bit for bit. (Some settings of Keras, such as
-    accumulation, do not run under a strategy. With them, under a strategy of one replica, it does
-    what the inner optimizer does without a strategy, and skips steps with non-finite gradients.)
+    one replica it does what the inner optimizer does, bit for bit. There is one exception: under a
+    strategy, Keras itself cannot accumulate gradients or overwrite weights by averages. With such
+    settings and a strategy of one replica, this optimizer does what the inner one does without a
+    strategy, and skips steps with non-finite gradients.
 
     - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
-      clipping. Clipping acts on the reduced gradient, as it would on one worker; but where
-      `precondition` divides, on each replica's own gradient before that, as in plain Keras.
+      clipping. Clipping acts on the reduced gradient, as it would on one worker. But if
+      `precondition` divides gradients, it acts on each replica's own gradient before that.
     - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates on its own;
       they exchange on the steps that update.
     - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not

@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
-from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
+from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.keras3.accumulation import Accumulation
 
@@ -17,6 +18,10 @@ _NOT_KEPT = (
     "The checkpoint holds what this optimizer cannot go on with: %s. It is not loaded; where that "
     "is a residual, gradients that were not sent yet are lost. To send them, go on with the "
     "compressor and the inner optimizer that wrote them, or with gc.compressors.Auto([both])."
+)
+_NOT_BUILT = (
+    "Residuals and what else CompressedOptimizer keeps were not loaded, because it is not built "
+    "yet. Call optimizer.build(model.trainable_variables) before the weights are loaded."
 )
 
 
@@ -51,23 +56,37 @@ def load(state: dict[str, Any], store: Any) -> None:
     What the file has and this optimizer does not keep is not loaded, and the log says so.
 
     Args:
-        state: The variables by name, as `own_state` returns them.
+        state: The variables by name, as `own_state` returns them; none before it is built.
         store: The file's arrays, by name.
     """
+    if not state:
+        if store.keys():
+            _LOG.warning(_NOT_BUILT)
+        return
     taken = set(store.keys()) & set(state)
     divided = "moments_taken" in store and np.any(store["moments_taken"])
     if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
         taken -= {"moments_taken", "residual_waits"}
-        taken = {name for name in taken if not name.startswith(f"{RESIDUAL}_")}
+        taken = {name for name in taken if _kind(name) not in (RESIDUAL, GRADIENT_SUM)}
     if f"{RESIDUAL}_0" not in state:
         taken -= {"residual_waits"}
     facts = {"residual_waits", "accumulators_held"}  # go without saying
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
-    if state and left:
+    if left:
         _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
     for name, variable in state.items():
         fresh = np.ones if name == "residual_scale" else np.zeros
-        variable.assign(store[name] if name in taken else fresh(variable.shape))
+        value = store[name] if name in taken else fresh(variable.shape)
+        variable.assign(_of_width(value, variable.shape) if _kind(name) == FACTOR else value)
+
+
+def _of_width(factor: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The columns of PowerSGD's factor for which there is room; those of zeros begin anew."""
+    fitted = np.zeros(shape, np.float32)
+    if np.ndim(factor) == fitted.ndim == 2:
+        columns = min(np.shape(factor)[1], fitted.shape[1])
+        fitted[:, :columns] = factor[:, :columns]
+    return fitted
 
 
 def _kind(name: str) -> str:

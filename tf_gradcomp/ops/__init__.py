@@ -17,11 +17,13 @@ from tf_gradcomp.ops.chunks import (
     chunk_split,
     chunk_take,
 )
+from tf_gradcomp.ops.knapsack import knapsack
 from tf_gradcomp.ops.library import LibraryError, library_info
+from tf_gradcomp.ops.pass_if_equal import pass_if_equal
 from tf_gradcomp.ops.payload import payload_read, payload_write
 from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
 from tf_gradcomp.ops.precondition import SecondMoments, precondition
-from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_put_back
+from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_errors, qsgd_put_back
 from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
 from tf_gradcomp.ops.top_k import (
     momentum_correction,
@@ -44,9 +46,11 @@ __all__ = [
     "chunk_select",
     "chunk_split",
     "chunk_take",
+    "knapsack",
     "library_info",
     "local_bin_select",
     "momentum_correction",
+    "pass_if_equal",
     "payload_read",
     "payload_write",
     "power_sgd_left",
@@ -55,6 +59,7 @@ __all__ = [
     "precondition",
     "qsgd_decode",
     "qsgd_encode",
+    "qsgd_errors",
     "qsgd_put_back",
     "residual_accumulate",
     "sign_sgd_decode",

@@ -153,3 +153,25 @@ def qsgd_put_back(
         bucket_size=bucket_size,
         fingerprint=fingerprint,
     )
+
+
+def qsgd_errors(
+    values: tf.Tensor, bits: Settings, *, bucket_size: int, stochastic: bool
+) -> tf.Tensor:
+    """The L2 norms of what rounding would take off a tensor, at several numbers of bits.
+
+    Args:
+        values: float32, finite, any shape.
+        bits: 2 to 8 each, or 0 for none, which takes nothing off.
+        bucket_size: As for encoding.
+        stochastic: As for encoding. Then it is the root of the expected square.
+
+    Returns:
+        float64 [numbers of bits].
+
+    Raises:
+        tf.errors.InvalidArgumentError: If bits or bucket size are wrong.
+    """
+    return library.load().qsgd_errors(
+        values=values, bits=tensor_of(bits), bucket_size=bucket_size, stochastic=stochastic
+    )

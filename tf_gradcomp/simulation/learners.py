@@ -11,9 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
+from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
 from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
+from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.lockstep import (
     InLockstep,
     handles,
@@ -22,10 +24,11 @@ from tf_gradcomp.distribute.lockstep import (
     new_state,
 )
 from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
-from tf_gradcomp.distribute.sparse import as_given, sum_slices
+from tf_gradcomp.distribute.state import residual_scale
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
 from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras3.callbacks.layerwise_plan import measures
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.simulation.similarity import (
     Similarity,
@@ -34,7 +37,7 @@ from tf_gradcomp.simulation.similarity import (
     union_density,
 )
 
-Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +82,13 @@ class Learners:
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If the model is not built or compiled, its optimizer is compressed already, the
-            compressor is a choice by the network (`"auto"`), the number of learners is not
-            positive, or the model was made under a strategy.
+        ValueError: If the model is not built or compiled, its optimizer is compressed already,
+            scales losses or accumulates gradients, the compressor is a choice by the network
+            (`"auto"`), the number of learners is not positive, or the model was made under a
+            strategy.
+
+    Attributes:
+        plans: The plans of `LGreCo` that `fit` has made, one for each epoch.
 
     Example:
         ```python
@@ -116,6 +123,8 @@ class Learners:
             new_state(self.compressor, self.specs, self._preconditioner) for _ in range(learners)
         ]
         self._job_state = [new_job_state(self.compressor, self.specs) for _ in range(learners)]
+        self._planner = LayerPlanner.of(self.compressor, self.specs) if learners > 1 else None
+        self.plans: list[PlanInForce] = []
         self._step = 0
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced)
@@ -149,27 +158,63 @@ class Learners:
             finite=bool(finite),
             payload_bytes=float(np.mean([of_one.payload_bytes for of_one in sent])),
             sent_bytes=float(np.mean([of_one.sent_bytes for of_one in sent])),
-            dense_bytes=sum(4 * spec.elements for spec in self.specs),
+            dense_bytes=sum(
+                4 * spec.elements
+                for spec, gradient in zip(self.specs, reduced, strict=True)
+                if gradient is not None
+            ),
             residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
             similarity=self._last_similarity if similarity else None,
         )
+
+    def plan_settings(self) -> PlanInForce | None:
+        """Has `LGreCo` plan the settings of all variables anew, with the gradients since the last.
+
+        Returns:
+            What counts from the next step on; None if another method is in use, or there is one
+            learner, which exchanges nothing.
+        """
+        if self._planner is None:
+            return None
+        proposed = self._planner.propose([total.numpy() for total in self.state[0][GRADIENT_SUM]])
+        for job_state, state in zip(self._job_state, self.state, strict=True):
+            self._planner.install(proposed, job_state, state[GRADIENT_SUM])
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> PlanInForce | None:
+        """The settings of the next step, if they are planned."""
+        return self._planner.in_force(self._job_state[0]) if self._planner else None
+
+    def settings_over_time(self) -> dict[str, list[int]]:
+        """By path, each planned layer's own setting, and that of each plan that `fit` has made."""
+        if self._planner is None:
+            return {}
+        own = self._planner.lgreco.settings(self.specs)
+        over_time = [own, *(plan.settings for plan in self.plans)]
+        return {
+            self.specs[place].path: [settings[place] for settings in over_time]
+            for place in self._planner.layers
+        }
 
     def _reduce(
         self, all_gradients: list[list[Gradient]], similarity: bool
     ) -> tuple[list[Gradient], tf.Tensor, list[Sent]]:
         """Reduced gradients, whether the step is to be taken, and what each learner sent."""
         apart = [i for i, g in enumerate(all_gradients[0]) if self._stays_sparse(i, g)]
-        together = [i for i in range(len(self.specs)) if i not in apart]
+        present = [i for i, g in enumerate(all_gradients[0]) if g is not None]
+        together = [i for i in present if i not in apart]
         reduced: list[Any] = list(all_gradients[0])
         finite, sent = tf.constant(True), [Sent.nothing() for _ in all_gradients]
+        large = [i for i in apart if self._is_large(i)]
+        for places in [[i] for i in large] + [[i for i in apart if i not in large]]:
+            slices = [[of_one[i] for i in places] for of_one in all_gradients]
+            if places:
+                sums, more = self._sum_slices(places, slices)
+                sent = [of_one.plus(other) for of_one, other in zip(sent, more, strict=True)]
+                for place, total in zip(places, sums, strict=True):
+                    reduced[place] = total
         if apart:
-            slices = [[of_one[i] for i in apart] for of_one in all_gradients]
-            tag = tf.constant(self._step)  # equal here, and sent as in a job
-            summed = in_lockstep([sum_slices(of_one, len(slices), tag) for of_one in slices])
-            for place, total in zip(apart, summed[0].result[0], strict=True):
-                reduced[place] = total
             finite = all_finite([reduced[place] for place in apart])
-            sent = [of_one.plus(end.sent) for of_one, end in zip(sent, summed, strict=True)]
         if not together:
             return reduced, finite, sent
         steps = [
@@ -187,16 +232,41 @@ class Learners:
         stepped = ends[0].result
         if similarity:
             self._last_similarity = self._similarity(together, stepped.reduced, wanted)
-        for place, total, rows in zip(together, stepped.reduced, stepped.touched, strict=True):
-            reduced[place] = as_given(all_gradients[0][place], total, rows)
+        totals, finite = stepped.as_given([all_gradients[0][place] for place in together])
+        for place, total in zip(together, totals, strict=True):
+            reduced[place] = total
         sent = [of_one.plus(end.sent) for of_one, end in zip(sent, ends, strict=True)]
-        return reduced, stepped.finite, sent
+        return reduced, finite, sent
+
+    def _sum_slices(
+        self, places: list[int], slices: list[list[tf.IndexedSlices]]
+    ) -> tuple[list[tf.IndexedSlices], list[Sent]]:
+        """Sums slices uncompressed; of several tables, or of a large one in the cheaper way."""
+        size, step = len(slices), tf.constant(self._step, tf.int64)
+        specs = [self.specs[i] for i in places]
+        fingerprint = self.compressor.fingerprint(specs)
+        sent, whole = [Sent.nothing() for _ in slices], False
+        if self._is_large(places[0]):
+            tag = riders.tag(fingerprint, step, tf.float32, size)
+            rows = specs[0].shape[0]
+            votes = in_lockstep([sparse.prefer_dense(one[0], rows, size, tag) for one in slices])
+            sent, whole = [vote.sent for vote in votes], bool(votes[0].result)
+        word = riders.tag_word(fingerprint, step)
+        ends = in_lockstep(
+            [
+                sparse.sum_whole(one[0]) if whole else sparse.sum_slices(one, size, word)
+                for one in slices
+            ]
+        )
+        sent = [voted.plus(end.sent) for voted, end in zip(sent, ends, strict=True)]
+        return ends[0].result[0], sent
+
+    def _is_large(self, place: int) -> bool:
+        return sparse.is_large(self.specs[place], self._policy.max_dense_elements)
 
     def _stays_sparse(self, place: int, gradient: Gradient) -> bool:
-        return isinstance(gradient, tf.IndexedSlices) and (
-            self.compressor.keeps_slices
-            or self.specs[place].elements > self._policy.max_dense_elements
-        )
+        most = self._policy.max_dense_elements
+        return sparse.stays_sparse(gradient, self.specs[place], self.compressor, most)
 
     def _step_of(
         self, rank: int, places: list[int], gradients: list[Gradient], finite: tf.Tensor
@@ -220,6 +290,8 @@ class Learners:
             size,
             moments,
             self._job_state[rank],
+            residual_scale=residual_scale(self.compressor, self.specs) or 1.0,
+            numbers=places,
         )
 
     def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:
@@ -258,7 +330,8 @@ class Learners:
     ) -> dict[str, list[float]]:
         """Trains, and returns for each epoch what Keras and `CompressionMonitor` would log.
 
-        With it come the measures of `Similarity`, of the last step of each epoch.
+        With it come the measures of `Similarity`, of the last step of each epoch. For `LGreCo`, a
+        plan is made after each epoch, and the logs have what `LayerwisePlan` adds to them.
 
         Args:
             batches: Pairs of inputs and labels, of all learners together; gone through once for
@@ -276,6 +349,10 @@ class Learners:
                     "only once is empty in the second epoch."
                 )
             logs = self._summary(reports)
+            plan = self.plan_settings()
+            if plan:
+                self.plans.append(plan)
+                logs |= measures(plan)
             if validation_data is not None:
                 pair = isinstance(validation_data, tuple)
                 data = validation_data if pair else (validation_data,)
@@ -316,10 +393,7 @@ class Learners:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
             loss /= len(self.state)  # as Keras under a strategy: sums make the mean
-        gradients = tape.gradient(
-            loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        return loss, gradients
+        return loss, tape.gradient(loss, [v.value for v in variables])
 
     def _apply_reduced(self, reduced: list[Gradient]) -> None:
         variables = self.model.trainable_variables
@@ -344,6 +418,13 @@ def _check_model(model: keras.Model) -> None:
         raise ValueError(
             "Learners: the model's optimizer is compressed already; compile it with the inner "
             "optimizer, and give the compressor to Learners."
+        )
+    optimizer = model.optimizer
+    scaler = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaler or optimizer.loss_scale_factor or optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "Learners: the model's optimizer scales losses or accumulates gradients, and learners "
+            "do neither; use a plain one, and model.compile(..., auto_scale_loss=False)."
         )
 
 

@@ -10,6 +10,7 @@ BATCH, STEPS, EPOCHS = 32, 10, 2
 METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
     "cast": gc.compressors.Cast(),
+    "lgreco": gc.compressors.LGreCo(gc.compressors.QSGD()),
     "no_compression": gc.compressors.NoCompression(),
     "power_sgd": gc.compressors.PowerSGD(2),
     "qsgd": gc.compressors.QSGD(),
@@ -22,10 +23,11 @@ METHODS = {
 learners = int(argument(2))
 
 
-def build():
-    return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(64, activation="tanh"), keras.layers.Dense(3)]
-    )
+def build(compressor):
+    planned = isinstance(compressor, gc.compressors.LGreCo)  # which takes two large layers
+    widths = (128, 32) if planned else (64,)
+    hidden = [keras.layers.Dense(width, activation="tanh") for width in widths]
+    return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3)])
 
 
 class Weights(keras.callbacks.Callback):
@@ -41,13 +43,19 @@ class Weights(keras.callbacks.Callback):
 
 def real(compressor, data):
     setup, seen = Setup("optimizer", compressor), Weights()
-    model = setup.model(build, lambda: setup.wrap(keras.optimizers.Adam(0.01), precondition="auto"))
-    model.fit(*data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[seen])
-    return seen.steps
+    model = setup.model(
+        lambda: build(compressor),
+        lambda: setup.wrap(keras.optimizers.Adam(0.01), precondition="auto"),
+    )
+    plans = gc.callbacks.LayerwisePlan(table=False)
+    model.fit(
+        *data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[plans, seen]
+    )
+    return {"steps": seen.steps, "plan": model.optimizer.exchange.plan_in_force()}
 
 
 def simulated(compressor, data):
-    model = Setup("alone").model(build, lambda: keras.optimizers.Adam(0.01))
+    model = Setup("alone").model(lambda: build(compressor), lambda: keras.optimizers.Adam(0.01))
     group, seen = gc.simulation.Learners(model, learners, compressor), Weights()
     seen.set_model(model)
     x, y = data
@@ -55,7 +63,8 @@ def simulated(compressor, data):
         for begin in range(0, BATCH * STEPS, BATCH):
             group.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
             seen.on_train_batch_end(begin)
-    return seen.steps
+        group.plan_settings()
+    return {"steps": seen.steps, "plan": group.plan_in_force()}
 
 
 if __name__ == "__main__":

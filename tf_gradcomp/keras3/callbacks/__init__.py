@@ -2,5 +2,6 @@
 
 from tf_gradcomp.keras3.callbacks.backup_and_restore import BackupAndRestore
 from tf_gradcomp.keras3.callbacks.compression_monitor import CompressionMonitor
+from tf_gradcomp.keras3.callbacks.layerwise_plan import LayerwisePlan
 
-__all__ = ["BackupAndRestore", "CompressionMonitor"]
+__all__ = ["BackupAndRestore", "CompressionMonitor", "LayerwisePlan"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
@@ -15,7 +14,7 @@ from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.traffic import Traffic
-from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3.callbacks.order import READERS, warn_if_behind
 from tf_gradcomp.keras3.optimizer import CompressedOptimizer
 
 
@@ -48,19 +47,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; warns if a callback before this one will not see its logs."""
         super().set_model(model)
-        callbacks = keras_private.callbacks_of_fit() or [self]
-        readers = (
-            keras.callbacks.TensorBoard,
-            keras.callbacks.History,
-            keras.callbacks.ProgbarLogger,
-        )
-        for callback in callbacks[: callbacks.index(self)]:
-            if isinstance(callback, (*readers, keras.callbacks.CSVLogger)):
-                warnings.warn(
-                    f"CompressionMonitor comes after {type(callback).__name__} in the list of "
-                    "callbacks, which will not see what it logs; put CompressionMonitor first.",
-                    stacklevel=2,
-                )
+        warn_if_behind(self, READERS, "see what it logs")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts counting."""

@@ -1,0 +1,129 @@
+"""Trains by L-GreCo, with a plan after each 6 steps, in epochs of 4: so epochs end amid a period.
+
+lgreco.py killed FOLDER    by CompressedOptimizer, with a backup; worker 1 kills itself in step 10
+lgreco.py resume FOLDER    from there
+lgreco.py strategy         by a compressor on the strategy, two steps in an execution; and then what
+                           happens where worker 1 has another plan
+"""
+
+import os
+import pathlib
+import signal
+
+import keras
+import numpy as np
+from common import RANK, Setup, argument, digits, exchange_of, report, state_digest, state_sums
+
+import tf_gradcomp as gc
+from tf_gradcomp.compressors.base import GRADIENT_SUM
+
+BATCH, STEPS, EPOCHS = 32, 4, 3
+PERIOD, LAST_STEP = 6, 10
+METHOD = "lgreco(method='power_sgd(rank=3)', budget=1.3)"
+data = digits(BATCH * STEPS)
+
+
+def layers():
+    hidden = [keras.layers.Dense(width, activation="tanh") for width in (128, 32)]
+    return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3)])
+
+
+def built(way, **compile_args):
+    setup = Setup(way, METHOD)
+    model = setup.model(layers, lambda: setup.wrap(keras.optimizers.SGD(0.1)), **compile_args)
+    if way == "optimizer":
+        with setup.strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    return model, exchange_of(setup, model)
+
+
+def fit(model, *callbacks):
+    plans = gc.callbacks.LayerwisePlan(PERIOD, table=False)
+    return model.fit(
+        *data,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        verbose=0,
+        shuffle=False,
+        callbacks=[plans, *callbacks],
+    )
+
+
+def seen(model, exchange):
+    """What a checkpoint has of the plan, and which plan would be made now."""
+    state = state_sums(exchange)
+    sums = state[GRADIENT_SUM]
+    return {
+        **state_digest(model),
+        "plan": exchange.plan_in_force(),
+        "sums": sums,
+        "factors": state["factor"],
+        "next plan": exchange.planner.propose(sums),
+    }
+
+
+class Epochs(keras.callbacks.Callback):
+    """Reports what is seen after each epoch; and ends worker 1 amid the third, if told so."""
+
+    def __init__(self, exchange, dies=False):
+        super().__init__()
+        self.exchange, self.dies, self.steps, self.seen = exchange, dies, 0, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append({**seen(self.model, self.exchange), "ratio": logs["plan_ratio"]})
+        report({"epochs": self.seen})
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.dies and RANK == 1 and self.steps == LAST_STEP:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def backup():
+    return gc.callbacks.BackupAndRestore(pathlib.Path(argument(2)), delete_checkpoint=False)
+
+
+def killed():
+    model, exchange = built("optimizer")
+    fit(model, backup(), Epochs(exchange, dies=True))
+
+
+def resume():
+    model, exchange = built("optimizer")
+    restored = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: restored.append(seen(model, exchange))
+    )
+    fitted = fit(model, backup(), note)
+    report({"restored": restored[0], "end": seen(model, exchange), "epochs": fitted.epoch})
+
+
+def strategy():
+    model, exchange = built("strategy", steps_per_execution=2)
+    epochs = Epochs(exchange)
+    fit(model, epochs)
+    report(
+        {
+            "epochs": epochs.seen,
+            "at the start": error_with_another_plan(*built("strategy")),
+            "later": error_with_another_plan(model, exchange),
+        }
+    )
+
+
+def error_with_another_plan(model, exchange):
+    """How training goes on where worker 1 has another plan, and so shorter vectors."""
+    (plan,) = exchange.job_state["power_sgd_plan"].values
+    settings = np.array(exchange.plan_in_force().settings) + 1
+    if RANK == 1:
+        settings[2] -= 1
+    plan.assign(settings)
+    try:
+        fit(model)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+if __name__ == "__main__":
+    {"killed": killed, "resume": resume, "strategy": strategy}[argument(1)]()

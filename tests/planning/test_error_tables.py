@@ -1,0 +1,147 @@
+"""What a setting sends and misses is what the method itself would send and keep."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compressors.lockstep import Lockstep
+from tf_gradcomp import ops
+from tf_gradcomp.compressors import QSGD, AdaComp, PowerSGD, RandomK, ScaleCom, SignSGD, TopK
+from tf_gradcomp.planning import error_tables
+from tf_gradcomp.planning.error_tables import table
+from tf_gradcomp.policy import CONVOLUTION, DENSE, GradientSpec
+
+SHAPE = (3, 3, 30, 77)  # no multiple of a bucket, a chunk or a vector register
+SPEC = GradientSpec("layer/kernel", SHAPE, "float32", CONVOLUTION)
+
+
+def gradient_of(shape=SHAPE, scale=1e-3):
+    """A few entries are much larger than most."""
+    values = np.random.default_rng(3).standard_normal(shape) ** 3
+    return (scale * values).astype(np.float32)
+
+
+def table_of(compressor, settings, *, spec=SPEC, gradient=None):
+    gradient = gradient_of(spec.shape) if gradient is None else gradient
+    return table(compressor, spec, gradient, settings, default=settings[0])
+
+
+def simulated(compressor):
+    """What one replica sends and keeps of a gradient: bytes and the norm of its residual."""
+    outcome = Lockstep(compressor, [SPEC], 1).step([[gradient_of()]])
+    return outcome.tensor_bytes[0][0], np.linalg.norm(outcome.residuals[0][0].astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("with_setting", "values", "setting_of"),
+    [
+        (TopK, [0.001, 0.01, 0.3, 1.0, None], lambda value: int((value or 0) * gradient_of().size)),
+        (lambda bits: QSGD(bits, stochastic=False), [2, 3, 5, 8, None], lambda value: value or 0),
+        (lambda bits: QSGD(bits, 96, stochastic=False), [2, 4], lambda value: value),
+        (AdaComp, [1, 5, 50, 500, 16383, None], lambda value: value or 0),
+        (lambda size: AdaComp(size, scale_factor=3.0), [50], lambda value: value),
+        (ScaleCom, [2, 25, 400, 65536, None], lambda value: value or 1),
+    ],
+    ids=["TopK", "QSGD", "QSGD, buckets of 96", "AdaComp", "AdaComp, factor 3", "ScaleCom"],
+)
+def test_bytes_and_errors_are_those_of_a_step_from_zero(with_setting, values, setting_of):
+    expected = [simulated(with_setting(value)) for value in values]
+    # A setting does not depend on those before it.
+    for order in (slice(None), slice(None, None, -1)):
+        settings = [setting_of(value) for value in values][order]
+        planned = table_of(with_setting(values[0]), settings)
+        assert planned.bytes.tolist() == [sent for sent, _ in expected][order]
+        np.testing.assert_allclose(planned.errors, [left for _, left in expected][order], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("bits", "bucket_size", "message"),
+    [
+        ([4, 9], 1024, r"bits\[1\] is 9; expected 2 to 8, or 0"),
+        ([1], 1024, r"bits\[0\] is 1"),
+        ([[4]], 1024, "bits has shape"),
+        ([4], 33, "bucket_size is 33; expected a multiple of 32"),
+    ],
+)
+def test_bad_arguments_of_qsgds_errors_are_refused(bits, bucket_size, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        ops.qsgd_errors(gradient_of(), bits, bucket_size=bucket_size, stochastic=True)
+
+
+def test_the_error_of_stochastic_rounding_is_the_expected_one():
+    planned = table_of(QSGD(), [2, 4, 8])
+    for bits, size, error in zip(*planned[:3], strict=True):
+        sent, left = zip(*[simulated(QSGD(bits, seed=seed)) for seed in range(10)], strict=True)
+        assert {size} == set(sent)
+        np.testing.assert_allclose(error, np.sqrt(np.mean(np.square(left))), rtol=5e-3)
+
+
+@pytest.mark.parametrize("shape", [(40, 300), (300, 40), SHAPE, (64, 64)])
+def test_powersgds_error_is_the_tail_of_the_singular_values(shape):
+    ranks = [1, 2, 5, 0, 16]
+    spec = GradientSpec("layer/kernel", shape, "float32", DENSE)
+    planned = table_of(PowerSGD(), ranks, spec=spec)
+    matrix = gradient_of(shape).reshape(-1, shape[-1]).astype(np.float64)
+    tail = np.sqrt(np.cumsum(np.linalg.svd(matrix, compute_uv=False)[::-1] ** 2)[::-1])
+    np.testing.assert_allclose(planned.errors, [tail[rank] if rank else 0 for rank in ranks], 1e-6)
+    sizes = [4 * rank * sum(matrix.shape) if rank else 4 * matrix.size for rank in ranks]
+    assert planned.bytes.tolist() == sizes
+
+
+def test_powersgds_error_of_a_huge_matrix_is_near_the_best(monkeypatch):
+    spec = GradientSpec("layer/kernel", (300, 200), "float32", DENSE)
+    best = table_of(PowerSGD(), [1, 4, 8], spec=spec)
+    monkeypatch.setattr(error_tables, "LARGEST_GRAM", 100)
+    near = table_of(PowerSGD(), [1, 4, 8], spec=spec)
+    assert (near.errors > best.errors).all()
+    np.testing.assert_allclose(near.errors, best.errors, rtol=0.018)
+
+
+def test_a_low_rank_gradient_misses_nothing_at_its_rank():
+    spec = GradientSpec("layer/kernel", (90, 70), "float32", DENSE)
+    gradient = np.outer(np.arange(90), np.arange(70)).astype(np.float32)
+    errors = table_of(PowerSGD(), [1, 2, 3], spec=spec, gradient=gradient).errors
+    assert (errors < 1e-6 * np.linalg.norm(gradient)).all()
+
+
+METHODS = [(TopK(), 30), (PowerSGD(), 2), (QSGD(), 4), (AdaComp(), 50), (ScaleCom(), 25)]
+
+
+@pytest.mark.parametrize(("compressor", "setting"), METHODS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_not_finite_has_no_errors(compressor, setting, bad):
+    gradient = gradient_of()
+    gradient[1, 2, 3, 4] = bad
+    planned = table_of(compressor, [setting], gradient=gradient)
+    assert np.isnan(planned.errors).all()
+    assert (planned.bytes > 0).all()
+
+
+@pytest.mark.parametrize(("compressor", "setting"), METHODS)
+@pytest.mark.parametrize("shape", [(0, 6), (6, 0), (1,), ()])
+def test_any_variable_has_a_table(compressor, setting, shape):
+    spec = GradientSpec("layer/bias", shape, "float32", DENSE)
+    [own] = compressor.settings([spec])
+    assert (table_of(compressor, [own], spec=spec, gradient=np.zeros(shape)).errors == 0).all()
+
+
+def test_the_uniform_setting_joins_the_choices():
+    planned = table(TopK(), SPEC, gradient_of(), [10, 20, 10], default=15)
+    assert planned.settings == [10, 20, 15]
+    assert planned.default == 2
+    assert table(TopK(), SPEC, gradient_of(), [10, 20], default=20).default == 1
+
+
+def test_a_half_precision_gradient_counts_as_it_is():
+    spec = GradientSpec("layer/kernel", SHAPE, "float16", DENSE)
+    gradient = gradient_of(scale=1).astype(np.float16)
+    for compressor, setting in METHODS:
+        half = table_of(compressor, [setting], spec=spec, gradient=gradient)
+        full = table_of(compressor, [setting], gradient=gradient.astype(np.float32))
+        assert half.errors == full.errors
+
+
+@pytest.mark.parametrize("compressor", [RandomK(), SignSGD()])
+def test_a_method_without_a_table_is_refused(compressor):
+    with pytest.raises(ValueError, match="has no table of errors"):
+        table_of(compressor, [4])

@@ -1,0 +1,187 @@
+"""L-GreCo: another method, whose setting of each layer is planned while the job trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.compressors import registry
+from tf_gradcomp.compressors.base import (
+    GRADIENT_SUM,
+    Compressor,
+    Exchanged,
+    ExchangeInputs,
+    JobStateSpec,
+    StateSpec,
+)
+from tf_gradcomp.compressors.wishes import Wish
+from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
+
+_NO_SETTING = -1  # a plan has settings plus one, and 0 where there is none yet
+_PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
+
+
+class LGreCo(Compressor):
+    """Another method, which gives each layer the compression that it bears.
+
+    The method's own settings are the reference. In each period of training, a plan chooses for each
+    layer one of several settings around its own: those that together send the fewest bytes, while
+    the summed error of what is sent is at most that of the reference. Layers whose gradients are
+    easily compressed are compressed more, and others less.
+
+    Plans are made by `gc.callbacks.LayerwisePlan`, or in a training loop of your own by
+    `exchange.plan_settings()`. Until the first one, and without any, this is the method itself. A
+    plan is made from the sum of the gradients of the first replica since the one before, as they
+    are compressed but without what waits in the residual; steps that were skipped are left out.
+
+    Use it where layers differ much in size and kind. It keeps a sum of the gradients on each
+    replica, as large as the model, and the first one reads its gradients once more. Vectors,
+    variables with fewer than 1024 entries and those that the method sends whole keep its settings.
+
+    Args:
+        method: A compressor with a setting that differs by variable, its name or its config:
+            `PowerSGD`, `QSGD`, `TopK`, `AdaComp` or `ScaleCom`. It takes no warm-up of its own.
+        choices: The values of the method's main setting among which plans choose, for all layers
+            alike and as its constructor takes them. By default, for each layer a range around its
+            own: half of it to twice as many for ranks and bits, and a tenth to ten times for
+            densities, bins and rates.
+        budget: How many times the error of the reference plans may have. With 0, or with what is
+            not finite, there is no plan.
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`. Steps of a
+            warm-up are left out of the sum.
+
+    Raises:
+        ValueError: If the method has no such setting or a warm-up of its own, a choice is out of
+            range, or the budget is negative.
+
+    Reference:
+        Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
+        Deep Learning", MLSys 2024, https://arxiv.org/abs/2210.17357
+    """
+
+    name = "lgreco"
+
+    def __init__(
+        self,
+        method: str | Mapping[str, Any] | Compressor = "power_sgd",
+        choices: Sequence[Any] | None = None,
+        budget: float = 1.0,
+        **warmup: Any,
+    ) -> None:
+        super().__init__(**warmup)
+        self.method = _checked(registry.get(method))
+        self.values = None if choices is None else list(choices)
+        if self.values == []:
+            raise ValueError("LGreCo: choices has no values; give some, or None for a range.")
+        for kind in LAYER_KINDS:  # what is wrong with the values is reported now
+            self.choices(dataclasses.replace(_PLANNABLE, kind=kind))
+        if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
+            raise ValueError(f"LGreCo: budget must be a number of at least 0; received {budget!r}.")
+        self.budget = float(budget)
+        self.residual_scale = self.method.residual_scale
+        self.helped_by_precondition = self.method.helped_by_precondition
+
+    @property
+    def plan_name(self) -> str:
+        """The name of the plan in the state of the job; plans of other methods have others."""
+        return f"{self.method.name}_plan"
+
+    @property
+    def outcome_name(self) -> str:
+        """The name of what the plan is expected to do: see `PlanInForce`."""
+        return f"{self.method.name}_plan_outcome"
+
+    def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
+        """That of the method, for any of the choices; and the sum of the gradients to plan with."""
+        kept = self.method.state_for(spec, [*self.settings([spec]), *(self.choices(spec) or ())])
+        return {**kept, GRADIENT_SUM: StateSpec(spec.shape, shared=True)}
+
+    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
+        """The plan, and what it is expected to do."""
+        return {
+            **self.method.job_state(specs),
+            self.plan_name: JobStateSpec((len(specs),), "int64"),
+            self.outcome_name: JobStateSpec((3,)),
+        }
+
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """The reference: the method's own settings."""
+        return self.method.settings(specs) or []
+
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """What the method says of the values that were given."""
+        return self.method.choices(spec, self.values if values is None else values)
+
+    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
+        """Those of the plan, unless the step brings others."""
+        if inputs.settings is not None:
+            return self.method.settings_in_force(inputs)
+        plan = inputs.job_state[self.plan_name].read_value()
+        if inputs.numbers is not None:
+            plan = tf.gather(plan, list(inputs.numbers))
+        return self.planned(inputs.specs, plan)
+
+    def planned(self, specs: Sequence[GradientSpec], plan: tf.Tensor) -> tf.Tensor:
+        """The settings by a plan, and the own one where a plan has none of the choices.
+
+        Args:
+            specs: What is known of some gradients.
+            plan: int64, one for each of them, as the job's state has it. It may be of an earlier
+                job, with other choices.
+
+        Returns:
+            int64 [tensors].
+        """
+        settings = plan + _NO_SETTING
+        choices = [self.choices(spec) or [] for spec in specs]
+        most = max(map(len, choices), default=0)
+        table = [[*of_one, *[_NO_SETTING] * (most - len(of_one))] for of_one in choices]
+        allowed = tf.reshape(tf.constant(table, tf.int64), [len(specs), most])
+        is_choice = tf.reduce_any(tf.equal(settings[:, tf.newaxis], allowed), 1)
+        own = tf.constant(self.settings(specs), tf.int64)
+        return tf.where(is_choice & (settings > _NO_SETTING), settings, own)
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+        """The method's exchange, with the settings of the plan (paper, Algorithm 1)."""
+        in_force = dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
+        exchanged = yield from self.method.conversation(in_force)
+
+        def add() -> None:
+            for total, gradient in zip(inputs.state[GRADIENT_SUM], inputs.gradients, strict=True):
+                value = tf.cast(gradient, tf.float32)
+                tf.raw_ops.AssignAddVariableOp(resource=total, value=value)
+
+        is_first = tf.equal(inputs.rank, 0)
+        tf.cond(tf.logical_and(exchanged.finite, is_first), add, lambda: None)
+        return exchanged
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, JSON-serializable, as the constructor takes them."""
+        return {
+            "method": registry.text_of(self.method),
+            "choices": self.values,
+            "budget": self.budget,
+            **super().get_config(),
+        }
+
+
+def _checked(method: Any) -> Compressor:
+    """The method, if its settings can be planned.
+
+    Raises:
+        ValueError: If they can't, or it takes turns with others.
+    """
+    planned = isinstance(method, Compressor) and not isinstance(method, LGreCo)
+    if not planned or type(method).choices is Compressor.choices:
+        raise ValueError(
+            f"LGreCo: {method!r} has no setting that can be planned for each layer; use "
+            "'power_sgd', 'qsgd', 'top_k', 'adacomp' or 'scalecom'."
+        )
+    if method.warmup or method.phases:
+        raise ValueError(
+            f"LGreCo: {method!r} takes turns with others; give the warm-up to LGreCo itself."
+        )
+    return method

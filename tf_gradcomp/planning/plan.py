@@ -1,0 +1,122 @@
+"""The plan: for each layer the setting with which all together send least, within the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors import Compressor
+from tf_gradcomp.planning.error_tables import Table, table
+from tf_gradcomp.policy import GradientSpec
+
+
+class Plan(NamedTuple):
+    """Which settings to use, and what they are expected to send and to miss.
+
+    Attributes:
+        settings: One for each variable, as `Compressor.settings` has them; the uniform setting
+            where the variable is outside the plan.
+        budget_used: The summed error of the planned layers over the budget; NaN without a budget.
+        bytes: Of a replica's payload of all variables, without its header.
+        uniform_bytes: The same with the uniform settings.
+        at_bound: How many of the planned layers have the smallest of their choices.
+        planned: How many layers had a choice.
+        reason: Why all keep the uniform setting; empty if they don't.
+    """
+
+    settings: list[int]
+    budget_used: float
+    bytes: float
+    uniform_bytes: float
+    at_bound: int
+    planned: int
+    reason: str = ""
+
+
+def plan_layers(
+    compressor: Compressor,
+    specs: Sequence[GradientSpec],
+    gradients: Sequence[np.ndarray],
+    choices: Sequence[Sequence[int] | None] | None = None,
+    budget: float = 1.0,
+    defaults: Sequence[int] | None = None,
+) -> Plan:
+    """The smallest number of bytes whose summed error is within that of the uniform setting.
+
+    Args:
+        compressor: A method with a main setting that differs by variable.
+        specs: What is known of each variable's gradient.
+        gradients: One for each variable, such as the sum of those of many steps: what would be
+            compressed, without a residual.
+        choices: For each variable, the settings that it may have; None keeps its own. By default,
+            what `Compressor.choices` says.
+        budget: How many times the error of the uniform setting is allowed.
+        defaults: The uniform setting of each variable. By default, what `Compressor.settings` says.
+
+    Returns:
+        The plan; where there is none, the uniform settings, with the reason.
+
+    Raises:
+        ValueError: If the method has no such setting.
+    """
+    if defaults is None:
+        defaults = compressor.settings(specs)
+    if defaults is None:
+        raise ValueError(f"{compressor!r} has no setting that differs by variable.")
+    if choices is None:
+        choices = [compressor.choices(spec) for spec in specs]
+    tables = [
+        table(compressor, spec, gradient, own or (), default)
+        for spec, gradient, own, default in zip(specs, gradients, choices, defaults, strict=True)
+    ]
+    places = [of_one.default for of_one in tables]
+    planned = [i for i, own in enumerate(choices) if own]
+    layers = [tables[i] for i in planned]
+    best = ops.knapsack(
+        [layer.bytes for layer in layers],
+        [layer.errors for layer in layers],
+        [layer.default for layer in layers],
+        budget=budget,
+    )
+    for i, place in zip(planned, best, strict=True):
+        places[i] = place
+    allowed = budget * _error(layers, [layer.default for layer in layers])
+    return Plan(
+        settings=[of_one.settings[place] for of_one, place in zip(tables, places, strict=True)],
+        budget_used=_error(layers, best) / allowed if allowed else math.nan,
+        bytes=_bytes(tables, places),
+        uniform_bytes=_bytes(tables, [of_one.default for of_one in tables]),
+        at_bound=sum(
+            int(layer.bytes[place] == layer.bytes.min())
+            for layer, place in zip(layers, best, strict=True)
+        ),
+        planned=len(planned),
+        reason=_reason(layers, best, allowed),
+    )
+
+
+def _reason(layers: Sequence[Table], best: Sequence[int], allowed: float) -> str:
+    """Why all layers keep the uniform setting."""
+    if any(place != layer.default for layer, place in zip(layers, best, strict=True)):
+        return ""
+    if not layers:
+        return "no variable has a choice"
+    if not math.isfinite(allowed):
+        return "the budget of errors is not finite"
+    if allowed <= 0:
+        return "the budget of errors is 0"
+    if _error(layers, best) > allowed:
+        return "no plan is within the budget"
+    return "no plan within the budget sends less"
+
+
+def _error(layers: Sequence[Table], places: Sequence[int]) -> float:
+    return float(sum(layer.errors[place] for layer, place in zip(layers, places, strict=True)))
+
+
+def _bytes(layers: Sequence[Table], places: Sequence[int]) -> float:
+    return float(sum(layer.bytes[place] for layer, place in zip(layers, places, strict=True)))
