@@ -11,7 +11,7 @@ from tests.compressors.test_warmup import after_warmup
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
+from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_job_state, new_state
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,), (0, 3), ()]
 SIZE = 2
@@ -26,6 +26,7 @@ class Replicas:
         self.before = before
         self.specs = specs_of(random_gradients(SHAPES, 1)[0])
         self.state = [new_state(compressor, self.specs, ADAM) for _ in range(SIZE)]
+        self.job_state = [new_job_state(compressor, self.specs) for _ in range(SIZE)]
 
     def step(self, number, gradients):
         inputs = []
@@ -34,10 +35,9 @@ class Replicas:
             moments = ADAM.second_moments(of_one, tf.constant(number, tf.int64), SIZE)
             if self.before:
                 given, moments = ops.precondition(moments, given), None
-            step, finite = tf.constant(number, tf.int64), tf.constant(True)
-            inputs.append(
-                ExchangeInputs(self.specs, given, of_one, step, finite, rank, SIZE, moments)
-            )
+            of_step = (tf.constant(number, tf.int64), tf.constant(True), rank, SIZE, moments)
+            of_job = self.job_state[rank]
+            inputs.append(ExchangeInputs(self.specs, given, of_one, *of_step, job_state=of_job))
         talks = [self.compressor.conversation(of_one) for of_one in inputs]
         return [end.result for end in in_lockstep(talks)]
 

@@ -64,14 +64,14 @@ def _quiet():
     tf.get_logger().setLevel(level)
 
 
-@programs(strategies.dense_programs(), 80)
+@programs(strategies.dense_programs(), 40)
 def test_whole_gradients_train_as_the_inner_optimizer(program):
     checks.trains_as_the_inner_optimizer(program)
 
 
 @programs(
     strategies.dense_programs(accumulating=True),
-    24,
+    16,
     by_sgd(
         Job(2, "no_compression", (Step(0, BOTH, times=6),)),
         gradient_accumulation_steps=2,
@@ -87,14 +87,14 @@ def test_whole_gradients_accumulate_as_in_the_inner_optimizer(program):
     checks.trains_as_the_inner_optimizer(program)
 
 
-@programs(strategies.lossless_programs(), 50)
+@programs(strategies.lossless_programs(), 30)
 def test_nothing_is_lost(program):
     checks.loses_nothing(program)
 
 
 @programs(
     strategies.lossless_programs(most_jobs=3),
-    80,
+    40,
     by_sgd(
         Job(2, TOP_K, (Step(0, BOTH),)),
         Job(1, TOP_K, (Step(1, FIRST), Step(2, BOTH))),
@@ -121,7 +121,7 @@ def test_nothing_is_lost_between_jobs(program):
     checks.loses_nothing(program)
 
 
-@programs(strategies.lossless_programs(static=True, most_jobs=2), 24)
+@programs(strategies.lossless_programs(static=True, most_jobs=2), 16)
 def test_nothing_is_lost_behind_a_static_loss_scale(program):
     checks.loses_nothing(program)
 
@@ -133,7 +133,7 @@ def test_casts_lose_what_rounding_takes_off(program):
 
 @programs(
     strategies.scaled_programs(),
-    24,
+    16,
     Program(
         ((3,),),
         "Adam",
