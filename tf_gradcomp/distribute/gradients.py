@@ -49,6 +49,17 @@ def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
     return float(tf.linalg.global_norm(residuals)) if residuals else 0.0
 
 
+def as_tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+    """The gradient; slices that a program has made itself may hold a tuple as their shape."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(gradient.values),
+        tf.convert_to_tensor(gradient.indices),
+        tf.convert_to_tensor(gradient.dense_shape),
+    )
+
+
 def plus_residual(
     gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor, replicas: int
 ) -> tuple[tf.Tensor | tf.IndexedSlices, tf.Tensor]:

@@ -14,7 +14,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
-from tf_gradcomp.distribute.gradients import all_finite, plus_residual
+from tf_gradcomp.distribute.gradients import all_finite, as_tensors, plus_residual
 from tf_gradcomp.distribute.group import Group, Member
 from tf_gradcomp.distribute.host_state import OnHost
 from tf_gradcomp.distribute.padded_gather import WordsAhead
@@ -156,7 +156,7 @@ class ReplicaExchange:
         residuals = self._state().get(RESIDUAL, [])
         if not residuals or not places:
             return list(gradients), []
-        given = [gradients[place] for place in places]
+        given = [as_tensors(gradients[place]) for place in places]
         waiting = [residuals[place].read_value() for place in places]
         wanted = tf.logical_and(self._waits(places), all_finite(given))
 
