@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import InnerState
@@ -296,7 +295,7 @@ class GradientExchange(tf.Module):
         facts = {"next action": "planning settings", **self._progress()}
         group.agree(facts, LATER_LIST_SECONDS)
         sums = self.state[GRADIENT_SUM]
-        proposed = np.zeros(3 + len(self.specs))
+        proposed = planner.no_plan()
         if group.is_first:
             proposed = planner.propose([group.local(total, 0).numpy() for total in sums])
         proposed = group.from_first(proposed)

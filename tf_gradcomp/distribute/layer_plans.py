@@ -65,6 +65,10 @@ class LayerPlanner:
         """The places of the variables that plans may give other settings than their own."""
         return [place for place, spec in enumerate(self.specs) if self.lgreco.choices(spec)]
 
+    def no_plan(self) -> np.ndarray:
+        """What `propose` returns if there is none: all keep their own settings."""
+        return np.zeros(3 + len(self.specs))
+
     def propose(self, sums: Sequence[np.ndarray]) -> np.ndarray:
         """Makes a plan; the chief says why, if there is none.
 
@@ -74,7 +78,7 @@ class LayerPlanner:
         Returns:
             float64 [3 + variables], for `install`: what the plan is expected to do, and the plan.
         """
-        proposed = np.zeros(3 + len(self.specs))
+        proposed = self.no_plan()
         # Not those that are exchanged in no step, such as tables that are sent as slices.
         places = [place for place, total in enumerate(sums) if total.any()]
         specs = [self.specs[place] for place in places]

@@ -66,7 +66,8 @@ def facts_of(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str
 
 def check_current_strategy() -> None:
     """Refuses strategies under which gradients are not exchanged, or are so already."""
-    if getattr(current_group().strategy, "compressor", None) is not None:
+    group = current_group()  # refuses the former
+    if getattr(group.strategy, "compressor", None) is not None:
         raise ValueError(
             "A compressor is set on both the strategy and the optimizer, and gradients would be "
             "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "

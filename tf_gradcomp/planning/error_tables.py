@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors import QSGD, AdaComp, Compressor, PowerSGD, ScaleCom, TopK
+from tf_gradcomp.compressors.choices import distinct
 from tf_gradcomp.compressors.chunked import tensor_bytes
 from tf_gradcomp.policy import GradientSpec
 
@@ -60,7 +61,7 @@ def table(
     Returns:
         The choices in their order, then the uniform setting if it is not among them.
     """
-    settings = list(dict.fromkeys([*choices, default]))
+    settings = distinct([*choices, default])
     values = np.asarray(gradient, np.float32)
     finite = bool(np.isfinite(values).all())
     costs = _costs(compressor, spec, values if finite else np.zeros_like(values), settings)

@@ -113,6 +113,7 @@ class Learners:
         self.compressor = checked_method(compressors.get(compressor))
         self._policy = checked_policy(policy)
         self.specs = gradient_specs(model.trainable_variables, self._policy)
+        self._residual_scale = residual_scale(self.compressor, self.specs) or 1.0
         self._last_similarity: Similarity | None = None
         self._preconditioner = (
             preconditioner_for(model.optimizer, self.compressor, precondition)
@@ -290,7 +291,7 @@ class Learners:
             size,
             moments,
             self._job_state[rank],
-            residual_scale=residual_scale(self.compressor, self.specs) or 1.0,
+            residual_scale=self._residual_scale,
             numbers=places,
         )
 

@@ -95,36 +95,36 @@ class LayerwisePlan(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Prints the table."""
-        planner = self._planner()
-        strategy = self.model.distribute_strategy
-        if planner and self._plan and self._table and is_chief(strategy):
-            rich.console.Console().print(self._by_layer(planner, self._plan))
+        exchange = self._planned_exchange()
+        if not (exchange and exchange.planner and self._plan and self._table):
+            return
+        if is_chief(self.model.distribute_strategy):
+            rich.console.Console().print(self._by_layer(exchange.planner, self._plan))
 
     def _plan_now(self) -> None:
-        if self._planner():
+        exchange = self._planned_exchange()
+        if exchange:
             started = time.perf_counter()
-            self._plan = self._found().plan_settings()
+            self._plan = exchange.plan_settings()
             self._seconds += time.perf_counter() - started
             self._plans += 1
 
     def _add_to(self, logs: dict[str, Any] | None) -> None:
-        if self._plan is None and self._planner():
-            self._plan = self._found().plan_in_force()
+        exchange = self._planned_exchange()
+        if self._plan is None and exchange:
+            self._plan = exchange.plan_in_force()
         if self._plan and logs is not None:
             logs.update(measures(self._plan))
 
     def _steps(self) -> int:
-        return self._found().exchanges if self._planner() else 0
+        exchange = self._planned_exchange()
+        return exchange.exchanges if exchange else 0
 
-    def _planner(self) -> LayerPlanner | None:
+    def _planned_exchange(self) -> GradientExchange | None:
+        """The model's exchange, if its settings can be planned."""
         if self._exchange is None:  # a strategy's own exists from the first step on
             self._exchange = find_exchange(self.model)
-        return self._exchange.planner if self._exchange else None
-
-    def _found(self) -> GradientExchange:
-        if self._exchange is None:
-            raise RuntimeError("There is no exchange without a planner.")
-        return self._exchange
+        return self._exchange if self._exchange and self._exchange.planner else None
 
     def _by_layer(self, planner: LayerPlanner, plan: PlanInForce) -> rich.table.Table:
         table = rich.table.Table(
