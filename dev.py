@@ -168,20 +168,33 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
         copy_tree(target.tree)
     digest = inputs_digest(target)
     fits = installed["digest"] == digest and (target.tree / LIBRARY).exists()
-    if fits and set(extras) <= set(installed["extras"]):
+    missing = sorted({*extras} - {*installed["extras"]})
+    if fits and not missing:
         return
     all_extras = sorted({*extras, *installed["extras"]})
     stamp.unlink(missing_ok=True)
-    pip_install(target, "TensorFlow", [tensorflow_package(target), *BUILD_NEEDS])
-    package = f"{target.tree}[{','.join(all_extras)}]"
-    pip_install(
-        target,
-        "tf_gradcomp, which builds its ops",
-        ["--no-build-isolation", "--editable", package, tensorflow_package(target)],
-        build_environment(compiler),
-    )
+    if fits:
+        needs = [*requirements_of(missing), tensorflow_package(target)]
+        pip_install(target, f"what is needed for: {', '.join(missing)}", needs)
+    else:
+        pip_install(target, "TensorFlow", [tensorflow_package(target), *BUILD_NEEDS])
+        package = f"{target.tree}[{','.join(all_extras)}]"
+        pip_install(
+            target,
+            "tf_gradcomp, which builds its ops",
+            ["--no-build-isolation", "--editable", package, tensorflow_package(target)],
+            build_environment(compiler),
+        )
     made_of = {"python": sys.version, "digest": digest, "extras": all_extras}
     stamp.write_text(json.dumps(made_of))
+
+
+def requirements_of(extras: list[str]) -> list[str]:
+    """What pyproject.toml lists for them."""
+    import tomllib  # not there for the older Pythons that check_python refuses
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [package for extra in extras for package in project["optional-dependencies"][extra]]
 
 
 def make_environment(folder: Path) -> None:

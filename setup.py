@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
@@ -11,6 +12,7 @@ from setuptools.command.build_ext import build_ext
 OLDEST, NEWEST = (2, 17), (2, 21)
 SOURCES = sorted(glob("custom_ops/kernels/*.cc") + glob("custom_ops/tensorflow/*.cc"))
 HEADERS = sorted(glob("custom_ops/*/*.h"))
+PRECOMPILED = "custom_ops/tensorflow/precompiled.h"
 
 
 def import_tensorflow():
@@ -51,9 +53,16 @@ class BuildOps(build_ext):
         flags += [re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()]
         macros = [("TF_GRADCOMP_TENSORFLOW_VERSION", f'"{tf.__version__}"')]
 
+        with_header = ["-include", self.precompile(macros, flags)]
+
         def compile_one(source):
+            uses_tensorflow = os.path.dirname(source) == os.path.dirname(PRECOMPILED)
             return self.compiler.compile(
-                [source], self.build_temp, macros, extra_postargs=flags, depends=ext.depends
+                [source],
+                self.build_temp,
+                macros,
+                extra_postargs=flags + with_header * uses_tensorflow,
+                depends=ext.depends,
             )[0]
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -65,6 +74,20 @@ class BuildOps(build_ext):
             build_temp=self.build_temp,
             target_lang="c++",
         )
+
+    def precompile(self, macros, flags):
+        """Compiles TensorFlow's headers; a compiler that cannot use the result reads the copy."""
+        os.makedirs(self.build_temp, exist_ok=True)
+        header = os.path.abspath(shutil.copy(PRECOMPILED, self.build_temp))
+        source = shutil.copy(header, header.removesuffix(".h") + ".cc")
+        (compiled,) = self.compiler.compile(
+            [source],
+            macros=macros,
+            extra_preargs=["-x", "c++-header"],
+            extra_postargs=flags,
+        )
+        os.replace(compiled, header + ".gch")
+        return header
 
 
 setup(

@@ -9,13 +9,14 @@ from tests.replicas import method_names
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs" / "simulated.py"
+WORKERS = 3  # no power of two
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids="{} workers".format)
-def jobs(request):
+@pytest.fixture(scope="module")
+def jobs():
     """By way: the weights after each step, and the last plan of settings, by method."""
-    real = run_workers(PROGRAM, request.param, ["real", str(request.param)])
-    simulated = run_workers(PROGRAM, 1, ["simulated", str(request.param)])
+    real = run_workers(PROGRAM, WORKERS, ["real", WORKERS])
+    simulated = run_workers(PROGRAM, 1, ["simulated", WORKERS])
     return result(real[0]), result(simulated[0])
 
 

@@ -75,25 +75,28 @@ def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
     target = dev.dataclasses.replace(dev.NEWEST, folder=tmp_path)
     installed = []
     monkeypatch.setattr(dev, "ROOT", tmp_path / "tree")
-    monkeypatch.setattr(dev, "pip_install", lambda target, what, *_: installed.append(what))
+    monkeypatch.setattr(dev, "pip_install", lambda target, what, needs, *_: installed.extend(needs))
     monkeypatch.setattr(dev, "make_environment", lambda folder: make_fake_environment(folder))
     for name in ("setup.py", "pyproject.toml", str(dev.LIBRARY)):
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tree" / name).write_text("1")
+        (tmp_path / "tree" / name).write_text("")
+    project = "[project.optional-dependencies]\nexamples = ['plots']\ntest = ['runner', 'timer']\n"
+    (tmp_path / "tree" / "pyproject.toml").write_text(project)
 
     def installs(*extras):
         installed.clear()
         dev.prepare(target, extras, "g++")
-        return bool(installed)
+        return installed
 
-    assert installs("examples")
+    tree = tmp_path / "tree"
+    assert f"{tree}[examples]" in installs("examples")
     assert not installs("examples")
-    assert installs("test")
+    assert installs("test")[:-1] == ["runner", "timer"]  # and the ops are not built again
     assert not installs("examples", "test")
-    (tmp_path / "tree" / "setup.py").write_text("2")
-    assert installs("test")
-    (tmp_path / "tree" / dev.LIBRARY).unlink()
-    assert installs("test")
+    (tree / "setup.py").write_text("2")
+    assert f"{tree}[examples,test]" in installs("test")
+    (tree / dev.LIBRARY).unlink()
+    assert f"{tree}[examples,test]" in installs("test")
 
 
 def make_fake_environment(folder):

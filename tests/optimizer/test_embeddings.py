@@ -1,5 +1,7 @@
 """Gradients that come as slices go to the inner optimizer as slices."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -70,8 +72,17 @@ def test_no_compression_equals_one_process(inner):
     np.testing.assert_allclose(job.table.numpy(), weights.numpy(), rtol=0, atol=5e-7)
 
 
-@pytest.mark.parametrize("inner", OPTIMIZERS, ids=label)
-@pytest.mark.parametrize("compressor", ["adacomp", "scalecom(rates=8)", "qsgd", "power_sgd"])
+@pytest.mark.parametrize(
+    ("inner", "compressor"),
+    [
+        *((inner, "adacomp") for inner in OPTIMIZERS),
+        *itertools.product(
+            [keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)],
+            ["scalecom(rates=8)", "qsgd", "power_sgd"],
+        ),
+    ],
+    ids=lambda of: of if isinstance(of, str) else label(of),
+)
 def test_replicas_stay_equal_and_train(inner, compressor):
     job = Job(2, inner, compressor)
     start = job.table.numpy()

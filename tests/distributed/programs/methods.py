@@ -1,8 +1,8 @@
 """Trains with compression methods, a gradient of worker 1 not finite in one step.
 
-methods.py train                   with each in turn
-methods.py killed FOLDER METHOD    with a backup; worker 1 kills itself in the second epoch
-methods.py resume FOLDER           with each in turn, from where its backup was made
+methods.py train FOLDER     with each in turn, with a backup after the epoch
+methods.py killed METHOD    until worker 1 kills itself
+methods.py resume FOLDER    with each in turn, from where its backup was made
 """
 
 import os
@@ -42,7 +42,6 @@ METHODS = {
     "bfloat16": compressors.Cast("bfloat16"),
     "warmed up": compressors.ScaleCom(20, value_bits=16, warmup_steps=BAD_STEP + 2),
 }
-EPOCHS_BEFORE_DEATH = 1
 
 
 def built(name):
@@ -57,10 +56,10 @@ def values(model):
     return [np.asarray(variable) for variable in model.trainable_variables]
 
 
-def train(name):
+def train(folder, name):
     model, exchange = built(name)
     before = model.evaluate(*digits(BATCH * STEPS), verbose=0)
-    model.fit(*data(), batch_size=BATCH, verbose=0, shuffle=False)
+    model.fit(*data(), batch_size=BATCH, verbose=0, shuffle=False, callbacks=[backup(folder, name)])
     traffic = exchange.traffic()
     return {
         **state_digest(model),
@@ -75,35 +74,15 @@ def train(name):
     }
 
 
-class Dying(keras.callbacks.Callback):
-    """Reports what was saved, and ends worker 1 amid the epoch after."""
+def killed(name):
+    model, _ = built(name)
 
-    def __init__(self, exchange):
-        super().__init__()
-        self.exchange = exchange
-        self.epoch = 0
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_epoch_end(self, epoch, logs=None):
-        report({"values": values(self.model), "state": state_sums(self.exchange)})
-
-    def on_train_batch_end(self, batch, logs=None):
-        if RANK == 1 and self.epoch == EPOCHS_BEFORE_DEATH and batch == BAD_STEP:
+    def die(batch, logs):
+        if RANK == 1 and batch == BAD_STEP:
             os.kill(os.getpid(), signal.SIGKILL)
 
-
-def killed(folder, name):
-    model, exchange = built(name)
-    model.fit(
-        *data(),
-        batch_size=BATCH,
-        epochs=EPOCHS_BEFORE_DEATH + 1,
-        verbose=0,
-        shuffle=False,
-        callbacks=[backup(folder, name), Dying(exchange)],
-    )
+    death = keras.callbacks.LambdaCallback(on_train_batch_end=die)
+    model.fit(*data(), batch_size=BATCH, verbose=0, shuffle=False, callbacks=[death])
 
 
 def backup(folder, name):
@@ -127,7 +106,7 @@ def resume(folder, name):
     fitted = model.fit(
         *digits(BATCH * STEPS),
         batch_size=3 * BATCH // 2,
-        epochs=EPOCHS_BEFORE_DEATH + 1,
+        epochs=2,
         verbose=0,
         shuffle=False,
         callbacks=[backup(folder, name), watch],
@@ -142,9 +121,9 @@ def resume(folder, name):
 
 if __name__ == "__main__":
     mode = argument(1)
-    if mode == "train":
-        report({name: train(name) for name in METHODS})
-    elif mode == "killed":
-        killed(argument(2), argument(3))
+    if mode == "killed":
+        killed(argument(2))
+    elif mode == "train":
+        report({name: train(argument(2), name) for name in METHODS})
     else:
         report({name: resume(argument(2), name) for name in compressors.names()})
