@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import registry
@@ -81,6 +82,7 @@ class LGreCo(Compressor):
         if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
             raise ValueError(f"LGreCo: budget must be a number of at least 0; received {budget!r}.")
         self.budget = float(budget)
+        self._ranges: dict[tuple[GradientSpec, ...], tuple[np.ndarray, list[int]]] = {}
         self.residual_scale = self.method.residual_scale
         self.helped_by_precondition = self.method.helped_by_precondition
 
@@ -136,13 +138,22 @@ class LGreCo(Compressor):
             int64 [tensors].
         """
         settings = plan + _NO_SETTING
-        choices = [self.choices(spec) or [] for spec in specs]
-        most = max(map(len, choices), default=0)
-        table = [[*of_one, *[_NO_SETTING] * (most - len(of_one))] for of_one in choices]
-        allowed = tf.reshape(tf.constant(table, tf.int64), [len(specs), most])
+        allowed, own = self._range(tuple(specs))
         is_choice = tf.reduce_any(tf.equal(settings[:, tf.newaxis], allowed), 1)
-        own = tf.constant(self.settings(specs), tf.int64)
-        return tf.where(is_choice & (settings > _NO_SETTING), settings, own)
+        return tf.where(is_choice & (settings > _NO_SETTING), settings, tf.constant(own, tf.int64))
+
+    def _range(self, specs: tuple[GradientSpec, ...]) -> tuple[np.ndarray, list[int]]:
+        """The choices of each variable, int64 [tensors, most choices], and its own setting.
+
+        They are kept: a simulation asks for them in each step of each learner.
+        """
+        if specs not in self._ranges:
+            choices = [self.choices(spec) or [] for spec in specs]
+            allowed = np.full((len(specs), max(map(len, choices), default=0)), _NO_SETTING)
+            for row, of_one in zip(allowed, choices, strict=True):
+                row[: len(of_one)] = of_one
+            self._ranges[specs] = allowed, self.settings(specs)
+        return self._ranges[specs]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """The method's exchange, with the settings of the plan (paper, Algorithm 1)."""
