@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import (
+    GRADIENT_NORMS,
     GRADIENT_SUM,
     Compressor,
     Exchanged,
@@ -21,6 +22,7 @@ from tf_gradcomp.compressors.base import (
 from tf_gradcomp.compressors.wishes import Wish
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
+UNIFORM, ACCORDION = "uniform", "accordion"
 _NO_SETTING = -1  # a plan has settings plus one, and 0 where there is none yet
 _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
@@ -51,12 +53,16 @@ class LGreCo(Compressor):
             densities, bins and rates.
         budget: How many times the error of the reference plans may have. With 0, or with what is
             not finite, there is no plan.
+        reference: `"uniform"`, the method's own settings; or `"accordion"`: where the norm of a
+            layer's gradients is steady, less than half larger or smaller than in the period before,
+            the reference is the choice with the fewest bytes instead. So plans may miss more, and
+            send less, once training has calmed down. (Accordion: https://arxiv.org/abs/2010.16248.)
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`. Steps of a
             warm-up are left out of the sum.
 
     Raises:
         ValueError: If the method has no such setting or a warm-up of its own, a choice is out of
-            range, or the budget is negative.
+            range, the budget is negative, or the reference unknown.
 
     Reference:
         Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
@@ -70,6 +76,7 @@ class LGreCo(Compressor):
         method: str | Mapping[str, Any] | Compressor = "power_sgd",
         choices: Sequence[Any] | None = None,
         budget: float = 1.0,
+        reference: str = UNIFORM,
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
@@ -82,6 +89,11 @@ class LGreCo(Compressor):
         if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
             raise ValueError(f"LGreCo: budget must be a number of at least 0; received {budget!r}.")
         self.budget = float(budget)
+        if reference not in (UNIFORM, ACCORDION):
+            raise ValueError(
+                f"LGreCo: reference must be {UNIFORM!r} or {ACCORDION!r}; received {reference!r}."
+            )
+        self.reference = reference
         self._ranges: dict[tuple[GradientSpec, ...], tuple[np.ndarray, list[int]]] = {}
         self.residual_scale = self.method.residual_scale
         self.helped_by_precondition = self.method.helped_by_precondition
@@ -102,11 +114,13 @@ class LGreCo(Compressor):
         return {**kept, GRADIENT_SUM: StateSpec(spec.shape, shared=True)}
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """The plan, and what it is expected to do."""
+        """The plan, what it is expected to do, and of Accordion the norms that it was made with."""
+        accordion = self.reference == ACCORDION
         return {
             **self.method.job_state(specs),
             self.plan_name: JobStateSpec((len(specs),), "int64"),
             self.outcome_name: JobStateSpec((3,)),
+            **({GRADIENT_NORMS: JobStateSpec((len(specs),))} if accordion else {}),
         }
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
@@ -175,6 +189,7 @@ class LGreCo(Compressor):
             "method": registry.text_of(self.method),
             "choices": self.values,
             "budget": self.budget,
+            "reference": self.reference,
             **super().get_config(),
         }
 

@@ -177,7 +177,8 @@ class Learners:
         """
         if self._planner is None:
             return None
-        proposed = self._planner.propose([total.numpy() for total in self.state[0][GRADIENT_SUM]])
+        sums = [total.numpy() for total in self.state[0][GRADIENT_SUM]]
+        proposed = self._planner.propose(sums, self._job_state[0])
         for job_state, state in zip(self._job_state, self.state, strict=True):
             self._planner.install(proposed, job_state, state[GRADIENT_SUM])
         return self.plan_in_force()

@@ -19,7 +19,7 @@ from tf_gradcomp.compressors.base import GRADIENT_SUM
 
 BATCH, STEPS, EPOCHS = 32, 4, 3
 PERIOD, LAST_STEP = 6, 10
-METHOD = "lgreco(method='power_sgd(rank=3)', budget=1.3)"
+METHOD = "lgreco(method='power_sgd(rank=3)', budget=1.3, reference='accordion')"
 data = digits(BATCH * STEPS)
 
 
@@ -58,7 +58,7 @@ def seen(model, exchange):
         "plan": exchange.plan_in_force(),
         "sums": sums,
         "factors": state["factor"],
-        "next plan": exchange.planner.propose(sums),
+        "next plan": exchange.planner.propose(sums, exchange.job_state),
     }
 
 
