@@ -102,6 +102,7 @@ class Workload:
 
 WORKLOADS = {
     "digits": Workload(digits_cnn.simulation_task, DIGITS, 64, FAMILIES),
+    "digits-sgd": Workload(digits_cnn.simulation_task_sgd, DIGITS, 64, FAMILIES),
     "resnet": Workload(resnet_task, DIGITS, 64, FAMILIES),
     "text": Workload(char_lstm.simulation_task, TEXT, 32, FAMILIES),
     "transformer": Workload(transformer_lm.simulation_task, TEXT, 32, OF_TRANSFORMERS),
@@ -132,7 +133,9 @@ class Training:
     def __init__(self, job: Job) -> None:
         self._workload = WORKLOADS[job.workload]
         self.task = self._workload.make(self._workload.batch_size, job.seed)
-        self.learners = gc.simulation.Learners(self.task.model, job.learners, job.method)
+        self.learners = gc.simulation.Learners(
+            self.task.model, job.learners, job.method, graph=True
+        )
         self.step_seconds: list[float] = []
         self.plan_seconds: list[float] = []
         self.epochs: list[dict[str, float]] = []
