@@ -38,7 +38,8 @@ class LGreCo(Compressor):
     Plans are made by `gc.callbacks.LayerwisePlan`, or in a training loop of your own by
     `exchange.plan_settings()`. Until the first one, and without any, this is the method itself. A
     plan is made from the sum of the gradients of the first replica since the one before, as they
-    are compressed but without what waits in the residual; steps that were skipped are left out.
+    are compressed but without what waits in the residual; steps that were skipped are left out. The
+    last steps of a period would not do: by them plans are others (`benchmarks/layerwise.py`).
 
     Use it where layers differ much in size and kind. It keeps a sum of the gradients on each
     replica, as large as the model, and the first one reads its gradients once more. Vectors,
