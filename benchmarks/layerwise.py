@@ -10,8 +10,9 @@ compared at their default setting, at the lower bound of what plans choose from,
 AdaComp at bins of 50, of 500, and with plans. `periods` tells whether the last steps of a period
 give the same plan as all of them.
 
-Ratios are of the payload: of the last epochs, and of the whole run. The time of planning is given
-beside that of one learner's steps; both are the processor's.
+Ratios are of the payload: of the last epochs, and of the whole run. The time of planning, with that
+of giving the plan to all learners, is shown beside that of one learner's steps, without the first
+plan, which loads what it needs; both are the processor's.
 """
 
 from __future__ import annotations
@@ -182,6 +183,7 @@ def trained(
     jobs: Sequence[Job], record: Path, console: Console, **settings: Any
 ) -> list[dict[str, Any]]:
     """Runs the jobs one after another; a record is written after each."""
+    _on_one_thread()
     records: list[dict[str, Any]] = []
     for job in jobs:
         training = Training(job)
@@ -246,7 +248,7 @@ def _cells(
     cells += [f"{value:.2f}" for value in times]
     if not kind.endswith(PLANNED):
         return [*cells, *[""] * 3]
-    share = _mean(runs, lambda run: sum(run["plan_seconds"]) / _steps(run) / run["step_seconds"])
+    share = _mean(runs, _planning)
     cells.append(f"{_mean(runs, lambda run: run['epochs'][-1]['plan_ratio']):.2f}")
     cells.append(f"{_mean(runs, lambda run: run['epochs'][-1]['at_bound']):.1f}")
     return [*cells, f"{100 * share:.2f}"]
@@ -277,12 +279,15 @@ def _ratio(epochs: Sequence[dict[str, float]]) -> float:
     return sum(one["dense"] for one in epochs) / sum(one["payload"] for one in epochs)
 
 
+def _planning(run: dict[str, Any]) -> float:
+    """The time of a plan over that of the steps of a learner in its period."""
+    plans = run["plan_seconds"]
+    period = _total(run, "one") * run["step_seconds"] / len(plans)
+    return statistics.median(plans) / period
+
+
 def _total(run: dict[str, Any], name: str) -> float:
     return sum(one["steps"] * one.get(name, 1) for one in run["epochs"])
-
-
-def _steps(run: dict[str, Any]) -> float:
-    return _total(run, "one")
 
 
 _common = [
@@ -302,6 +307,10 @@ def _with_common(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(context_settings={"show_default": True}, help=__doc__)
 def main() -> None:
+    """L-GreCo beside uniform settings."""
+
+
+def _on_one_thread() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
@@ -382,6 +391,7 @@ def periods(
     steps_per_epoch: int | None,
 ) -> None:
     """Plans from the last steps of each epoch, beside the plan from all of its steps."""
+    _on_one_thread()
     header = ["method", "epoch", "steps", "ratio of the plan", "error beside the budget of all"]
     rows = [[*header, "layers with the same setting"], ["---"] * (len(header) + 1)]
     for name in families:

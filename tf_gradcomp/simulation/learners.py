@@ -416,9 +416,7 @@ class Learners:
             optimizer.apply(reduced, variables)
 
 
-def _talked(
-    steps: list[ReplicaStep], method: compressors.Compressor
-) -> tuple[Stepped, list[Sent]]:
+def _talked(steps: list[ReplicaStep], method: compressors.Compressor) -> tuple[Stepped, list[Sent]]:
     """What a step gives each learner, and what each has sent."""
     ends = in_lockstep([step.talk(method) for step in steps])
     return ends[0].result, [end.sent for end in ends]

@@ -1,7 +1,7 @@
 """Trains by L-GreCo, with a plan after each 6 steps, in epochs of 4: so epochs end amid a period.
 
-lgreco.py killed FOLDER    by CompressedOptimizer, from the backup in FOLDER if there is one; worker 1
-                           kills itself in the ninth step
+lgreco.py killed FOLDER    by CompressedOptimizer, from the backup in FOLDER if there is one; worker
+                           1 kills itself in the ninth step
 lgreco.py resume FOLDER    the same to the end
 lgreco.py strategy         by a compressor on the strategy, two steps in an execution; and then what
                            happens where worker 1 has another plan
