@@ -132,9 +132,11 @@ class Learners:
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         # Whether a large table is summed whole depends on the step's gradients: not in a graph.
         graph = graph and not any(map(self._is_large, range(len(self.specs))))
-        self._reduce_unseen = tf.function(self._reduce) if graph else self._reduce
+        self._reduce_unseen = (
+            tf.function(self._reduce, reduce_retracing=True) if graph else self._reduce
+        )
         self._residual_norm = tf.function(self._mean_residual_norm)
-        self._apply = tf.function(self._apply_reduced)
+        self._apply = tf.function(self._apply_reduced, reduce_retracing=True)
         model.optimizer.build(model.trainable_variables)
 
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
