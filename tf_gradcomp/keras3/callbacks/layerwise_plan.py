@@ -129,8 +129,8 @@ class LayerwisePlan(keras.callbacks.Callback):
 
     def _by_layer(self, planner: LayerPlanner, plan: PlanInForce) -> rich.table.Table:
         table = rich.table.Table(
-            title=f"L-GreCo's settings, after {self._plans} plans in {self._seconds:.2f} s, in which "
-            "workers also wait for each other",
+            title=f"L-GreCo's settings, after {self._plans} plans in {self._seconds:.2f} s "
+            "(in which workers also wait for each other)",
             caption=f"{plan.ratio:.2f} times fewer bytes than by the method's own settings, with "
             f"{plan.budget_used:.1%} of the error allowed. Layers at their bound: {plan.at_bound}",
         )
