@@ -28,7 +28,7 @@ def build(job: str) -> keras.Model:
     keras.utils.set_random_seed(0)
     if job == jobs.MLP:
         return _mlp()
-    return char_lstm.build_model(len(texts.ALPHABET)) if job == jobs.LSTM else _resnet()
+    return char_lstm.build_model(len(texts.ALPHABET)) if job == jobs.LSTM else resnet()
 
 
 def batches(job: str, rank: int) -> Batches:
@@ -57,7 +57,7 @@ def _mlp() -> keras.Model:
     return keras.Sequential([keras.Input((first,)), *layers, keras.layers.Dense(last)])
 
 
-def _resnet() -> keras.Model:
+def resnet() -> keras.Model:
     """ResNet-20, as He et al. have it for small images: 0.27 million weights."""
     images = keras.Input(_IMAGES[jobs.RESNET])
     x = _convolution(images, 16)

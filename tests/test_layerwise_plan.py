@@ -95,9 +95,9 @@ def test_it_plans_after_some_steps_also_over_epochs_and_traces_once(monkeypatch)
         LGreCo, "exchange", lambda self, inputs: traced.append(1) or exchange(self, inputs)
     )
 
-    def noting(self, sums):
+    def noting(self, *args):
         proposed.append(steps[-1] if steps else None)
-        return propose(self, sums)
+        return propose(self, *args)
 
     steps = []
     monkeypatch.setattr(LayerPlanner, "propose", noting)

@@ -86,6 +86,22 @@ def test_repeats_bit_by_bit(digits):
         np.testing.assert_array_equal(first, second)
 
 
+def test_steps_of_a_graph_do_the_same(digits):
+    """Also with a warm-up, by which the conversations of a step differ."""
+
+    def run(graph):
+        model = new_model(keras.optimizers.Adam())
+        compressor = "lgreco(method='top_k', warmup_steps=3)"
+        learners = gc.simulation.Learners(model, 2, compressor, graph=graph)
+        return learners.fit(batches(digits).take(6), epochs=2), model.variables
+
+    (expected, weights), (history, of_graph) = run(graph=False), run(graph=True)
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-3, err_msg=name)
+    for one, other in zip(weights, of_graph, strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-3, atol=1e-4)
+
+
 def test_256_learners(digits):
     x, y = digits
     report = gc.simulation.Learners(new_model(), 256).train_on_batch(x[:512], y[:512])

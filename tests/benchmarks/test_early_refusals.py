@@ -1,6 +1,7 @@
 """What a benchmark needs in the end is looked at before hours of work begin."""
 
 import convergence
+import layerwise
 import links
 import network
 import pytest
@@ -21,17 +22,19 @@ PROGRAMS = {
         "time-to-accuracy/100mbit/digits-2workers-adam-none-seed0.json",
     ),
     "network": (network.main, [], "network.json"),
+    "layerwise": (layerwise.main, ["families", "digits"], "layerwise-digits.md"),
     "time to accuracy": (time_to_accuracy.main, ["digits"], "time-to-accuracy-digits-adam.md"),
 }
 
 
 @pytest.fixture(autouse=True)
 def _nothing_runs(monkeypatch):
-    def run(*_):
+    def run(*_, **__):
         raise AssertionError("it began")
 
     monkeypatch.setattr(links, "missing", lambda: "")
     monkeypatch.setattr(links, "network", run)
+    monkeypatch.setattr(layerwise, "trained", run)
     monkeypatch.setattr(network.Bench, "run_all", run)
     monkeypatch.setattr(trainings.Bench, "run_all", run)
 

@@ -357,7 +357,7 @@ def test_without_a_budget_the_own_settings_are_kept_and_it_is_said(budget, scale
     sums = [scale * total for total in random_gradients([(60, 80), (40, 60)], 1)[0]]
     tf.get_logger().propagate = True
     try:
-        proposed = planner.propose(sums)
+        proposed = planner.propose(sums, {})
     finally:
         tf.get_logger().propagate = False
     assert not proposed.any()
@@ -372,8 +372,8 @@ def test_what_is_exchanged_in_no_step_has_no_part_in_the_plan():
     """Such as a large table, whose gradients are sent as slices: it has no error, and no bytes."""
     lgreco, table = LGreCo(TopK(0.01)), np.zeros((5000, 60), "float32")
     first, last = uneven_sums()
-    proposed = planner_of(lgreco).propose([first, last])
-    beside = planner_of(lgreco, ((60, 80), (5000, 60), (40, 60))).propose([first, table, last])
+    proposed = planner_of(lgreco).propose([first, last], {})
+    beside = planner_of(lgreco, ((60, 80), (5000, 60), (40, 60))).propose([first, table, last], {})
     assert proposed.any()
     np.testing.assert_array_equal(np.delete(beside, 4), proposed)
     assert beside[4] == 0
@@ -382,9 +382,38 @@ def test_what_is_exchanged_in_no_step_has_no_part_in_the_plan():
 def test_sums_that_float16_cannot_hold_are_planned():
     lgreco = LGreCo(AdaComp(50))
     sums = [1e5 * total for total in uneven_sums()]
-    expected = planner_of(lgreco).propose(sums)
+    expected = planner_of(lgreco).propose(sums, {})
     assert expected.any()
-    np.testing.assert_array_equal(planner_of(lgreco, dtype="float16").propose(sums), expected)
+    proposed = planner_of(lgreco, dtype="float16").propose(sums, {})
+    np.testing.assert_array_equal(proposed, expected)
+
+
+def test_accordion_lets_layers_with_steady_norms_miss_as_much_as_their_last_choice():
+    sums, ratios = uneven_sums(), []
+    planner = planner_of(LGreCo(TopK(0.05), reference="accordion"))
+    job_state = new_job_state(planner.lgreco, planner.specs)
+    # Nothing is known before; both are steady, or only one; both have changed; they are steady.
+    for scales in ((1, 1), (1.4, 0.6), (0.6, 0.6), (2, 2), (1.1, 2.9)):
+        scaled = [scale * total for scale, total in zip(scales, sums, strict=True)]
+        planner.install(planner.propose(scaled, job_state), job_state, [])
+        ratios.append(planner.in_force(job_state).ratio)
+    uniform = planner_of(LGreCo(TopK(0.05)))
+    proposed = uniform.propose(sums, {})
+    assert ratios[0] == pytest.approx(ratios[3]) == pytest.approx(proposed[0])
+    assert 1.1 * ratios[0] < ratios[2] < 0.9 * min(ratios[1], ratios[4])
+    uniform.install(proposed, job_state, [])  # which keeps no norms
+    assert uniform.in_force(job_state).ratio == pytest.approx(ratios[0])
+
+
+def test_choices_are_worked_out_once_for_all_steps(monkeypatch):
+    asked, choices = [], TopK.choices
+    monkeypatch.setattr(TopK, "choices", lambda *args: asked.append(1) or choices(*args))
+    lgreco, specs = LGreCo(TopK(0.1)), specs_of(random_gradients([(40, 30)], 1)[0])
+    lockstep = Lockstep(lgreco, specs, 3)
+    lockstep.step(random_gradients([(40, 30)], 3))
+    asked.clear()
+    lockstep.step(random_gradients([(40, 30)], 3))
+    assert not asked
 
 
 def test_it_may_be_a_warm_up_or_a_candidate_but_only_one_stage_is_planned():
@@ -419,6 +448,7 @@ def test_one_replica_has_nothing_to_plan():
         ({"budget": -1}, "budget must be a number of at least 0; received -1"),
         ({"budget": math.nan}, "budget must be a number"),
         ({"budget": "1"}, "budget must be a number"),
+        ({"reference": "steady"}, "reference must be 'uniform' or 'accordion'; received 'steady'"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(arguments, message):

@@ -27,12 +27,19 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(folder):
+    """By two workers, within the third epoch."""
     return run_workers(PROGRAM, 2, ["killed", folder], check=False)
 
 
 @pytest.fixture(scope="module")
-def resumed(killed, folder):
-    return [result(worker) for worker in run_workers(PROGRAM, 4, ["resume", folder])]
+def killed_again(killed, folder):
+    """From there by four, within the fifth epoch."""
+    return run_workers(PROGRAM, 4, ["killed", folder], check=False)
+
+
+@pytest.fixture(scope="module")
+def resumed(killed_again, folder):
+    return run_workers(PROGRAM, 2, ["resume", folder])
 
 
 def test_both_ways_to_train_plan_alike_also_with_several_steps_in_an_execution(killed, by_strategy):
@@ -47,21 +54,32 @@ def test_both_ways_to_train_plan_alike_also_with_several_steps_in_an_execution(k
     assert chief[1]["plan"][0] != OWN
     assert chief[1]["ratio"] == chief[1]["plan"][1] > 1
     # An epoch ends amid a period, and the last one at its end. Only the chief has the sums.
-    assert [np.any(epoch["sums"][0]) for epoch in chief] == [True, True, False]
+    assert [np.any(epoch["sums"][0]) for epoch in chief] == [True, True, False, True, True]
     assert not any(np.any(epoch["sums"][0]) for epoch in other)
 
 
-def test_more_workers_go_on_with_the_plan_and_the_sums_of_a_job_that_was_killed(killed, resumed):
-    assert killed[1].returncode == -signal.SIGKILL
-    saved = result(killed[0])["epochs"][1]
-    for worker in resumed:
-        assert worker["epochs"] == [2]
-        restored = worker["restored"]
+@pytest.mark.parametrize(
+    ("before", "after", "sums_left"),
+    [("killed", "killed_again", [False, True]), ("killed_again", "resumed", [True])],
+    ids=["two workers, then four", "four, then two"],
+)
+def test_a_job_that_was_killed_amid_a_period_goes_on_with_plan_and_sums(
+    before, after, sums_left, request
+):
+    before, after = (request.getfixturevalue(job) for job in (before, after))
+    assert before[1].returncode == -signal.SIGKILL
+    saved = result(before[0])["epochs"][1]
+    assert np.any(saved["sums"][0])
+    of_all = [result(worker) for worker in after]
+    for worker in of_all:
         for name in ("weights", "plan", "sums", "factors", "next plan"):
-            assert restored[name] == saved[name], name
-        assert worker["end"] == resumed[0]["end"]
-        assert not np.any(worker["end"]["sums"][0])  # a plan was made, at the end of the period
-        assert worker["end"]["weights"] != saved["weights"]
+            assert worker["restored"][name] == saved[name], name
+        for name in ("weights", "plan", "factors"):
+            expected = [epoch[name] for epoch in of_all[0]["epochs"]]
+            assert [epoch[name] for epoch in worker["epochs"]] == expected
+    # A plan is made at the end of the period, and the next one begins.
+    assert [np.any(epoch["sums"][0]) for epoch in of_all[0]["epochs"]] == sums_left
+    assert of_all[0]["epochs"][0]["weights"] != saved["weights"]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,33 @@ def test_another_reference_gives_another_budget():
     assert min(fine.settings) > 2
 
 
+@pytest.mark.parametrize("compressor", METHODS, ids=str)
+def test_steady_layers_add_the_error_of_their_smallest_choice_to_the_budget(compressor):
+    none, one = ([place == which for place in range(len(SHAPES))] for which in (None, 3))
+    plans = [
+        plan_layers(compressor, specs(SHAPES), gradients_of(SHAPES), steady=steady)
+        for steady in (None, none, one)
+    ]
+    assert plans[0] == plans[1]
+    spec, own = specs(SHAPES)[3], compressor.settings(specs(SHAPES))[3]
+    table = error_tables.table(
+        compressor, spec, gradients_of(SHAPES)[3], compressor.choices(spec), own
+    )
+    more = table.errors[table.bytes.argmin()] - table.errors[table.default]
+
+    def missed(plan):
+        return sum(
+            float(error_tables.table(compressor, *of_one, [], setting).errors[0])
+            for *of_one, setting in (
+                (specs(SHAPES)[i], gradients_of(SHAPES)[i], plan.settings[i]) for i in PLANNED
+            )
+        )
+
+    allowed = [missed(plan) / plan.budget_used for plan in plans]
+    assert allowed[2] == pytest.approx(allowed[0] + more, rel=1e-6)
+    assert plans[2].bytes < plans[0].bytes
+
+
 @pytest.mark.parametrize(
     ("scale", "choices", "reason"),
     [

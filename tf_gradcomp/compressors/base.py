@@ -18,6 +18,7 @@ from tf_gradcomp.policy import GradientSpec
 
 RESIDUAL = "residual"
 GRADIENT_SUM = "gradient_sum"  # since the last plan of settings; see `LGreCo`
+GRADIENT_NORMS = "gradient_norms"  # of the sums before the last plan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import (
+    GRADIENT_NORMS,
     GRADIENT_SUM,
     Compressor,
     Exchanged,
@@ -20,6 +22,7 @@ from tf_gradcomp.compressors.base import (
 from tf_gradcomp.compressors.wishes import Wish
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
+UNIFORM, ACCORDION = "uniform", "accordion"
 _NO_SETTING = -1  # a plan has settings plus one, and 0 where there is none yet
 _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
@@ -35,7 +38,8 @@ class LGreCo(Compressor):
     Plans are made by `gc.callbacks.LayerwisePlan`, or in a training loop of your own by
     `exchange.plan_settings()`. Until the first one, and without any, this is the method itself. A
     plan is made from the sum of the gradients of the first replica since the one before, as they
-    are compressed but without what waits in the residual; steps that were skipped are left out.
+    are compressed but without what waits in the residual; steps that were skipped are left out. The
+    last steps of a period would not do: by them plans are others (`benchmarks/layerwise.py`).
 
     Use it where layers differ much in size and kind. It keeps a sum of the gradients on each
     replica, as large as the model, and the first one reads its gradients once more. Vectors,
@@ -50,12 +54,16 @@ class LGreCo(Compressor):
             densities, bins and rates.
         budget: How many times the error of the reference plans may have. With 0, or with what is
             not finite, there is no plan.
+        reference: `"uniform"`, the method's own settings; or `"accordion"`: where the norm of a
+            layer's gradients is steady, less than half larger or smaller than in the period before,
+            the reference is the choice with the fewest bytes instead. So plans may miss more, and
+            send less, once training has calmed down. (Accordion: https://arxiv.org/abs/2010.16248.)
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`. Steps of a
             warm-up are left out of the sum.
 
     Raises:
         ValueError: If the method has no such setting or a warm-up of its own, a choice is out of
-            range, or the budget is negative.
+            range, the budget is negative, or the reference unknown.
 
     Reference:
         Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
@@ -69,6 +77,7 @@ class LGreCo(Compressor):
         method: str | Mapping[str, Any] | Compressor = "power_sgd",
         choices: Sequence[Any] | None = None,
         budget: float = 1.0,
+        reference: str = UNIFORM,
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
@@ -81,6 +90,12 @@ class LGreCo(Compressor):
         if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
             raise ValueError(f"LGreCo: budget must be a number of at least 0; received {budget!r}.")
         self.budget = float(budget)
+        if reference not in (UNIFORM, ACCORDION):
+            raise ValueError(
+                f"LGreCo: reference must be {UNIFORM!r} or {ACCORDION!r}; received {reference!r}."
+            )
+        self.reference = reference
+        self._ranges: dict[tuple[GradientSpec, ...], tuple[np.ndarray, list[int]]] = {}
         self.residual_scale = self.method.residual_scale
         self.helped_by_precondition = self.method.helped_by_precondition
 
@@ -100,11 +115,13 @@ class LGreCo(Compressor):
         return {**kept, GRADIENT_SUM: StateSpec(spec.shape, shared=True)}
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """The plan, and what it is expected to do."""
+        """The plan, what it is expected to do, and of Accordion the norms that it was made with."""
+        accordion = self.reference == ACCORDION
         return {
             **self.method.job_state(specs),
             self.plan_name: JobStateSpec((len(specs),), "int64"),
             self.outcome_name: JobStateSpec((3,)),
+            **({GRADIENT_NORMS: JobStateSpec((len(specs),))} if accordion else {}),
         }
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
@@ -136,13 +153,22 @@ class LGreCo(Compressor):
             int64 [tensors].
         """
         settings = plan + _NO_SETTING
-        choices = [self.choices(spec) or [] for spec in specs]
-        most = max(map(len, choices), default=0)
-        table = [[*of_one, *[_NO_SETTING] * (most - len(of_one))] for of_one in choices]
-        allowed = tf.reshape(tf.constant(table, tf.int64), [len(specs), most])
+        allowed, own = self._range(tuple(specs))
         is_choice = tf.reduce_any(tf.equal(settings[:, tf.newaxis], allowed), 1)
-        own = tf.constant(self.settings(specs), tf.int64)
-        return tf.where(is_choice & (settings > _NO_SETTING), settings, own)
+        return tf.where(is_choice & (settings > _NO_SETTING), settings, tf.constant(own, tf.int64))
+
+    def _range(self, specs: tuple[GradientSpec, ...]) -> tuple[np.ndarray, list[int]]:
+        """The choices of each variable, int64 [tensors, most choices], and its own setting.
+
+        They are kept: a simulation asks for them in each step of each learner.
+        """
+        if specs not in self._ranges:
+            choices = [self.choices(spec) or [] for spec in specs]
+            allowed = np.full((len(specs), max(map(len, choices), default=0)), _NO_SETTING)
+            for row, of_one in zip(allowed, choices, strict=True):
+                row[: len(of_one)] = of_one
+            self._ranges[specs] = allowed, self.settings(specs)
+        return self._ranges[specs]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """The method's exchange, with the settings of the plan (paper, Algorithm 1)."""
@@ -164,6 +190,7 @@ class LGreCo(Compressor):
             "method": registry.text_of(self.method),
             "choices": self.values,
             "budget": self.budget,
+            "reference": self.reference,
             **super().get_config(),
         }
 

@@ -297,7 +297,8 @@ class GradientExchange(tf.Module):
         sums = self.state[GRADIENT_SUM]
         proposed = planner.no_plan()
         if group.is_first:
-            proposed = planner.propose([group.local(total, 0).numpy() for total in sums])
+            of_first = [group.local(total, 0).numpy() for total in sums]
+            proposed = planner.propose(of_first, self._local_job_state(0))
         proposed = group.from_first(proposed)
         for replica in range(group.local_size):
             job_state = self._local_job_state(replica)

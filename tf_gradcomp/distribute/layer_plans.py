@@ -10,10 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, LGreCo, text_of
+from tf_gradcomp.compressors.base import GRADIENT_NORMS
+from tf_gradcomp.compressors.lgreco import ACCORDION
 from tf_gradcomp.distribute.state import stages
 from tf_gradcomp.planning.plan import plan_layers
 from tf_gradcomp.policy import GradientSpec
 
+_STEADY = 0.5  # Accordion: by which part a norm may differ from that of the period before
 _LOG = tf.get_logger()
 _KEPT = "L-GreCo keeps the settings of %s for all layers: %s."
 
@@ -67,16 +70,21 @@ class LayerPlanner:
 
     def no_plan(self) -> np.ndarray:
         """What `propose` returns if there is none: all keep their own settings."""
-        return np.zeros(3 + len(self.specs))
+        parts = 2 if self.lgreco.reference == ACCORDION else 1
+        return np.zeros(3 + parts * len(self.specs))
 
-    def propose(self, sums: Sequence[np.ndarray]) -> np.ndarray:
+    def propose(
+        self, sums: Sequence[np.ndarray], job_state: Mapping[str, tf.Variable]
+    ) -> np.ndarray:
         """Makes a plan; the chief says why, if there is none.
 
         Args:
             sums: The sum of each variable's gradients.
+            job_state: What a replica keeps for the job.
 
         Returns:
             float64 [3 + variables], for `install`: what the plan is expected to do, and the plan.
+            With Accordion, the norms of the sums follow.
         """
         proposed = self.no_plan()
         # Not those that are exchanged in no step, such as tables that are sent as slices.
@@ -84,7 +92,14 @@ class LayerPlanner:
         specs = [self.specs[place] for place in places]
         choices = [self.lgreco.choices(spec) for spec in specs]
         of_places = [sums[place] for place in places]
-        plan = plan_layers(self.lgreco.method, specs, of_places, choices, self.lgreco.budget)
+        steady = None
+        if self.lgreco.reference == ACCORDION:
+            norms = np.array([np.linalg.norm(total) for total in sums])
+            before = job_state[GRADIENT_NORMS].numpy()
+            steady = (np.abs(norms - before) < _STEADY * before)[places]
+            proposed[3 + len(sums) :] = norms
+        budget = self.lgreco.budget
+        plan = plan_layers(self.lgreco.method, specs, of_places, choices, budget, steady=steady)
         reason = plan.reason if places else "no gradients were exchanged since the last plan"
         if reason:
             _LOG.warning(_KEPT, text_of(self.lgreco.method), reason)
@@ -100,9 +115,11 @@ class LayerPlanner:
         sums: Sequence[tf.Variable],
     ) -> None:
         """Gives one replica a plan, and sets its sums of gradients to zero."""
-        outcome, plan = np.split(proposed, [3])
+        outcome, plan, norms = np.split(proposed, [3, 3 + len(self.specs)])
         job_state[self.lgreco.plan_name].assign(plan.astype(np.int64))
         job_state[self.lgreco.outcome_name].assign(outcome.astype(np.float32))
+        if self.lgreco.reference == ACCORDION:
+            job_state[GRADIENT_NORMS].assign(norms.astype(np.float32))
         for total in sums:
             total.assign(tf.zeros_like(total))
 

@@ -44,8 +44,11 @@ def plan_layers(
     choices: Sequence[Sequence[int] | None] | None = None,
     budget: float = 1.0,
     defaults: Sequence[int] | None = None,
+    steady: Sequence[bool] | None = None,
 ) -> Plan:
-    """The smallest number of bytes whose summed error is within that of the uniform setting.
+    """The smallest number of bytes whose summed error is within that of the reference.
+
+    The reference is the uniform setting, but for layers that are `steady`.
 
     Args:
         compressor: A method with a main setting that differs by variable.
@@ -54,8 +57,10 @@ def plan_layers(
             compressed, without a residual.
         choices: For each variable, the settings that it may have; None keeps its own. By default,
             what `Compressor.choices` says.
-        budget: How many times the error of the uniform setting is allowed.
+        budget: How many times the error of the reference is allowed.
         defaults: The uniform setting of each variable. By default, what `Compressor.settings` says.
+        steady: Of which variables the reference is the choice with the fewest bytes; by default,
+            of none.
 
     Returns:
         The plan; where there is none, the uniform settings, with the reason.
@@ -76,15 +81,23 @@ def plan_layers(
     places = [of_one.default for of_one in tables]
     planned = [i for i, own in enumerate(choices) if own]
     layers = [tables[i] for i in planned]
+    uniform = [layer.default for layer in layers]
+    allowed = _error(layers, uniform)
+    if steady is not None and allowed > 0:
+        reference = [
+            int(layer.bytes.argmin()) if steady[i] else layer.default
+            for i, layer in zip(planned, layers, strict=True)
+        ]
+        budget *= _error(layers, reference) / allowed
+    allowed *= budget
     best = ops.knapsack(
         [layer.bytes for layer in layers],
         [layer.errors for layer in layers],
-        [layer.default for layer in layers],
+        uniform,
         budget=budget,
     )
     for i, place in zip(planned, best, strict=True):
         places[i] = place
-    allowed = budget * _error(layers, [layer.default for layer in layers])
     return Plan(
         settings=[of_one.settings[place] for of_one, place in zip(tables, places, strict=True)],
         budget_used=_error(layers, best) / allowed if allowed else math.nan,

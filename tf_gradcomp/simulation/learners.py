@@ -14,10 +14,9 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
-from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
+from tf_gradcomp.distribute.gradients import all_finite, gradient_specs
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.lockstep import (
-    InLockstep,
     handles,
     in_lockstep,
     new_job_state,
@@ -79,6 +78,8 @@ class Learners:
         compressor: A compressor, its name or its config: see `gc.compressors.get`.
         policy: Which layer kind each variable has; by default `gc.Policy()`.
         precondition: As for `gc.CompressedOptimizer`.
+        graph: Whether the exchange of a step is traced, and then runs as a graph. That takes less
+            time in many steps of few learners; tracing takes the longer the more there are.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
@@ -105,6 +106,7 @@ class Learners:
         compressor: str | Mapping[str, Any] | compressors.Compressor = "adacomp",
         policy: Policy | None = None,
         precondition: str | None = AUTO,
+        graph: bool = False,
     ) -> None:
         _check_model(model)
         if not isinstance(learners, int) or learners < 1:
@@ -126,9 +128,15 @@ class Learners:
         self._job_state = [new_job_state(self.compressor, self.specs) for _ in range(learners)]
         self._planner = LayerPlanner.of(self.compressor, self.specs) if learners > 1 else None
         self.plans: list[PlanInForce] = []
-        self._step = 0
+        self._step = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
-        self._apply = tf.function(self._apply_reduced)
+        # Whether a large table is summed whole depends on the step's gradients: not in a graph.
+        graph = graph and not any(map(self._is_large, range(len(self.specs))))
+        self._reduce_unseen = (
+            tf.function(self._reduce, reduce_retracing=True) if graph else self._reduce
+        )
+        self._residual_norm = tf.function(self._mean_residual_norm)
+        self._apply = tf.function(self._apply_reduced, reduce_retracing=True)
         model.optimizer.build(model.trainable_variables)
 
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
@@ -150,8 +158,9 @@ class Learners:
             if self._preconditioner:
                 gradients = keras_private.clip(self.model.optimizer, gradients)
             all_gradients.append(gradients)
-        reduced, finite, sent = self._reduce(all_gradients, similarity)
-        self._step += 1
+        reduce = self._reduce if similarity else self._reduce_unseen
+        reduced, finite, sent = reduce(all_gradients, similarity)
+        self._step.assign_add(1)
         if finite:
             self._apply(reduced)
         return StepReport(
@@ -164,7 +173,7 @@ class Learners:
                 for spec, gradient in zip(self.specs, reduced, strict=True)
                 if gradient is not None
             ),
-            residual_norm=float(np.mean([norm(residuals) for residuals in self.residuals])),
+            residual_norm=float(self._residual_norm()),
             similarity=self._last_similarity if similarity else None,
         )
 
@@ -177,7 +186,8 @@ class Learners:
         """
         if self._planner is None:
             return None
-        proposed = self._planner.propose([total.numpy() for total in self.state[0][GRADIENT_SUM]])
+        sums = [total.numpy() for total in self.state[0][GRADIENT_SUM]]
+        proposed = self._planner.propose(sums, self._job_state[0])
         for job_state, state in zip(self._job_state, self.state, strict=True):
             self._planner.install(proposed, job_state, state[GRADIENT_SUM])
         return self.plan_in_force()
@@ -225,25 +235,22 @@ class Learners:
         if similarity:
             steps = [dataclasses.replace(s, inputs=s.inputs.preconditioned()) for s in steps]
         wanted = self._wanted(together, steps) if similarity else []
-        ends: list[InLockstep[Stepped]] = by_stage(
-            self.compressor,
-            steps[0].inputs,
-            lambda method: in_lockstep([step.talk(method) for step in steps]),
+        stepped, more = by_stage(
+            self.compressor, steps[0].inputs, lambda method: _talked(steps, method)
         )
-        stepped = ends[0].result
         if similarity:
             self._last_similarity = self._similarity(together, stepped.reduced, wanted)
         totals, finite = stepped.as_given([all_gradients[0][place] for place in together])
         for place, total in zip(together, totals, strict=True):
             reduced[place] = total
-        sent = [of_one.plus(end.sent) for of_one, end in zip(sent, ends, strict=True)]
+        sent = [of_one.plus(other) for of_one, other in zip(sent, more, strict=True)]
         return reduced, finite, sent
 
     def _sum_slices(
         self, places: list[int], slices: list[list[tf.IndexedSlices]]
     ) -> tuple[list[tf.IndexedSlices], list[Sent]]:
         """Sums slices uncompressed; of several tables, or of a large one in the cheaper way."""
-        size, step = len(slices), tf.constant(self._step, tf.int64)
+        size, step = len(slices), self._step.read_value()
         specs = [self.specs[i] for i in places]
         fingerprint = self.compressor.fingerprint(specs)
         sent, whole = [Sent.nothing() for _ in slices], False
@@ -285,7 +292,7 @@ class Learners:
             [self.specs[i] for i in places],
             [gradients[i] for i in places],
             of_one,
-            tf.constant(self._step, tf.int64),
+            self._step.read_value(),
             finite,
             rank,
             size,
@@ -396,6 +403,10 @@ class Learners:
             loss /= len(self.state)  # as Keras under a strategy: sums make the mean
         return loss, tape.gradient(loss, [v.value for v in variables])
 
+    def _mean_residual_norm(self) -> tf.Tensor:
+        norms = [tf.linalg.global_norm(of_one) if of_one else 0.0 for of_one in self.residuals]
+        return tf.reduce_mean(norms)
+
     def _apply_reduced(self, reduced: list[Gradient]) -> None:
         variables = self.model.trainable_variables
         optimizer = self.model.optimizer
@@ -405,6 +416,12 @@ class Learners:
         undivided = [v for i, v in enumerate(variables) if self._stays_sparse(i, reduced[i])]
         with momentum_only(optimizer, undivided):
             optimizer.apply(reduced, variables)
+
+
+def _talked(steps: list[ReplicaStep], method: compressors.Compressor) -> tuple[Stepped, list[Sent]]:
+    """What a step gives each learner, and what each has sent."""
+    ends = in_lockstep([step.talk(method) for step in steps])
+    return ends[0].result, [end.sent for end in ends]
 
 
 def _check_model(model: keras.Model) -> None:

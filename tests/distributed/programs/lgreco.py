@@ -1,7 +1,8 @@
 """Trains by L-GreCo, with a plan after each 6 steps, in epochs of 4: so epochs end amid a period.
 
-lgreco.py killed FOLDER    by CompressedOptimizer, with a backup; worker 1 kills itself in step 10
-lgreco.py resume FOLDER    from there
+lgreco.py killed FOLDER    by CompressedOptimizer, from the backup in FOLDER if there is one; worker
+                           1 kills itself in the ninth step
+lgreco.py resume FOLDER    the same to the end
 lgreco.py strategy         by a compressor on the strategy, two steps in an execution; and then what
                            happens where worker 1 has another plan
 """
@@ -17,9 +18,9 @@ from common import RANK, Setup, argument, digits, exchange_of, report, state_dig
 import tf_gradcomp as gc
 from tf_gradcomp.compressors.base import GRADIENT_SUM
 
-BATCH, STEPS, EPOCHS = 32, 4, 3
-PERIOD, LAST_STEP = 6, 10
-METHOD = "lgreco(method='power_sgd(rank=3)', budget=1.3)"
+BATCH, STEPS, EPOCHS = 32, 4, 5
+PERIOD, LAST_STEP = 6, 9
+METHOD = "lgreco(method='power_sgd(rank=3)', budget=1.3, reference='accordion')"
 data = digits(BATCH * STEPS)
 
 
@@ -58,20 +59,23 @@ def seen(model, exchange):
         "plan": exchange.plan_in_force(),
         "sums": sums,
         "factors": state["factor"],
-        "next plan": exchange.planner.propose(sums),
+        "next plan": exchange.planner.propose(sums, exchange.job_state),
     }
 
 
 class Epochs(keras.callbacks.Callback):
-    """Reports what is seen after each epoch; and ends worker 1 amid the third, if told so."""
+    """Reports what is seen at the begin and after each epoch; and ends worker 1, if told so."""
 
     def __init__(self, exchange, dies=False):
         super().__init__()
         self.exchange, self.dies, self.steps, self.seen = exchange, dies, 0, []
 
+    def on_train_begin(self, logs=None):
+        self.restored = seen(self.model, self.exchange)
+
     def on_epoch_end(self, epoch, logs=None):
         self.seen.append({**seen(self.model, self.exchange), "ratio": logs["plan_ratio"]})
-        report({"epochs": self.seen})
+        report({"restored": self.restored, "epochs": self.seen})
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
@@ -79,23 +83,10 @@ class Epochs(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def backup():
-    return gc.callbacks.BackupAndRestore(pathlib.Path(argument(2)), delete_checkpoint=False)
-
-
-def killed():
+def with_backup(dies):
     model, exchange = built("optimizer")
-    fit(model, backup(), Epochs(exchange, dies=True))
-
-
-def resume():
-    model, exchange = built("optimizer")
-    restored = []
-    note = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: restored.append(seen(model, exchange))
-    )
-    fitted = fit(model, backup(), note)
-    report({"restored": restored[0], "end": seen(model, exchange), "epochs": fitted.epoch})
+    backup = gc.callbacks.BackupAndRestore(pathlib.Path(argument(2)), delete_checkpoint=False)
+    fit(model, backup, Epochs(exchange, dies))
 
 
 def strategy():
@@ -126,4 +117,7 @@ def error_with_another_plan(model, exchange):
 
 
 if __name__ == "__main__":
-    {"killed": killed, "resume": resume, "strategy": strategy}[argument(1)]()
+    if argument(1) == "strategy":
+        strategy()
+    else:
+        with_backup(dies=argument(1) == "killed")

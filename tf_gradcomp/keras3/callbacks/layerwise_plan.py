@@ -40,7 +40,8 @@ class LayerwisePlan(keras.callbacks.Callback):
     Args:
         every: `"epoch"`, or after how many exchanges of gradients: skipped ones count, batches that
             are only accumulated do not. With `steps_per_execution`, at the end of the execution in
-            which they are complete.
+            which they are complete. A plan takes 10 ms or more, also for a small model: let it be
+            many steps.
         table: Whether to print the settings at the end of training.
 
     Raises:
@@ -128,7 +129,8 @@ class LayerwisePlan(keras.callbacks.Callback):
 
     def _by_layer(self, planner: LayerPlanner, plan: PlanInForce) -> rich.table.Table:
         table = rich.table.Table(
-            title=f"L-GreCo's settings, after {self._plans} plans in {self._seconds:.2f} s",
+            title=f"L-GreCo's settings, after {self._plans} plans in {self._seconds:.2f} s "
+            "(in which workers also wait for each other)",
             caption=f"{plan.ratio:.2f} times fewer bytes than by the method's own settings, with "
             f"{plan.budget_used:.1%} of the error allowed. Layers at their bound: {plan.at_bound}",
         )
