@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.distribute.group import StrategyGroup
 from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3.optimizer import compressed_optimizer
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
@@ -48,10 +50,27 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         super().__init__(own, **self._arguments)
         super().set_model(model)
 
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is to do so after each epoch."""
+        with self._all_save():
+            super().on_epoch_end(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is to do so after this batch."""
+        with self._all_save():
+            super().on_train_batch_end(batch, logs)
+
+    def _all_save(self) -> contextlib.AbstractContextManager[None]:
+        optimizer = compressed_optimizer(self.model)
+        if optimizer is None or not optimizer.built:
+            return contextlib.nullcontext()
+        return optimizer.exchange.saving.all_save()
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""
         self._restorer.set_model(self.model)
         self._restorer.on_train_begin(logs)
         found = f"epochs already trained, by the backup in {self._restorer.backup_dir!r}"
-        group = StrategyGroup(self.model.distribute_strategy)
+        optimizer = compressed_optimizer(self.model)
+        group = optimizer.group if optimizer else StrategyGroup(self.model.distribute_strategy)
         group.agree({found: keras_private.initial_epoch(self.model)})
