@@ -42,10 +42,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
 
     Works under `gc.MultiWorkerMirroredStrategy` and Horovod in `fit` and in training loops, and
     under TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops.
-    With one replica it does what the inner optimizer does, bit for bit. There is one exception: under a
-    strategy, Keras itself cannot accumulate gradients or overwrite weights by averages. With such
-    settings and a strategy of one replica, this optimizer does what the inner one does without a
-    strategy, and skips steps with non-finite gradients.
+    With one replica it does what the inner optimizer does, bit for bit. There is one exception:
+    under a strategy, Keras itself cannot accumulate gradients or overwrite weights by averages.
+    With such settings and a strategy of one replica, this optimizer does what the inner one does
+    without a strategy, and skips steps with non-finite gradients.
 
     - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
       clipping. Clipping acts on the reduced gradient, as it would on one worker. But if
