@@ -171,9 +171,9 @@ class GradientExchange(tf.Module):
         return self._parts.preconditioner
 
     @property
-    def replicas(self) -> int:
-        """The number of replicas that exchange gradients."""
-        return self._parts.group.size
+    def group(self) -> Group:
+        """The replicas that it was built for."""
+        return self._parts.group
 
     def knows(self, variables: Sequence[Any]) -> bool:
         """Whether it was built for all of `variables`."""

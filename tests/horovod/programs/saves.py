@@ -25,6 +25,7 @@ from common import (
 import tf_gradcomp as gc
 
 FOLDER = pathlib.Path(argument(2))
+gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)
 
 
 def new_model(seed=0):

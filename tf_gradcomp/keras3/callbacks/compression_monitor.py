@@ -98,7 +98,7 @@ class CompressionMonitor(keras.callbacks.Callback):
             return measures
         totals = (traffic.payload_bytes, traffic.sent_bytes, traffic.dense_bytes)
         each = (total / traffic.exchanges for total in totals)
-        return {**measures_per_step(exchange.replicas, *each), **measures}
+        return {**measures_per_step(exchange.group.size, *each), **measures}
 
 
 def find_exchange(model: keras.Model) -> GradientExchange | None:

@@ -1,0 +1,110 @@
+"""What else `fit` is used with: FOLDER is where backups go."""
+
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import RANK, argument, compiled, compressed, data, fit, report, state_of, values
+
+import tf_gradcomp as gc
+
+FOLDER = pathlib.Path(argument(1))
+
+
+def planned_and_monitored():
+    """L-GreCo plans, a step is skipped, and the logs say what was exchanged."""
+    method = gc.compressors.LGreCo("qsgd")
+    model = compiled(lambda: compressed(keras.optimizers.SGD(0.1), method))
+    monitor = gc.callbacks.CompressionMonitor()
+    history = fit(
+        model, *data(3), epochs=2, callbacks=[monitor, gc.callbacks.LayerwisePlan()]
+    ).history
+    settings = model.optimizer.exchange.plan_in_force().settings
+    return {**state_of(model), "settings": settings, "logs": {k: v[-1] for k, v in history.items()}}
+
+
+def mixed_precision():
+    """Keras puts a loss scaler around the optimizer; rank 1 alone overflows in the first steps."""
+    model = compiled(
+        lambda: keras.optimizers.LossScaleOptimizer(
+            compressed(keras.optimizers.SGD(0.1 if RANK else 0.1), "top_k"), initial_scale=2.0**20
+        ),
+        policy="mixed_float16",
+    )
+    fit(model, *data(4))
+    scaler = model.optimizer
+    return {
+        **state_of(model),
+        "scale": float(scaler.dynamic_scale.numpy()),
+        "skipped": int(scaler.inner_optimizer.exchange.skipped_steps.numpy()),
+    }
+
+
+def advised():
+    model = compiled(lambda: compressed(keras.optimizers.Adam(1e-2), "auto"))
+    advice = gc.advise(model, ["top_k"], compute_seconds=0.1)
+    fit(model, *data(2))
+    return {
+        **state_of(model),
+        "best": advice.best,
+        "chosen": model.optimizer.exchange.compressor.name,
+    }
+
+
+def backed_up():
+    """All ranks save and restore together; what was left to be sent is shared out anew."""
+
+    def new_model():
+        model = compiled(lambda: compressed(keras.optimizers.SGD(0.1), "adacomp"))
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def backup():
+        return gc.callbacks.BackupAndRestore(FOLDER / "backup", delete_checkpoint=False)
+
+    model = new_model()
+    fit(model, *data(2), epochs=1, callbacks=[backup()])
+    left = values(model.optimizer.exchange.residuals)
+    again, found = new_model(), {}
+
+    def note(logs):
+        found["left"] = values(again.optimizer.exchange.residuals)
+
+    watch = keras.callbacks.LambdaCallback(on_train_begin=note)
+    trained = fit(again, *data(2), epochs=2, callbacks=[backup(), watch])
+    return {**state_of(again), "left": left, "found": found["left"], "epochs": trained.epoch}
+
+
+def refused():
+    import horovod.tensorflow.keras as stock
+
+    seen = {}
+
+    def note(name, action):
+        try:
+            action()
+        except Exception as error:
+            seen[name] = f"{type(error).__name__}: {error}"
+
+    def jit():
+        model = compiled(lambda: compressed("sgd"))
+        model.compile(model.optimizer, "mse", jit_compile=True)
+        fit(model, *data(1))
+
+    note("inside", lambda: compressed(stock.DistributedOptimizer(keras.optimizers.SGD(0.1))))
+    note("outside", lambda: stock.DistributedOptimizer(compressed(keras.optimizers.SGD(0.1))))
+    note("compression", lambda: compressed("sgd", stock.Compression.fp16))
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        note("strategy", lambda: compressed("sgd"))
+    note("xla", jit)
+    note("no group", lambda: fit(compiled(lambda: gc.CompressedOptimizer("sgd")), *data(1)))
+    return seen
+
+
+if __name__ == "__main__":
+    seen = {
+        check.__name__: check()
+        for check in (planned_and_monitored, mixed_precision, advised, backed_up, refused)
+    }
+    report({**seen, "chief": gc.is_chief(), "path": gc.worker_path(FOLDER / "file")})
