@@ -1,4 +1,4 @@
-"""Starts the ranks of a Horovod job as `horovodrun --gloo` does: by its server and its variables."""
+"""Starts the ranks of Horovod jobs as `horovodrun --gloo` does: by its server and variables."""
 
 import importlib.util
 from pathlib import Path

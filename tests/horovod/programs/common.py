@@ -6,18 +6,17 @@ import os
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-CLUSTER = json.loads(os.environ["TF_CONFIG"])
-BY_HOROVOD = "HOROVOD_SIZE" in os.environ
-if BY_HOROVOD:
-    del os.environ["TF_CONFIG"]  # which the tests give all workers
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tf_gradcomp as gc
 
+CLUSTER = json.loads(os.environ["TF_CONFIG"])
+BY_HOROVOD = "HOROVOD_SIZE" in os.environ
 if BY_HOROVOD:
+    del os.environ["TF_CONFIG"]  # which the tests give all workers
+
     import horovod.tensorflow as hvd
 
     hvd.init()

@@ -1,11 +1,11 @@
 """What else `fit` is used with: FOLDER is where backups go."""
 
+import os
 import pathlib
 
 import keras
-import numpy as np
 import tensorflow as tf
-from common import RANK, argument, compiled, compressed, data, fit, report, state_of, values
+from common import argument, compiled, compressed, data, fit, report, state_of, values
 
 import tf_gradcomp as gc
 
@@ -25,10 +25,10 @@ def planned_and_monitored():
 
 
 def mixed_precision():
-    """Keras puts a loss scaler around the optimizer; rank 1 alone overflows in the first steps."""
+    """A loss scaler is around the optimizer, and its scale too large for the first steps."""
     model = compiled(
         lambda: keras.optimizers.LossScaleOptimizer(
-            compressed(keras.optimizers.SGD(0.1 if RANK else 0.1), "top_k"), initial_scale=2.0**20
+            compressed(keras.optimizers.SGD(0.1), "top_k"), initial_scale=2.0**20
         ),
         policy="mixed_float16",
     )
@@ -76,6 +76,14 @@ def backed_up():
     return {**state_of(again), "left": left, "found": found["left"], "epochs": trained.epoch}
 
 
+def elastic():
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        compressed("sgd")
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+
+
 def refused():
     import horovod.tensorflow.keras as stock
 
@@ -98,6 +106,7 @@ def refused():
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         note("strategy", lambda: compressed("sgd"))
     note("xla", jit)
+    note("elastic", elastic)
     note("no group", lambda: fit(compiled(lambda: gc.CompressedOptimizer("sgd")), *data(1)))
     return seen
 

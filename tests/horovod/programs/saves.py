@@ -93,7 +93,7 @@ def load():
                 model.load_weights(FOLDER / way)
         seen[way] = {name: seen_of(model, name)["sums"] for name in model.optimizer.exchange.state}
         seen[way]["exchanges"] = model.optimizer.exchange.exchanges
-        seen[way]["group"] = model.optimizer.group.name
+        seen[way]["group"] = model.optimizer.exchange.group.name
         if BY_HOROVOD:
             seen[way]["own"] = own(model, "residual")
         fit(model, *data(1))
