@@ -14,8 +14,8 @@ pytestmark = needs_horovod
 
 METHODS = [*compressors.names(), "bfloat16", "warmed up"]
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "clipnorm", "Lamb", "EMA", "accumulation", "loss scale"]
-FEW = ["AdamW", "clipnorm", "accumulation"]
-SAVED = ["by_callback.keras", "only.weights.h5", "tf"]
+FEW = ["AdamW", "clipnorm"]
+SAVED = ["whole.keras", "only.weights.h5", "tf"]
 
 
 def results(workers):
@@ -70,7 +70,7 @@ def test_ranks_stay_equal_and_skip_a_step_together(methods, method):
     first, second = (rank[method] for rank in methods)
     assert first["weights"] == second["weights"]
     assert first["skipped"] == second["skipped"] == 1
-    assert first["sums"] == second["sums"]
+    assert first["sums"].get("residual") == second["sums"].get("residual")
     assert np.isfinite(np.concatenate(list(map(np.ravel, first["values"])))).all()
 
 
@@ -127,7 +127,11 @@ def test_another_job_goes_on_with_what_rank_0_saved(saved, loaded, job, way):
         assert largest_difference(of_workers[0][name], sums) <= 1e-6
     assert {worker["group"] for worker in of_workers} == {job}
     assert {worker["exchanges"] for worker in of_workers} == {4}
-    only([worker["later"]["weights"] for worker in of_workers])
+
+
+@pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
+def test_a_job_that_goes_on_trains_together(loaded, job):
+    only([worker["later"] for worker in loaded[job]])
 
 
 def test_each_rank_gets_its_share_of_what_was_saved(loaded):
@@ -187,8 +191,8 @@ def test_a_backup_holds_the_residuals_of_all(fitted):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("inside", "does nothing under Keras 3.*group=.horovod. alone"),
-        ("outside", "does nothing under Keras 3.*group=.horovod. alone"),
+        ("inside", "does nothing under Keras 3.*group="horovod". alone"),
+        ("outside", "does nothing under Keras 3.*group="horovod". alone"),
         ("compression", "FP16Compressor"),
         ("strategy", "either by Horovod or by a strategy"),
         ("xla", "jit_compile=False"),
@@ -197,7 +201,7 @@ def test_a_backup_holds_the_residuals_of_all(fitted):
     ],
 )
 def test_what_cannot_work_is_refused_with_the_way_out(fitted, what, message):
-    assert re.search(message, only([rank["refused"] for rank in fitted])[what])
+    assert re.search(message, only([rank["refused"] for rank in fitted])[what], re.DOTALL)
 
 
 def test_rank_0_is_chief_and_others_have_paths_of_their_own(fitted, folder):
@@ -239,7 +243,7 @@ def test_the_others_end_with_an_error_when_a_rank_is_killed():
 
 
 def test_sets_of_processes_train_apart():
-    seen = results(run_ranks("subsets.py", 3))
+    seen = results(run_ranks("subsets.py", 3, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}))
     gradient = np.arange(1.0, 5)
     for method in ("no_compression", "adacomp"):
         expected = [-2 * gradient, -2 * gradient, -2 * gradient]  # (1 + 3) / 2, and 2 alone

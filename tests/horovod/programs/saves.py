@@ -52,7 +52,7 @@ def save():
     model = new_model()
     callbacks = [gc.callbacks.CollectState()]
     if RANK == 0:
-        path = FOLDER / "by_callback.keras"
+        path = FOLDER / "whole.keras"
         callbacks.append(keras.callbacks.ModelCheckpoint(path))
     fit(model, *data(4), callbacks=callbacks)
     before = {name: own(model, name) for name in model.optimizer.exchange.state}
@@ -79,8 +79,8 @@ def save():
 
 def load():
     seen = {}
-    for way in ("by_callback.keras", "only.weights.h5", "tf"):
-        if way == "by_callback.keras":
+    for way in ("whole.keras", "only.weights.h5", "tf"):
+        if way == "whole.keras":
             keras.backend.clear_session()
             with strategy.scope():
                 model = keras.saving.load_model(FOLDER / way)
@@ -96,9 +96,8 @@ def load():
         seen[way]["group"] = model.optimizer.exchange.group.name
         if BY_HOROVOD:
             seen[way]["own"] = own(model, "residual")
-        fit(model, *data(1))
-        seen[way]["later"] = state_of(model)
-    return seen
+    fit(model, *data(1))
+    return {**seen, "later": state_of(model)}
 
 
 if __name__ == "__main__":

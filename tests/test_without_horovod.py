@@ -1,0 +1,60 @@
+"""What is said where Horovod is asked for and cannot be used; needs no Horovod."""
+
+import sys
+import types
+
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+
+@pytest.fixture
+def horovod(monkeypatch):
+    """A Horovod of one process that is not initialized yet."""
+    interface = types.ModuleType("horovod.tensorflow")
+    interface.is_initialized = lambda: False
+    interface.size = lambda: 1
+    package = types.ModuleType("horovod")
+    package.tensorflow = interface
+    monkeypatch.setitem(sys.modules, "horovod", package)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", interface)
+    return interface
+
+
+def test_without_horovod_the_message_says_how_to_build_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    message = "HOROVOD_WITH_TENSORFLOW=1 .*pip install --no-build-isolation horovod==.*docs"
+    with pytest.raises(ImportError, match=message):
+        gc.CompressedOptimizer("sgd", group="horovod")
+
+
+def test_horovod_has_to_be_initialized_first(horovod):
+    with pytest.raises(ValueError, match=r"call hvd.init\(\) before"):
+        gc.CompressedOptimizer("sgd", group="horovod")
+
+
+def test_other_groups_are_refused():
+    with pytest.raises(
+        ValueError, match='expected "horovod".*received "mpi"'.replace('"mpi"', "'mpi'")
+    ):
+        gc.CompressedOptimizer("sgd", group="mpi")
+
+
+def test_what_is_kept_for_horovod_does_nothing_under_a_strategy():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        optimizer = gc.CompressedOptimizer("sgd")
+        optimizer.build([tf.keras.Variable([1.0])])
+        optimizer.collect_state()
+
+
+def test_state_is_not_collected_before_there_is_any():
+    with pytest.raises(ValueError, match=r"optimizer.build\(model.trainable_variables\) first"):
+        gc.CompressedOptimizer("sgd").collect_state()
+
+
+@pytest.mark.parametrize("every", [0, "batch", True, 1.5])
+def test_collect_state_takes_epochs_or_batches(every):
+    with pytest.raises(ValueError, match="CollectState: every must be"):
+        gc.callbacks.CollectState(every)
