@@ -191,8 +191,8 @@ def test_a_backup_holds_the_residuals_of_all(fitted):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("inside", "does nothing under Keras 3.*group="horovod". alone"),
-        ("outside", "does nothing under Keras 3.*group="horovod". alone"),
+        ("inside", 'does nothing under Keras 3.*group="horovod". alone'),
+        ("outside", 'does nothing under Keras 3.*group="horovod". alone'),
         ("compression", "FP16Compressor"),
         ("strategy", "either by Horovod or by a strategy"),
         ("xla", "jit_compile=False"),

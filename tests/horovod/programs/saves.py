@@ -6,7 +6,6 @@
 import pathlib
 
 import keras
-import numpy as np
 import tensorflow as tf
 from common import (
     BY_HOROVOD,
@@ -40,12 +39,11 @@ def own(model, name):
     return values(exchange.state[name])
 
 
-def seen_of(model, name):
-    """What is kept apart, as a checkpoint has it, and what else there is."""
+def sums_of(model, name):
+    """What a checkpoint holds of something that each replica has for itself."""
     exchange = model.optimizer.exchange
     with exchange.saving.all_save():
-        sums = [np.asarray(exchange.saving.read(v)).tolist() for v in exchange.state[name]]
-    return {**state_of(model), "sums": sums, "exchanges": exchange.exchanges}
+        return values(map(exchange.saving.read, exchange.state[name]))
 
 
 def save():
@@ -91,7 +89,7 @@ def load():
                 checkpoint.read(str(FOLDER / way)).assert_consumed()
             else:
                 model.load_weights(FOLDER / way)
-        seen[way] = {name: seen_of(model, name)["sums"] for name in model.optimizer.exchange.state}
+        seen[way] = {name: sums_of(model, name) for name in model.optimizer.exchange.state}
         seen[way]["exchanges"] = model.optimizer.exchange.exchanges
         seen[way]["group"] = model.optimizer.exchange.group.name
         if BY_HOROVOD:
