@@ -7,7 +7,7 @@ import threading
 import tensorflow as tf
 
 from tf_gradcomp import horovod_here
-from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.group import Group, StrategyGroup
 from tf_gradcomp.tf_config import read_tf_config
 
 _USE_STRATEGY = (
@@ -31,7 +31,9 @@ def check_not_alone_by_mistake(group: Group) -> None:
     """
     if group.processes > 1:
         _trained_with_others.set()
-    if tf.distribute.has_strategy() or _trained_with_others.is_set():
+    if not isinstance(group, StrategyGroup) or tf.distribute.has_strategy():
+        return
+    if _trained_with_others.is_set():
         return
     config = read_tf_config()
     if config is not None and config.rank is not None and config.num_workers > 1:

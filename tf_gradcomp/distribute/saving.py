@@ -82,12 +82,14 @@ class Saving:
     @contextlib.contextmanager
     def all_save(self) -> Iterator[None]:
         """Within this context all processes save, and what they save is collected then."""
+        of_first = self._sums, self._collected_at
+        self.forget()
         self._all_save = True
         try:
             yield
         finally:
             self._all_save = False
-            self.forget()
+            self._sums, self._collected_at = of_first
 
     def forget(self) -> None:
         """Has the variables collected anew before they are saved: something has changed them."""
