@@ -8,7 +8,7 @@ from typing import Any
 
 _LAUNCHERS_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _ELASTIC = "HOROVOD_ELASTIC"
-_HOW_TO_BUILD = (
+HOW_TO_BUILD = (
     "Horovod cannot be imported here: %s. It is built for the TensorFlow that is installed: "
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation "
     "horovod==0.28.1 (it needs cmake and a C++ compiler; docs/horovod.md has the flags that "
@@ -25,7 +25,7 @@ def load() -> Any:
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # of a library that does not fit, it may be any
-        raise ImportError(_HOW_TO_BUILD % error) from error
+        raise ImportError(HOW_TO_BUILD % error) from error
     return hvd
 
 

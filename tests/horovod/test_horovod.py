@@ -1,13 +1,16 @@
 """Training by Horovod: as by one process, as by a strategy, and nothing is lost or goes unsaid."""
 
+import os
 import re
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from tests.horovod.jobs import PROGRAMS, needs_horovod, run_ranks
-from tests.workers import result, run_workers
+from tests.workers import python_path, result, run_workers
 from tf_gradcomp import compressors
 
 pytestmark = needs_horovod
@@ -252,3 +255,25 @@ def test_sets_of_processes_train_apart():
         assert seen[0][method] == seen[2][method]
     assert seen[0]["adacomp"] != seen[1]["adacomp"]
     assert "is not in" in seen[0]["not in it"]
+
+
+def test_gradcomp_run_starts_ranks_and_ends_as_the_first_that_fails(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "rank = int(os.environ['HOROVOD_RANK'])\n"
+        "print(rank, os.environ['HOROVOD_SIZE'], 'TF_CONFIG' in os.environ)\n"
+        "sys.exit(3 if rank else 0)\n"
+    )
+    args = ["run", "--horovod", "-n", "2", str(program)]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from tf_gradcomp.cli.main import main; main()", *args],
+        env={**environment, "PYTHONPATH": python_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] 0 2 False", "[worker 1] 1 2 False"]
+    assert "worker 1 died first" in done.stderr
