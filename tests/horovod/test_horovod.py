@@ -157,11 +157,34 @@ def fitted(folder):
 
 
 @pytest.mark.parametrize(
-    "check", ["planned_and_monitored", "mixed_precision", "advised", "backed_up"]
+    "check",
+    [
+        "planned_and_monitored",
+        "mixed_precision",
+        "advised",
+        "backed_up",
+        "two_models",
+        "several_steps_per_execution",
+    ],
 )
 def test_ranks_stay_equal_whatever_fit_is_used_with(fitted, check):
     only([rank[check]["weights"] for rank in fitted])
     only([rank[check]["slots"] for rank in fitted])
+
+
+def test_two_models_are_told_apart(fitted):
+    seen = only([(rank["two_models"]["both"], rank["two_models"]["exchanges"]) for rank in fitted])
+    assert seen[1] == [6, 6]
+
+
+def test_steps_in_one_execution_are_those_one_by_one(fitted):
+    seen = fitted[0]["several_steps_per_execution"]
+    assert seen["weights"] == seen["one by one"]
+
+
+def test_horovods_own_optimizer_still_does_nothing_under_keras_3(fitted):
+    """If this fails, what is said about `hvd.DistributedOptimizer` has to be looked at again."""
+    assert fitted[0]["stock"] != fitted[1]["stock"]
 
 
 def test_plans_and_logs_are_those_of_the_job(fitted):
@@ -225,6 +248,7 @@ def disagreeing():
     [
         ("other_variables", "shape=(3, 2)"),
         ("other_settings", "compressor: worker 0 has"),
+        ("other_versions", "keras: worker 0 has '3.0', worker 1 has '3.1'"),
         ("other_weights", "gc.callbacks.BroadcastInitialState()"),
         ("other_steps", "exchanges so far: worker 0 has 7, worker 1 has 0"),
         ("other_gradients", "gradient of 'kernel_0': worker 0 has 'dense', worker 1 has nothing"),

@@ -5,6 +5,7 @@ import tensorflow as tf
 from common import RANK, compiled, compressed, data, fit, report
 
 import tf_gradcomp as gc
+from tf_gradcomp.distribute import handshake
 
 
 def variables_of(*shapes):
@@ -19,6 +20,15 @@ def other_variables():
 def other_settings():
     method = gc.compressors.TopK(0.5 if RANK == 0 else 0.25)
     compressed(keras.optimizers.SGD(0.1), method).build(variables_of((3,)))
+
+
+def other_versions():
+    versions = handshake.package_versions
+    handshake.package_versions = lambda: {**versions(), "keras": f"3.{RANK}"}
+    try:
+        compressed(keras.optimizers.SGD(0.1)).build(variables_of((3,)))
+    finally:
+        handshake.package_versions = versions
 
 
 def other_weights():
@@ -64,6 +74,7 @@ def told(action):
 ACTIONS = [
     other_variables,
     other_settings,
+    other_versions,
     other_weights,
     other_steps,
     other_gradients,

@@ -5,7 +5,21 @@ import pathlib
 
 import keras
 import tensorflow as tf
-from common import argument, compiled, compressed, data, fit, report, state_of, values
+from common import (
+    BATCH,
+    RANK,
+    SIZE,
+    argument,
+    compiled,
+    compressed,
+    data,
+    digest,
+    fit,
+    own_rows,
+    report,
+    state_of,
+    values,
+)
 
 import tf_gradcomp as gc
 
@@ -76,6 +90,52 @@ def backed_up():
     return {**state_of(again), "left": left, "found": found["left"], "epochs": trained.epoch}
 
 
+def two_models():
+    """Two models with variables of the same names, trained in one step, several in a call.
+
+    The last batch of rank 1 is smaller, so that it alone traces its step once more.
+    """
+    models = [compiled(lambda: compressed(keras.optimizers.SGD(0.1), "top_k")) for _ in range(2)]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(x, y):
+        for _ in tf.range(2):
+            for model in models:
+                with tf.GradientTape() as tape:
+                    value = loss(y, model(x))
+                weights = [v.value for v in model.trainable_variables]
+                model.optimizer.apply(tape.gradient(value, weights), model.trainable_variables)
+
+    x, y = (own_rows(values) for values in data(3))
+    rows = BATCH // SIZE
+    for start in range(0, len(x), rows):
+        end = start + rows - (RANK == 1 and start + rows == len(x))
+        step(tf.constant(x[start:end]), tf.constant(y[start:end]))
+    states = [state_of(model) for model in models]
+    exchanges = [model.optimizer.exchange.exchanges for model in models]
+    return {**states[0], "both": [one["weights"] for one in states], "exchanges": exchanges}
+
+
+def several_steps_per_execution():
+    def trained(steps):
+        model = compiled(lambda: compressed(keras.optimizers.SGD(0.1), "adacomp"))
+        model.compile(model.optimizer, model.loss, steps_per_execution=steps)
+        fit(model, *data(4))
+        return state_of(model)
+
+    return {**trained(2), "one by one": trained(1)["weights"]}
+
+
+def stock():
+    """Horovod's own optimizer, which Keras 3 does not ask for its gradients."""
+    import horovod.tensorflow.keras as hvd_keras
+
+    model = compiled(lambda: hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    fit(model, *data(4))
+    return digest(model.trainable_variables)
+
+
 def elastic():
     os.environ["HOROVOD_ELASTIC"] = "1"
     try:
@@ -116,6 +176,15 @@ if __name__ == "__main__":
     seen = {
         check.__name__: check()
         # What would train alone is refused in a program that has not trained with others before.
-        for check in (refused, planned_and_monitored, mixed_precision, advised, backed_up)
+        for check in (
+            refused,
+            stock,
+            planned_and_monitored,
+            mixed_precision,
+            advised,
+            backed_up,
+            two_models,
+            several_steps_per_execution,
+        )
     }
     report({**seen, "chief": gc.is_chief(), "path": gc.worker_path(FOLDER / "file")})
