@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+import tensorflow as tf
 
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.horovod_group import HorovodGroup
@@ -17,8 +18,7 @@ def broadcast_initial_state(model: keras.Model) -> None:
     models, it does nothing.
 
     Args:
-        model: Built, and compiled with a `gc.CompressedOptimizer` or, where each rank trains
-            without, with any optimizer.
+        model: Built. It may be compiled with any optimizer, or with none.
 
     Raises:
         ValueError: If the model is not built, or Horovod is not initialized.
@@ -29,6 +29,9 @@ def broadcast_initial_state(model: keras.Model) -> None:
             f"broadcast_initial_state: {model.name!r} has no variables yet; build the model first, "
             "with an Input layer, model.build(input_shape), or a call on a batch."
         )
+    with model.distribute_strategy.scope():
+        if tf.distribute.has_strategy():
+            return
     compressed = compressed_optimizer(model)
     group = compressed.group if compressed else HorovodGroup()
     optimizer = model.optimizer
