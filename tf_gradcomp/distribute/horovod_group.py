@@ -119,7 +119,7 @@ class HorovodGroup(Group):
                 "start it again from a checkpoint, with any number of processes."
             )
         self._hvd = hvd
-        self._process_set = process_set or hvd.global_process_set
+        self._process_set = hvd.global_process_set if process_set is None else process_set
         if self._process_set.process_set_id is None or not self._process_set.included():
             raise ValueError(
                 f"Process {hvd.rank()} is not in {self._process_set}: build the optimizer on its "
@@ -156,8 +156,8 @@ class HorovodGroup(Group):
         Raises:
             WorkersDisagreeError: If they have not.
         """
-        names = {f"variable {i}": f"{v.name} {v.shape}" for i, v in enumerate(variables)}
-        self.agree({"next action": "taking the values of the first rank", **names})
+        forms = {f"variable {i}": f"{v.dtype.name} {v.shape}" for i, v in enumerate(variables)}
+        self.agree({"next action": "taking the values of the first rank", **forms})
 
         @tf.function(autograph=False)
         def take() -> None:

@@ -106,13 +106,21 @@ def check_no_overwriting(variables: Sequence[keras.Variable], group: Group) -> N
         )
 
 
-def agree_on_values(group: Group, variables: Sequence[keras.Variable]) -> None:
+def agree_on_values(
+    group: Group, weights: Sequence[keras.Variable], slots: Sequence[keras.Variable]
+) -> None:
     """Compares the values of variables over all ranks; refuses to train where they differ.
+
+    Args:
+        group: The ranks.
+        weights: Of the model.
+        slots: Of the inner optimizer, whose names have a number that each rank counts by itself.
 
     Raises:
         WorkersDisagreeError: On every rank, naming the variables and the way out.
     """
-    values = {f"value of {v.path!r}": zlib.crc32(np.asarray(v).tobytes()) for v in variables}
+    values = {f"value of {v.path!r}": _checksum(v) for v in weights}
+    values |= {f"value of the optimizer's variable {i}": _checksum(v) for i, v in enumerate(slots)}
     try:
         group.agree({"next action": "exchanging gradients for the first time", **values})
     except WorkersDisagreeError as error:
@@ -120,6 +128,10 @@ def agree_on_values(group: Group, variables: Sequence[keras.Variable]) -> None:
             f"{error} If only values differ: give all ranks those of rank 0, by "
             "gc.callbacks.BroadcastInitialState() in fit, or gc.broadcast_initial_state(model)."
         ) from error
+
+
+def _checksum(variable: keras.Variable) -> int:
+    return zlib.crc32(np.asarray(variable).tobytes())
 
 
 def check_created_in_scope(step_counter: keras.Variable) -> None:

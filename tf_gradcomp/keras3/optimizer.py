@@ -341,9 +341,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if self._values_agreed or group.sums_on_read:
             return
         with tf.init_scope():
-            checks.agree_on_values(
-                group, [*self._trainable_variables, *self.inner_optimizer.variables]
-            )
+            checks.agree_on_values(group, self._trainable_variables, self.inner_optimizer.variables)
         self._values_agreed = True
 
     def _inner_state(self, variables: Sequence[keras.Variable]) -> InnerState | None:
