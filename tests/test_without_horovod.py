@@ -60,3 +60,27 @@ def test_state_is_not_collected_before_there_is_any():
 def test_collect_state_takes_epochs_or_batches(every):
     with pytest.raises(ValueError, match="CollectState: every must be"):
         gc.callbacks.CollectState(every)
+
+
+@pytest.mark.parametrize("every", ["epoch", 3])
+def test_state_is_collected_whenever_keras_saves(monkeypatch, tmp_path, every):
+    done = []
+    monkeypatch.setattr(gc.CompressedOptimizer, "collect_state", lambda _: done.append("collects"))
+    monkeypatch.setattr(keras.Model, "save_weights", lambda *_, **__: done.append("saves"))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(gc.CompressedOptimizer("sgd"), "mse", steps_per_execution=2)
+    path = tmp_path / "saved.weights.h5"
+    save = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=every)
+    callbacks = [gc.callbacks.CollectState(every), save]
+    x, y = tf.ones((10, 2)), tf.ones((10, 1))
+    model.fit(x, y, batch_size=1, epochs=2, callbacks=callbacks, verbose=0)
+    assert done
+    assert done == ["collects", "saves"] * (len(done) // 2)
+
+
+def test_a_callback_that_saves_comes_behind():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(gc.CompressedOptimizer("sgd"), "mse")
+    late = [keras.callbacks.ModelCheckpoint("saved.keras"), gc.callbacks.CollectState()]
+    with pytest.warns(UserWarning, match="CollectState comes after ModelCheckpoint"):
+        keras.callbacks.CallbackList(late, model=model)
