@@ -115,6 +115,9 @@ def test_save_as(tmp_path):
     np.testing.assert_array_equal(plain, [2, 4])
     checkpoint.read(path).assert_consumed()
     np.testing.assert_array_equal(read, [[2, 4]])
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    with pytest.raises(ValueError, match="asynchronous checkpoint would hold"):
+        checkpoint.save(str(tmp_path / "later"), options)
 
 
 def test_in_xla():

@@ -192,12 +192,20 @@ def save_as(
 ) -> None:
     """Makes `tf.train.Checkpoint` save what `read` returns, and give `restore` what it restores.
 
-    Variables of strategies do so by the same methods; no public API gives others a say.
+    Variables of strategies do so by the same methods; no public API gives others a say. An
+    asynchronous checkpoint saves copies of variables instead, and is refused.
     """
     key = _trackable.VARIABLE_VALUE_KEY
 
     def serialize() -> dict[str, Any]:
         return {key: _tensor_callable.Callable(read, variable.dtype, variable.device)}
 
+    def refuse(**_: Any) -> None:
+        raise ValueError(
+            "An asynchronous checkpoint would hold this process's own state alone; save without "
+            "tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)."
+        )
+
     variable._serialize_to_tensors = serialize
+    variable._copy_trackable_to_cpu = refuse
     variable._restore_from_tensors = lambda tensors: restore(tensors[key])
