@@ -261,6 +261,11 @@ def test_ranks_are_told_in_what_they_differ(disagreeing, what, message):
         assert message in rank[what]
 
 
+def test_a_rank_does_not_wait_for_others_without_an_end(disagreeing):
+    message = "WorkersDisagreeError: This worker has waited 1.0 seconds for the others"
+    assert disagreeing[0]["nobody_comes"].startswith(message)
+
+
 def test_the_others_end_with_an_error_when_a_rank_is_killed():
     survivor, dead = run_ranks("killed.py", check=False, deadline=120)
     assert dead.returncode == -signal.SIGKILL

@@ -1,5 +1,7 @@
 """Ranks that differ in something, one thing after the other; reports what each was told."""
 
+import time
+
 import keras
 import tensorflow as tf
 from common import RANK, compiled, compressed, data, fit, report
@@ -63,6 +65,14 @@ def other_actions():
         optimizer.apply([tf.ones(3)], variables)
 
 
+def nobody_comes():
+    """Rank 0 waits for what rank 1 never does."""
+    if RANK == 0:
+        gc.HorovodGroup().agree({"next action": "waiting"}, seconds=1.0)
+    else:
+        time.sleep(5)
+
+
 def told(action):
     try:
         action()
@@ -79,6 +89,7 @@ ACTIONS = [
     other_steps,
     other_gradients,
     other_actions,
+    nobody_comes,  # at the end, for Horovod goes on waiting
 ]
 
 if __name__ == "__main__":
