@@ -34,6 +34,20 @@ BUILD_NEEDS = ("setuptools>=77", "wheel")
 BUILD_INPUTS = ("pyproject.toml", "setup.py", "custom_ops")
 PYTEST = ["-m", "pytest", "-n", "2"]  # on two processes, see tests/conftest.py
 LIBRARY = Path("tf_gradcomp", "ops", "_tf_gradcomp_ops.so")
+HOROVOD = "horovod==0.28.1"
+HOROVOD_NEEDS = ("cloudpickle", "packaging", "psutil", "pyyaml")
+# By gloo, which it brings along. Building takes the processor three minutes with HOROVOD_DEBUG, and
+# seven without; tests send little.
+HOROVOD_BUILD = {
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "HOROVOD_DEBUG": "1",
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # what newer ones ask for
+}
+MOVED_HEADER = ("tensorflow/compiler/xla/client/xla_builder.h", "xla/hlo/builder/xla_builder.h")
 NOTHING = {"python": None, "digest": None, "extras": []}
 NOT_COPIED = (".git", ".venv*", "build", "dist", "results", "*.egg-info", "*.so", "__pycache__")
 
@@ -79,6 +93,8 @@ def main() -> int:
     with Path(__file__).open() as own:
         fcntl.flock(own, fcntl.LOCK_EX)  # until closed: another one waits, and finds all prepared
         prepare(target, arguments.extras, compiler)
+        if arguments.horovod and target is NEWEST:
+            prepare_horovod(target, compiler)
     codes = [
         run([target.python, *command, *arguments.extra], target.tree)
         for command in arguments.commands
@@ -118,7 +134,7 @@ def parse_arguments() -> argparse.Namespace:
         ),
     ):
         subparser = subparsers.add_parser(name, help=description, description=description)
-        subparser.set_defaults(extras=extras, commands=commands, extra=[])
+        subparser.set_defaults(extras=extras, commands=commands, extra=[], horovod=False)
         if len(commands) == 1:
             subparser.add_argument("extra", nargs="*", help="more arguments for it, after --")
         if name == "test":
@@ -126,6 +142,13 @@ def parse_arguments() -> argparse.Namespace:
                 "--oldest",
                 action="store_true",
                 help=f"with TensorFlow {OLDEST.tensorflow}, in {OLDEST.folder.name}",
+            )
+            subparser.set_defaults(horovod=True)
+            subparser.add_argument(
+                "--without-horovod",
+                dest="horovod",
+                action="store_false",
+                help="build no Horovod, and so skip the tests that need it",
             )
     return parser.parse_args()
 
@@ -175,12 +198,13 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
     stamp.unlink(missing_ok=True)
     if fits:
         needs = [*requirements_of(missing), tensorflow_package(target)]
-        pip_install(target, f"what is needed for: {', '.join(missing)}", needs)
+        pip(target, "install", f"what is needed for: {', '.join(missing)}", needs)
     else:
-        pip_install(target, "TensorFlow", [tensorflow_package(target), *BUILD_NEEDS])
+        pip(target, "install", "TensorFlow", [tensorflow_package(target), *BUILD_NEEDS])
         package = f"{target.tree}[{','.join(all_extras)}]"
-        pip_install(
+        pip(
             target,
+            "install",
             "tf_gradcomp, which builds its ops",
             ["--no-build-isolation", "--editable", package, tensorflow_package(target)],
             build_environment(compiler),
@@ -195,6 +219,56 @@ def requirements_of(extras: list[str]) -> list[str]:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [package for extra in extras for package in project["optional-dependencies"][extra]]
+
+
+def prepare_horovod(target: Target, compiler: str) -> None:
+    """Installs Horovod, built for this TensorFlow and Python, or the wheel from an earlier time."""
+    tensorflow = next(target.folder.glob("lib/python*/site-packages/tensorflow*.dist-info")).stem
+    built_for = f"{tensorflow}-{sys.implementation.cache_tag}"
+    stamp = target.folder / "horovod-stamp"
+    if stamp.exists() and stamp.read_text() == built_for:
+        return
+    folder = ROOT / ".venv-horovod" / built_for  # beside the environment: outlives it
+    if not any(folder.glob("horovod-*.whl")):
+        pip(target, "install", "what Horovod is built with", [*HOROVOD_NEEDS, *cmake_package()])
+        options = [
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-cache-dir",
+            "--wheel-dir",
+            str(folder),
+        ]
+        variables = horovod_variables(target, folder, compiler)
+        pip(target, "wheel", "Horovod, which takes minutes", [*options, HOROVOD], variables)
+    wheels = [str(wheel) for wheel in folder.glob("horovod-*.whl")]
+    pip(target, "install", "Horovod", ["--no-deps", "--force-reinstall", *wheels])
+    stamp.write_text(built_for)
+
+
+def cmake_package() -> list[str]:
+    """What pip has to install for there to be a cmake."""
+    return [] if shutil.which("cmake") else ["cmake"]
+
+
+def horovod_variables(target: Target, folder: Path, compiler: str) -> dict[str, str]:
+    """The variables by which Horovod finds the headers that it includes by older names."""
+    command = "import tensorflow as tf; print(tf.sysconfig.get_include())"
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    printed = subprocess.run(
+        [target.python, "-c", command], env=quiet, stdout=subprocess.PIPE, text=True, check=True
+    )
+    include = Path(printed.stdout.strip())
+    moved, header = MOVED_HEADER
+    shim = folder / "shim"
+    (shim / moved).parent.mkdir(parents=True, exist_ok=True)
+    (shim / moved).write_text(f'#include "{header}"\n')
+    external = include / "external"
+    places = [external / "highwayhash", external / "farmhash_archive" / "src", shim]
+    variables = build_environment(compiler)
+    flags = [variables.get("CXXFLAGS", ""), *(f"-I{place}" for place in places)]
+    path = os.pathsep.join([str(target.folder / "bin"), variables.get("PATH", os.defpath)])
+    jobs = {"MAKEFLAGS": f"-j{min(8, os.cpu_count() or 1)}"}  # each takes 1.5 GB
+    return {**variables, **HOROVOD_BUILD, **jobs, "CXXFLAGS": " ".join(flags), "PATH": path}
 
 
 def make_environment(folder: Path) -> None:
@@ -224,12 +298,17 @@ def build_environment(compiler: str) -> dict[str, str]:
     return variables
 
 
-def pip_install(
-    target: Target, what: str, arguments: list[str], variables: dict[str, str] | None = None
+def pip(
+    target: Target,
+    action: str,
+    what: str,
+    arguments: list[str],
+    variables: dict[str, str] | None = None,
 ) -> None:
-    """Installs; says what, and what pip said only if it fails."""
-    print(f"Installing {what} into {target.folder.name} ...", flush=True)
-    command = [target.python, "-m", "pip", "install", "--disable-pip-version-check", *arguments]
+    """Installs or builds a wheel; says what, and what pip said only if it fails."""
+    doing = {"install": "Installing", "wheel": "Building"}[action]
+    print(f"{doing} {what}, in {target.folder.name} ...", flush=True)
+    command = [target.python, "-m", "pip", action, "--disable-pip-version-check", *arguments]
     result = subprocess.run(
         command,
         env=variables,
@@ -240,7 +319,9 @@ def pip_install(
     )
     if result.returncode != 0:
         print(result.stdout)
-        sys.exit(f"pip could not install {what}; see above. The command was: {shlex.join(command)}")
+        sys.exit(
+            f"pip could not {action} {what}; see above. The command was: {shlex.join(command)}"
+        )
 
 
 def read_stamp(stamp: Path) -> dict:

@@ -3,6 +3,7 @@
     python char_lstm.py
     gradcomp run -n 4 char_lstm.py --compressor adacomp
     gradcomp run -n 2 char_lstm.py --dataset my_text.txt
+    horovodrun -np 2 python char_lstm.py --horovod --compressor adacomp
 
 The text comes with Python itself, or is a file of yours. The batch size is that of all workers
 together. What counts in the end is how many bits a character of held-out text takes.
@@ -33,15 +34,17 @@ def build_model(characters: int) -> keras.Model:
 
 
 def make_optimizer(
-    name: str, learning_rate: float, compressor: str, precondition: str | None = "auto"
+    name: str,
+    learning_rate: float,
+    compressor: str,
+    precondition: str | None = "auto",
+    group: str | None = None,
 ) -> keras.optimizers.Optimizer:
     if name == "adam":
         optimizer = keras.optimizers.Adam(learning_rate)
     else:
         optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9, global_clipnorm=1.0)
-    if compressor == "none":
-        return optimizer
-    return gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)
+    return common.compressed(optimizer, compressor, precondition, group)
 
 
 def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
@@ -69,6 +72,7 @@ def simulation_task(
 @click.command(context_settings={"show_default": True})
 @common.compressor_option
 @common.precondition_option
+@common.horovod_option
 @click.option("--epochs", default=20)
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
 @click.option("--batch-size", default=32, help="Sequences, of all workers together.")
@@ -80,6 +84,7 @@ def simulation_task(
 def main(
     compressor: str,
     precondition: str | None,
+    horovod: bool,
     epochs: int,
     steps_per_epoch: int,
     batch_size: int,
@@ -90,19 +95,22 @@ def main(
     history: str | None,
 ) -> None:
     """Train a character-level LSTM on text."""
-    # The strategy comes before all else that TensorFlow does.
-    strategy = gc.MultiWorkerMirroredStrategy()
-    is_chief = gc.is_chief(strategy)
+    job = common.start_job(horovod)
+    is_chief = gc.is_chief(job.strategy)
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)
-    train = texts.shuffled(text, batch_size, seed)
+    train = job.own_part(texts.shuffled(text, batch_size, seed), batch_size)
     validation = texts.in_order(held_out, batch_size)
 
-    with strategy.scope():
+    with job.strategy.scope():
         model = compiled_model(
             make_optimizer(
-                optimizer, learning_rate or LEARNING_RATES[optimizer], compressor, precondition
+                optimizer,
+                learning_rate or LEARNING_RATES[optimizer],
+                compressor,
+                precondition,
+                job.group,
             )
         )
     fitted = model.fit(
@@ -111,7 +119,7 @@ def main(
         steps_per_epoch=steps_per_epoch,
         validation_data=validation,
         shuffle=False,  # the dataset does
-        callbacks=common.make_callbacks(),
+        callbacks=common.make_callbacks(job),
         verbose=2 if is_chief else 0,
     )
 
@@ -122,7 +130,7 @@ def main(
             history,
             fitted.history,
             model.optimizer,
-            workers=strategy.num_replicas_in_sync,
+            workers=job.size,
             weights=model.count_params(),
             steps_per_epoch=steps_per_epoch,
         )

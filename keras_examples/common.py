@@ -12,6 +12,7 @@ from typing import Any
 import click
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_gradcomp as gc
 
@@ -43,12 +44,70 @@ precondition_option = click.option(
     callback=lambda _context, _option, value: None if value == "none" else value,
     help="Of compressed gradients for Adam: see gc.CompressedOptimizer.",
 )
+horovod_option = click.option(
+    "--horovod", is_flag=True, help="Exchange gradients by Horovod: for horovodrun or mpirun."
+)
 history_option = click.option(
     "--history",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
     help="Write what was measured as JSON.",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The processes that train together.
+
+    Attributes:
+        strategy: In whose scope models are created; the default one under Horovod.
+        group: For `gc.CompressedOptimizer`.
+        size: How many processes there are.
+        rank: Which of them this is, where each takes its part of a batch by itself.
+    """
+
+    strategy: tf.distribute.Strategy
+    group: str | None
+    size: int
+    rank: int
+
+    def own_part(self, batches: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+        """This process's part of batches; a strategy takes it in `fit`."""
+        if self.group is None:
+            return batches
+        if batch_size % self.size:
+            raise click.UsageError(f"{self.size} ranks cannot share {batch_size} rows equally.")
+        return batches.map(
+            lambda *batch: tf.nest.map_structure(lambda rows: rows[self.rank :: self.size], batch)
+        )
+
+
+def start_job(horovod: bool) -> Job:
+    """Finds the others; comes before all else that TensorFlow does."""
+    if not horovod:
+        strategy = gc.MultiWorkerMirroredStrategy()
+        return Job(strategy, None, strategy.num_replicas_in_sync, 0)
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    return Job(tf.distribute.get_strategy(), "horovod", hvd.size(), hvd.rank())
+
+
+def compressed(
+    optimizer: keras.optimizers.Optimizer,
+    compressor: str,
+    precondition: str | None,
+    group: str | None,
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a job; `"none"` leaves it to the strategy to sum gradients.
+
+    Horovod does not sum those of Keras 3 by itself: there, `"none"` means `"no_compression"`.
+    """
+    if compressor == "none":
+        if group is None:
+            return optimizer
+        compressor = "no_compression"
+    return gc.CompressedOptimizer(optimizer, compressor, precondition=precondition, group=group)
 
 
 def load_images(name: str, seed: int) -> tuple[Arrays, Arrays]:
@@ -104,13 +163,16 @@ class StepTimer(keras.callbacks.Callback):
             logs["seconds_per_step"] = statistics.median(self._seconds)
 
 
-def make_callbacks() -> list[keras.callbacks.Callback]:
+def make_callbacks(job: Job | None = None) -> list[keras.callbacks.Callback]:
     """What all programs have; it comes first, so that other callbacks see what it logs."""
-    return [
+    callbacks = [
         gc.callbacks.CompressionMonitor(),
         gc.callbacks.LayerwisePlan(),  # for --compressor lgreco; does nothing with other methods
         StepTimer(),
     ]
+    if job and job.group:
+        callbacks += [gc.callbacks.BroadcastInitialState(), gc.callbacks.CollectState()]
+    return callbacks
 
 
 def write_history(

@@ -3,9 +3,11 @@
     python digits_cnn.py
     gradcomp run -n 2 digits_cnn.py --compressor adacomp
     gradcomp run -n 2 digits_cnn.py --compressor none
+    horovodrun -np 2 python digits_cnn.py --horovod --compressor adacomp
 
 What makes this program a distributed and compressed one are three lines: the strategy, its scope,
-and `gc.CompressedOptimizer` around the optimizer. The batch size is that of all workers together.
+and `gc.CompressedOptimizer` around the optimizer. Under Horovod they are `hvd.init()`, this
+process's part of each batch, and `group="horovod"`. The batch size is that of all workers together.
 """
 
 from __future__ import annotations
@@ -35,15 +37,17 @@ def build_model(image_shape: tuple[int, ...], classes: int) -> keras.Model:
 
 
 def make_optimizer(
-    name: str, learning_rate: float, compressor: str, precondition: str | None = "auto"
+    name: str,
+    learning_rate: float,
+    compressor: str,
+    precondition: str | None = "auto",
+    group: str | None = None,
 ) -> keras.optimizers.Optimizer:
     if name == "adam":
         optimizer = keras.optimizers.Adam(learning_rate)
     else:
         optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
-    if compressor == "none":
-        return optimizer
-    return gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)
+    return common.compressed(optimizer, compressor, precondition, group)
 
 
 def simulation_task(
@@ -71,24 +75,25 @@ def simulation_task_sgd(batch_size: int = 64, seed: int = 0) -> gc.simulation.Ta
     return simulation_task(batch_size, seed, "sgd")
 
 
-def make_callbacks(
-    strategy: gc.MultiWorkerMirroredStrategy, checkpoints: str | None
-) -> list[keras.callbacks.Callback]:
-    callbacks = common.make_callbacks()
+def make_callbacks(job: common.Job, checkpoints: str | None) -> list[keras.callbacks.Callback]:
+    callbacks = common.make_callbacks(job)
     if checkpoints is not None:
         # All workers save, each at a path of its own; the best model is at the chief's.
-        best = gc.worker_path(f"{checkpoints}/best.keras", strategy)
-        callbacks += [
-            keras.callbacks.ModelCheckpoint(best, monitor="val_accuracy", save_best_only=True),
-            # Started again after an interruption, the program goes on with the next epoch.
-            gc.callbacks.BackupAndRestore(f"{checkpoints}/backup", strategy),
-        ]
+        # Under Horovod only rank 0 does so.
+        best = gc.worker_path(f"{checkpoints}/best.keras", job.strategy)
+        if job.group is None or job.rank == 0:
+            callbacks.append(
+                keras.callbacks.ModelCheckpoint(best, monitor="val_accuracy", save_best_only=True)
+            )
+        # Started again after an interruption, the program goes on with the next epoch.
+        callbacks.append(gc.callbacks.BackupAndRestore(f"{checkpoints}/backup", job.strategy))
     return callbacks
 
 
 @click.command(context_settings={"show_default": True})
 @common.compressor_option
 @common.precondition_option
+@common.horovod_option
 @click.option("--epochs", default=30)
 @click.option("--batch-size", default=64, help="Of all workers together.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
@@ -100,6 +105,7 @@ def make_callbacks(
 def main(
     compressor: str,
     precondition: str | None,
+    horovod: bool,
     epochs: int,
     batch_size: int,
     optimizer: str,
@@ -110,9 +116,8 @@ def main(
     history: str | None,
 ) -> None:
     """Train a convolutional network on images."""
-    # The strategy comes before all else that TensorFlow does.
-    strategy = gc.MultiWorkerMirroredStrategy()
-    is_chief = gc.is_chief(strategy)
+    job = common.start_job(horovod)
+    is_chief = gc.is_chief(job.strategy)
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     (train_x, train_y), test = common.load_images(dataset, seed)
@@ -120,16 +125,21 @@ def main(
         tf.data.Dataset.from_tensor_slices((train_x, train_y))
         .shuffle(len(train_x), seed=seed)
         .batch(batch_size, drop_remainder=True)
+        .apply(lambda batches: job.own_part(batches, batch_size))
         .repeat()  # makes an epoch start faster on several workers
     )
     steps_per_epoch = len(train_x) // batch_size
     validation = tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
 
-    with strategy.scope():
+    with job.strategy.scope():
         model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
         model.compile(
             optimizer=make_optimizer(
-                optimizer, learning_rate or LEARNING_RATES[optimizer], compressor, precondition
+                optimizer,
+                learning_rate or LEARNING_RATES[optimizer],
+                compressor,
+                precondition,
+                job.group,
             ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
@@ -140,7 +150,7 @@ def main(
         steps_per_epoch=steps_per_epoch,
         validation_data=validation,
         shuffle=False,  # the dataset does
-        callbacks=make_callbacks(strategy, checkpoints),
+        callbacks=make_callbacks(job, checkpoints),
         verbose=2 if is_chief else 0,
     )
 
@@ -151,7 +161,7 @@ def main(
             history,
             fitted.history,
             model.optimizer,
-            workers=strategy.num_replicas_in_sync,
+            workers=job.size,
             weights=model.count_params(),
             steps_per_epoch=steps_per_epoch,
         )

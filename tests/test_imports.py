@@ -12,6 +12,7 @@ ROOT = Path(tf_gradcomp.__file__).parent
 ROOMS = [
     "ops",
     "tf_config",
+    "horovod_here",
     "policy",
     "compressors",
     "reference",

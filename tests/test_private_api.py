@@ -106,6 +106,20 @@ def test_anonymous_name():
     assert values == [0, 1]
 
 
+def test_save_as(tmp_path):
+    variable, read = tf.Variable([1.0, 2.0]), []
+    tf_private.save_as(variable, lambda: 2 * variable.read_value(), read.append)
+    checkpoint = tf.train.Checkpoint(variable=variable)
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(variable=(plain := tf.Variable([0.0, 0.0]))).read(path)
+    np.testing.assert_array_equal(plain, [2, 4])
+    checkpoint.read(path).assert_consumed()
+    np.testing.assert_array_equal(read, [[2, 4]])
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    with pytest.raises(ValueError, match="asynchronous checkpoint would hold"):
+        checkpoint.save(str(tmp_path / "later"), options)
+
+
 def test_in_xla():
     seen = []
 

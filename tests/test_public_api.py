@@ -15,10 +15,12 @@ PUBLIC = [
     "Advice",
     "CompressedAllReduce",
     "CompressedOptimizer",
+    "HorovodGroup",
     "MultiWorkerMirroredStrategy",
     "Policy",
     "__version__",
     "advise",
+    "broadcast_initial_state",
     "callbacks",
     "compressors",
     "is_chief",
@@ -53,6 +55,8 @@ def test_public_names():
     assert gc.compressors.AdaComp
     assert gc.callbacks.CompressionMonitor
     assert gc.callbacks.BackupAndRestore
+    assert gc.callbacks.BroadcastInitialState
+    assert gc.callbacks.CollectState
 
 
 def test_an_unknown_name_is_an_attribute_error():

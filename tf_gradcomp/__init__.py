@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from tf_gradcomp.checkpoints import worker_path
     from tf_gradcomp.chief import is_chief
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
+    from tf_gradcomp.distribute.horovod_group import HorovodGroup
     from tf_gradcomp.keras3.advise import advise
+    from tf_gradcomp.keras3.initial_state import broadcast_initial_state
     from tf_gradcomp.keras3.optimizer import CompressedOptimizer
     from tf_gradcomp.keras3.policy import Policy
     from tf_gradcomp.keras3.strategy import MultiWorkerMirroredStrategy
@@ -36,9 +38,11 @@ _HOME = {
     "Advice": "tf_gradcomp.advice.result",
     "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
     "CompressedOptimizer": "tf_gradcomp.keras3.optimizer",
+    "HorovodGroup": "tf_gradcomp.distribute.horovod_group",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.keras3.strategy",
     "Policy": "tf_gradcomp.keras3.policy",
     "advise": "tf_gradcomp.keras3.advise",
+    "broadcast_initial_state": "tf_gradcomp.keras3.initial_state",
     "is_chief": "tf_gradcomp.chief",
     "worker_path": "tf_gradcomp.checkpoints",
 }
@@ -48,10 +52,12 @@ __all__ = [
     "Advice",
     "CompressedAllReduce",
     "CompressedOptimizer",
+    "HorovodGroup",
     "MultiWorkerMirroredStrategy",
     "Policy",
     "__version__",
     "advise",
+    "broadcast_initial_state",
     "callbacks",
     "compressors",
     "is_chief",

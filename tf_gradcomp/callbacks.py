@@ -1,5 +1,17 @@
 """Callbacks for `model.fit`."""
 
-from tf_gradcomp.keras3.callbacks import BackupAndRestore, CompressionMonitor, LayerwisePlan
+from tf_gradcomp.keras3.callbacks import (
+    BackupAndRestore,
+    BroadcastInitialState,
+    CollectState,
+    CompressionMonitor,
+    LayerwisePlan,
+)
 
-__all__ = ["BackupAndRestore", "CompressionMonitor", "LayerwisePlan"]
+__all__ = [
+    "BackupAndRestore",
+    "BroadcastInitialState",
+    "CollectState",
+    "CompressionMonitor",
+    "LayerwisePlan",
+]

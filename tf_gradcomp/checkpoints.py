@@ -7,7 +7,7 @@ import pathlib
 
 import tensorflow as tf
 
-from tf_gradcomp.chief import task_of
+from tf_gradcomp.chief import this_worker
 
 
 def worker_path(
@@ -33,9 +33,9 @@ def worker_path(
     Returns:
         This worker's path; `path` itself for the chief, and where there is one worker.
     """
-    task = task_of(strategy)
+    worker = this_worker(strategy)
     location = pathlib.Path(path)
-    if task is not None and not task.is_chief:
-        location = location.parent / f"{task.task_type}-{task.task_index}" / location.name
+    if worker is not None and not worker.is_chief:
+        location = location.parent / worker.name / location.name
     location.parent.mkdir(parents=True, exist_ok=True)
     return str(location)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
+from tf_gradcomp import horovod_here
 from tf_gradcomp.tf_config import TFConfig, read_tf_config
+
+
+class Worker(NamedTuple):
+    """A worker of a job.
+
+    Attributes:
+        name: Such as `"worker-3"`, another one for each worker.
+        is_chief: Whether it is the one that prints and writes for all.
+    """
+
+    name: str
+    is_chief: bool
 
 
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
     """Whether this process is the one of its job that prints and writes for all.
 
-    That is the task `chief`, or worker 0 where there is no `chief`. Each worker has its own task
-    index, but a `chief` and the first worker have the same one, 0: do not ask `task_id`.
+    That is the task `chief`, or worker 0 where there is no `chief`; under Horovod, rank 0. Each
+    worker has its own task index, but a `chief` and the first worker have the same one, 0: do not
+    ask `task_id`.
 
     ```python
     if gc.is_chief(strategy):
@@ -20,7 +36,8 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
 
     Args:
         strategy: Whose cluster this process is in; by default the current strategy tells, if its
-            cluster resolver knows a cluster, and otherwise TF_CONFIG.
+            cluster resolver knows a cluster, and otherwise TF_CONFIG, and otherwise Horovod, if the
+            program has initialized it.
 
     Returns:
         True for the chief, and outside of any cluster; False for all other workers, parameter
@@ -29,12 +46,22 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
     Raises:
         ValueError: If TF_CONFIG is needed and wrong.
     """
-    task = task_of(strategy)
-    return task is None or task.is_chief
+    worker = this_worker(strategy)
+    return worker is None or worker.is_chief
 
 
-def task_of(strategy: tf.distribute.Strategy | None = None) -> TFConfig | None:
-    """The cluster and this process's place in it, as for `is_chief`; None outside of a cluster."""
+def this_worker(strategy: tf.distribute.Strategy | None = None) -> Worker | None:
+    """Which worker this process is, as for `is_chief`; None outside of a job of several."""
+    task = _task_of(strategy)
+    if task is not None:
+        return Worker(f"{task.task_type}-{task.task_index}", task.is_chief)
+    hvd = horovod_here.in_use()
+    if hvd is None or hvd.size() == 1:
+        return None
+    return Worker(f"worker-{hvd.rank()}", hvd.rank() == 0)
+
+
+def _task_of(strategy: tf.distribute.Strategy | None) -> TFConfig | None:
     resolver = (strategy or tf.distribute.get_strategy()).cluster_resolver
     cluster = resolver.cluster_spec().as_dict() if resolver else {}
     # A TPU's resolver names hosts, but no task: one process drives them all.

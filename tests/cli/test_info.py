@@ -52,7 +52,27 @@ def test_all_is_well():
     assert shown["op library"] == str(library.PATH)
     assert shown["kernels"] == library.library_info().simd
     assert shown["TF_CONFIG"] == "not set: one worker"
-    assert {"Keras", "NumPy", "Python", "platform", "CPU features", "GPUs"} <= shown.keys()
+    assert {
+        "Keras",
+        "NumPy",
+        "Python",
+        "platform",
+        "CPU features",
+        "GPUs",
+        "Horovod",
+    } <= shown.keys()
+
+
+def test_horovod_that_cannot_be_loaded_is_a_problem(run_info, monkeypatch, tmp_path):
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("raise OSError('undefined symbol')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run_info()
+    assert done.exit_code == 1
+    assert rows(done.output)["Horovod"] == "cannot be imported"
+    assert "undefined symbol. It is built for the TensorFlow" in done.output
 
 
 def fake_library(error, built_for, simd=None):

@@ -63,6 +63,15 @@ def test_output_is_prefixed_and_kept_apart(program):
     assert sorted(done.stderr.splitlines()) == ["[worker 0] two 0", "[worker 1] two 1"]
 
 
+def test_without_horovod_its_ranks_are_refused(program, tmp_path):
+    (tmp_path / "horovod.py").write_text("")
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENV['PYTHONPATH']}"}
+    done = gradcomp("run", "--horovod", "-n", "2", program(""), env=env)
+    assert done.returncode == 1
+    assert "Horovod cannot be imported here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_prefixes_line_up(program):
     done = gradcomp("run", "-n", "11", program("print('x')"))
     assert {len(line) for line in done.stdout.splitlines()} == {len("[worker  0] x")}

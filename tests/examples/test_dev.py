@@ -75,7 +75,11 @@ def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
     target = dev.dataclasses.replace(dev.NEWEST, folder=tmp_path)
     installed = []
     monkeypatch.setattr(dev, "ROOT", tmp_path / "tree")
-    monkeypatch.setattr(dev, "pip_install", lambda target, what, needs, *_: installed.extend(needs))
+
+    def pip(target, action, what, needs, *_):
+        installed.extend(needs)
+
+    monkeypatch.setattr(dev, "pip", pip)
     monkeypatch.setattr(dev, "make_environment", lambda folder: make_fake_environment(folder))
     for name in ("setup.py", "pyproject.toml", str(dev.LIBRARY)):
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +101,47 @@ def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
     assert f"{tree}[examples,test]" in installs("test")
     (tree / dev.LIBRARY).unlink()
     assert f"{tree}[examples,test]" in installs("test")
+
+
+def test_horovod_is_built_once_for_each_tensorflow(dev, monkeypatch, tmp_path):
+    """The wheel outlives the environment."""
+    target = dev.dataclasses.replace(dev.NEWEST, folder=tmp_path / ".venv")
+    done = []
+
+    def pip(target, action, what, arguments, variables=None):
+        done.append(action)
+        if action == "wheel":
+            folder = Path(arguments[arguments.index("--wheel-dir") + 1])
+            folder.mkdir(parents=True)
+            (folder / "horovod-0.whl").touch()
+
+    def actions(tensorflow):
+        done.clear()
+        shutil.rmtree(target.folder, ignore_errors=True)
+        packages = target.folder / "lib" / "python3.11" / "site-packages"
+        (packages / f"tensorflow_cpu-{tensorflow}.dist-info").mkdir(parents=True)
+        dev.prepare_horovod(target, "g++")
+        return list(done)
+
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setattr(dev, "pip", pip)
+    monkeypatch.setattr(dev, "horovod_variables", lambda *_: {})
+    assert actions("2.21.0") == ["install", "wheel", "install"]
+    assert actions("2.21.0") == ["install"]
+    assert actions("2.21.1") == ["install", "wheel", "install"]
+    done.clear()
+    dev.prepare_horovod(target, "g++")
+    assert not done
+
+
+def test_horovod_is_left_out_on_request(dev, monkeypatch):
+    for argv, wanted in (
+        (["test"], True),
+        (["test", "--without-horovod"], False),
+        (["demo"], False),
+    ):
+        monkeypatch.setattr(sys, "argv", ["dev.py", *argv])
+        assert dev.parse_arguments().horovod == wanted
 
 
 def make_fake_environment(folder):

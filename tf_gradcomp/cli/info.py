@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import sys
@@ -82,6 +83,7 @@ def _add_tensorflow(report: _Report) -> None:
             f"TensorFlow {tf.__version__} is not supported: install {_supported()}."
         )
     _add_library(report)
+    _add_horovod(report)
     _add_gpus(report, [gpu.name for gpu in tf.config.list_physical_devices("GPU")])
 
 
@@ -107,6 +109,23 @@ def _add_library(report: _Report) -> None:
     report.add("CPU features", " ".join(library.cpu_features))
     if library.error is not None:
         report.problems.append(library.error)
+
+
+def _add_horovod(report: _Report) -> None:
+    # Optional, and so no problem where it is not there.
+    if importlib.util.find_spec("horovod") is None:
+        report.add("Horovod", "not installed")
+        return
+    from tf_gradcomp import horovod_here
+
+    try:
+        hvd = horovod_here.load()
+    except ImportError as error:
+        report.add("Horovod", "cannot be imported")
+        report.problems.append(str(error))
+        return
+    transports = ", ".join(horovod_here.transports(hvd))
+    report.add("Horovod", f"{metadata.version('horovod')} (by {transports})")
 
 
 def _add_gpus(report: _Report, gpus: list[str]) -> None:

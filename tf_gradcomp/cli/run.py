@@ -6,14 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 import click
 
 from tf_gradcomp.cli.output import WorkerOutput
-from tf_gradcomp.launch import JobResult, LocalJob
+from tf_gradcomp.launch import JobResult, LocalJob, horovod_ranks
 
 _TAIL_LINES = 10
 _GRACE = 5.0  # seconds
@@ -75,6 +75,11 @@ class Threads(click.ParamType):
     help="Threads of each worker's TensorFlow operations, or 'auto' to share the cores out. "
     "By default TensorFlow decides, and every worker takes all cores.",
 )
+@click.option(
+    "--horovod",
+    is_flag=True,
+    help="The workers are ranks of Horovod, as by `horovodrun --gloo`, and have no TF_CONFIG.",
+)
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -84,6 +89,7 @@ def run(
     grace: float,
     timeout: float | None,
     threads_per_worker: int | str | None,
+    horovod: bool,
     program: str,
     args: tuple[str, ...],
 ) -> None:
@@ -93,13 +99,16 @@ def run(
     them it is. When one fails, the others are ended, and the exit code is that of the one that
     failed first.
 
+    With --horovod, the workers are ranks of Horovod, and find each other by `hvd.init()`.
+
     Example: gradcomp run -n 4 train.py --epochs 10
     """
     workers = _given(workers, args)
     _refuse_nested_start()
     command = [sys.executable, *program_command(program, module), *args]
     env = {**os.environ, **thread_settings(threads_per_worker, workers)}
-    result = run_job(command, workers, env, output, grace, timeout)
+    with _ranks(workers) if horovod else nullcontext() as ranks:
+        result = run_job(command, workers, env, output, grace, timeout, ranks)
     report_end(result, shown_tails=output == "all")
     sys.exit(result.exit_code)
 
@@ -111,8 +120,12 @@ def run_job(
     output: str,
     grace: float = _GRACE,
     timeout: float | None = None,
+    ranks: Sequence[Mapping[str, str]] | None = None,
 ) -> JobResult:
-    """Runs a job to its end, showing what `output` says; Ctrl-C ends it."""
+    """Runs a job to its end, showing what `output` says; Ctrl-C ends it.
+
+    With `ranks`, the workers have these environments and no TF_CONFIG.
+    """
     with (
         _stop_requests() as requests,
         WorkerOutput(workers, chief_only=output == "chief") as shown,
@@ -120,6 +133,8 @@ def run_job(
             command,
             workers,
             env=env,
+            worker_env=ranks,
+            tf_config=ranks is None,
             on_line=shown.line,
             on_progress=shown.progress,
             grace=grace,
@@ -130,6 +145,16 @@ def run_job(
         return job.run()
 
 
+@contextmanager
+def _ranks(number: int) -> Iterator[list[dict[str, str]]]:
+    with ExitStack() as stack:
+        try:
+            ranks = stack.enter_context(horovod_ranks(number))
+        except ImportError as error:
+            raise click.ClickException(str(error)) from error
+        yield ranks
+
+
 def _given(workers: int | None, args: tuple[str, ...]) -> int:
     if workers is not None:
         return workers
@@ -138,6 +163,11 @@ def _given(workers: int | None, args: tuple[str, ...]) -> int:
 
 
 def _refuse_nested_start() -> None:
+    if "HOROVOD_RANK" in os.environ:
+        raise click.UsageError(
+            "HOROVOD_RANK is set already, so this process is itself a rank of some job; start the "
+            "program without gradcomp run."
+        )
     if "TF_CONFIG" in os.environ:
         raise click.UsageError(
             "TF_CONFIG is set already, so this process is itself a worker of some job; start the "

@@ -45,12 +45,14 @@ class Communicator(abc.ABC):
         size: The number of replicas of the job.
         rank: This replica's number among them: int32 scalar, or a number.
         ahead: The variable that `gather_padded` takes, if the replica is alone in its process.
+        label: Tells the collectives of one exchange from those of others, where they have names.
     """
 
     def __init__(self, size: int, rank: tf.Tensor | int) -> None:
         self.size = size
         self.rank = rank
         self.ahead: tf.Variable | None = None
+        self.label = ""
 
     def answer(self, wish: Wish) -> tuple[Any, Sent]:
         """Does what a compressor asks for, and counts what that sends."""
@@ -60,7 +62,8 @@ class Communicator(abc.ABC):
             return self._answer_gather(wish)
         if isinstance(wish, AllReduce):
             values = wish.values
-            return self.all_reduce(values), self._summed(values.dtype.size * tf.size(values))
+            given = self.element_bytes(values.dtype) * tf.size(values)
+            return self.all_reduce(values), self._summed(given)
         given = 4 * tf.size(wish.payload, tf.int64)
         # All replicas but one pass it on.
         sent = Sent(given // self.size, (self.size - 1) * given // self.size)
@@ -73,8 +76,8 @@ class Communicator(abc.ABC):
             rows, sent = self._answer_gather(AllGather(payload, wish.same_length))
             return (rows[:, riders:], rows[:, :riders]), sent
         total = self.all_reduce_with_rider(wish.values, rider)
-        sent = self._summed(wish.values.dtype.size * (tf.size(wish.values) + riders))
-        return (total[:-riders], total[-riders:]), sent
+        given = self.element_bytes(wish.values.dtype) * (tf.size(wish.values) + riders)
+        return (total[:-riders], total[-riders:]), self._summed(given)
 
     def _answer_gather(self, wish: AllGather) -> tuple[tf.Tensor, Sent]:
         words = tf.size(wish.payload)
@@ -85,6 +88,10 @@ class Communicator(abc.ABC):
         # A ring passes on all rows but one.
         sent = 4 * (self.size - 1) * tf.cast(gathered, tf.int64)
         return rows, Sent(4 * tf.cast(words, tf.int64), sent)
+
+    def element_bytes(self, dtype: tf.DType) -> int:
+        """The bytes that each element of a sum has on its way."""
+        return dtype.size
 
     def _summed(self, given: tf.Tensor) -> Sent:
         given = tf.cast(given, tf.int64)

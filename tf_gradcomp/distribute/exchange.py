@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +28,7 @@ from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.padded_gather import WordsAhead
 from tf_gradcomp.distribute.replica_exchange import Gradients, Parts, ReplicaExchange
+from tf_gradcomp.distribute.saving import Saving
 from tf_gradcomp.distribute.state import (
     Facts,
     job_state_specs,
@@ -67,9 +68,21 @@ class GradientExchange(tf.Module):
         state: The variables that all candidates keep, by name, in the order of `specs`.
         job_state: What they keep for the whole job, by name.
         facts: What is known of the state of each gradient.
+        saving: Reads what a checkpoint holds of the state, and gives replicas what it held.
+
+    Args:
+        method: The compressor, or a choice between several.
+        policy: Which variables get which settings.
+        find_group: Returns the replicas when the exchange is built; by default those of the
+            strategy in scope.
     """
 
-    def __init__(self, method: Method, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        policy: Policy | None = None,
+        find_group: Callable[[], Group] = current_group,
+    ) -> None:
         super().__init__(name="gradient_exchange")
         library.load()  # what is wrong with it is reported now, not in the first step
         self.policy = checked_policy(policy)
@@ -77,6 +90,7 @@ class GradientExchange(tf.Module):
         self.state: dict[str, list[tf.Variable]] = {}
         self.job_state: dict[str, tf.Variable] = {}
         self._method = method
+        self._find_group = find_group
         self._apart: set[int] = set()
         self._together: set[int] = set()
 
@@ -99,7 +113,7 @@ class GradientExchange(tf.Module):
         """
         if self.built:
             return
-        group = current_group()
+        group = self._find_group()
         compressors = [candidate.compressor for candidate in self._method.candidates]
         check_warmup(compressors, group)
         specs = gradient_specs(variables, self.policy, alone=group.size == 1)
@@ -109,10 +123,15 @@ class GradientExchange(tf.Module):
             if group.size > 1:
                 chosen = self._method.choose(group, self._method.candidates, specs)
             kept = state_specs(compressors, specs, self._method.moments)
-            self.state = new_variables(kept, specs)
-            self.job_state = new_job_variables(job_state_specs(compressors, specs))
+            state = new_variables(kept, specs)
+            job_state = new_job_variables(job_state_specs(compressors, specs))
             self.facts = Facts(len(specs))
             self.step = shared_variable(0, tf.int64, "exchange_step")
+            self.saving = Saving(group)
+            of_gradients = itertools.chain.from_iterable(state.values())
+            self.saving.take_over(of_gradients, [self.step], self.facts.nothing_kept)
+            self.saving.take_over(job_state.values(), [])
+            self.state, self.job_state = state, job_state  # only now may a checkpoint restore them
             self.skipped_steps = shared_variable(0, tf.int64, "skipped_steps")
             alone_in_process = group.is_collective and group.local_size == 1
             scales = [residual_scale(compressor, specs) for compressor in compressors]
@@ -130,6 +149,7 @@ class GradientExchange(tf.Module):
                 step=self.step,
                 traffic=TrafficCounter(len(specs)),
                 ahead=WordsAhead() if alone_in_process else None,
+                label=group.label([spec.path for spec in specs]),
                 max_dense_elements=self.policy.max_dense_elements,
             )
         self._planner = LayerPlanner.of(chosen.compressor, specs)
@@ -149,6 +169,11 @@ class GradientExchange(tf.Module):
     def preconditioner(self) -> Preconditioner | None:
         """What divides gradients before they are compressed; None if nothing does."""
         return self._parts.preconditioner
+
+    @property
+    def group(self) -> Group:
+        """The replicas that it was built for."""
+        return self._parts.group
 
     def knows(self, variables: Sequence[Any]) -> bool:
         """Whether it was built for all of `variables`."""
@@ -175,7 +200,7 @@ class GradientExchange(tf.Module):
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """What a checkpoint holds: counters and facts, then the state by name."""
+        """Counters and facts, then the state by name; a checkpoint holds what `saving` reads."""
         if not self.built:
             return []
         state = itertools.chain.from_iterable(self.state.values())
@@ -304,6 +329,7 @@ class GradientExchange(tf.Module):
             job_state = self._local_job_state(replica)
             own = [group.local(total, replica) for total in sums]
             planner.install(proposed, job_state, own)
+        self.saving.forget()
         return self.plan_in_force()
 
     def plan_in_force(self) -> PlanInForce | None:
@@ -321,16 +347,12 @@ class GradientExchange(tf.Module):
         return norm([self._parts.group.local(r, 0).read_value() for r in self.residuals])
 
     def check_scope(self) -> None:
-        """Refuses to run under another strategy than it was built under.
+        """Refuses to run by other replicas than those it was built for.
 
         Raises:
-            ValueError: If the current strategy is another one.
+            ValueError: If it was built for others.
         """
-        if not self._parts.group.is_current():
-            raise ValueError(
-                "The exchange of gradients was built outside of the scope of the strategy that "
-                "runs it; build the optimizer inside `with strategy.scope():`."
-            )
+        self._parts.group.check_current()
 
     def _check_may_run(self) -> None:
         if tf_private.in_xla():

@@ -43,10 +43,16 @@ class Group(abc.ABC):
     Attributes:
         size: The number of replicas of the job.
         local_size: How many of them are in this process.
+        loss_is_divided: Whether the program divides its loss by the number of replicas, so that
+            their gradients add up to that of the whole batch. If not, the gradients are divided.
+        sums_on_read: Whether a variable that each replica has for itself is read as the sum of all,
+            and shared out when it is assigned.
     """
 
     size: int
     local_size: int
+    loss_is_divided = True
+    sums_on_read = True
 
     @property
     @abc.abstractmethod
@@ -54,8 +60,12 @@ class Group(abc.ABC):
         """What connects the replicas, for messages."""
 
     @abc.abstractmethod
-    def is_current(self) -> bool:
-        """Whether the code that runs now is run by this group's replicas."""
+    def check_current(self) -> None:
+        """Refuses to go on if the code that runs now is not run by this group's replicas.
+
+        Raises:
+            ValueError: With the reason and the way out.
+        """
 
     @abc.abstractmethod
     def member(self) -> Member:
@@ -100,6 +110,18 @@ class Group(abc.ABC):
     @abc.abstractmethod
     def devices(self) -> Sequence[str]:
         """The devices of this process's replicas."""
+
+    @abc.abstractmethod
+    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+        """Gives variables the values of the first replica, where nothing else makes them equal."""
+
+    def label(self, paths: Sequence[str]) -> str:
+        """What tells the collectives of an exchange of these variables from those of others.
+
+        Only needed where collectives are matched by their names. Equal on all processes, which
+        build their exchanges in the same order.
+        """
+        return ""
 
     def agree(self, facts: Mapping[str, Any], seconds: float | None = None) -> None:
         """Compares `facts` over all processes, and returns where all are equal.
@@ -169,9 +191,16 @@ class StrategyGroup(Group):
         """The strategy's type."""
         return type(self.strategy).__name__
 
-    def is_current(self) -> bool:
-        """Whether the strategy is the one in scope."""
-        return tf.distribute.get_strategy() is self.strategy
+    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+        """Does nothing: strategies create variables with equal values."""
+
+    def check_current(self) -> None:
+        """Refuses to run under another strategy than that of the group."""
+        if tf.distribute.get_strategy() is not self.strategy:
+            raise ValueError(
+                "The exchange of gradients was built outside of the scope of the strategy that "
+                "runs it; build the optimizer inside `with strategy.scope():`."
+            )
 
     def member(self) -> Member:
         """The replica in whose context this is called."""

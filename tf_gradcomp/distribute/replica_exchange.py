@@ -50,6 +50,7 @@ class Parts:
         traffic: Counts bytes.
         ahead: How many words travel with the lengths of payloads, if any; see `gather_padded`.
         max_dense_elements: Gradients of tables with up to so many elements are made dense.
+        label: Tells the collectives of this exchange from those of others, where they have names.
     """
 
     group: Group
@@ -65,6 +66,7 @@ class Parts:
     traffic: TrafficCounter
     ahead: WordsAhead | None
     max_dense_elements: int
+    label: str
 
     def is_large(self, number: int) -> bool:
         """Whether a table is too large to be made dense."""
@@ -90,6 +92,8 @@ class ReplicaExchange:
         self._numbers = list(numbers)
         self._local_replica = member.local_replica if member else 0
         self._communicator = member.communicator if member else None
+        if self._communicator:
+            self._communicator.label = parts.label
 
     def hand_over(self, inner: InnerState | None, preconditioned: Sequence[int]) -> None:
         """Converts restored state for this job, where the job that saved it had other settings.

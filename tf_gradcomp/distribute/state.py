@@ -132,6 +132,10 @@ class Facts(tf.Module):
         self.residual_scale = _own_variable(np.ones(gradients, "float32"), "residual_scale", True)
         self.moments_taken = _own_variable(np.zeros(gradients, bool), "moments_taken", True)
 
+    def nothing_kept(self) -> bool:
+        """Whether what replicas keep for each gradient is all zeros."""
+        return not (self.residual_waits.numpy().any() or self.moments_taken.numpy().any())
+
     @property
     def all(self) -> list[tf.Variable]:
         """All of these variables."""

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
+from tensorflow.python.trackable import base as _trackable
 
 # `CollectiveAllReduceExtended` asserts that its cross-device ops are of this class.
 CollectiveAllReduce: Any = _cross_device_ops.CollectiveAllReduce
@@ -183,3 +185,27 @@ def in_xla() -> bool:
     """Whether the code being traced is to be compiled by XLA, which has no kernel for our ops."""
     graph = tf.compat.v1.get_default_graph()
     return _control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def save_as(
+    variable: tf.Variable, read: Callable[[], tf.Tensor], restore: Callable[[tf.Tensor], Any]
+) -> None:
+    """Makes `tf.train.Checkpoint` save what `read` returns, and give `restore` what it restores.
+
+    Variables of strategies do so by the same methods; no public API gives others a say. An
+    asynchronous checkpoint saves copies of variables instead, and is refused.
+    """
+    key = _trackable.VARIABLE_VALUE_KEY
+
+    def serialize() -> dict[str, Any]:
+        return {key: _tensor_callable.Callable(read, variable.dtype, variable.device)}
+
+    def refuse(**_: Any) -> None:
+        raise ValueError(
+            "An asynchronous checkpoint would hold this process's own state alone; save without "
+            "tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)."
+        )
+
+    variable._serialize_to_tensors = serialize
+    variable._copy_trackable_to_cpu = refuse
+    variable._restore_from_tensors = lambda tensors: restore(tensors[key])

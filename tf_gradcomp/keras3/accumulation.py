@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.state import shared_variable
 
 
@@ -22,6 +22,7 @@ class Accumulation(tf.Module):
         steps: How many steps make one update.
         index_of: Gives the place of a variable among `variables`.
         inner: The inner optimizer's own accumulators of `variables`.
+        group: The replicas.
 
     Attributes:
         accumulators: One for each of `variables`.
@@ -34,6 +35,7 @@ class Accumulation(tf.Module):
         steps: int,
         index_of: Callable[[keras.Variable], int],
         inner: Sequence[keras.Variable],
+        group: Group,
     ) -> None:
         super().__init__(name="accumulation")
         self.accumulators = [_accumulator(variable) for variable in variables]
@@ -42,6 +44,7 @@ class Accumulation(tf.Module):
         self._steps = steps
         self._index_of = index_of
         self._inner = inner
+        self._group = group
 
     def take(self, strategy: tf.distribute.Strategy) -> None:
         """Takes the sums from the inner optimizer, if it has them; called across replicas."""
@@ -53,7 +56,7 @@ class Accumulation(tf.Module):
         tf.cond(self.held, lambda: None, move)
 
     def _take_share(self) -> None:
-        group = current_group()
+        group = self._group
         for own, inner in zip(self.accumulators, self._inner, strict=True):
             total = group.local(inner.value, group.local_replica())
             own.assign_add(total.read_value() / group.size)

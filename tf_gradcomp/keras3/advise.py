@@ -13,10 +13,10 @@ from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.distribute.gradients import gradient_specs
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.group import Group, current_group
 from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.keras3.adam import AUTO, preconditioner_for
-from tf_gradcomp.keras3.optimizer import CompressedOptimizer
+from tf_gradcomp.keras3.optimizer import CompressedOptimizer, compressed_optimizer
 from tf_gradcomp.policy import Policy, checked_policy
 
 
@@ -30,7 +30,8 @@ def advise(
     """Predicts how long a step will take with several methods, in this job and on its network.
 
     It measures the job's own collectives, and the methods' speed on random gradients in the shapes
-    of the model, in seconds. All workers must call it, within the strategy's scope.
+    of the model, in seconds. All workers must call it, within the strategy's scope; under Horovod,
+    with a model that is compiled with `gc.CompressedOptimizer(..., group="horovod")`.
 
     Args:
         model: Built. If it is compiled, what its optimizer adds to a method's work is counted.
@@ -43,7 +44,7 @@ def advise(
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
         ValueError: If the model is not built, a candidate is unknown, `compute_seconds` is
-            negative, or the replicas do not talk by TensorFlow's collectives.
+            negative, or there is no network between the replicas.
         WorkersDisagreeError: If workers have other candidates or variables.
 
     Example:
@@ -61,7 +62,7 @@ def advise(
     if compute_seconds < 0:
         raise ValueError(f"advise: compute_seconds must be 0 or more; received {compute_seconds}.")
     wanted = compressors.Auto(candidates).from_baseline()
-    group = current_group()
+    group = _group_of(model)
     if group.size == 1:
         return alone(BASELINE)
     specs = gradient_specs(model.trainable_variables, checked_policy(policy))
@@ -72,6 +73,11 @@ def advise(
     group.agree({"next action": "gc.advise", **facts})
     pairs = [Candidate(method, _preconditioner(model.optimizer, method)) for method in wanted]
     return advice_on(probe(group, specs, pairs, THOROUGH), compute_seconds)
+
+
+def _group_of(model: keras.Model) -> Group:
+    optimizer = compressed_optimizer(model)
+    return optimizer.group if optimizer else current_group()
 
 
 def _preconditioner(optimizer: Any, compressor: compressors.Compressor) -> Preconditioner | None:

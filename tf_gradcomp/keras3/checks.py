@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.group import Group, StrategyGroup
+from tf_gradcomp.distribute.handshake import WorkersDisagreeError
 
 
 def checked_inner(
@@ -32,8 +35,10 @@ def checked_inner(
         )
     optimizer = keras.optimizers.get(dict(inner) if isinstance(inner, Mapping) else inner)
     inside = optimizer
+    check_not_by_horovod(type(optimizer))
     if isinstance(inside, keras.optimizers.LossScaleOptimizer):
         inside = inside.inner_optimizer
+    check_not_by_horovod(type(inside))
     if isinstance(inside, wrapper):
         raise ValueError(
             "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
@@ -64,10 +69,25 @@ def facts_of(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str
     return facts
 
 
-def check_current_strategy() -> None:
-    """Refuses strategies under which gradients are not exchanged, or are so already."""
-    group = current_group()  # refuses the former
-    if getattr(group.strategy, "compressor", None) is not None:
+def check_not_by_horovod(optimizer: type) -> None:
+    """Refuses what `hvd.DistributedOptimizer` has made of an optimizer's class.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if hasattr(optimizer, "register_local_var"):
+        raise ValueError(
+            "CompressedOptimizer exchanges gradients itself, and does not work inside or around "
+            "hvd.DistributedOptimizer: that one does nothing under Keras 3, so that ranks drift "
+            "apart without an error, and its compression argument can keep no residual. Use "
+            'gc.CompressedOptimizer(optimizer, compressor, group="horovod") alone.'
+        )
+
+
+def check_group(group: Group) -> None:
+    """Refuses groups whose replicas do not run here, or exchange their gradients already."""
+    group.check_current()
+    if isinstance(group, StrategyGroup) and getattr(group.strategy, "compressor", None) is not None:
         raise ValueError(
             "A compressor is set on both the strategy and the optimizer, and gradients would be "
             "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
@@ -75,15 +95,43 @@ def check_current_strategy() -> None:
         )
 
 
-def check_no_overwriting(variables: Sequence[keras.Variable]) -> None:
+def check_no_overwriting(variables: Sequence[keras.Variable], group: Group) -> None:
     """Refuses variables, where there are several replicas, whose gradients are new values."""
     overwritten = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
-    if overwritten and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+    if overwritten and group.size > 1:
         raise ValueError(
             f"CompressedOptimizer: the gradients of {', '.join(overwritten)} are new values for "
             "these variables, as of float8 layers, and replicas cannot add them up; train on one "
             "replica, or with another dtype policy than float8."
         )
+
+
+def agree_on_values(
+    group: Group, weights: Sequence[keras.Variable], slots: Sequence[keras.Variable]
+) -> None:
+    """Compares the values of variables over all ranks; refuses to train where they differ.
+
+    Args:
+        group: The ranks.
+        weights: Of the model.
+        slots: Of the inner optimizer, whose names have a number that each rank counts by itself.
+
+    Raises:
+        WorkersDisagreeError: On every rank, naming the variables and the way out.
+    """
+    values = {f"value of {v.path!r}": _checksum(v) for v in weights}
+    values |= {f"value of the optimizer's variable {i}": _checksum(v) for i, v in enumerate(slots)}
+    try:
+        group.agree({"next action": "exchanging gradients for the first time", **values})
+    except WorkersDisagreeError as error:
+        raise WorkersDisagreeError(
+            f"{error} If only values differ: give all ranks those of rank 0, by "
+            "gc.callbacks.BroadcastInitialState() in fit, or gc.broadcast_initial_state(model)."
+        ) from error
+
+
+def _checksum(variable: keras.Variable) -> int:
+    return zlib.crc32(np.asarray(variable).tobytes())
 
 
 def check_created_in_scope(step_counter: keras.Variable) -> None:

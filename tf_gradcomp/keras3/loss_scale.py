@@ -22,9 +22,9 @@ def unscaled(
         factor: The optimizer's static `loss_scale_factor`, if any.
     """
     if scaler is not None:
-        grads = [_divided(gradient, scaler.dynamic_scale.value) for gradient in grads]
+        grads = [divided(gradient, scaler.dynamic_scale.value) for gradient in grads]
     if factor is not None:
-        grads = [_divided(gradient, factor) for gradient in grads]
+        grads = [divided(gradient, factor) for gradient in grads]
     return list(grads)
 
 
@@ -38,9 +38,10 @@ def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Te
     counter.assign(tf.where(counts, counter.value + 1, 0))
 
 
-def _divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | tf.IndexedSlices:
+def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient divided by a number, in its own dtype."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = _divided(gradient.values, scale)
+        values = divided(gradient.values, scale)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     # In float16 a scale of 65536 would be infinite.
     unscaled = tf.cast(gradient, tf.float32) / tf.cast(scale, tf.float32)

@@ -17,8 +17,9 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.gradients import all_finite
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.gradients import all_finite, native
+from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.groups import group_finder, group_here
 from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.keras3 import checks, keras_private, saved_state
 from tf_gradcomp.keras3.accumulation import Accumulation
@@ -29,7 +30,7 @@ from tf_gradcomp.keras3.adam import (
     possible_preconditioner,
     preconditioner_for,
 )
-from tf_gradcomp.keras3.loss_scale import unscaled, update_loss_scale
+from tf_gradcomp.keras3.loss_scale import divided, unscaled, update_loss_scale
 from tf_gradcomp.keras3.policy import Policy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -39,12 +40,12 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 class CompressedOptimizer(keras.optimizers.Optimizer):
     """Wraps a Keras optimizer; the replicas of a job exchange its gradients compressed.
 
-    Works under `gc.MultiWorkerMirroredStrategy` in `fit` and in training loops, and under
-    TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops. With
-    one replica it does what the inner optimizer does, bit for bit. There is one exception: under a
-    strategy, Keras itself cannot accumulate gradients or overwrite weights by averages. With such
-    settings and a strategy of one replica, this optimizer does what the inner one does without a
-    strategy, and skips steps with non-finite gradients.
+    Works under `gc.MultiWorkerMirroredStrategy` and Horovod in `fit` and in training loops, and
+    under TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops.
+    With one replica it does what the inner optimizer does, bit for bit. There is one exception:
+    under a strategy, Keras itself cannot accumulate gradients or overwrite weights by averages.
+    With such settings and a strategy of one replica, this optimizer does what the inner one does
+    without a strategy, and skips steps with non-finite gradients.
 
     - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
       clipping. Clipping acts on the reduced gradient, as it would on one worker. But if
@@ -70,12 +71,16 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             `"auto"`: as `"local"`, where the inner optimizer allows it and the method trains better
             so; otherwise as None.
         name: The optimizer's name.
+        group: Who exchanges gradients. By default, the replicas of the strategy in scope.
+            `"horovod"`: the processes of a Horovod job, without any strategy, after `hvd.init()`;
+            or some of them, by `gc.HorovodGroup(process_set)`. See docs/horovod.md.
 
     Raises:
+        ImportError: If Horovod is asked for, and is not there.
         TypeError: If `inner_optimizer` is no Keras optimizer, or `policy` no `gc.Policy`.
         ValueError: If it is wrapped twice, an argument is unknown, the inner optimizer cannot be
-            preconditioned as asked, or the current strategy has a compressor of its own or is one
-            that exchanges no gradients.
+            preconditioned as asked, the current strategy has a compressor of its own or is one
+            that exchanges no gradients, or Horovod is asked for and cannot be used.
 
     Example:
         ```python
@@ -92,8 +97,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         policy: Policy | None = None,
         precondition: str | None = AUTO,
         name: str = "compressed_optimizer",
+        *,
+        group: str | Group | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
+        self._find_group = group_finder(group)
         self.inner_optimizer = checks.checked_inner(inner_optimizer, CompressedOptimizer)
         self.precondition = precondition
         self._given = compressors.get(compressor)
@@ -102,15 +110,21 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             candidates = [Candidate(compressors.get(BASELINE))]
         moments = possible_preconditioner(self._core)
         method = Method(repr(self._given), candidates, choose, moments)
-        self.exchange = GradientExchange(method, policy)
+        self.exchange = GradientExchange(method, policy, self._find_group)
         self._measuring: measuring.Measuring | None = None
         self._accumulation: Accumulation | None = None
-        checks.check_current_strategy()
+        self._values_agreed = False
+        checks.check_group(self.group)
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto:
         """The compression method, or the choice of one."""
         return self._given
+
+    @property
+    def group(self) -> Group:
+        """The replicas that exchange gradients: of the strategy in scope, or those of Horovod."""
+        return self._find_group()
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
         """The preconditioner that this optimizer would put in front of a compressor, if any."""
@@ -128,11 +142,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        checks.check_current_strategy()
+        group = self.group
+        checks.check_group(group)
         if not self.passes_through():
             checks.check_created_in_scope(keras_private.step_counter(self._core))
         variables = list(variables)
-        checks.check_no_overwriting(variables)
+        checks.check_no_overwriting(variables, group)
         super().build(variables)
         with tf.init_scope():  # a config reads variables
             facts = {
@@ -147,7 +162,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         steps = self._core.gradient_accumulation_steps
         if steps:
             inner = keras_private.accumulators(self._core)
-            self._accumulation = Accumulation(variables, steps, self._index_of, inner)
+            self._accumulation = Accumulation(variables, steps, self._index_of, inner, group)
+            counter = keras_private.step_counter(self._core)
+            self.exchange.saving.take_over(self._accumulators(), [native(counter)])
         if not self.passes_through():
             keras_private.disable_reduction(self._core)
 
@@ -155,7 +172,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         methods = [*compressors.Auto().candidates, *compressors.methods_of(self._given)]
         each = {compressors.text_of(method): method for method in methods}
         candidates = [self._candidate(method) for method in each.values()]
-        return measuring.Measuring(current_group(), self.exchange.specs, candidates)
+        return measuring.Measuring(self.group, self.exchange.specs, candidates)
 
     def _index_of(self, variable: keras.Variable) -> int:
         return keras_private.variable_index(self, variable)
@@ -198,7 +215,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         trainable_variables: Sequence[keras.Variable] | None,
     ) -> None:
         context = checks.checked_replica_context()
-        check_not_alone_by_mistake()
+        check_not_alone_by_mistake(self.group)
         if not self.built:
             self.build(checks.given_variables(trainable_variables))
         if trainable_variables is None:
@@ -216,6 +233,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             return
         self.exchange.check_scope()
         grads = unscaled(grads, scaler, self._core.loss_scale_factor)
+        group = self.group
+        if not group.loss_is_divided:
+            grads = [divided(gradient, group.size) for gradient in grads]
         context.merge_call(self._apply_across_replicas, args=(scaler, list(grads), list(variables)))
 
     def apply_gradients(
@@ -231,7 +251,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         No strategy allows Keras' own branches for accumulation and averaging, whatever its size.
         """
         branches = self._core.gradient_accumulation_steps or self._core.ema_overwrite_frequency
-        alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+        alone = self.group.size == 1
         return alone and not (branches and tf.distribute.has_strategy())
 
     def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
@@ -301,11 +321,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
     ) -> tuple[list[Gradient], tf.Tensor]:
         inner = self._inner_state(variables)
-        group = current_group()
+        group = self.group
         if group.size == 1:
             finite = all_finite(grads)
             self.exchange.count_skip(finite)
             return self.exchange.flush(grads, variables, inner=inner), finite
+        self._agree_on_values(group)
         if self.exchange.preconditioner:
             grads = keras_private.clip(self._core, grads)
         if self._measuring:
@@ -315,8 +336,16 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             reduced = self._measuring.after(reduced, seconds)
         return reduced, finite
 
+    def _agree_on_values(self, group: Group) -> None:
+        """Before the first exchange, where nothing else makes the ranks' models equal."""
+        if self._values_agreed or group.sums_on_read:
+            return
+        with tf.init_scope():
+            checks.agree_on_values(group, self._trainable_variables, self.inner_optimizer.variables)
+        self._values_agreed = True
+
     def _inner_state(self, variables: Sequence[keras.Variable]) -> InnerState | None:
-        group = current_group()
+        group = self.group
         replica = group.local_replica()
         return inner_state(self._core, variables, lambda v: group.local(v, replica))
 
@@ -395,10 +424,33 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         """Finalizes variables as the inner optimizer does."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
+    def collect_state(self) -> None:
+        """Under Horovod: brings what ranks keep apart to rank 0, so that it can save it alone.
+
+        That are the residuals, and the second moments and sums of gradients of each rank; a
+        checkpoint holds their sums over the ranks, and each of N gets 1/N of them back. All ranks
+        must call it between the same steps. What it brings is saved by whatever rank 0 does until
+        the next step: `model.save`, `save_weights`, `tf.train.Checkpoint`. Under a strategy, where
+        all workers save, it does nothing.
+
+        Raises:
+            ValueError: If the optimizer is not built.
+            WorkersDisagreeError: If the other ranks do something else.
+        """
+        if not self.built:
+            raise ValueError(
+                "collect_state: the optimizer has no state yet; call "
+                "optimizer.build(model.trainable_variables) first."
+            )
+        self.exchange.saving.collect()
+
     def save_own_variables(self, store: Any) -> None:
-        """Saves the exchange's state; Keras saves the inner optimizer next to it."""
-        for name, variable in self._own_state().items():
-            store[name] = variable.numpy()
+        """Saves the exchange's state; Keras saves the inner optimizer next to it.
+
+        Raises:
+            ValueError: Under Horovod, if `collect_state` was not called since the last step.
+        """
+        saved_state.save(self.exchange, self._own_state(), store)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
@@ -409,7 +461,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
             self.inner_optimizer.load_own_variables(store)
             store = {}
-        saved_state.load(self._own_state(), store)
+        saved_state.load(self.exchange, self._own_state(), store)
 
     def get_config(self) -> dict[str, Any]:
         """The config, for `from_config` and Keras' saving."""
@@ -425,7 +477,15 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> CompressedOptimizer:
-        """The optimizer that `get_config` described."""
+        """The optimizer that `get_config` described.
+
+        Who exchanges gradients is no part of that: the replicas of the strategy in scope; or those
+        of Horovod, if the program has initialized it for several processes.
+
+        Raises:
+            ValueError: If `hvd.DistributedOptimizer` is around it.
+        """
+        checks.check_not_by_horovod(cls)
         inner = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )
@@ -436,6 +496,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             policy=policy,
             precondition=config["precondition"],
             name=config["name"],
+            group=group_here(),
         )
 
 
@@ -443,6 +504,14 @@ def _constrain(variables: Sequence[keras.Variable]) -> None:
     for variable in variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
+
+
+def compressed_optimizer(model: keras.Model) -> CompressedOptimizer | None:
+    """The `CompressedOptimizer` of a compiled model, which may be in a loss scaler."""
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer if isinstance(optimizer, CompressedOptimizer) else None
 
 
 def _is_compressed(optimizer: Any) -> bool:

@@ -50,12 +50,25 @@ def own_state(exchange: GradientExchange, accumulation: Accumulation | None) -> 
     }
 
 
-def load(state: dict[str, Any], store: Any) -> None:
+def save(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
+    """Gives a file what it has to hold.
+
+    Args:
+        exchange: The exchange.
+        state: The variables by name, as `own_state` returns them.
+        store: Takes the file's arrays, by name.
+    """
+    for name, variable in state.items():
+        store[name] = exchange.saving.read(variable)
+
+
+def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     """Loads what a file has; what it does not have, such as residuals, starts anew.
 
     What the file has and this optimizer does not keep is not loaded, and the log says so.
 
     Args:
+        exchange: The exchange.
         state: The variables by name, as `own_state` returns them; none before it is built.
         store: The file's arrays, by name.
     """
@@ -76,8 +89,10 @@ def load(state: dict[str, Any], store: Any) -> None:
         _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
     for name, variable in state.items():
         fresh = np.ones if name == "residual_scale" else np.zeros
-        value = store[name] if name in taken else fresh(variable.shape)
-        variable.assign(_of_width(value, variable.shape) if _kind(name) == FACTOR else value)
+        value = np.asarray(store[name] if name in taken else fresh(variable.shape))
+        if _kind(name) == FACTOR:
+            value = _of_width(value, variable.shape)
+        exchange.saving.assign(variable, value)
 
 
 def _of_width(factor: Any, shape: tuple[int, ...]) -> np.ndarray:

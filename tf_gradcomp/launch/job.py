@@ -94,9 +94,10 @@ class _Worker:
 class LocalJob:
     """A job of several worker processes on this machine.
 
-    The workers run the same command; each has its own TF_CONFIG. When one fails, the others get
-    `grace` seconds to fail by themselves, with an error of their own, and are then killed: a
-    process that waits in a TensorFlow collective ends neither on SIGINT nor on SIGTERM.
+    The workers run the same command; each has its own TF_CONFIG, unless told otherwise. When one
+    fails, the others get `grace` seconds to fail by themselves, with an error of their own, and are
+    then killed: a process that waits in a TensorFlow collective ends neither on SIGINT nor on
+    SIGTERM.
 
     Nothing runs in the background: the job goes on in `step`, which `run` calls until all is
     over. Use it as a context manager, so that no process outlives the block, and in a thread that
@@ -107,6 +108,7 @@ class LocalJob:
         workers: How many workers to start.
         env: The environment of the workers, by default that of this process.
         worker_env: More environment for each worker by itself.
+        tf_config: Whether they get a TF_CONFIG. Without, `worker_env` tells them of each other.
         worker_prefix: For each worker what its command is run by, such as `ip netns exec NAME`; it
             must become the command, not start it.
         hosts: The name by which the others reach each worker, if that is not `localhost`.
@@ -133,6 +135,7 @@ class LocalJob:
         *,
         env: Mapping[str, str] | None = None,
         worker_env: Sequence[Mapping[str, str]] | None = None,
+        tf_config: bool = True,
         worker_prefix: Sequence[Sequence[str]] | None = None,
         hosts: Sequence[str] | None = None,
         on_line: LineHook | None = None,
@@ -170,6 +173,7 @@ class LocalJob:
                 [[*prefix, *command] for prefix in worker_prefix or [()] * workers],
                 os.environ if env is None else env,
                 worker_env or [{}] * workers,
+                tf_config,
             )
         except BaseException:
             self.close()
@@ -180,11 +184,12 @@ class LocalJob:
         commands: Sequence[Sequence[str]],
         env: Mapping[str, str],
         worker_env: Sequence[Mapping[str, str]],
+        tf_config: bool,
     ) -> None:
         for index, (command, own_env) in enumerate(zip(commands, worker_env, strict=True)):
-            tf_config = make_tf_config(self._ports.addresses, index)
+            others = {"TF_CONFIG": make_tf_config(self._ports.addresses, index)}
             # Unbuffered: the last words of a killed worker must not be lost in its buffer.
-            full_env = {"PYTHONUNBUFFERED": "1", **env, "TF_CONFIG": tf_config, **own_env}
+            full_env = {"PYTHONUNBUFFERED": "1", **env, **(others if tf_config else {}), **own_env}
             worker = _Worker(index, command, full_env)
             self._workers.append(worker)
             for stream, pipe in worker.pipes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -9,8 +10,10 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp.checkpoints import worker_path
-from tf_gradcomp.distribute.group import StrategyGroup
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import Group, StrategyGroup
 from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3.optimizer import compressed_optimizer
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
@@ -48,10 +51,31 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         super().__init__(own, **self._arguments)
         super().set_model(model)
 
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is to do so after each epoch."""
+        with self._all_save():
+            super().on_epoch_end(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is to do so after this batch."""
+        with self._all_save():
+            super().on_train_batch_end(batch, logs)
+
+    def _all_save(self) -> contextlib.AbstractContextManager[None]:
+        exchange = self._exchange()
+        return exchange.saving.all_save() if exchange else contextlib.nullcontext()
+
+    def _group(self) -> Group:
+        exchange = self._exchange()
+        return exchange.group if exchange else StrategyGroup(self.model.distribute_strategy)
+
+    def _exchange(self) -> GradientExchange | None:
+        optimizer = compressed_optimizer(self.model)
+        return optimizer.exchange if optimizer and optimizer.built else None
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""
         self._restorer.set_model(self.model)
         self._restorer.on_train_begin(logs)
         found = f"epochs already trained, by the backup in {self._restorer.backup_dir!r}"
-        group = StrategyGroup(self.model.distribute_strategy)
-        group.agree({found: keras_private.initial_epoch(self.model)})
+        self._group().agree({found: keras_private.initial_epoch(self.model)})

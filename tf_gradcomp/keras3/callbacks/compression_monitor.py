@@ -15,7 +15,7 @@ from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.traffic import Traffic
 from tf_gradcomp.keras3.callbacks.order import READERS, warn_if_behind
-from tf_gradcomp.keras3.optimizer import CompressedOptimizer
+from tf_gradcomp.keras3.optimizer import compressed_optimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):
@@ -96,18 +96,15 @@ class CompressionMonitor(keras.callbacks.Callback):
         traffic = exchange.traffic().since(self._before_epoch)
         if not traffic.payload_bytes:
             return measures
-        replicas = self.model.distribute_strategy.num_replicas_in_sync
         totals = (traffic.payload_bytes, traffic.sent_bytes, traffic.dense_bytes)
         each = (total / traffic.exchanges for total in totals)
-        return {**measures_per_step(replicas, *each), **measures}
+        return {**measures_per_step(exchange.group.size, *each), **measures}
 
 
 def find_exchange(model: keras.Model) -> GradientExchange | None:
     """The exchange that a model's training goes through, or None if it is not compressed."""
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    if isinstance(optimizer, CompressedOptimizer):
+    optimizer = compressed_optimizer(model)
+    if optimizer:
         return optimizer.exchange
     ops = tf_private.cross_device_ops(model.distribute_strategy)
     if isinstance(ops, CompressedAllReduce):

@@ -1,0 +1,96 @@
+"""Ranks that differ in something, one thing after the other; reports what each was told."""
+
+import time
+
+import keras
+import tensorflow as tf
+from common import RANK, compiled, compressed, data, fit, report
+
+import tf_gradcomp as gc
+from tf_gradcomp.distribute import handshake
+
+
+def variables_of(*shapes):
+    return [keras.Variable(tf.zeros(s), name=f"kernel_{i}") for i, s in enumerate(shapes)]
+
+
+def other_variables():
+    shape = (3, 2) if RANK == 0 else (2, 3)
+    compressed(keras.optimizers.SGD(0.1)).build(variables_of(shape))
+
+
+def other_settings():
+    method = gc.compressors.TopK(0.5 if RANK == 0 else 0.25)
+    compressed(keras.optimizers.SGD(0.1), method).build(variables_of((3,)))
+
+
+def other_versions():
+    versions = handshake.package_versions
+    handshake.package_versions = lambda: {**versions(), "keras": f"3.{RANK}"}
+    try:
+        compressed(keras.optimizers.SGD(0.1)).build(variables_of((3,)))
+    finally:
+        handshake.package_versions = versions
+
+
+def other_weights():
+    model = compiled(lambda: compressed(keras.optimizers.SGD(0.1)), seed=RANK)
+    fit(model, *data(2))
+
+
+def other_steps():
+    """Only rank 0 has loaded what a job wrote."""
+    model = compiled(lambda: compressed(keras.optimizers.SGD(0.1)))
+    model.optimizer.build(model.trainable_variables)
+    if RANK == 0:
+        model.optimizer.exchange.step.assign(7)
+    fit(model, *data(2), callbacks=[gc.callbacks.BroadcastInitialState()])
+
+
+def other_gradients():
+    first, second = variables = variables_of((3,), (3,))
+    optimizer = compressed(keras.optimizers.SGD(0.1))
+    optimizer.build(variables)
+    given = [tf.ones(3), None] if RANK == 0 else [None, tf.ones(3)]
+    optimizer.apply(given, [first, second])
+
+
+def other_actions():
+    optimizer = compressed(keras.optimizers.SGD(0.1))
+    variables = variables_of((3,))
+    optimizer.build(variables)
+    if RANK == 0:
+        optimizer.collect_state()
+    else:
+        optimizer.apply([tf.ones(3)], variables)
+
+
+def nobody_comes():
+    """Rank 0 waits for what rank 1 never does."""
+    if RANK == 0:
+        gc.HorovodGroup().agree({"next action": "waiting"}, seconds=1.0)
+    else:
+        time.sleep(5)
+
+
+def told(action):
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+ACTIONS = [
+    other_variables,
+    other_settings,
+    other_versions,
+    other_weights,
+    other_steps,
+    other_gradients,
+    other_actions,
+    nobody_comes,  # at the end, for Horovod goes on waiting
+]
+
+if __name__ == "__main__":
+    report({action.__name__: told(action) for action in ACTIONS})

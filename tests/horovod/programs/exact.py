@@ -1,0 +1,54 @@
+"""Trains dense by Horovod with several optimizers in `fit`, and on rank 0 also alone.
+
+exact.py OPTIMIZER...
+"""
+
+import keras
+from common import (
+    RANK,
+    argument,
+    compiled,
+    compressed,
+    data,
+    fit,
+    report,
+    state_of,
+)
+
+import tf_gradcomp as gc
+
+STEPS = 8
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "Adam": lambda: keras.optimizers.Adam(1e-2),
+    "AdamW": lambda: keras.optimizers.AdamW(1e-2),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
+    "Lamb": lambda: keras.optimizers.Lamb(1e-2),
+    "EMA": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=16
+    ),
+}
+
+
+def by_horovod(name):
+    """Ranks begin with other weights, and are given those of rank 0."""
+    model = compiled(lambda: compressed(OPTIMIZERS[name](), "no_compression"), seed=RANK)
+    callbacks = [gc.callbacks.BroadcastInitialState()]
+    fit(model, *data(STEPS), callbacks=callbacks)
+    return {**state_of(model), "iterations": int(model.optimizer.iterations)}
+
+
+def alone(name):
+    model = compiled(OPTIMIZERS[name], seed=0)
+    model.fit(*data(STEPS), batch_size=24, shuffle=False, verbose=0)
+    return {**state_of(model), "iterations": int(model.optimizer.iterations)}
+
+
+if __name__ == "__main__":
+    names = argument(1).split(",")
+    seen = {"by Horovod": {name: by_horovod(name) for name in names}}
+    if RANK == 0:
+        seen["alone"] = {name: alone(name) for name in names}
+    report(seen)

@@ -1,0 +1,68 @@
+"""Every method in a training loop of one's own, a gradient of the last rank once not finite."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import RANK, SIZE, compressed, digest, report, strategy, values
+
+from tf_gradcomp import compressors
+
+STEPS, BAD_STEP, ROWS = 50, 20, 12
+METHODS = {
+    **{name: name for name in compressors.names()},
+    "bfloat16": compressors.Cast("bfloat16"),
+    "warmed up": compressors.ScaleCom(20, warmup_steps=BAD_STEP + 2),
+}
+
+
+def batches():
+    """Other rows on each rank, and the targets of one linear model."""
+    rng = np.random.default_rng(3)
+    kernel = rng.normal(size=(40, 3))
+    for step in range(STEPS):
+        x = rng.normal(size=(SIZE * ROWS, 40)).astype("float32")
+        y = (x @ kernel).astype("float32")
+        if step == BAD_STEP:
+            x[-1] = np.nan
+        yield x, y
+
+
+def train(method):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        variables = [keras.Variable("glorot_uniform", shape=(40, 3)), keras.Variable([0.0] * 3)]
+        optimizer = compressed(keras.optimizers.SGD(0.05), METHODS[method], precondition=None)
+        optimizer.build(variables)
+
+    def replica_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ variables[0] + variables[1] - y))
+            if optimizer.group.loss_is_divided:
+                loss /= SIZE
+        optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+
+    step = tf.function(lambda x, y: strategy.run(replica_step, [x, y]), autograph=False)
+    for x, y in batches():
+        own = slice(RANK * ROWS, (RANK + 1) * ROWS)
+        step(tf.constant(x[own]), tf.constant(y[own]))
+    own_residuals = digest(optimizer.group.local(r, 0) for r in optimizer.exchange.residuals)
+    with optimizer.exchange.saving.all_save():
+        sums = {
+            name: values(map(optimizer.exchange.saving.read, kept))
+            for name, kept in optimizer.exchange.state.items()
+        }
+    traffic = optimizer.exchange.traffic()
+    return {
+        "weights": digest(variables),
+        "values": values(variables),
+        "sums": sums,
+        "own residuals": own_residuals,
+        "skipped": int(optimizer.exchange.skipped_steps.numpy()),
+        "payload": traffic.payload_bytes,
+        "sent": traffic.sent_bytes,
+        "exchanges": traffic.exchanges,
+    }
+
+
+if __name__ == "__main__":
+    report({method: train(method) for method in METHODS})

@@ -1,0 +1,102 @@
+"""Rank 0 alone saves, and others go on: save|load FOLDER.
+
+`load` runs under Horovod or under a strategy.
+"""
+
+import pathlib
+
+import keras
+import tensorflow as tf
+from common import (
+    BY_HOROVOD,
+    RANK,
+    argument,
+    compiled,
+    compressed,
+    data,
+    fit,
+    report,
+    state_of,
+    strategy,
+    values,
+)
+
+import tf_gradcomp as gc
+
+FOLDER = pathlib.Path(argument(2))
+gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)
+
+
+def new_model(seed=0):
+    model = compiled(lambda: compressed(keras.optimizers.Adam(1e-2), "adacomp"), seed)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def own(model, name):
+    exchange = model.optimizer.exchange
+    return values(exchange.state[name])
+
+
+def sums_of(model, name):
+    """What a checkpoint holds of something that each replica has for itself."""
+    exchange = model.optimizer.exchange
+    with exchange.saving.all_save():
+        return values(map(exchange.saving.read, exchange.state[name]))
+
+
+def save():
+    model = new_model()
+    callbacks = [gc.callbacks.CollectState()]
+    if RANK == 0:
+        path = FOLDER / "whole.keras"
+        callbacks.append(keras.callbacks.ModelCheckpoint(path))
+    fit(model, *data(4), callbacks=callbacks)
+    before = {name: own(model, name) for name in model.optimizer.exchange.state}
+    model.optimizer.collect_state()
+    if RANK == 0:
+        model.save_weights(FOLDER / "only.weights.h5")
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(FOLDER / "tf"))
+    after = {name: own(model, name) for name in model.optimizer.exchange.state}
+    refusals = {}
+    fit(model, *data(1))
+    if RANK == 0:
+        for name, write in {
+            "keras": lambda: model.save(FOLDER / "stale.keras"),
+            "tf": lambda: tf.train.Checkpoint(optimizer=model.optimizer).write(
+                str(FOLDER / "stale")
+            ),
+        }.items():
+            try:
+                write()
+            except ValueError as error:
+                refusals[name] = str(error)
+    return {"own": before, "unchanged": before == after, "refusals": refusals}
+
+
+def load():
+    seen = {}
+    for way in ("whole.keras", "only.weights.h5", "tf"):
+        if way == "whole.keras":
+            keras.backend.clear_session()
+            with strategy.scope():
+                model = keras.saving.load_model(FOLDER / way)
+        else:
+            model = new_model(seed=1)
+            if way == "tf":
+                checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+                checkpoint.read(str(FOLDER / way)).assert_consumed()
+            else:
+                model.load_weights(FOLDER / way)
+        seen[way] = {name: sums_of(model, name) for name in model.optimizer.exchange.state}
+        seen[way]["exchanges"] = model.optimizer.exchange.exchanges
+        seen[way]["group"] = model.optimizer.exchange.group.name
+        if BY_HOROVOD:
+            seen[way]["own"] = own(model, "residual")
+    fit(model, *data(1))
+    return {**seen, "later": state_of(model)}
+
+
+if __name__ == "__main__":
+    report({"save": save, "load": load}[argument(1)]())

@@ -1,0 +1,29 @@
+"""Ranks 0 and 2 train together, and rank 1 alone, by sets of processes."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import RANK, hvd, report
+
+import tf_gradcomp as gc
+
+sets = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1])]
+own = next(one for one in sets if one.included())
+variable = keras.Variable(np.zeros(4, "float32"), name="kernel")
+
+
+def trained(method):
+    group = gc.HorovodGroup(own)
+    optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0), method, group=group)
+    variable.assign(tf.zeros(4))
+    optimizer.apply([tf.constant([1.0, 2, 3, 4]) * (RANK + 1)], [variable])
+    return variable.numpy().tolist()
+
+
+seen = {method: trained(method) for method in ("no_compression", "scalecom", "adacomp")}
+try:
+    gc.HorovodGroup(next(one for one in sets if not one.included()))
+except ValueError as error:
+    seen["not in it"] = str(error)
+hvd.allreduce(tf.zeros([1]))  # Horovod ends for all when the first rank does
+report(seen)

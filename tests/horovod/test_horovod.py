@@ -1,0 +1,308 @@
+"""Training by Horovod: as by one process, as by a strategy, and nothing is lost or goes unsaid."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.horovod.jobs import PROGRAMS, needs_horovod, run_ranks
+from tests.workers import python_path, result, run_workers
+from tf_gradcomp import compressors
+
+pytestmark = needs_horovod
+
+METHODS = [*compressors.names(), "bfloat16", "warmed up"]
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "clipnorm", "Lamb", "EMA", "accumulation", "loss scale"]
+FEW = ["AdamW"]
+SAVED = ["whole.keras", "only.weights.h5", "tf"]
+
+
+def results(workers):
+    return [result(worker) for worker in workers]
+
+
+def largest_difference(left, right):
+    pairs = zip(left, right, strict=True)
+    return max(np.abs(np.array(a) - np.array(b)).max(initial=0) for a, b in pairs)
+
+
+def only(of_ranks):
+    """What all ranks have, which is the same."""
+    assert all(one == of_ranks[0] for one in of_ranks)
+    return of_ranks[0]
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    return results(run_ranks("exact.py", 2, [",".join(OPTIMIZERS)]))
+
+
+@pytest.fixture(scope="module")
+def three_ranks():
+    return results(run_ranks("exact.py", 3, [",".join(FEW)]))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [*(("two_ranks", name) for name in OPTIMIZERS), *(("three_ranks", name) for name in FEW)],
+)
+def test_dense_training_is_that_of_one_process_on_whole_batches(request, ranks, name):
+    seen = request.getfixturevalue(ranks)
+    together = only([rank["by Horovod"][name] for rank in seen])
+    alone = seen[0]["alone"][name]
+    assert largest_difference(together["values"], alone["values"]) <= 2e-7
+    assert together["iterations"] == alone["iterations"]
+
+
+@pytest.fixture(scope="module")
+def methods():
+    return results(run_ranks("methods.py"))
+
+
+@pytest.fixture(scope="module")
+def methods_by_strategy():
+    return results(run_workers(PROGRAMS / "methods.py"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks_stay_equal_and_skip_a_step_together(methods, method):
+    first, second = (rank[method] for rank in methods)
+    assert first["weights"] == second["weights"]
+    assert first["skipped"] == second["skipped"] == 1
+    assert first["sums"].get("residual") == second["sums"].get("residual")
+    assert np.isfinite(np.concatenate(list(map(np.ravel, first["values"])))).all()
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "auto"])
+def test_a_method_does_what_it_does_by_the_collectives_of_tensorflow(
+    methods, methods_by_strategy, method
+):
+    by_horovod, by_strategy = methods[0][method], methods_by_strategy[0][method]
+    assert largest_difference(by_horovod["values"], by_strategy["values"]) <= 1e-6
+    for name, sums in by_strategy["sums"].items():
+        assert largest_difference(by_horovod["sums"][name], sums) <= 1e-6
+    as_float32 = 2 if method == "bfloat16" else 1  # Horovod does not sum the other
+    assert by_horovod["payload"] <= as_float32 * by_strategy["payload"]
+    assert by_horovod["sent"] <= as_float32 * by_strategy["sent"]
+
+
+def test_what_is_gathered_is_sent_without_padding(methods):
+    ranks = [rank["adacomp"] for rank in methods]
+    payloads = [rank["payload"] for rank in ranks]
+    words = ranks[0]["exchanges"]  # that tell the length, one in each step
+    assert payloads[0] != payloads[1]
+    assert only([rank["sent"] for rank in ranks]) - 4 * words == pytest.approx(
+        sum(payloads) / 2, abs=4 * words
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def saved(folder):
+    return results(run_ranks("saves.py", 2, ["save", folder]))
+
+
+@pytest.fixture(scope="module")
+def loaded(saved, folder):
+    return {
+        "Horovod": results(run_ranks("saves.py", 3, ["load", folder])),
+        "MultiWorkerMirroredStrategy": results(
+            run_workers(PROGRAMS / "saves.py", 2, ["load", folder])
+        ),
+    }
+
+
+@pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
+@pytest.mark.parametrize("way", SAVED)
+def test_another_job_goes_on_with_what_rank_0_saved(saved, loaded, job, way):
+    of_workers = [worker[way] for worker in loaded[job]]
+    for name in ("residual", "second_moment"):
+        sums = [np.add(*pair) for pair in zip(*(rank["own"][name] for rank in saved), strict=True)]
+        assert max(np.abs(total).max() for total in sums) > 0
+        assert largest_difference(of_workers[0][name], sums) <= 1e-6
+    assert {worker["group"] for worker in of_workers} == {job}
+    assert {worker["exchanges"] for worker in of_workers} == {4}
+
+
+@pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
+def test_a_job_that_goes_on_trains_together(loaded, job):
+    only([worker["later"] for worker in loaded[job]])
+
+
+def test_each_rank_gets_its_share_of_what_was_saved(loaded):
+    ranks = [rank["only.weights.h5"] for rank in loaded["Horovod"]]
+    assert largest_difference(only([rank["own"] for rank in ranks]), ranks[0]["residual"]) > 0
+    shares = [3 * np.array(own) for own in ranks[0]["own"]]
+    assert largest_difference(shares, ranks[0]["residual"]) <= 1e-6
+
+
+def test_collecting_changes_nothing_and_counts_until_the_next_step(saved):
+    assert all(rank["unchanged"] for rank in saved)
+    refusals = saved[0]["refusals"]
+    assert set(refusals) == {"keras", "tf"}
+    assert all("collect_state() on all ranks" in message for message in refusals.values())
+
+
+@pytest.fixture(scope="module")
+def fitted(folder):
+    return results(run_ranks("fit.py", 2, [folder]))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "planned_and_monitored",
+        "mixed_precision",
+        "advised",
+        "backed_up",
+        "two_models",
+        "several_steps_per_execution",
+    ],
+)
+def test_ranks_stay_equal_whatever_fit_is_used_with(fitted, check):
+    only([rank[check]["weights"] for rank in fitted])
+    only([rank[check]["slots"] for rank in fitted])
+
+
+def test_two_models_are_told_apart(fitted):
+    seen = only([(rank["two_models"]["both"], rank["two_models"]["exchanges"]) for rank in fitted])
+    assert seen[1] == [6, 6]
+
+
+def test_steps_in_one_execution_are_those_one_by_one(fitted):
+    seen = fitted[0]["several_steps_per_execution"]
+    assert seen["weights"] == seen["one by one"]
+
+
+def test_horovods_own_optimizer_still_does_nothing_under_keras_3(fitted):
+    """If this fails, what is said about `hvd.DistributedOptimizer` has to be looked at again."""
+    assert fitted[0]["stock"] != fitted[1]["stock"]
+
+
+def test_plans_and_logs_are_those_of_the_job(fitted):
+    logs = fitted[0]["planned_and_monitored"]["logs"]
+    assert logs["compression_ratio"] > 1
+    assert logs["sent_bytes"] > 0
+    assert logs["plan_ratio"] >= 1
+    only([rank["planned_and_monitored"]["settings"] for rank in fitted])
+
+
+def test_steps_are_skipped_until_the_loss_scale_fits(fitted):
+    seen = fitted[0]["mixed_precision"]
+    assert seen["skipped"] > 0
+    assert seen["scale"] == 2.0 ** (20 - seen["skipped"])
+
+
+def test_advice_and_the_choice_are_the_same_on_all_ranks(fitted):
+    only([(rank["advised"]["best"], rank["advised"]["chosen"]) for rank in fitted])
+
+
+def test_a_backup_holds_the_residuals_of_all(fitted):
+    left = [rank["backed_up"]["left"] for rank in fitted]
+    sums = [np.add(*pair) for pair in zip(*left, strict=True)]
+    found = only([rank["backed_up"]["found"] for rank in fitted])
+    assert max(np.abs(total).max() for total in sums) > 0
+    assert largest_difference([2 * np.array(one) for one in found], sums) <= 1e-6
+    assert only([rank["backed_up"]["epochs"] for rank in fitted]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("inside", 'does nothing under Keras 3.*group="horovod". alone'),
+        ("outside", 'does nothing under Keras 3.*group="horovod". alone'),
+        ("compression", "FP16Compressor"),
+        ("strategy", "either by Horovod or by a strategy"),
+        ("xla", "jit_compile=False"),
+        ("elastic", "Elastic Horovod is not supported.*start it again from a checkpoint"),
+        ("no group", "one of 2 processes.*group=.horovod."),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(fitted, what, message):
+    assert re.search(message, only([rank["refused"] for rank in fitted])[what], re.DOTALL)
+
+
+def test_rank_0_is_chief_and_others_have_paths_of_their_own(fitted, folder):
+    assert [rank["chief"] for rank in fitted] == [True, False]
+    assert [rank["path"] for rank in fitted] == [
+        str(folder / "file"),
+        str(folder / "worker-1" / "file"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def disagreeing():
+    return results(run_ranks("disagree.py"))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("other_variables", "shape=(3, 2)"),
+        ("other_settings", "compressor: worker 0 has"),
+        ("other_versions", "keras: worker 0 has '3.0', worker 1 has '3.1'"),
+        ("other_weights", "gc.callbacks.BroadcastInitialState()"),
+        ("other_steps", "exchanges so far: worker 0 has 7, worker 1 has 0"),
+        ("other_gradients", "gradient of 'kernel_0': worker 0 has 'dense', worker 1 has nothing"),
+        ("other_actions", "next action: worker 0 has 'collecting state to save'"),
+    ],
+)
+def test_ranks_are_told_in_what_they_differ(disagreeing, what, message):
+    for rank in disagreeing:
+        assert rank[what].startswith("WorkersDisagreeError: ")
+        assert message in rank[what]
+
+
+def test_a_rank_does_not_wait_for_others_without_an_end(disagreeing):
+    message = "WorkersDisagreeError: This worker has waited 1.0 seconds for the others"
+    assert disagreeing[0]["nobody_comes"].startswith(message)
+
+
+def test_the_others_end_with_an_error_when_a_rank_is_killed():
+    survivor, dead = run_ranks("killed.py", check=False, deadline=120)
+    assert dead.returncode == -signal.SIGKILL
+    assert survivor.returncode not in (0, None)
+    assert "Horovod" in survivor.stderr
+    assert result(survivor) < 60
+
+
+def test_sets_of_processes_train_apart():
+    seen = results(run_ranks("subsets.py", 3, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}))
+    gradient = np.arange(1.0, 5)  # times rank + 1
+    mean_of_two = of_one = [-2 * gradient]
+    assert largest_difference([seen[0]["no_compression"]], mean_of_two) <= 1e-6
+    for method in ("no_compression", "scalecom", "adacomp"):
+        assert largest_difference([seen[1][method]], of_one) <= 1e-6
+        assert seen[0][method] == seen[2][method]
+    assert seen[0]["adacomp"] != seen[1]["adacomp"]
+    assert "is not in" in seen[0]["not in it"]
+
+
+def test_gradcomp_run_starts_ranks_and_ends_as_the_first_that_fails(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "rank = int(os.environ['HOROVOD_RANK'])\n"
+        "print(rank, os.environ['HOROVOD_SIZE'], 'TF_CONFIG' in os.environ)\n"
+        "sys.exit(3 if rank else 0)\n"
+    )
+    args = ["run", "--horovod", "-n", "2", str(program)]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from tf_gradcomp.cli.main import main; main()", *args],
+        env={**environment, "PYTHONPATH": python_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] 0 2 False", "[worker 1] 1 2 False"]
+    assert "worker 1 died first" in done.stderr

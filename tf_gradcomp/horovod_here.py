@@ -1,0 +1,70 @@
+"""Horovod in this process: imported when it is asked for, or already in use by the program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+_LAUNCHERS_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_ELASTIC = "HOROVOD_ELASTIC"
+HOW_TO_BUILD = (
+    "Horovod cannot be imported here: %s. It is built for the TensorFlow that is installed: "
+    "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation "
+    "horovod==0.28.1 (it needs cmake and a C++ compiler; docs/horovod.md has the flags that "
+    "newer versions of TensorFlow need)."
+)
+
+
+def load() -> Any:
+    """The module `horovod.tensorflow`.
+
+    Raises:
+        ImportError: If it is not there, or built for another TensorFlow; says how to build it.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except Exception as error:  # of a library that does not fit, it may be any
+        raise ImportError(HOW_TO_BUILD % error) from error
+    return hvd
+
+
+def transports(hvd: Any) -> list[str]:
+    """What Horovod was built to talk by."""
+    built = {"gloo": hvd.gloo_built, "MPI": hvd.mpi_built, "NCCL": hvd.nccl_built}
+    return [name for name, is_built in built.items() if is_built()]
+
+
+def in_use() -> Any | None:
+    """The interface of Horovod, such as `horovod.tensorflow`, that the program has initialized."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("horovod.")]
+    return next(filter(_is_initialized, modules), None)
+
+
+def size() -> tuple[str, int]:
+    """How many processes Horovod works with, or is about to, and who says so; 1 without it.
+
+    Horovod is asked only where the program has imported it, and its launcher's environment only
+    then: `mpirun` starts programs of other kinds as well.
+    """
+    if "horovod" not in sys.modules:
+        return "", 1
+    hvd = in_use()
+    if hvd is not None:
+        return hvd.__name__, hvd.size()
+    sizes = [(name, _number(os.environ.get(name, ""))) for name in _LAUNCHERS_SIZES]
+    return max(sizes, key=lambda named: named[1])
+
+
+def is_elastic() -> bool:
+    """Whether Horovod's launcher may add and remove processes while the job runs."""
+    return os.environ.get(_ELASTIC, "0") not in ("", "0")
+
+
+def _is_initialized(module: Any) -> bool:
+    asks = [getattr(module, name, None) for name in ("is_initialized", "size")]
+    return all(callable(ask) for ask in asks) and module.is_initialized()
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 1

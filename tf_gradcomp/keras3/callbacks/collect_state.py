@@ -1,0 +1,72 @@
+"""Brings what the ranks of a Horovod job keep apart to rank 0, for rank 0 to save it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf_gradcomp.keras3.callbacks.order import SAVERS, warn_if_behind
+from tf_gradcomp.keras3.optimizer import compressed_optimizer
+
+EPOCH = "epoch"
+
+
+class CollectState(keras.callbacks.Callback):
+    """Has all ranks of a Horovod job bring their residuals to rank 0, so that it can save alone.
+
+    All ranks must have it; on rank 0, in front of the callback that saves:
+
+    ```python
+    callbacks = [gc.callbacks.CollectState()]
+    if hvd.rank() == 0:
+        callbacks.append(keras.callbacks.ModelCheckpoint("checkpoints/{epoch}.keras"))
+    ```
+
+    What it brings holds until the next step; see `gc.CompressedOptimizer.collect_state`. Under a
+    strategy it does nothing.
+
+    Args:
+        every: `"epoch"`, or after how many batches: the `save_freq` of `ModelCheckpoint`.
+
+    Raises:
+        ValueError: If `every` is neither `"epoch"` nor a whole number of at least 1.
+    """
+
+    def __init__(self, every: str | int = EPOCH) -> None:
+        super().__init__()
+        whole = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+        if every != EPOCH and not whole:
+            raise ValueError(
+                f'CollectState: every must be "{EPOCH}" or a whole number of at least 1; received '
+                f"{every!r}."
+            )
+        self._every = every
+        self._batches = 0
+        self._last: int | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; warns if a callback before this one will miss what it brings."""
+        super().set_model(model)
+        warn_if_behind(self, SAVERS, "have what it collects")
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Collects after so many batches, counted as Keras counts them for `ModelCheckpoint`."""
+        if not isinstance(self._every, int):
+            return
+        last = self._last
+        self._batches += batch + 1 if last is None or batch <= last else batch - last
+        self._last = batch
+        if self._batches >= self._every:
+            self._batches = 0
+            self._collect()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Collects after an epoch."""
+        if self._every == EPOCH:
+            self._collect()
+
+    def _collect(self) -> None:
+        optimizer = compressed_optimizer(self.model)
+        if optimizer:
+            optimizer.collect_state()
