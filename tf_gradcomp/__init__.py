@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.chief import is_chief
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
     from tf_gradcomp.keras3.advise import advise
+    from tf_gradcomp.keras3.autoencoder import Autoencoder
     from tf_gradcomp.keras3.optimizer import CompressedOptimizer
     from tf_gradcomp.keras3.policy import Policy
     from tf_gradcomp.keras3.strategy import MultiWorkerMirroredStrategy
@@ -34,6 +35,7 @@ __version__ = metadata.version("tf-gradcomp")
 # Loaded on first use, so that the `gradcomp` command starts without loading TensorFlow.
 _HOME = {
     "Advice": "tf_gradcomp.advice.result",
+    "Autoencoder": "tf_gradcomp.keras3.autoencoder",
     "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
     "CompressedOptimizer": "tf_gradcomp.keras3.optimizer",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.keras3.strategy",
@@ -46,6 +48,7 @@ _MODULES = ("callbacks", "compressors", "ops", "simulation")
 
 __all__ = [
     "Advice",
+    "Autoencoder",
     "CompressedAllReduce",
     "CompressedOptimizer",
     "MultiWorkerMirroredStrategy",

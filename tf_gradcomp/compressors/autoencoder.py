@@ -1,6 +1,6 @@
 """LGC's autoencoder in plain TensorFlow: its sizes, and what it computes with given weights.
 
-`tf_gradcomp.reference.lgc` is the same in NumPy, and `gc.callbacks.Autoencoder` the same as a Keras
+`tf_gradcomp.reference.lgc` is the same in NumPy, and `gc.Autoencoder` the same as a Keras
 model.
 """
 
@@ -20,7 +20,7 @@ from tf_gradcomp.compressors.per_variable import is_whole_number
 
 _LARGEST = 2**20  # of any size
 _EXPECTED = (
-    "LGC: autoencoder must be a gc.callbacks.Autoencoder, or its description: a mapping with "
+    "LGC: autoencoder must be a gc.Autoencoder, or its description: a mapping with "
     "'encoder' and 'decoder', lists of (filters, kernel size, stride) whose strides have the same "
     "product, and perhaps 'slope' and 'weights'"
 )

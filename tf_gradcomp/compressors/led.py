@@ -193,10 +193,10 @@ class LedStep:
             [finite, sums.finite, self.inputs.finite, tf.reduce_all(tf.math.is_finite(totals))]
         )
         counts = [layout.entries[place] for place in layout.coded]
-        of_coded = zip(tf.split(totals, counts), tf.split(shares, counts), strict=True)
-        pairs = dict(zip(layout.coded, of_coded, strict=True)) if counts else {}
-        of_plain = tf.split(sums.plain, [layout.entries[place] for place in layout.plain])
-        of_whole = tf.split(sums.whole, [sizes[place] for place in layout.whole])
+        of_coded = zip(_split(totals, counts), _split(shares, counts), strict=True)
+        pairs = dict(zip(layout.coded, of_coded, strict=True))
+        of_plain = _split(sums.plain, [layout.entries[place] for place in layout.plain])
+        of_whole = _split(sums.whole, [sizes[place] for place in layout.whole])
 
         def taken() -> list[tf.Tensor]:
             reduced = {place: of_one for place, of_one in zip(layout.whole, of_whole, strict=True)}
@@ -263,6 +263,11 @@ def largest(values: tf.Tensor, count: int, order: str) -> tf.Tensor:
     if order == BY_VALUE:
         return tf.gather(places, tf.argsort(tf.gather(values, places), stable=True))
     return places
+
+
+def _split(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    """Parts of a vector; none if there are no sizes."""
+    return list(tf.split(vector, sizes)) if sizes else []
 
 
 def _concat(vectors: Sequence[tf.Tensor]) -> tf.Tensor:

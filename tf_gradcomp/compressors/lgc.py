@@ -77,7 +77,7 @@ class LGC(Compressor):
         overrides: Density or None by regular expression over variable paths, with precedence over
             `density` and over what is said above of small and first layers; the first expression
             that is found anywhere in the path counts.
-        autoencoder: A `gc.callbacks.Autoencoder`, whose weights are where training begins; or its
+        autoencoder: A `gc.Autoencoder`, whose weights are where training begins; or its
             description. None: the paper's, with new weights.
         **warmup: `warmup_steps`, in place of `dense_steps`, and `warmup`, what is sent in phase 1
             if not dense gradients, as for every method: see `Compressor`.

@@ -189,7 +189,7 @@ class GradientExchange(tf.Module):
         if not self.built or self._lgc is None or self._parts.group.size == 1:
             return None
         group = self._parts.group
-        return AutoencoderState(self._lgc, self._local_job_state(0), group.is_first)
+        return AutoencoderState(self._lgc, self._local_job_state(0), self.specs, group.is_first)
 
     @property
     def exchanges(self) -> int:

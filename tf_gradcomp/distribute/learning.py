@@ -31,6 +31,7 @@ from tf_gradcomp.compressors.lgc_phases import (
     WEIGHTS,
 )
 from tf_gradcomp.distribute.state import stages
+from tf_gradcomp.policy import GradientSpec
 
 
 class Collected(NamedTuple):
@@ -66,11 +67,13 @@ class AutoencoderState:
     Attributes:
         lgc: The method.
         job_state: What one of the process's replicas keeps for the job: the first one's.
+        specs: What is known of all gradients of the job.
         trains: Whether this process trains it: the one with the job's first replica.
     """
 
     lgc: LGC
     job_state: Mapping[str, tf.Variable]
+    specs: Sequence[GradientSpec]
     trains: bool
 
     @property
@@ -95,6 +98,17 @@ class AutoencoderState:
         return loss, error
 
     @property
+    def added(self) -> int:
+        """How many of the coded entries are a replica's innovation."""
+        settings = self.lgc.phase_settings
+        return settings.added(settings.layout(self.specs).coded_entries)
+
+    @property
+    def last_learnt(self) -> int:
+        """The last collected step that it was trained with."""
+        return int(self.job_state[LEARNT].numpy())
+
+    @property
     def share_error(self) -> float:
         """The relative squared error of what this replica sent of its entries in the last step."""
         return float(self.job_state[SHARE_ERROR].numpy())
@@ -116,7 +130,7 @@ class AutoencoderState:
     @property
     def weights(self) -> np.ndarray | None:
         """The weights to go on from; None if a new model is to begin."""
-        if not int(self.job_state[LEARNT].numpy()) and not self.in_use:
+        if not self.last_learnt and not self.in_use:
             return self.lgc.architecture.weights
         return self.job_state[WEIGHTS].numpy()
 
@@ -129,7 +143,7 @@ class AutoencoderState:
         """The vectors that it was not trained with yet; older ones may be overwritten."""
         if not self.trains or self.phase != COLLECTING:
             return []
-        last = int(self.job_state[LEARNT].numpy())
+        last = self.last_learnt
         if int(self.job_state[COLLECTED].numpy()) == last:
             return []
         steps = self.job_state[VECTOR_STEPS].numpy()

@@ -1,7 +1,8 @@
 """Keras callbacks for compressed training."""
 
+from tf_gradcomp.keras3.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras3.callbacks.backup_and_restore import BackupAndRestore
 from tf_gradcomp.keras3.callbacks.compression_monitor import CompressionMonitor
 from tf_gradcomp.keras3.callbacks.layerwise_plan import LayerwisePlan
 
-__all__ = ["BackupAndRestore", "CompressionMonitor", "LayerwisePlan"]
+__all__ = ["AutoencoderTraining", "BackupAndRestore", "CompressionMonitor", "LayerwisePlan"]
