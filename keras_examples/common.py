@@ -109,6 +109,7 @@ def make_callbacks() -> list[keras.callbacks.Callback]:
     return [
         gc.callbacks.CompressionMonitor(),
         gc.callbacks.LayerwisePlan(),  # for --compressor lgreco; does nothing with other methods
+        gc.callbacks.AutoencoderTraining(),  # likewise for lgc
         StepTimer(),
     ]
 

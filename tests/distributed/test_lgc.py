@@ -8,7 +8,7 @@ from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs" / "lgc.py"
 EPOCHS, STEPS = 4, 8
-ALIKE = ("weights", "slots", "phase", "facts", "skipped", "residuals", "job", "log")
+ALIKE = ("weights", "slots", "phase", "facts", "skipped", "residuals", "told", "log")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_more_workers_go_on_from_each_phase(trained, folder):
             assert job["epochs"] == [] or job["epochs"][-1]["log"] == 3
             for one, two in zip(job["epochs"], resumed[0]["jobs"][epoch]["epochs"], strict=True):
                 assert one["weights"] == two["weights"]
-                assert one["job"] == two["job"]
+                assert one["told"] == two["told"]
 
 
 @pytest.mark.parametrize("way", ["trained", "by_strategy"])

@@ -32,7 +32,8 @@ FLOAT16, FLOAT32 = "float16", "float32"
 # first one alone.
 PHASE = "lgc_phase"
 WANTED = "lgc_wanted"  # the phase that the first replica wants; 0: none
-LEARNING = "lgc_learning"  # float32 [2]: loss and relative error, as the first replica told last
+LATEST = "lgc_latest"  # float32 [2]: loss and relative error of the last step of training
+LEARNING = "lgc_learning"  # the same, as the first replica told all of them last
 COLLECTED = "lgc_collected"  # steps whose vectors were collected
 VECTORS = "lgc_vectors"
 VECTOR_STEPS = "lgc_vector_steps"  # by row of `VECTORS`: which collected step, from 1 on; 0: none
@@ -119,6 +120,7 @@ class Settings:
         return {
             PHASE: JobStateSpec((), "int64"),
             WANTED: JobStateSpec((), "int64"),
+            LATEST: JobStateSpec((2,)),
             LEARNING: JobStateSpec((2,)),
             COLLECTED: JobStateSpec((), "int64"),
             VECTORS: JobStateSpec((KEPT_VECTORS, length)),
@@ -415,7 +417,7 @@ def _follow_news(step: LedStep) -> Generator[Wish, tf.Tensor, None]:
 
     def news(_chosen: tf.Tensor) -> tf.Tensor:
         wanted = tf.cast(state[WANTED].read_value(), tf.int32)
-        return tf.concat([[wanted], tf.bitcast(state[LEARNING].read_value(), tf.int32)], 0)
+        return tf.concat([[wanted], tf.bitcast(state[LATEST].read_value(), tf.int32)], 0)
 
     told = yield from step.follow(3, news)
     wanted, is_news = tf.cast(told[0], tf.int64), tf.equal(step.leader, 0)

@@ -17,6 +17,7 @@ from tf_gradcomp.compressors.lgc_phases import (
     COLLECTING,
     ERRORS,
     KEPT_ERRORS,
+    LATEST,
     LEARNING,
     LEARNT,
     NORM,
@@ -166,7 +167,7 @@ class AutoencoderState:
         state[WEIGHTS].assign(weights)
         state[ERRORS].assign(kept)
         state[LEARNT].assign(last.number)
-        state[LEARNING].assign([last.loss, last.error])
+        state[LATEST].assign([last.loss, last.error])
         state[WANTED].assign(self._next_phase(last.number, kept))
 
     def _next_phase(self, steps: int, errors: np.ndarray) -> int:

@@ -62,7 +62,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
 
     The logs, and so the progress bar, `History` and `TensorBoard`, get:
 
-    - `lgc_phase`: 1 while gradients are dense, 2 in training, 3 with the autoencoder, and 4 where
+    - `lgc_phase`, of the next step: 1 while gradients are dense, 2 in training, 3 with the autoencoder, and 4 where
       the entries are sent in 8 bits instead, because of the guard;
     - `autoencoder_loss`, `autoencoder_error`: loss and relative squared error in training, as of
       the last step that the first replica led; the errors count before the weights change;
