@@ -154,6 +154,14 @@ class AutoencoderState:
             for number in np.unique(steps[steps > last])
         ]
 
+    def last_vectors(self) -> np.ndarray | None:
+        """Those of the last step whose vectors were collected; None without any.
+
+        Only the process with the first replica has them.
+        """
+        steps = self.job_state[VECTOR_STEPS].numpy()
+        return self.job_state[VECTORS].numpy()[steps == steps.max()] if steps.any() else None
+
     def learn(self, weights: np.ndarray, learnt: Sequence[Learnt]) -> None:
         """Takes what training gave, and decides what comes next.
 
