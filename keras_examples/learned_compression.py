@@ -54,7 +54,7 @@ def draw(path: Path, seen: Errors, before: np.ndarray, after: np.ndarray) -> Non
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
-    learning = [step for step, phase in enumerate(seen.phases) if phase == 2]
+    learning = [step for step, error in enumerate(seen.errors) if error]
     left.plot(learning, [seen.errors[step] for step in learning])
     left.set(xlabel="step", ylabel="relative squared error", title="The autoencoder, in training")
     right.plot(before, label="before: the workers' mean")
