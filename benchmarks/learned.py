@@ -76,7 +76,9 @@ def methods(settings: Settings) -> dict[str, gc.compressors.Compressor]:
     return {"dense": NoCompression(), **scalecom, **lgc}
 
 
-def run(method: Any, learners: int, optimizer: str, seed: int, settings: Settings) -> dict[str, Any]:
+def run(
+    method: Any, learners: int, optimizer: str, seed: int, settings: Settings
+) -> dict[str, Any]:
     """Trains once; what was measured."""
     keras.backend.clear_session()
     task = digits_cnn.simulation_task(seed=seed, optimizer=optimizer)
@@ -103,7 +105,7 @@ def run(method: Any, learners: int, optimizer: str, seed: int, settings: Setting
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The rows as Markdown, means over seeds."""
     lines = [
-        "| learners | optimizer | method | accuracy, % | last ratio | whole-run ratio | s per step |",
+        "| learners | optimizer | method | accuracy, % | last ratio | whole-run ratio | s a step |",
         "|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

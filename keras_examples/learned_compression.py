@@ -66,7 +66,9 @@ def draw(path: Path, seen: Errors, before: np.ndarray, after: np.ndarray) -> Non
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--pattern", type=click.Choice(["all_reduce", "parameter_server"]), default="all_reduce")
+@click.option(
+    "--pattern", type=click.Choice(["all_reduce", "parameter_server"]), default="all_reduce"
+)
 @click.option("--density", default=0.01, help="Which part of the entries of a layer is sent.")
 @click.option("--dense-steps", default=44)
 @click.option("--training-steps", default=150)

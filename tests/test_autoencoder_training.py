@@ -105,9 +105,7 @@ def test_it_is_the_network_of_the_method_and_can_be_saved(innovations, tmp_path)
     compressor = gc.compressors.LGC(pattern, autoencoder=loaded)
     np.testing.assert_array_equal(compressor.architecture.weights, model.flat_weights())
     with pytest.raises(ValueError, match=f"make one with innovations={not innovations}"):
-        gc.compressors.LGC(
-            "all_reduce" if innovations else "parameter_server", autoencoder=loaded
-        )
+        gc.compressors.LGC("all_reduce" if innovations else "parameter_server", autoencoder=loaded)
 
 
 def test_making_one_leaves_keras_random_numbers_alone():
@@ -261,7 +259,7 @@ def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwr
     group = learners(2, method(training_steps=100))
     training = gc.callbacks.AutoencoderTraining()
     x, y = data()
-    for step in range(DENSE + 2):
+    for _step in range(DENSE + 2):
         group.train_on_batch(x[:BATCH], y[:BATCH])
         training.train(group)
     before = group.autoencoder.last_learnt

@@ -24,8 +24,8 @@ def lgc_oracle(
     size, leader = len(gradients), step % len(gradients)
     residuals = [[array.reshape(-1) for array in of_one[RESIDUAL]] for of_one in state]
     values = [
-        [kept + gradient.astype(np.float32).reshape(-1) for kept, gradient in zip(*of_one)]
-        for of_one in zip(residuals, gradients, strict=True)
+        [a + g.astype(np.float32).reshape(-1) for a, g in zip(kept, given, strict=True)]
+        for kept, given in zip(residuals, gradients, strict=True)
     ]
     own_finite = [all(np.isfinite(of_one).all() for of_one in of_all) for of_all in values]
     places = {

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.wishes import AllReduce, Broadcast, Wish
+from tf_gradcomp.policy import GradientSpec
 
 BY_VALUE, BY_INDEX, BY_MAGNITUDE = "value", "index", "magnitude"
 ORDERS = (BY_VALUE, BY_INDEX, BY_MAGNITUDE)
@@ -51,9 +52,7 @@ class Layout:
         """How many entries are chosen and summed as they are."""
         return sum(self.entries[place] for place in self.plain)
 
-    def tensor_bytes(
-        self, sizes: Sequence[int], replicas: int, coded_bytes: float
-    ) -> tf.Tensor:
+    def tensor_bytes(self, sizes: Sequence[int], replicas: int, coded_bytes: float) -> tf.Tensor:
         """Bytes that each tensor takes of a payload, rounded down, as `Exchanged` has them.
 
         Args:
@@ -85,7 +84,9 @@ class Sums:
     """
 
     def __init__(self, total: tf.Tensor, whole: int, plain: int) -> None:
-        self.whole, self.plain, rest = tf.split(total, [whole, plain, tf.size(total) - whole - plain])
+        self.whole, self.plain, rest = tf.split(
+            total, [whole, plain, tf.size(total) - whole - plain]
+        )
         self.more = rest[:-1]
         self.finite = tf.reduce_all(tf.math.is_finite(total))
 
@@ -152,9 +153,7 @@ class LedStep:
         """This replica's values of the entries that are coded; zeros if it is not finite."""
         return self._if_finite(self._taken(self._places, self.layout.coded))
 
-    def sum(
-        self, more: tf.Tensor | None = None
-    ) -> Generator[AllReduce, tf.Tensor, Sums]:
+    def sum(self, more: tf.Tensor | None = None) -> Generator[AllReduce, tf.Tensor, Sums]:
         """Sums the tensors that are sent whole, the plain entries and `more`, with a flag."""
         whole = _concat([self._values[place] for place in self.layout.whole])
         plain = _concat(
@@ -199,7 +198,7 @@ class LedStep:
         of_whole = _split(sums.whole, [sizes[place] for place in layout.whole])
 
         def taken() -> list[tf.Tensor]:
-            reduced = {place: of_one for place, of_one in zip(layout.whole, of_whole, strict=True)}
+            reduced = dict(zip(layout.whole, of_whole, strict=True))
             kept = {place: tf.zeros([sizes[place]]) for place in layout.whole}
             for number, place in enumerate(layout.led):
                 where, values = self._places[number][:, tf.newaxis], self._values[place]
@@ -224,23 +223,16 @@ class LedStep:
 
         ends = tf.cond(finite, taken, skipped)
         reduced, kept = ends[: len(sizes)], ends[len(sizes) :]
-        for handle, of_one, spec in zip(self.inputs.residuals, kept, self.inputs.specs, strict=True):
-            shaped = tf.reshape(of_one, spec.shape)
-            tf.raw_ops.AssignVariableOp(resource=handle, value=shaped)
+        specs = self.inputs.specs
+        for handle, of_one in zip(self.inputs.residuals, _shaped(kept, specs), strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=of_one)
         counted = layout.tensor_bytes(sizes, self.inputs.size, coded_bytes)
-        shaped = [
-            tf.reshape(of_one, spec.shape)
-            for of_one, spec in zip(reduced, self.inputs.specs, strict=True)
-        ]
-        return Exchanged(shaped, finite, counted)
+        return Exchanged(_shaped(reduced, specs), finite, counted)
 
     def _taken(self, places: Sequence[tf.Tensor], tensors: Sequence[int]) -> tf.Tensor:
         """The values at the first of some places, those of `tensors`."""
         return _concat(
-            [
-                tf.gather(self._values[place], places[number])
-                for number, place in enumerate(tensors)
-            ]
+            [tf.gather(self._values[place], places[number]) for number, place in enumerate(tensors)]
         )
 
     def _if_finite(self, values: tf.Tensor) -> tf.Tensor:
@@ -263,6 +255,11 @@ def largest(values: tf.Tensor, count: int, order: str) -> tf.Tensor:
     if order == BY_VALUE:
         return tf.gather(places, tf.argsort(tf.gather(values, places), stable=True))
     return places
+
+
+def _shaped(vectors: Sequence[tf.Tensor], specs: Sequence[GradientSpec]) -> list[tf.Tensor]:
+    """Vectors in the shapes of the gradients."""
+    return [tf.reshape(v, spec.shape) for v, spec in zip(vectors, specs, strict=True)]
 
 
 def _split(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:

@@ -210,9 +210,7 @@ def _is_share(value: Any) -> bool:
 
 def _share(name: str, value: Any) -> float:
     if not _is_share(value):
-        raise ValueError(
-            f"LGC: {name} must be a number above 0 and up to 1; received {value!r}."
-        )
+        raise ValueError(f"LGC: {name} must be a number above 0 and up to 1; received {value!r}.")
     return float(value)
 
 

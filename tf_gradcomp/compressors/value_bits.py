@@ -97,9 +97,9 @@ def sum_shares(
     """
     if size > _LARGEST_EXACT:
         raise ValueError(
-            f"Sums of {SUMMED_BITS} bits are for up to {_LARGEST_EXACT} replicas; there are {size}. "
-            f"Use {FLOAT_BITS} bits: value_bits={FLOAT_BITS} of ScaleCom, latent_dtype='float32' of "
-            "LGC."
+            f"Sums of {SUMMED_BITS} bits are for up to {_LARGEST_EXACT} replicas; there are "
+            f"{size}. Use {FLOAT_BITS} bits: value_bits={FLOAT_BITS} of ScaleCom, or "
+            "latent_dtype='float32' of LGC."
         )
     steps = 2 ** ((_LARGEST_EXACT // size).bit_length() - 1)
     shares = _levels(values, scales, steps) / steps

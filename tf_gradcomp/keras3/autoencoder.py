@@ -53,9 +53,9 @@ class Autoencoder(keras.Model):
         self.innovations = innovations
         self.seed = seed
         seeds = iter(range(1000 * seed, 1000 * (seed + 1)))
-        layers, (inner, outer) = keras.layers, (self.architecture.encoder, self.architecture.decoder)
-        channels = self.architecture.channels
+        layers, inner = keras.layers, self.architecture.encoder
         self.encoder = _coder("encoder", layers.Conv1D, 1, inner, slope, seeds)
+        channels, outer = self.architecture.channels, self.architecture.decoder
         self.decoder = _coder("decoder", layers.Conv1DTranspose, channels, outer, slope, seeds)
         self.output_layer = keras.layers.Conv1D(
             1, 1, name="output", dtype="float32", kernel_initializer=_initializer(seeds)

@@ -87,7 +87,9 @@ def scale(values: np.ndarray) -> np.floating:
     return most * np.sqrt(np.mean(np.square(values / most)))
 
 
-def top_k_by_leader(values: np.ndarray, leader: int, counts: Sequence[int], sizes: Sequence[int]):
+def top_k_by_leader(
+    values: np.ndarray, leader: int, counts: Sequence[int], sizes: Sequence[int]
+) -> np.ndarray:
     """Where the leader's largest entries of each of several tensors are, in order of value."""
     ends = np.cumsum(sizes)
     return np.concatenate(

@@ -62,8 +62,8 @@ class AutoencoderTraining(keras.callbacks.Callback):
 
     The logs, and so the progress bar, `History` and `TensorBoard`, get:
 
-    - `lgc_phase`, of the next step: 1 while gradients are dense, 2 in training, 3 with the autoencoder, and 4 where
-      the entries are sent in 8 bits instead, because of the guard;
+    - `lgc_phase`, of the next step: 1 while gradients are dense, 2 in training, 3 with the
+      autoencoder, and 4 where the entries are sent in 8 bits instead, because of the guard;
     - `autoencoder_loss`, `autoencoder_error`: loss and relative squared error in training, as of
       the last step that the first replica led; the errors count before the weights change;
     - `share_error`: in phase 3, the relative squared error of what this worker sent of its own
