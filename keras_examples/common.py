@@ -168,6 +168,7 @@ def make_callbacks(job: Job | None = None) -> list[keras.callbacks.Callback]:
     callbacks = [
         gc.callbacks.CompressionMonitor(),
         gc.callbacks.LayerwisePlan(),  # for --compressor lgreco; does nothing with other methods
+        gc.callbacks.AutoencoderTraining(),  # likewise for lgc
         StepTimer(),
     ]
     if job and job.group:

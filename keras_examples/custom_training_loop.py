@@ -128,8 +128,13 @@ def main(
         trainer = Trainer(strategy, model, wrapped, batch_size)
 
     measured: dict[str, list[float]] = {"loss": [], "val_accuracy": []}
+    autoencoder = gc.callbacks.AutoencoderTraining()  # for --compressor lgc
     for epoch in range(1, epochs + 1):
-        losses = [trainer.train_step(batch) for batch in train]
+        losses = []
+        for batch in train:
+            losses.append(trainer.train_step(batch))
+            if isinstance(wrapped, gc.CompressedOptimizer):
+                autoencoder.train(wrapped.exchange)
         if isinstance(wrapped, gc.CompressedOptimizer):
             wrapped.exchange.plan_settings()  # for --compressor lgreco, on all workers alike
         trainer.accuracy.reset_state()

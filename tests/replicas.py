@@ -18,6 +18,12 @@ def method_names() -> list[str]:
     return [name for name in compressors.names() if name != compressors.Auto.name]
 
 
+def names_without_turns() -> list[str]:
+    """Of those, the names of all that take no turns with others, and so need no collectives."""
+    methods = {name: compressors.get(name) for name in method_names()}
+    return [name for name, method in methods.items() if not (method.phases or method.warmup)]
+
+
 def mirrored(replicas: int = 2) -> tf.distribute.MirroredStrategy:
     """A `MirroredStrategy` of CPU replicas, which exchange by copying, without collectives."""
     devices = [f"CPU:{i}" for i in range(replicas)]

@@ -108,6 +108,7 @@ def test_config_round_trips():
         {"a/kernel": "embedding"},
         positions={"b/kernel": 49},
         first="c/kernel",
+        ends=("c/kernel", None),
         max_dense_elements=10,
     )
     assert gc.Policy(**policy.get_config()).get_config() == policy.get_config()
@@ -115,6 +116,7 @@ def test_config_round_trips():
         "kinds": {},
         "positions": {},
         "first": None,
+        "ends": [None, None],
         "max_dense_elements": 2**26,
     }
 
@@ -247,7 +249,7 @@ def test_kinds_reach_the_exchange_and_its_bins():
     optimizer = gc.CompressedOptimizer("sgd", policy=gc.Policy.from_model(model))
     optimizer.build(model.trainable_variables)
     (spec,) = optimizer.exchange.specs
-    assert spec == GradientSpec("x/kernel", (7, 2, 4), "float32", DENSE)
+    assert spec == GradientSpec("x/kernel", (7, 2, 4), "float32", DENSE, end="first")
     assert optimizer.compressor.bin_sizes.of(spec) == 500
 
 
@@ -289,6 +291,23 @@ def test_outputs_of_convolutions_and_the_first_one_are_read_off_a_model():
     }
     spec = policy.spec("outer/first/kernel", (3, 3, 3, 8), "float32")
     assert (spec.first, spec.positions) == (True, 36)
+
+
+def test_both_ends_of_a_model_are_read_off_its_graph():
+    inputs = keras.Input((6,))
+    last = layers.Dense(3, name="last")  # made, and so named, ahead of the others
+    hidden = layers.Dense(5, name="hidden")(layers.Dense(4, name="first")(inputs))
+    model = keras.Model(inputs, last(layers.LayerNormalization()(hidden)), name="model")
+    policy = gc.Policy.from_model(model)
+    specs = {v.path: policy.spec(v.path, v.shape, "float32") for v in model.trainable_variables}
+    ends = {path: spec.end for path, spec in specs.items() if spec.end}
+    assert ends == {"first/kernel": "first", "last/kernel": "last"}
+    named = gc.Policy(ends=("a/kernel", "b/kernel"))
+    assert [named.spec(f"{name}/kernel", (2, 2), "float32").end for name in "abc"] == [
+        "first",
+        "last",
+        None,
+    ]
 
 
 def test_sizes_of_outputs_that_are_not_known_are_left_out():

@@ -13,6 +13,7 @@ import tf_gradcomp as gc
 
 PUBLIC = [
     "Advice",
+    "Autoencoder",
     "CompressedAllReduce",
     "CompressedOptimizer",
     "HorovodGroup",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
     from tf_gradcomp.distribute.horovod_group import HorovodGroup
     from tf_gradcomp.keras3.advise import advise
+    from tf_gradcomp.keras3.autoencoder import Autoencoder
     from tf_gradcomp.keras3.initial_state import broadcast_initial_state
     from tf_gradcomp.keras3.optimizer import CompressedOptimizer
     from tf_gradcomp.keras3.policy import Policy
@@ -36,6 +37,7 @@ __version__ = metadata.version("tf-gradcomp")
 # Loaded on first use, so that the `gradcomp` command starts without loading TensorFlow.
 _HOME = {
     "Advice": "tf_gradcomp.advice.result",
+    "Autoencoder": "tf_gradcomp.keras3.autoencoder",
     "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
     "CompressedOptimizer": "tf_gradcomp.keras3.optimizer",
     "HorovodGroup": "tf_gradcomp.distribute.horovod_group",
@@ -50,6 +52,7 @@ _MODULES = ("callbacks", "compressors", "ops", "simulation")
 
 __all__ = [
     "Advice",
+    "Autoencoder",
     "CompressedAllReduce",
     "CompressedOptimizer",
     "HorovodGroup",

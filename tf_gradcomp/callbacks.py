@@ -1,6 +1,7 @@
 """Callbacks for `model.fit`."""
 
 from tf_gradcomp.keras3.callbacks import (
+    AutoencoderTraining,
     BackupAndRestore,
     BroadcastInitialState,
     CollectState,
@@ -9,6 +10,7 @@ from tf_gradcomp.keras3.callbacks import (
 )
 
 __all__ = [
+    "AutoencoderTraining",
     "BackupAndRestore",
     "BroadcastInitialState",
     "CollectState",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 CONVOLUTION = "convolution"
@@ -14,6 +14,7 @@ RECURRENT = "recurrent"
 EMBEDDING = "embedding"
 VECTOR = "vector"
 LAYER_KINDS = (CONVOLUTION, DENSE, RECURRENT, EMBEDDING, VECTOR)
+FIRST, LAST = "first", "last"
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _ATTENTION = frozenset({"attention", "einsum", "query", "key", "value"})
@@ -32,6 +33,8 @@ class GradientSpec:
         positions: At how many places of its output the layer uses each entry, per sample: the
             pixels of a convolution's output. None if it is not known.
         first: Whether it is of the model's first convolution, as far as that is known.
+        end: `"first"` or `"last"` if it is the kernel of the model's first layer that has one, or
+            of the last; None if it is neither, or that is not known.
     """
 
     path: str
@@ -40,6 +43,7 @@ class GradientSpec:
     kind: str
     positions: int | None = None
     first: bool = False
+    end: str | None = None
 
     @property
     def elements(self) -> int:
@@ -68,13 +72,15 @@ class Policy:
         positions: By variable path, the number of places in the layer's output, per sample, where
             the layer uses each entry. Some methods compress more where there are fewer places.
         first: Path of the kernel of the first convolution, which some methods leave dense.
+        ends: Paths of the kernels of the first and of the last layer that has one, which `LGC`
+            treats apart; None where it is not known.
         max_dense_elements: `tf.IndexedSlices`, the gradient of Keras' `Embedding`, are merged and
             made dense, to be compressed like any other gradient, up to this number of elements in
             the table. Those of larger tables are sent uncompressed, as slices, or as the whole
             table where that is fewer bytes.
 
     Raises:
-        ValueError: If a kind is not one of `LAYER_KINDS`.
+        ValueError: If a kind is not one of `LAYER_KINDS`, or `ends` are not two.
     """
 
     def __init__(
@@ -83,11 +89,13 @@ class Policy:
         *,
         positions: Mapping[str, int] | None = None,
         first: str | None = None,
+        ends: Sequence[str | None] = (None, None),
         max_dense_elements: int = 2**26,
     ) -> None:
         self.kinds = dict(kinds or {})
         self.positions = dict(positions or {})
         self.first = first
+        self.first_kernel, self.last_kernel = ends
         self.max_dense_elements = max_dense_elements
         for path, kind in self.kinds.items():
             if kind not in LAYER_KINDS:
@@ -110,7 +118,13 @@ class Policy:
             self.kind(path, shape),
             positions=self.positions.get(path),
             first=path == self.first,
+            end=self._end(path),
         )
+
+    def _end(self, path: str) -> str | None:
+        if path == self.first_kernel:
+            return FIRST
+        return LAST if path == self.last_kernel else None
 
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""
@@ -118,6 +132,7 @@ class Policy:
             "kinds": dict(self.kinds),
             "positions": dict(self.positions),
             "first": self.first,
+            "ends": [self.first_kernel, self.last_kernel],
             "max_dense_elements": self.max_dense_elements,
         }
 

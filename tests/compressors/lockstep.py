@@ -88,7 +88,8 @@ class Lockstep:
     def step(self, gradients: Sequence[Sequence[np.ndarray]], *, finite: bool = True) -> Outcome:
         """One step; `gradients` by replica and tensor, `finite` as other parts of the step say."""
         tensors = [[tf.constant(gradient) for gradient in of_one] for of_one in gradients]
-        ends = self._exchange(tensors, tf.constant(self._step, tf.int64), tf.constant(finite))
+        step = tf.constant(self._step, tf.int64)
+        ends = self._exchange(tensors, step, tf.constant(finite), self._method_in_turn(step))
         self._step += 1
         return Outcome(
             [[tensor.numpy() for tensor in end.result.reduced] for end in ends],
@@ -100,8 +101,19 @@ class Lockstep:
             [int(end.sent.sent_bytes) for end in ends],
         )
 
+    def _method_in_turn(self, step: tf.Tensor) -> Compressor:
+        """The phase, if there are any: what they give differs too much for branches of a graph."""
+        phases = self._compressor.phases
+        if not phases or step < self._compressor.warmup_steps:
+            return self._compressor
+        return phases[int(self._compressor.phase(step, self.job_state[0]))]
+
     def _exchanged(
-        self, gradients: list[list[tf.Tensor]], step: tf.Tensor, finite: tf.Tensor
+        self,
+        gradients: list[list[tf.Tensor]],
+        step: tf.Tensor,
+        finite: tf.Tensor,
+        method: Compressor,
     ) -> list[InLockstep]:
         size = len(self._state)
         settings = None if self._settings is None else self._settings.read_value()
@@ -122,7 +134,7 @@ class Lockstep:
             )
         ]
         return by_stage(
-            self._compressor,
+            method,
             inputs[0],
             lambda method: in_lockstep([method.conversation(of_one) for of_one in inputs]),
         )

@@ -16,11 +16,13 @@ import numpy as np
 
 from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
 from tests.compressors.gathered import gathered
+from tests.compressors.lgc_oracle import lgc_oracle
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tests.compressors.power_sgd_oracle import power_sgd_oracle
 from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
 from tests.compressors.top_k_oracle import top_k_added, top_k_oracle
 from tf_gradcomp.compressors import (
+    LGC,
     QSGD,
     AdaComp,
     Cast,
@@ -212,6 +214,14 @@ METHODS = [
     top_k_with(", clipping", clip_norm=20.0),
     Method(
         "L-GreCo", LGreCo(TopK(0.3)), lgreco_oracle, header_bytes=56, sends_equals_at_once=False
+    ),
+    Method(
+        "LGC",
+        LGC(density=0.02, dense_steps=0),
+        lgc_oracle,
+        header_bytes=8,
+        padding=12,
+        sends_equals_at_once=False,
     ),
     Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=56),
     Method("NoCompression", NoCompression(), sum_oracle),

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import pytest
 
-import tf_gradcomp.keras3.optimizer  # noqa: F401  (load_model must know the class)
+import tf_gradcomp.keras3.autoencoder  # (load_model must know the classes)
+import tf_gradcomp.keras3.optimizer  # noqa: F401
 from tests.workers import PYTHON, python_path, run_workers, server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
@@ -118,6 +119,19 @@ def test_an_unknown_compressor_is_refused():
         run_alone(EXAMPLES / "digits_cnn.py", "--compressor", "zip")
     assert "unknown name 'zip'; expected one of adacomp" in error.value.stderr
     assert "Traceback" not in error.value.stderr
+
+
+def test_learned_compression(tmp_path):
+    args = ["--epochs", "3", "--dense-steps", "10", "--training-steps", "30", "--density", "0.02"]
+    chief, _ = run_workers(
+        EXAMPLES / "learned_compression.py", n=2, args=[*args, "--results", tmp_path]
+    )
+    assert "Total params: 216,677" in chief.stdout
+    (phase,) = [line for line in chief.stdout.splitlines() if line.startswith("Phase")]
+    assert phase.startswith(("Phase 2", "Phase 3"))  # by the guard
+    assert (tmp_path / "learned_compression.png").stat().st_size > 10_000
+    model = keras.models.load_model(tmp_path / "autoencoder.keras")
+    assert model.flat_weights().size == 216_677
 
 
 def test_the_demonstration(tmp_path):

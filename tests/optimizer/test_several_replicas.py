@@ -16,10 +16,17 @@ from tests.optimizer.cases import (
     iterations,
     new_variables,
 )
-from tests.replicas import collective, copies, method_names, mirrored, per_replica, stepper
+from tests.replicas import (
+    collective,
+    copies,
+    mirrored,
+    names_without_turns,
+    per_replica,
+    stepper,
+)
 
 
-@pytest.mark.parametrize("compressor", method_names())
+@pytest.mark.parametrize("compressor", names_without_turns())
 def test_a_bad_gradient_is_skipped_with(compressor):
     replicas = Replicas(keras.optimizers.Adam(0.1), compressor=compressor)
     replicas.step(gradients_at(0))
@@ -32,7 +39,7 @@ def test_a_bad_gradient_is_skipped_with(compressor):
     replicas.assert_replicas_equal()
 
 
-@pytest.mark.parametrize("compressor", method_names())
+@pytest.mark.parametrize("compressor", names_without_turns())
 def test_replicas_of_one_process_that_talk_by_collectives_do_what_others_do_with(compressor):
     """A replica that waited for another one's check before it takes part would wait for ever."""
     talking, others = (
@@ -78,7 +85,7 @@ def test_one_replica_that_skips_a_step_counts_it(setting):
     assert replicas.optimizer.exchange.skipped_steps.numpy() == 1
 
 
-@pytest.mark.parametrize("compressor", method_names())
+@pytest.mark.parametrize("compressor", names_without_turns())
 def test_state_is_saved_and_restored_with(compressor, tmp_path):
     first, second = (Replicas(keras.optimizers.Adam(0.1), compressor=compressor) for _ in range(2))
     first.step(gradients_at(0))

@@ -10,6 +10,7 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.cast import Cast
+from tf_gradcomp.compressors.lgc import LGC
 from tf_gradcomp.compressors.lgreco import LGreCo
 from tf_gradcomp.compressors.no_compression import NoCompression
 from tf_gradcomp.compressors.power_sgd import PowerSGD
@@ -21,6 +22,7 @@ from tf_gradcomp.compressors.sign_sgd import SignSGD
 from tf_gradcomp.compressors.top_k import TopK
 
 __all__ = [
+    "LGC",
     "QSGD",
     "AdaComp",
     "Auto",

@@ -176,8 +176,8 @@ class Compressor(abc.ABC):
                 "which is a choice. Give its candidates warm-ups instead."
             )
 
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
+    def __init_subclass__(cls, *, registered: bool = True) -> None:
+        if registered and "name" in vars(cls):
             registry.register(cls)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:

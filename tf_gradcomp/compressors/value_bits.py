@@ -63,17 +63,17 @@ def sum_in_few_bits(
     values = tf.where(own_finite, tf.gather(taken, split.coded), 0.0)
     if bits == SUMMED_BITS:
         of_each = tf.gather(tf.bitcast(scales, tf.float32), split.scale_of)
-        coded = yield from _sum_shares(values, of_each, own_finite, inputs.size)
+        coded = yield from sum_shares(values, of_each, own_finite, inputs.size)
     else:
         header = {"settings": chunked.chunk_sizes, "fingerprint": fingerprint}
-        coded = yield from _gather_codes(values, split, inputs, own_finite, bits, header)
+        coded = yield from gather_codes(values, split, inputs, own_finite, bits, header)
     totals = tf.concat([_joined(split, whole, coded.total), [0.0]], 0)
     rests = _joined(split, tf.zeros_like(whole), values - coded.sent)
     finite = tf.logical_and(coded.finite, inputs.finite)
     return ops.chunk_apply(chunked, offsets, totals, own_finite, finite, rests=rests, filter=filter)
 
 
-class _Summed(NamedTuple):
+class Summed(NamedTuple):
     """What became of values of few bits.
 
     Attributes:
@@ -87,9 +87,9 @@ class _Summed(NamedTuple):
     finite: tf.Tensor
 
 
-def _sum_shares(
+def sum_shares(
     values: tf.Tensor, scales: tf.Tensor, own_finite: tf.Tensor, size: int
-) -> Generator[AllReduce, tf.Tensor, _Summed]:
+) -> Generator[AllReduce, tf.Tensor, Summed]:
     """Sums shares of common scales, one scale for each value, in float16.
 
     The shares are whole numbers of a power of two, of up to 2048 on all replicas together. So no
@@ -97,8 +97,9 @@ def _sum_shares(
     """
     if size > _LARGEST_EXACT:
         raise ValueError(
-            f"ScaleCom: value_bits={SUMMED_BITS} is for up to {_LARGEST_EXACT} replicas; there are "
-            f"{size}. Use value_bits={FLOAT_BITS}."
+            f"Sums of {SUMMED_BITS} bits are for up to {_LARGEST_EXACT} replicas; there are "
+            f"{size}. Use {FLOAT_BITS} bits: value_bits={FLOAT_BITS} of ScaleCom, or "
+            "latent_dtype='float32' of LGC."
         )
     steps = 2 ** ((_LARGEST_EXACT // size).bit_length() - 1)
     shares = _levels(values, scales, steps) / steps
@@ -106,17 +107,17 @@ def _sum_shares(
     given = tf.cast(tf.concat([shares, flag], 0), tf.float16)
     answer = tf.cast((yield AllReduce(given)), tf.float32)
     total, flags = tf.split(answer, [tf.size(shares), 1])
-    return _Summed(scales * shares, scales * total, tf.reduce_all(tf.math.is_finite(flags)))
+    return Summed(scales * shares, scales * total, tf.reduce_all(tf.math.is_finite(flags)))
 
 
-def _gather_codes(
+def gather_codes(
     values: tf.Tensor,
     split: ops.ChunkSplit,
     inputs: ExchangeInputs,
     own_finite: tf.Tensor,
     bits: int,
     header: dict[str, Any],
-) -> Generator[AllGather, tf.Tensor, _Summed]:
+) -> Generator[AllGather, tf.Tensor, Summed]:
     """Gathers codes of a few bits, behind this replica's own scales."""
     shares = _shares(bits)
     if bits == 1:
@@ -135,7 +136,7 @@ def _gather_codes(
     scales_of_all = tf.gather(tf.bitcast(of_all, tf.float32), split.scale_of, axis=1)
     codes_of_all = tf.slice(_unpacked(words, bits), [0, 0], [-1, tf.size(codes)])
     received = scales_of_all * tf.gather(shares, codes_of_all)
-    return _Summed(
+    return Summed(
         tf.gather(scales, split.scale_of) * tf.gather(shares, codes),
         # In the order of the replicas, as a reduction need not be.
         tf.gather(tf.cumsum(received, 0), inputs.size - 1),

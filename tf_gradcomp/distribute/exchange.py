@@ -24,6 +24,7 @@ from tf_gradcomp.distribute.gradients import (
 )
 from tf_gradcomp.distribute.group import Group, Member, current_group
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
+from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.padded_gather import WordsAhead
@@ -53,6 +54,15 @@ _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leave
 _WHO_PLANS = (
     "L-GreCo uses the settings of its method until a plan is made: by "
     "gc.callbacks.LayerwisePlan, or by exchange.plan_settings() in a training loop of your own."
+)
+_WHO_TRAINS = (
+    "LGC sums the entries that a leader chooses until its autoencoder is trained: by "
+    "gc.callbacks.AutoencoderTraining, or by its train(exchange) after each step of a training "
+    "loop of your own."
+)
+_ENDS_UNKNOWN = (
+    "LGC does not know the first and the last layer, and codes their kernels as those of the "
+    "others; gc.Policy.from_model(model) tells them."
 )
 
 
@@ -153,12 +163,17 @@ class GradientExchange(tf.Module):
                 max_dense_elements=self.policy.max_dense_elements,
             )
         self._planner = LayerPlanner.of(chosen.compressor, specs)
+        self._lgc = lgc_in(chosen.compressor)
         self._numbers = _Numbers(variables)
         self._agreement = GradientAgreement(group)
         self.specs = specs
         _announce(group, self.preconditioner)
         if self.planner:
             tell_user(_WHO_PLANS)
+        if self.autoencoder:
+            tell_user(_WHO_TRAINS)
+            if all(spec.end is None for spec in specs):
+                tell_user(_ENDS_UNKNOWN)
 
     @property
     def compressor(self) -> Compressor:
@@ -192,6 +207,14 @@ class GradientExchange(tf.Module):
     def planner(self) -> LayerPlanner | None:
         """Plans settings; None if there are none to plan, or if nothing is exchanged."""
         return self._planner if self.built and self._parts.group.size > 1 else None
+
+    @property
+    def autoencoder(self) -> AutoencoderState | None:
+        """That of `LGC`; None with other methods, or if nothing is exchanged."""
+        if not self.built or self._lgc is None or self._parts.group.size == 1:
+            return None
+        group = self._parts.group
+        return AutoencoderState(self._lgc, self._local_job_state(0), self.specs, group.is_first)
 
     @property
     def exchanges(self) -> int:
@@ -408,6 +431,7 @@ class GradientExchange(tf.Module):
         settings = zip(self.specs, plan.settings, strict=True) if plan else ()
         return {
             "exchanges so far": self.exchanges,
+            **(self.autoencoder.facts if self.autoencoder else {}),
             **{f"planned setting of {spec.path!r}": setting for spec, setting in settings},
         }
 

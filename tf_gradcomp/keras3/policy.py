@@ -20,7 +20,7 @@ class Policy(policy.Policy):
 
     @classmethod
     def from_model(cls, model: keras.Model, *, max_dense_elements: int = 2**26) -> Policy:
-        """Reads layer kinds, and the sizes of convolutions' outputs, off a built Keras model.
+        """Reads layer kinds, sizes of convolutions' outputs and both ends off a built Keras model.
 
         Args:
             model: A built Keras model. Sizes are known of layers in functional and sequential ones.
@@ -36,6 +36,7 @@ class Policy(policy.Policy):
             )
         kinds: dict[str, str] = {}
         positions: dict[str, int] = {}
+        kernels: list[str] = []
         first = None
         for layer in reversed(
             keras_private.layers_of(model)
@@ -44,12 +45,21 @@ class Policy(policy.Policy):
                 kind = _kind_in_layer(layer, variable)
                 if kind and variable.path not in kinds:
                     kinds[variable.path] = kind
+                    if kind != VECTOR:
+                        kernels.append(variable.path)
                     if kind == CONVOLUTION:
                         first = variable.path
                         positions |= _positions(layer, variable)
         for variable in model.trainable_variables:
             kinds.setdefault(variable.path, kind_by_rule(variable.path, tuple(variable.shape)))
-        return cls(kinds, positions=positions, first=first, max_dense_elements=max_dense_elements)
+        ends = (kernels[-1], kernels[0]) if kernels else (None, None)
+        return cls(
+            kinds,
+            positions=positions,
+            first=first,
+            ends=ends,
+            max_dense_elements=max_dense_elements,
+        )
 
 
 def _positions(layer: keras.layers.Layer, variable: keras.Variable) -> dict[str, int]:

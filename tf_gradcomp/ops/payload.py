@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.settings import Settings, tensor_of
 
-SCALECOM = 5  # number of the method
+SCALECOM, LGC = 5, 6  # numbers of methods
 
 
 def payload_write(

@@ -16,6 +16,7 @@ from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
 from tf_gradcomp.distribute.gradients import all_finite, gradient_specs
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
+from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.lockstep import (
     handles,
     in_lockstep,
@@ -26,6 +27,7 @@ from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
 from tf_gradcomp.distribute.state import residual_scale
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
+from tf_gradcomp.keras3.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras3.callbacks.layerwise_plan import measures
 from tf_gradcomp.policy import Policy, checked_policy
@@ -127,6 +129,7 @@ class Learners:
         ]
         self._job_state = [new_job_state(self.compressor, self.specs) for _ in range(learners)]
         self._planner = LayerPlanner.of(self.compressor, self.specs) if learners > 1 else None
+        self._lgc = lgc_in(self.compressor) if learners > 1 else None
         self.plans: list[PlanInForce] = []
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
@@ -195,6 +198,22 @@ class Learners:
     def plan_in_force(self) -> PlanInForce | None:
         """The settings of the next step, if they are planned."""
         return self._planner.in_force(self._job_state[0]) if self._planner else None
+
+    @property
+    def autoencoder(self) -> AutoencoderState | None:
+        """That of `LGC`; None with other methods, or if there is one learner."""
+        if self._lgc is None:
+            return None
+        return AutoencoderState(self._lgc, self._job_state[0], self.specs, True)
+
+    @property
+    def exchanges(self) -> int:
+        """How many steps there were so far."""
+        return self._step
+
+    def residual_norm(self) -> float:
+        """The Euclidean norm of the residuals of the first learner; 0 without any."""
+        return norm(self.residuals[0])
 
     def settings_over_time(self) -> dict[str, list[int]]:
         """By path, each planned layer's own setting, and that of each plan that `fit` has made."""
@@ -335,11 +354,13 @@ class Learners:
         epochs: int = 1,
         validation_data: Any = None,
         on_step: Callable[[StepReport], None] = lambda report: None,
+        training: AutoencoderTraining | None = None,
     ) -> dict[str, list[float]]:
         """Trains, and returns for each epoch what Keras and `CompressionMonitor` would log.
 
         With it come the measures of `Similarity`, of the last step of each epoch. For `LGreCo`, a
-        plan is made after each epoch, and the logs have what `LayerwisePlan` adds to them.
+        plan is made after each epoch, and the logs have what `LayerwisePlan` adds to them. For
+        `LGC`, the autoencoder is trained after each step.
 
         Args:
             batches: Pairs of inputs and labels, of all learners together; gone through once for
@@ -347,10 +368,12 @@ class Learners:
             epochs: The number of epochs.
             validation_data: As for `model.evaluate`: a dataset, or a pair of arrays.
             on_step: Called after each step.
+            training: Trains the autoencoder of `LGC`; by default one with default settings.
         """
         history: dict[str, list[float]] = {}
+        training = training or AutoencoderTraining()
         for _ in range(epochs):
-            reports = self._epoch(batches, on_step)
+            reports = self._epoch(batches, on_step, training)
             if not reports:
                 raise ValueError(
                     "Learners.fit: there are no batches; one that can be gone through "
@@ -361,6 +384,8 @@ class Learners:
             if plan:
                 self.plans.append(plan)
                 logs |= measures(plan)
+            logs |= training.measures(self)
+            training.check_drift(self)
             if validation_data is not None:
                 pair = isinstance(validation_data, tuple)
                 data = validation_data if pair else (validation_data,)
@@ -371,7 +396,10 @@ class Learners:
         return history
 
     def _epoch(
-        self, batches: Iterable[tuple[Any, Any]], on_step: Callable[[StepReport], None]
+        self,
+        batches: Iterable[tuple[Any, Any]],
+        on_step: Callable[[StepReport], None],
+        training: AutoencoderTraining,
     ) -> list[StepReport]:
         reports = []
         rest = iter(batches)
@@ -379,6 +407,7 @@ class Learners:
         while batch is not None:
             following = next(rest, None)
             reports.append(self.train_on_batch(*batch, similarity=following is None))
+            training.train(self)
             on_step(reports[-1])
             batch = following
         return reports

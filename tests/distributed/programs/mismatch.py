@@ -47,6 +47,7 @@ METHODS = {
     "auto": (C.Auto(["cast"]), C.Auto(["cast", "adacomp"])),
     "adacomp": (C.AdaComp(7), C.AdaComp(8)),
     "cast": (C.Cast("float16"), C.Cast("bfloat16")),
+    "lgc": (C.LGC(), C.LGC(guard=0.4)),
     "lgreco": (C.LGreCo(), C.LGreCo(budget=2)),
     "no_compression": (C.NoCompression(), C.NoCompression(warmup_steps=1)),
     "power_sgd": (C.PowerSGD(1), C.PowerSGD(2)),

@@ -1,0 +1,189 @@
+"""Compares LGC with its honest baseline, ScaleCom in few bits, and with dense gradients.
+
+The digits network is trained by learners in one process, by each method in turn. All sparse methods
+choose the same part of the entries of the same variables, and send the first layer and vectors
+dense. Counted are the bytes that a learner gives to be sent, as `gradcomp simulate` counts them:
+in the last epoch, and in the whole run with dense steps, training and weights.
+
+    python benchmarks/learned.py --seeds 3 --learners 4 --learners 8 --optimizer sgd
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "keras_examples"))
+
+import click
+import digits_cnn
+import keras
+import matplotlib
+import numpy as np
+from machine import processor
+
+import tf_gradcomp as gc
+from tf_gradcomp.compressors import LGC, NoCompression, ScaleCom
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+BITS = (32, 16, 8, 4, 1)
+LAST_EPOCHS = 5  # over which the accuracy is averaged
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Of all runs."""
+
+    epochs: int
+    density: float
+    dense_steps: int
+    training_steps: int
+    scalecom_dense_steps: int
+
+
+def methods(settings: Settings) -> dict[str, gc.compressors.Compressor]:
+    """What is compared, by name."""
+    rate = round(1 / settings.density)
+    rates = dict.fromkeys(("convolution", "dense", "recurrent"), rate)
+    rates |= dict.fromkeys(("embedding", "vector"))
+    scalecom = {
+        f"ScaleCom, {bits} bits": ScaleCom(
+            rates,
+            value_bits=bits,
+            overrides={r"/conv2d/": None},
+            warmup_steps=settings.scalecom_dense_steps,
+        )
+        for bits in BITS
+    }
+    lgc = {
+        f"LGC, {pattern}": LGC(
+            pattern,
+            settings.density,
+            dense_steps=settings.dense_steps,
+            training_steps=settings.training_steps,
+        )
+        for pattern in ("all_reduce", "parameter_server")
+    }
+    return {"dense": NoCompression(), **scalecom, **lgc}
+
+
+def run(
+    method: Any, learners: int, optimizer: str, seed: int, settings: Settings
+) -> dict[str, Any]:
+    """Trains once; what was measured."""
+    keras.backend.clear_session()
+    task = digits_cnn.simulation_task(seed=seed, optimizer=optimizer)
+    policy = gc.Policy.from_model(task.model)
+    group = gc.simulation.Learners(task.model, learners, method, policy)
+    reports: list[gc.simulation.StepReport] = []
+    start = time.perf_counter()
+    history = group.fit(task.batches, settings.epochs, task.validation_data, reports.append)
+    payloads = [report.payload_bytes for report in reports]
+    dense = reports[0].dense_bytes
+    return {
+        "accuracy": 100 * float(np.mean(history["val_accuracy"][-LAST_EPOCHS:])),
+        "accuracies": history["val_accuracy"],
+        "last ratio": dense / payloads[-1],
+        "whole ratio": dense * len(payloads) / sum(payloads),
+        "whole bytes": sum(payloads),
+        "seconds of a step": (time.perf_counter() - start) / len(payloads),
+        "steps": len(payloads),
+        "lgc_phase": history.get("lgc_phase", [0])[-1],
+        "autoencoder_error": history.get("autoencoder_error", [0.0])[-1],
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The rows as Markdown, means over seeds."""
+    lines = [
+        "| learners | optimizer | method | accuracy, % | last ratio | whole-run ratio | s a step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["learners"], row["optimizer"], row["method"]), []).append(row)
+    for key, of_one in groups.items():
+
+        def mean(name: str, of_one: list[dict[str, Any]] = of_one) -> float:
+            return float(np.mean([row[name] for row in of_one]))
+
+        spread = np.ptp([row["accuracy"] for row in of_one]) / 2
+        fell_back = any(row["lgc_phase"] in (2, 4) for row in of_one)
+        lines.append(
+            f"| {key[0]} | {key[1]} | {key[2]}{' (not in use)' if fell_back else ''} | "
+            f"{mean('accuracy'):.1f} ± {spread:.1f} | {mean('last ratio'):.0f} | "
+            f"{mean('whole ratio'):.1f} | {mean('seconds of a step'):.2f} |"
+        )
+    return lines
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Accuracy over the bytes of the whole run."""
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for name in dict.fromkeys(row["method"] for row in rows):
+        of_one = [row for row in rows if row["method"] == name]
+        axes.scatter(
+            [row["whole bytes"] / 1e6 for row in of_one],
+            [row["accuracy"] for row in of_one],
+            label=name,
+        )
+    axes.set(xscale="log", xlabel="MB given by a learner in the whole run", ylabel="accuracy, %")
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--seeds", default=3, help="How many: 0, 1, ...")
+@click.option("--learners", multiple=True, default=[4], type=int)
+@click.option("--optimizer", multiple=True, default=["sgd"], type=click.Choice(["sgd", "adam"]))
+@click.option("--method", multiple=True, help="By default all; see the table for their names.")
+@click.option("--epochs", default=40, help="Of 22 steps.")
+@click.option("--density", default=0.01)
+@click.option("--dense-steps", default=44, help="Of LGC.")
+@click.option("--training-steps", default=132, help="Of LGC.")
+@click.option("--scalecom-dense-steps", default=0, help="Of ScaleCom.")
+@click.option("--results", type=click.Path(path_type=Path), default=Path("results/learned"))
+def main(
+    seeds: int,
+    learners: Sequence[int],
+    optimizer: Sequence[str],
+    method: Sequence[str],
+    results: Path,
+    **of_all: Any,
+) -> None:
+    settings = Settings(**of_all)
+    results.mkdir(parents=True, exist_ok=True)
+    rows = []
+    known = methods(settings)
+    wrong = set(method) - set(known)
+    if wrong:
+        raise click.BadParameter(f"{', '.join(wrong)}; expected some of {', '.join(known)}")
+    for count in learners:
+        for name in optimizer:
+            for label in method or known:
+                for seed in range(seeds):
+                    facts = {"learners": count, "optimizer": name, "method": label, "seed": seed}
+                    measured = run(known[label], count, name, seed, settings)
+                    rows.append({**facts, **measured})
+                    print(facts, f"{measured['accuracy']:.1f} %", flush=True)
+                    record = {"settings": dataclasses.asdict(settings), "rows": rows}
+                    (results / "rows.json").write_text(json.dumps(record, indent=1) + "\n")
+    lines = table(rows)
+    (results / "table.md").write_text("\n".join(lines) + "\n")
+    plot(rows, results / "accuracy-over-bytes.png")
+    print(f"{processor()}, {settings}")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What LGC's replicas send, keep and get before their autoencoder is trained, by NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.compressors.lockstep import Arrays, Outcome, State
+from tf_gradcomp.compressors import LGC
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.reference import lgc
+
+
+def lgc_oracle(
+    compressor: LGC,
+    specs: Sequence[GradientSpec],
+    state: Sequence[State],
+    gradients: Sequence[Arrays],
+    step: int,
+) -> Outcome:
+    layout = compressor.phase_settings.layout(specs)
+    size, leader = len(gradients), step % len(gradients)
+    residuals = [[array.reshape(-1) for array in of_one[RESIDUAL]] for of_one in state]
+    values = [
+        [a + g.astype(np.float32).reshape(-1) for a, g in zip(kept, given, strict=True)]
+        for kept, given in zip(residuals, gradients, strict=True)
+    ]
+    own_finite = [all(np.isfinite(of_one).all() for of_one in of_all) for of_all in values]
+    places = {
+        place: lgc.largest(values[leader][place], layout.entries[place], compressor.order)
+        if own_finite[leader]
+        else np.zeros(layout.entries[place], int)
+        for place in layout.led
+    }
+    order = [*layout.whole, *layout.plain, *layout.coded]
+    given = []
+    for of_one, finite in zip(values, own_finite, strict=True):
+        sent = [of_one[place][places.get(place, slice(None))] for place in order]
+        sent = np.concatenate([*sent, np.zeros(0, np.float32)])
+        flag = np.float32(0 if finite else np.nan)
+        given.append(np.append(sent if finite else np.zeros_like(sent), flag))
+    total = given[0]
+    for other in given[1:]:
+        total = total + other
+    finite = bool(np.isfinite(total).all())
+    reduced, after = [np.zeros_like(of_one) for of_one in values[0]], []
+    start = 0
+    for place in order if finite else []:
+        where = places.get(place, np.arange(values[0][place].size))
+        reduced[place][where] = total[start : start + where.size]
+        start += where.size
+    for of_one, kept, is_finite in zip(values, residuals, own_finite, strict=True):
+        left = [array.copy() for array in (of_one if is_finite else kept)]
+        for place in order if finite else []:
+            left[place][places.get(place, slice(None))] = 0
+        after.append({RESIDUAL: [a.reshape(s.shape) for a, s in zip(left, specs, strict=True)]})
+    tensor_bytes = np.array(
+        [
+            int(4 * layout.entries[place] / size + 4 * layout.entries[place])
+            if layout.entries[place]
+            else 4 * spec.elements
+            for place, spec in enumerate(specs)
+        ],
+        np.int64,
+    )
+    shaped = [array.reshape(spec.shape) for array, spec in zip(reduced, specs, strict=True)]
+    return Outcome([shaped] * size, [finite] * size, after, given, [tensor_bytes] * size)

@@ -1,0 +1,509 @@
+"""LGC: its phases, its autoencoder in plain TensorFlow, and the figures of its specification."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compressors.lockstep import Lockstep, assert_equal_bits
+from tf_gradcomp import compressors
+from tf_gradcomp.compressors import LGC
+from tf_gradcomp.compressors.autoencoder import Architecture, Network
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.lgc_phases import (
+    CODING,
+    COLLECTED,
+    COLLECTING,
+    DECODED,
+    PHASE,
+    ROUNDING,
+    SUMMING,
+    SWITCHING,
+    VECTOR_STEPS,
+    VECTORS,
+    WANTED,
+    WEIGHTS,
+)
+from tf_gradcomp.distribute.replica_step import ReplicaStep
+from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.reference import lgc
+
+PATTERNS = ["all_reduce", "parameter_server"]
+SPECS = [
+    GradientSpec("first/kernel", (60, 20), "float32", "dense", end="first"),
+    GradientSpec("a/kernel", (40, 30), "float32", "dense"),
+    GradientSpec("a/bias", (30,), "float32", "vector"),
+    GradientSpec("b/kernel", (3, 3, 12, 12), "float32", "convolution"),
+    GradientSpec("last/kernel", (60, 30), "float32", "dense", end="last"),
+]
+CODED = [1, 3]
+IDENTITY = {"encoder": [], "decoder": [], "weights": np.array([1, 0], np.float32)}
+every_pattern = pytest.mark.parametrize("pattern", PATTERNS)
+
+
+def gradients(seed, size=3):
+    generator = np.random.default_rng(seed)
+    return [
+        [generator.laplace(size=spec.shape).astype(np.float32) for spec in SPECS]
+        for _ in range(size)
+    ]
+
+
+def weights_of(compressor, seed=5):
+    """Random weights that neither blow up nor vanish from layer to layer."""
+    shapes = compressor.architecture.shapes(compressor.phase_settings.innovations)
+    generator = np.random.default_rng(seed)
+    parts = [
+        generator.normal(size=shape) / np.sqrt(np.prod(shape[:-1]) if len(shape) > 1 else 100)
+        for shape in shapes
+    ]
+    return [part.astype(np.float32) for part in parts]
+
+
+def flat(parts):
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def in_phase(phase, compressor, size=3, weights=None):
+    """Replicas in a phase, with weights of the autoencoder."""
+    lockstep = Lockstep(compressor, SPECS, size)
+    for job_state in lockstep.job_state:
+        job_state[PHASE].assign(phase)
+        job_state[WEIGHTS].assign(flat(weights or weights_of(compressor)))
+    return lockstep
+
+
+def lost(before, given, outcome):
+    """How much of residuals and gradients is neither reduced nor kept, at most."""
+    missed = []
+    for place, reduced in enumerate(outcome.reduced[0]):
+        had = sum(state[RESIDUAL][place].astype(np.float64) for state in before)
+        had += sum(of_one[place].astype(np.float64) for of_one in given)
+        kept = sum(of_one[place].astype(np.float64) for of_one in outcome.residuals)
+        missed.append(np.abs(reduced + kept - had).max())
+    return max(missed)
+
+
+# The autoencoder.
+
+
+def test_parameters_and_lengths_are_those_of_the_specification():
+    paper = Architecture()
+    output = (33, 34)
+    assert [paper.parameters(innovations) for innovations in (False, True)] == [216_677, 216_678]
+    shapes = paper.shapes(False)
+    encoder = sum(int(np.prod(shape)) for shape in shapes[: 2 * len(paper.encoder)])
+    assert encoder == 172_996
+    assert paper.parameters(False) - encoder == 43_681
+    assert paper.parameters(False) - encoder - output[0] == 43_648
+    assert [paper.padded(entries) for entries in (1, 16, 1000, 23_475)] == [16, 16, 1008, 23_488]
+    assert [paper.latents(entries) for entries in (16, 1000, 23_475)] == [4, 252, 5872]
+
+
+@pytest.mark.parametrize("length", [16, 1008, 23_488])
+def test_vectors_are_coded_and_decoded_to_their_length(length):
+    network = Network(Architecture(), tf.zeros([216_677]), False)
+    latents = network.encode(tf.ones([1, length]))
+    assert latents.shape == (1, length // 16, 4)
+    assert network.output(network.expand(latents)).shape == (1, length)
+
+
+@pytest.mark.parametrize("slope", [0.01, 1.0])
+def test_it_computes_what_the_reference_does(slope):
+    compressor = LGC("parameter_server", autoencoder={"slope": slope})
+    parts = weights_of(compressor)
+    network = Network(compressor.architecture, tf.constant(flat(parts)), True)
+    sizes = (compressor.architecture.encoder, compressor.architecture.decoder)
+    reference = lgc.Network(sizes, parts, slope)
+    vectors = np.random.default_rng(1).normal(size=(2, 48)).astype(np.float32)
+    latents = network.encode(vectors).numpy()
+    np.testing.assert_allclose(latents[1], reference.encode(vectors[1]), rtol=1e-4, atol=1e-5)
+    added = np.random.default_rng(2).normal(size=48).astype(np.float32)
+    decoded = network.output(network.expand(latents[:1]), added[np.newaxis])[0]
+    expected = reference.decode(latents[0], added)
+    np.testing.assert_allclose(decoded, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(np.float64, 1e-16), (np.float32, 6e-8)])
+def test_with_frozen_slopes_shares_average_to_what_is_decoded(dtype, error):
+    compressor = LGC()
+    parts = [part.astype(dtype) for part in weights_of(compressor)]
+    sizes = (compressor.architecture.encoder, compressor.architecture.decoder)
+    network = lgc.Network(sizes, parts)
+    latents = np.random.default_rng(0).normal(size=(4, 3, 4)).astype(dtype)
+    mean = latents.mean(0)
+    decoded = network.decode(mean)
+    shares = np.stack([network.share(mean, latent) for latent in latents])
+    largest = np.abs(shares).max()
+    np.testing.assert_allclose(shares.mean(0), decoded, rtol=0, atol=4 * error * largest)
+    own = np.stack([network.decode(latent) for latent in latents]).mean(0)
+    assert np.abs(own - decoded).max() > 1e-3 * largest
+    if dtype == np.float32:
+        native = Network(compressor.architecture, tf.constant(flat(parts)), False)
+        rows = tf.concat([mean[np.newaxis], latents], 0)
+        both = native.output(native.expand(rows, frozen=True)).numpy()
+        plain = native.output(native.expand(mean[np.newaxis])).numpy()
+        np.testing.assert_allclose(both[:1], plain, rtol=0, atol=1e-6 * largest)
+        np.testing.assert_allclose(both[1:], shares, rtol=0, atol=1e-5 * largest)
+
+
+# The algorithm, in NumPy and float64.
+
+
+def run(step, steps=20, size=3, elements=400, count=40):
+    """Sums of what was given, sent and kept, for a step of the reference."""
+    generator = np.random.default_rng(3)
+    residuals, given, sent = np.zeros((size, elements)), np.zeros(elements), np.zeros(elements)
+    for number in range(steps):
+        fresh = generator.normal(size=(size, elements)) / size
+        values, leader = residuals + fresh, number % size
+        places = lgc.top_k_by_leader(values, leader, [count], [elements])
+        outcome = step(values, places, leader)
+        residuals, given, sent = outcome.residuals, given + fresh.sum(0), sent + outcome.total
+    return given, sent, residuals.sum(0)
+
+
+def some_coder(innovations):
+    compressor = LGC(PATTERNS[innovations])
+    parts = [part.astype(np.float64) for part in weights_of(compressor)]
+    architecture = compressor.architecture
+    return lgc.Network((architecture.encoder, architecture.decoder), parts).coder()
+
+
+@pytest.mark.parametrize("way", [*PATTERNS, "dropping"])
+def test_nothing_is_lost_but_by_the_rule_that_drops_what_the_coder_misses(way):
+    coder = some_coder(way == "parameter_server")
+    steps = {
+        "all_reduce": lambda *of_step: lgc.all_reduce(*of_step, coder),
+        "parameter_server": lambda *of_step: lgc.parameter_server(*of_step, coder, 4),
+        "dropping": lambda *of_step: lgc.dropping(*of_step, coder),
+    }
+    given, sent, kept = run(steps[way])
+    gap = np.abs(given - sent - kept).max() / np.abs(given).max()
+    assert (gap > 0.01) if way == "dropping" else (gap < 1e-12)
+
+
+def test_an_identity_is_top_k_by_a_leader():
+    sums = run(lambda values, places, leader: lgc.sum_entries(values, places))
+    coded = run(lambda *of_step: lgc.all_reduce(*of_step, lgc.identity()))
+    for expected, actual in zip(sums, coded, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-14)
+
+
+# The compressor.
+
+
+def as_reference(values, compressor, leader, parts, pattern):
+    """What the reference makes of the coded tensors; values by replica, flat."""
+    entries = compressor.phase_settings.layout(SPECS).entries
+    sizes = [SPECS[place].elements for place in CODED]
+    rows = np.stack([np.concatenate([of_one[place] for place in CODED]) for of_one in values])
+    places = lgc.top_k_by_leader(rows, leader, [entries[place] for place in CODED], sizes)
+    architecture = compressor.architecture
+    coder = lgc.Network((architecture.encoder, architecture.decoder), parts).coder()
+    if pattern == "all_reduce":
+        return lgc.all_reduce(rows, places, leader, coder)
+    added = compressor.phase_settings.added(len(places))
+    return lgc.parameter_server(rows, places, leader, coder, added)
+
+
+@every_pattern
+def test_it_equals_the_reference_and_loses_nothing(pattern):
+    compressor = LGC(pattern, density=0.1, dense_steps=0, innovation=0.05)
+    parts = weights_of(compressor)
+    lockstep = in_phase(CODING, compressor, weights=parts)
+    for step in range(3):
+        given, before = gradients(step), lockstep.state
+        values = [
+            [(kept + new).reshape(-1) for kept, new in zip(state[RESIDUAL], of_one, strict=True)]
+            for state, of_one in zip(before, given, strict=True)
+        ]
+        expected = as_reference(values, compressor, step % 3, parts, pattern)
+        outcome = lockstep.step(given)
+        assert lost(before, given, outcome) < 4e-6
+        largest = np.abs(expected.total).max()
+        total = np.concatenate([outcome.reduced[0][place].reshape(-1) for place in CODED])
+        np.testing.assert_allclose(total, expected.total, rtol=0, atol=2e-5 * largest)
+        for replica, residuals in enumerate(outcome.residuals):
+            kept = np.concatenate([residuals[place].reshape(-1) for place in CODED])
+            np.testing.assert_allclose(kept, expected.residuals[replica], rtol=0, atol=1e-4)
+        for place, reduced in enumerate(outcome.reduced[0]):
+            assert_equal_bits(reduced, outcome.reduced[1][place])
+        # The first layer and what is small are summed whole; of the last, the leader's entries.
+        for place in (0, 2):
+            assert not any(residuals[place].any() for residuals in outcome.residuals)
+        assert np.count_nonzero(outcome.reduced[0][4]) == 180
+
+
+@every_pattern
+@pytest.mark.parametrize("latent_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("phase", [SUMMING, COLLECTING, SWITCHING, CODING, ROUNDING])
+def test_no_phase_loses_anything_and_each_skips_a_bad_step(pattern, latent_dtype, phase):
+    compressor = LGC(pattern, density=0.1, dense_steps=0, latent_dtype=latent_dtype)
+    lockstep = in_phase(phase, compressor)
+    for step in range(2):
+        before, given = lockstep.state, gradients(step)
+        outcome = lockstep.step(given)
+        assert outcome.finite == [True] * 3
+        assert lost(before, given, outcome) < 4e-6
+        headers = [
+            payload - tensors.sum()
+            for payload, tensors in zip(outcome.payload_bytes, outcome.tensor_bytes, strict=True)
+        ]
+        once = 4 * compressor.phase_settings.job_state(SPECS)[WEIGHTS].shape[0] // 3
+        switched = once if phase == SWITCHING and step == 0 else 0
+        assert all(0 < header - switched <= 70 for header in headers)
+    before, given = lockstep.state, gradients(2)
+    given[1][3][0, 0, 0, 0] = np.inf  # not the leader's
+    outcome = lockstep.step(given)
+    assert outcome.finite == [False] * 3
+    assert not any(reduced.any() for reduced in outcome.reduced[0])
+    for replica, (state, residuals) in enumerate(zip(before, outcome.residuals, strict=True)):
+        for had, new, has in zip(state[RESIDUAL], given[replica], residuals, strict=True):
+            assert_equal_bits(has, had if replica == 1 else had + new)
+    given = gradients(3)
+    given[0][1][0, 0] = np.nan  # the leader's
+    before = lockstep.state
+    assert lockstep.step(given).finite == [False] * 3
+    after = lockstep.step(gradients(4))
+    assert after.finite == [True] * 3
+    assert all(np.isfinite(reduced).all() for reduced in after.reduced[0])
+
+
+def test_an_autoencoder_that_changes_nothing_sends_what_the_leaders_top_k_does():
+    compressor = LGC(density=0.1, dense_steps=0, autoencoder=IDENTITY)
+    assert compressor.architecture.parameters(False) == 2
+    coding, summing = (
+        in_phase(phase, compressor, weights=[compressor.architecture.weights])
+        for phase in (CODING, SUMMING)
+    )
+    for step in range(4):
+        coded, summed = (lockstep.step(gradients(step)) for lockstep in (coding, summing))
+        for one, other in zip(coded.reduced[0], summed.reduced[0], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@every_pattern
+@pytest.mark.parametrize("exponent", [-100, -3, 60])
+def test_gradients_times_a_power_of_two_give_that_times_the_sum(pattern, exponent):
+    compressor = LGC(pattern, density=0.1, dense_steps=0)
+    plain, scaled = (in_phase(CODING, compressor) for _ in range(2))
+    for step in range(2):
+        given = gradients(step)
+        factor = np.float32(2.0**exponent)
+        expected = plain.step(given).reduced[0]
+        actual = scaled.step([[factor * g for g in of_one] for of_one in given]).reduced[0]
+        for one, other in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(one, factor * other)
+
+
+@every_pattern
+def test_zeros_and_a_leader_of_zeros_are_coded(pattern):
+    compressor = LGC(pattern, density=0.1, dense_steps=0)
+    lockstep = in_phase(CODING, compressor)
+    given = gradients(0)
+    given[0] = [np.zeros_like(g) for g in given[0]]  # who leads
+    outcome = lockstep.step(given)
+    assert outcome.finite == [True] * 3
+    assert lost(in_phase(CODING, compressor).state, given, outcome) < 2e-6
+
+
+def test_the_first_replica_changes_the_phase_of_all_in_the_step_that_it_leads():
+    compressor = LGC(density=0.1, dense_steps=0)
+    lockstep = in_phase(SUMMING, compressor)
+    phases = lambda: [int(state[PHASE]) for state in lockstep.job_state]  # noqa: E731
+    lockstep.step(gradients(0))
+    lockstep.job_state[0][WANTED].assign(COLLECTING)
+    lockstep.job_state[1][WANTED].assign(ROUNDING)  # which does not count
+    for step in range(1, 4):
+        assert phases() == [SUMMING] * 3
+        lockstep.step(gradients(step))
+    assert phases() == [COLLECTING] * 3
+    lockstep.job_state[0][WANTED].assign(SWITCHING)
+    weights = flat(weights_of(compressor, seed=7))
+    lockstep.job_state[0][WEIGHTS].assign(weights)
+    for step in range(4, 7):
+        assert phases() == [COLLECTING] * 3
+        lockstep.step(gradients(step))
+    assert phases() == [SWITCHING] * 3
+    lockstep.step(gradients(7))
+    assert phases() == [CODING] * 3
+    for state in lockstep.job_state:
+        assert_equal_bits(state[WEIGHTS].numpy(), weights)
+
+
+@every_pattern
+def test_training_vectors_are_collected_of_finite_steps(pattern):
+    compressor = LGC(pattern, density=0.1, dense_steps=0)
+    lockstep = in_phase(COLLECTING, compressor)
+    lockstep.step(gradients(0))
+    bad = gradients(1)
+    bad[2][0][0, 0] = np.nan
+    lockstep.step(bad)
+    before, given = lockstep.state, gradients(2)
+    lockstep.step(given)
+    first, *others = lockstep.job_state
+    assert [int(state[COLLECTED]) for state in lockstep.job_state] == [2, 2, 2]
+    np.testing.assert_array_equal(first[VECTOR_STEPS].numpy()[:7], [1, 1, 1, 2, 2, 2, 0])
+    assert not any(state[VECTORS].numpy().any() for state in others)
+    rows = np.stack(
+        [
+            np.concatenate([(s[RESIDUAL][p] + g[p]).reshape(-1) for p in CODED])
+            for s, g in zip(before, given, strict=True)
+        ]
+    )
+    sizes = [SPECS[place].elements for place in CODED]
+    places = lgc.top_k_by_leader(rows, 2, [120, 130], sizes)
+    chosen = rows[:, places]
+    shared = pattern == "all_reduce"
+    scales = [lgc.scale(chosen[2] if shared else of_one) for of_one in chosen]
+    expected = np.pad(chosen / np.array(scales)[:, np.newaxis], ((0, 0), (0, 6)))
+    np.testing.assert_allclose(first[VECTORS].numpy()[3:6], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("what", [WEIGHTS, DECODED])
+def test_replicas_that_decode_differently_differ_in_what_travels_with_their_next_sum(what):
+    """It is what `ReplicaStep` compares in each step."""
+    compressor = LGC(density=0.1, dense_steps=0)
+    lockstep = in_phase(CODING, compressor, size=2)
+    lockstep.step(gradients(0, 2))
+    first, second = lockstep.job_state
+    in_force = compressor.phases[CODING].settings_in_force
+
+    def settings(job_state):
+        return in_force(inputs_with(job_state)).numpy().tolist()
+
+    assert settings(first) == settings(second)
+    value = np.array(second[what].numpy())
+    value.flat[0] = np.nextafter(value.flat[0], 9) if what == WEIGHTS else value.flat[0] + 1
+    second[what].assign(value)
+    assert settings(first) != settings(second)
+
+
+def inputs_with(job_state):
+    step = ReplicaStep.of(
+        SPECS,
+        [tf.zeros(spec.shape) for spec in SPECS],
+        {},
+        tf.constant(0, tf.int64),
+        tf.constant(True),
+        0,
+        2,
+        job_state=job_state,
+    )
+    return step.inputs
+
+
+def test_a_step_with_some_of_the_gradients_is_coded_and_collected():
+    compressor = LGC(density=0.1, dense_steps=0)
+    few = Lockstep(compressor, SPECS[:3], 2)
+    for phase in (COLLECTING, CODING):
+        for job_state, all_of_it in zip(
+            few.job_state, in_phase(phase, compressor, 2).job_state, strict=True
+        ):
+            job_state.update(all_of_it)  # of the whole job
+        given = [of_one[:3] for of_one in gradients(1, 2)]
+        before = few.state
+        assert lost(before, given, few.step(given)) < 2e-6
+
+
+# Bytes.
+
+
+def resnet50(replicas, stem, added=0, index_bytes=2):
+    """As the specification counts them: 2 bytes for an index, no vectors, values of the last."""
+    entries, last = 23_475, 21
+    return lgc.Sizes(23_520_842, stem, entries, last, 5872, replicas, index_bytes), added
+
+
+def test_ratios_are_those_of_the_specification():
+    narrow, wide = 1728, 9408  # elements of a first kernel of 3 x 3 and of 7 x 7
+    top_k = [resnet50(1, stem)[0] for stem in (wide, narrow)]
+    assert [sizes.ratio(sizes.top_k()) for sizes in top_k] == pytest.approx([527, 636], rel=3e-3)
+    for replicas, band in ((2, [1110, 1741]), (8, [1402, 2584])):
+        of_both = [resnet50(replicas, stem)[0] for stem in (wide, narrow)]
+        ratios = [sizes.ratio(sizes.all_reduce()) for sizes in of_both]
+        assert ratios == pytest.approx(band, rel=3e-3)
+    of_both = [resnet50(2, wide, 2348), resnet50(2, narrow, 235)]
+    ratios = [sizes.ratio(sizes.parameter_server(added)) for sizes, added in of_both]
+    assert ratios == pytest.approx([1081, 2154], rel=3e-3)
+    runs = [
+        lgc.whole_run_ratio(steps, 200, 300, (527, 1110), 216_677 / 23_520_842)
+        for steps in (10_000, 50_000, 100_000)
+    ]
+    assert runs == pytest.approx([47.8, 203.9, 344.6], rel=1e-3)
+
+
+@every_pattern
+def test_counted_bytes_are_those_of_the_formulas(pattern):
+    compressor = LGC(pattern, density=0.1, dense_steps=0, innovation=0.04)
+    outcome = in_phase(CODING, compressor, size=2).step(gradients(0, 2))
+    dense, coded, plain = 1200 + 30, 120 + 130, 180
+    elements = sum(spec.elements for spec in SPECS)
+    sizes = lgc.Sizes(elements, dense, coded, plain, 64, 2)
+    flag, header = 4, 56 if pattern == "parameter_server" else 0
+    by_formula = sizes.all_reduce() if not header else sizes.parameter_server(10)
+    assert outcome.payload_bytes[0] == by_formula + flag + header
+
+
+# Settings.
+
+
+def test_weights_that_are_given_are_in_the_config_and_a_digest_of_them_in_the_text():
+    given = {"encoder": [[2, 3, 4]], "decoder": [[3, 3, 4]], "slope": 1.0}
+    weights = np.arange(33, dtype=np.float32)
+    compressor = LGC(autoencoder={**given, "weights": weights})
+    config = json.loads(json.dumps(compressor.get_config()))
+    copy = LGC.from_config(config)
+    assert_equal_bits(copy.architecture.weights, weights)
+    assert copy.architecture == compressor.architecture
+    assert len(repr(compressor)) < 600
+    other = LGC(autoencoder={**given, "weights": weights + 1})
+    assert repr(copy) == repr(compressor) != repr(other)
+    assert other.phases[0].fingerprint(SPECS) != copy.phases[0].fingerprint(SPECS)
+
+
+def test_a_name_with_settings():
+    compressor = compressors.get("lgc(pattern='parameter_server', density=0.01, dense_steps=5)")
+    assert (compressor.pattern, compressor.warmup_steps) == ("parameter_server", 5)
+    assert compressors.get(compressors.text_of(compressor)).get_config() == compressor.get_config()
+
+
+def test_which_variables_are_coded():
+    def layout(**settings):
+        return LGC(**settings).phase_settings.layout(specs)
+
+    specs = [
+        *SPECS,
+        GradientSpec("table/embeddings", (100, 30), "float32", "embedding"),
+        GradientSpec("small/kernel", (30, 30), "float32", "dense"),
+    ]
+    default = layout()
+    assert (default.whole, default.coded, default.plain) == ((0, 2, 5, 6), (1, 3), (4,))
+    assert default.entries == (0, 2, 0, 2, 2, 0, 0)
+    named = layout(density=0.1, overrides={"first": 0.5, "a/kernel": None, "small": 0.2})
+    assert named.entries == (600, 0, 0, 130, 180, 0, 180)
+    assert layout(density={"convolution": None, "embedding": 0.01}).coded == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"pattern": "ring"}, "pattern must be one of 'all_reduce', 'parameter_server'"),
+        ({"density": 0}, "density.* must be a number above 0 and up to 1"),
+        ({"training_steps": 0}, "training_steps must be a whole number of at least 1"),
+        ({"dense_steps": -1}, "warmup_steps must be a whole number, 0 or more"),
+        ({"innovation": 2}, "innovation must be a number above 0 and up to 1"),
+        ({"order": "random"}, "order must be one of 'value', 'index', 'magnitude'"),
+        ({"latent_dtype": "int8"}, "latent_dtype must be one of 'float32', 'float16'"),
+        ({"guard": 0.0}, "guard must be a number above 0 and up to 1"),
+        ({"autoencoder": 3}, "autoencoder must be a gc.Autoencoder"),
+        ({"autoencoder": {"encoder": [[4, 3, 2]]}}, "strides of encoder and decoder"),
+        ({"autoencoder": {"weights": [1.0]}}, "has 1 weights; expected 216,677"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_out_of_range(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        LGC(**wrong)

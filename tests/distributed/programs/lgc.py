@@ -1,0 +1,146 @@
+"""Trains by LGC through all of its phases; in each epoch, a gradient of worker 1 is not finite.
+
+lgc.py train FOLDER WAY PATTERN   saves after each epoch; then goes on from the one amid training
+lgc.py resume FOLDER              goes on from each of these, one after the other
+"""
+
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import RANK, WORKERS, Setup, argument, digits, exchange_of, report, scalar, state_digest
+
+import tf_gradcomp as gc
+
+BATCH, STEPS, EPOCHS, BAD_STEP = 24, 8, 4, 5
+# Epochs end in phase 1, in phase 2 and in phase 3.
+SETTINGS = {"density": 0.1, "dense_steps": 10, "training_steps": 6, "guard": 0.9}
+PAIRS = {"encoder": [[1, 2, 2]], "decoder": [[1, 2, 2]], "slope": 1.0}
+WEIGHTS = {
+    "all_reduce": [0.5, 0.5, 0, 1, 1, 0, 0.5, 0],
+    "parameter_server": [0.5, 0.5, 0, 1, 1, 0, 0.5, 0.5, 0],
+}
+
+
+def data():
+    x, y = digits(BATCH * STEPS)
+    x[BATCH * BAD_STEP + BATCH // WORKERS] = np.nan
+    return x, y
+
+
+def layers():
+    hidden = [keras.layers.Dense(width, activation="tanh") for width in (160, 32)]
+    return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3)])
+
+
+def built(way, pattern, **compile_args):
+    coder = {**PAIRS, "weights": WEIGHTS[pattern]}
+    setup = Setup(way, gc.compressors.LGC(pattern, **SETTINGS, autoencoder=coder))
+    model = setup.model(layers, lambda: setup.wrap(keras.optimizers.SGD(0.1)), **compile_args)
+    if way == "optimizer":
+        with setup.strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    return model, exchange_of(setup, model)
+
+
+def seen(model, exchange):
+    """What is equal on all workers; and `job`, which is so in a job that goes on from here."""
+    state = exchange.autoencoder
+    job = {name: np.asarray(value).tolist() for name, value in exchange.job_state.items()}
+    for own in ("lgc_share_error", "lgc_norm", "lgc_vectors"):
+        del job[own]
+    return {
+        **state_digest(model),
+        "phase": state.phase,
+        "learnt": state.last_learnt,
+        "collected": len(state.new_vectors()),
+        "facts": state.facts,
+        "skipped": scalar(exchange.skipped_steps),
+        "residuals": [float(np.sum(np.asarray(r))) for r in exchange.residuals],
+        "told": [job[f"lgc_{name}"] for name in ("phase", "collected", "learning", "decoded")],
+        "job": job,
+    }
+
+
+class Epochs(keras.callbacks.Callback):
+    """What is seen after each epoch, and the phase after each step."""
+
+    def __init__(self, exchange, checkpoint=None):
+        super().__init__()
+        self.exchange, self.checkpoint, self.seen, self.phases = exchange, checkpoint, [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.phases.append(logs["lgc_phase"])
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append({**seen(self.model, self.exchange), "log": logs["lgc_phase"]})
+        if self.checkpoint:
+            self.checkpoint.write(path_of(epoch, RANK))
+
+
+def path_of(epoch, worker=0):
+    return str(pathlib.Path(argument(2), f"worker-{worker}", f"epoch-{epoch}"))
+
+
+def fit(model, exchange, epochs, checkpoint=None):
+    watch = Epochs(exchange, checkpoint)
+    model.fit(
+        *data(),
+        batch_size=BATCH,
+        epochs=epochs,
+        verbose=0,
+        shuffle=False,
+        callbacks=[gc.callbacks.AutoencoderTraining(learning_rate=0.02), watch],
+    )
+    return {"epochs": watch.seen, "phases": watch.phases}
+
+
+def train():
+    way, pattern = argument(3), argument(4)
+    several = {"steps_per_execution": 4} if way == "strategy" else {}
+    model, exchange = built(way, pattern, **several)
+    checkpoint = tf.train.Checkpoint(model=model, exchange=exchange)
+    whole = fit(model, exchange, EPOCHS, checkpoint)
+    traffic = exchange.traffic()
+    tensors = sum(traffic.tensor_bytes.values())
+    checkpoint.read(path_of(1)).assert_consumed()
+    restored = seen(model, exchange)
+    again = fit(model, exchange, EPOCHS - 2)
+    report(
+        {
+            **whole,
+            "payload": traffic.payload_bytes,
+            "tensors": tensors,
+            "restored": restored,
+            "again": again,
+            "other weights": error_with_other_weights(model, exchange),
+        }
+    )
+
+
+def error_with_other_weights(model, exchange):
+    """How training goes on where the autoencoder of worker 1 is another one."""
+    (weights,) = exchange.job_state["lgc_weights"].values
+    if RANK == 1:
+        weights.assign(weights + 1e-6)
+    try:
+        fit(model, exchange, 1)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def resume():
+    model, exchange = built("optimizer", "all_reduce")
+    checkpoint = tf.train.Checkpoint(model=model, exchange=exchange)
+    jobs = []
+    for epoch in range(3):
+        checkpoint.read(path_of(epoch)).assert_consumed()
+        restored = seen(model, exchange)
+        jobs.append({"restored": restored, **fit(model, exchange, EPOCHS - 1 - epoch)})
+    report({"jobs": jobs})
+
+
+if __name__ == "__main__":
+    {"train": train, "resume": resume}[argument(1)]()

@@ -1,0 +1,78 @@
+"""LGC between real workers: all phases, in each way to train, and in jobs that go on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs" / "lgc.py"
+EPOCHS, STEPS = 4, 8
+ALIKE = ("weights", "slots", "phase", "facts", "skipped", "residuals", "told", "log")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    return [
+        result(w) for w in run_workers(PROGRAM, 2, ["train", folder, "optimizer", "all_reduce"])
+    ]
+
+
+@pytest.fixture(scope="module")
+def by_strategy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    args = ["train", folder, "strategy", "parameter_server"]
+    return [result(worker) for worker in run_workers(PROGRAM, 2, args)]
+
+
+@pytest.mark.parametrize("way", ["trained", "by_strategy"])
+def test_all_workers_go_through_all_phases_together(way, request):
+    chief, other = request.getfixturevalue(way)
+    assert chief["phases"] == other["phases"] == sorted(chief["phases"])
+    assert [epoch["log"] for epoch in chief["epochs"]] == [1, 2, 3, 3] or way == "by_strategy"
+    assert chief["epochs"][-1]["log"] == 3
+    for one, two in zip(chief["epochs"], other["epochs"], strict=True):
+        for name in ALIKE:
+            assert one[name] == two[name], name
+    # In each epoch, and so in each phase, one step was skipped by all.
+    assert [epoch["skipped"] for epoch in chief["epochs"]] == [1, 2, 3, 4]
+    assert 0 < chief["tensors"] < chief["payload"]
+
+
+def test_a_job_goes_on_from_amid_the_training_of_its_autoencoder(trained):
+    saved = trained[0]["epochs"][1]
+    for worker in trained:
+        for name in ("weights", "phase", "skipped", "job"):
+            assert worker["restored"][name] == saved[name], name
+        assert worker["again"]["phases"] == trained[0]["again"]["phases"]
+        assert worker["again"]["epochs"][-1]["log"] == 3
+        assert worker["again"]["epochs"][-1]["job"]["lgc_learnt"] >= saved["job"]["lgc_learnt"]
+    assert trained[0]["restored"]["learnt"] == saved["learnt"] > 0
+
+
+def test_more_workers_go_on_from_each_phase(trained, folder):
+    resumed = [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder])]
+    for epoch in range(3):
+        saved = trained[0]["epochs"][epoch]
+        for worker in resumed:
+            job = worker["jobs"][epoch]
+            for name in ("weights", "phase", "skipped", "job"):
+                assert job["restored"][name] == saved[name], name
+            assert job["restored"]["residuals"] == pytest.approx(saved["residuals"], abs=1e-4)
+            assert job["phases"] == resumed[0]["jobs"][epoch]["phases"] == sorted(job["phases"])
+            assert job["epochs"] == [] or job["epochs"][-1]["log"] == 3
+            for one, two in zip(job["epochs"], resumed[0]["jobs"][epoch]["epochs"], strict=True):
+                assert one["weights"] == two["weights"]
+                assert one["told"] == two["told"]
+
+
+@pytest.mark.parametrize("way", ["trained", "by_strategy"])
+def test_a_worker_whose_autoencoder_is_another_one_is_found(way, request):
+    for worker in request.getfixturevalue(way):
+        assert "Error" in worker["other weights"]
+        assert "no error" not in worker["other weights"]

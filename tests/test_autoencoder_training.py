@@ -1,0 +1,275 @@
+"""`gc.Autoencoder` and `AutoencoderTraining`: what is learnt, logged, and in use when."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.replicas import collective, copies
+from tf_gradcomp.compressors.autoencoder import Architecture, Network
+from tf_gradcomp.compressors.lgc_phases import CODING, COLLECTED, PHASE, WEIGHTS
+from tf_gradcomp.distribute import notices
+from tf_gradcomp.reference.lgc import whole_run_ratio
+
+BATCH, STEPS = 24, 8
+DENSE, TRAINING = 2, 7
+# The mean of two entries, twice: little is missed of values in their order.
+PAIRS = {"encoder": [[1, 2, 2]], "decoder": [[1, 2, 2]], "slope": 1.0}
+WEIGHTS_OF_PAIRS = {
+    "all_reduce": [0.5, 0.5, 0, 1, 1, 0, 0.5, 0],
+    "parameter_server": [0.5, 0.5, 0, 1, 1, 0, 0.5, 0.5, 0],
+}
+
+
+def data():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(BATCH * STEPS, 30)).astype("float32")
+    return x, x @ generator.normal(size=(30, 4)).astype("float32")
+
+
+def layers():
+    sizes = [keras.layers.Dense(40, activation="tanh"), keras.layers.Dense(40)]
+    return keras.Sequential([keras.Input((30,)), *sizes, keras.layers.Dense(4)])
+
+
+def method(pattern="all_reduce", **settings):
+    return gc.compressors.LGC(
+        pattern,
+        **{
+            "density": 0.1,
+            "dense_steps": DENSE,
+            "training_steps": TRAINING,
+            "guard": 0.9,
+            "autoencoder": {**PAIRS, "weights": WEIGHTS_OF_PAIRS[pattern]},
+            **settings,
+        },
+    )
+
+
+def compiled(compressor, strategy=None):
+    keras.utils.set_random_seed(1)
+    with (strategy or collective()).scope():
+        model = layers()
+        model.compile(gc.CompressedOptimizer(keras.optimizers.SGD(0.01), compressor), "mse")
+    return model
+
+
+def fit(model, *callbacks, epochs=3):
+    return model.fit(
+        *data(),
+        batch_size=BATCH,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+    ).history
+
+
+class Watch(keras.callbacks.Callback):
+    """Of each step: the logs, and the phases of all replicas."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs, self.phases = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        exchange = self.model.optimizer.exchange
+        self.logs.append(dict(logs))
+        self.phases.append({int(p) for p in copies(collective(), exchange.job_state[PHASE])})
+
+
+# The model.
+
+
+@pytest.mark.parametrize("innovations", [False, True])
+def test_it_is_the_network_of_the_method_and_can_be_saved(innovations, tmp_path):
+    model = gc.Autoencoder(innovations)
+    assert model.count_params() == 216_677 + innovations
+    assert model.encoder.count_params() == 172_996
+    assert model.decoder.count_params() == 43_648
+    vectors = np.random.default_rng(0).normal(size=(3, 48, 1)).astype("float32")
+    added = np.random.default_rng(1).normal(size=(3, 48, 1)).astype("float32")
+    network = Network(Architecture(), tf.constant(model.flat_weights()), innovations)
+    latents = network.encode(vectors[:, :, 0])
+    np.testing.assert_allclose(model.encoder(vectors), latents, rtol=1e-4, atol=1e-5)
+    given = added if innovations else None
+    decoded = network.output(network.expand(latents), None if given is None else given[:, :, 0])
+    np.testing.assert_allclose(model(vectors, given)[:, :, 0], decoded, rtol=1e-4, atol=1e-5)
+    model.save(tmp_path / "autoencoder.keras")
+    loaded = keras.models.load_model(tmp_path / "autoencoder.keras")
+    np.testing.assert_array_equal(loaded.flat_weights(), model.flat_weights())
+    pattern = "parameter_server" if innovations else "all_reduce"
+    compressor = gc.compressors.LGC(pattern, autoencoder=loaded)
+    np.testing.assert_array_equal(compressor.architecture.weights, model.flat_weights())
+    with pytest.raises(ValueError, match=f"make one with innovations={not innovations}"):
+        gc.compressors.LGC("all_reduce" if innovations else "parameter_server", autoencoder=loaded)
+
+
+def test_making_one_leaves_keras_random_numbers_alone():
+    keras.utils.set_random_seed(4)
+    expected = keras.random.normal((3,))
+    keras.utils.set_random_seed(4)
+    first, second = gc.Autoencoder(), gc.Autoencoder()
+    np.testing.assert_array_equal(keras.random.normal((3,)), expected)
+    np.testing.assert_array_equal(first.flat_weights(), second.flat_weights())
+    assert np.any(gc.Autoencoder(seed=1).flat_weights() != first.flat_weights())
+
+
+# The training.
+
+
+@pytest.mark.parametrize("pattern", ["all_reduce", "parameter_server"])
+def test_phases_follow_each_other_on_all_replicas_and_logs_tell(pattern, caplog):
+    model, watch = compiled(method(pattern)), Watch()
+    training = gc.callbacks.AutoencoderTraining(learning_rate=0.02)
+    history = fit(model, training, watch)
+    assert all(len(of_step) == 1 for of_step in watch.phases)
+    phases = [logs["lgc_phase"] for logs in watch.logs]
+    assert phases == sorted(phases)
+    assert phases.count(1) == DENSE - 1  # it is that of the next step
+    # Up to two steps until the first replica leads, in each change; and one for the weights.
+    assert TRAINING <= phases.count(2) <= TRAINING + 6
+    assert phases[-1] == history["lgc_phase"][-1] == 3
+    assert not any(logs["autoencoder_error"] for logs in watch.logs[:DENSE])
+    errors = [logs["autoencoder_error"] for logs in watch.logs if logs["autoencoder_error"]]
+    assert errors[-1] < errors[0]
+    assert all(("share_error" in logs) == (logs["lgc_phase"] == 3) for logs in watch.logs)
+    exchange = model.optimizer.exchange
+    first, second = copies(collective(), exchange.job_state[WEIGHTS])
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(training.autoencoder.flat_weights(), first)
+    assert exchange.autoencoder.facts.keys() == {
+        "phase of LGC",
+        "checksum of the autoencoder's weights",
+    }
+    own = {v.path for v in (*model.variables, *model.optimizer.inner_optimizer.variables)}
+    assert not any("lgc" in path or "conv1d" in path for path in own)
+    assert "residuals are" not in caplog.text
+    for _ in range(2):
+        for residual in exchange.residuals:
+            for local in collective().experimental_local_results(residual):
+                local.assign(local * 100)
+        training.check_drift(exchange)
+    assert caplog.text.count("times as large as when the autoencoder came into use") == 1
+
+
+def test_a_guard_extends_training_and_then_entries_are_sent_in_few_bits(caplog):
+    model, watch = compiled(method(guard=1e-9)), Watch()
+    fit(model, gc.callbacks.AutoencoderTraining(), watch)
+    phases = [logs["lgc_phase"] for logs in watch.logs]
+    assert 3 not in phases
+    assert phases[-1] == 4
+    assert 2 * TRAINING <= phases.count(2) <= 2 * TRAINING + 5
+    assert "did not fall below guard=1e-09 in 14 training steps" in caplog.text
+
+
+def test_without_it_the_job_goes_on_and_says_once_what_is_missing(caplog):
+    notices.forget()
+    caplog.set_level(logging.INFO, "tf_gradcomp")
+    model, watch = compiled(method()), Watch()
+    fit(model, watch, epochs=1)
+    assert watch.phases[-1] == {0}
+    assert caplog.text.count("LGC sums the entries that a leader chooses until") == 1
+    assert caplog.text.count("LGC does not know the first and the last layer") == 1
+
+
+def test_with_other_methods_or_one_replica_it_does_nothing():
+    training = gc.callbacks.AutoencoderTraining()
+    for model in (compiled("top_k"), compiled(method(), tf.distribute.get_strategy())):
+        model.optimizer.build(model.trainable_variables)
+        assert model.optimizer.exchange.autoencoder is None
+        assert training.train(model.optimizer.exchange) == {}
+    plain = layers()
+    plain.compile("sgd", "mse")
+    assert "lgc_phase" not in fit(plain, training, epochs=1)
+    assert training.autoencoder is None
+
+
+def test_it_warns_behind_readers():
+    late = keras.callbacks.CallbackList(
+        [keras.callbacks.ProgbarLogger(), gc.callbacks.AutoencoderTraining()]
+    )
+    with pytest.warns(UserWarning, match="AutoencoderTraining comes after ProgbarLogger"):
+        late.set_model(layers())
+
+
+# Learners.
+
+
+def learners(number, compressor):
+    keras.utils.set_random_seed(0)
+    model = layers()
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return gc.simulation.Learners(model, number, compressor, gc.Policy.from_model(model))
+
+
+def batches(size=BATCH):
+    return tf.data.Dataset.from_tensor_slices(data()).batch(size)
+
+
+@pytest.mark.parametrize(("pattern", "number"), [("all_reduce", 4), ("parameter_server", 3)])
+def test_learners_train_it_and_count_the_whole_run(pattern, number):
+    compressor = method(pattern, training_steps=4)
+    group, payloads, phases = learners(number, compressor), [], []
+
+    def note(report):
+        payloads.append(report.payload_bytes)
+        phases.append(group.autoencoder.phase)
+        assert len({int(state[PHASE]) for state in group._job_state}) == 1
+
+    history = group.fit(batches(), epochs=3, on_step=note)
+    assert history["lgc_phase"][-1] == 3
+    assert history["loss"][-1] < history["loss"][0]
+    dense, summing, coding = payloads[0], payloads[DENSE], payloads[-1]
+    switched = phases.index(CODING)
+    collecting = payloads[switched - 1]
+    assert coding < summing < dense
+    weights = 4 * compressor.architecture.parameters(pattern != "all_reduce")
+    # Twelve bytes of the summing steps are news of the training.
+    expected = summing - 12 / number + weights / number
+    assert payloads[switched] == pytest.approx(expected, abs=2)
+    gathered = payloads.count(collecting)
+    summed = switched + 1 - DENSE - gathered
+    expected = whole_run_ratio(
+        len(payloads),
+        DENSE,
+        gathered,
+        (dense / collecting, dense / coding),
+        (summed * (summing - coding) + weights / number) / dense,
+    )
+    assert len(payloads) * dense / sum(payloads) == pytest.approx(expected, rel=1e-3)
+
+
+def test_training_starts_from_the_weights_of_a_model_that_is_given():
+    given = gc.Autoencoder(**PAIRS, seed=3)
+    group = learners(2, method(autoencoder=given))
+    training = gc.callbacks.AutoencoderTraining(keras.optimizers.SGD(0.0))
+    group.fit(batches(), training=training)
+    assert group.autoencoder.last_learnt >= 4
+    np.testing.assert_array_equal(group.autoencoder.weights, given.flat_weights())
+
+
+def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwritten(
+    caplog, monkeypatch
+):
+    monkeypatch.setattr("tf_gradcomp.compressors.lgc_phases.KEPT_VECTORS", 6)
+    group = learners(2, method(training_steps=100))
+    training = gc.callbacks.AutoencoderTraining()
+    x, y = data()
+    for _step in range(DENSE + 2):
+        group.train_on_batch(x[:BATCH], y[:BATCH])
+        training.train(group)
+    before = group.autoencoder.last_learnt
+    for missed, steps in ((False, 3), (True, 5)):
+        for _ in range(steps):
+            group.train_on_batch(x[:BATCH], y[:BATCH])
+        numbers = [of_one.number for of_one in group.autoencoder.new_vectors()]
+        collected = int(group._job_state[0][COLLECTED])
+        assert numbers == list(range(collected - 2, collected + 1))
+        training.train(group)
+        assert group.autoencoder.last_learnt == collected
+        assert ("vectors of 2 steps were overwritten" in caplog.text) == missed
+    assert collected == before + 8

@@ -1,0 +1,271 @@
+"""LGC's autoencoder in plain TensorFlow: its sizes, and what it computes with given weights.
+
+`tf_gradcomp.reference.lgc` is the same in NumPy, and `gc.Autoencoder` the same as a Keras
+model.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.compressors.per_variable import is_whole_number
+
+_LARGEST = 2**20  # of any size
+_EXPECTED = (
+    "LGC: autoencoder must be a gc.Autoencoder, or its description: a mapping with "
+    "'encoder' and 'decoder', lists of (filters, kernel size, stride) whose strides have the same "
+    "product, and perhaps 'slope' and 'weights'"
+)
+
+
+class Convolution(NamedTuple):
+    """One layer: a convolution in the encoder, a transposed one in the decoder.
+
+    Attributes:
+        filters: The channels that it gives.
+        kernel: The size of its kernel.
+        stride: By how much it shortens a vector, or lengthens it.
+    """
+
+    filters: int
+    kernel: int
+    stride: int
+
+
+@runtime_checkable
+class Described(Protocol):
+    """What can be given as an autoencoder besides a description, such as the Keras model."""
+
+    def description(self) -> dict[str, Any]:
+        """What `Architecture.of` takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The sizes of an autoencoder of vectors, and perhaps the weights that it starts with.
+
+    The encoder makes a latent of a vector, the decoder channels of a latent, and the output, a
+    convolution of kernel size 1, a vector of these. Behind every layer but the output there is a
+    leaky ReLU.
+
+    Attributes:
+        encoder: Its layers; by default the paper's.
+        decoder: Its layers, without the output.
+        slope: Of the leaky ReLU below zero; with 1, the autoencoder is linear.
+        weights: All kernels and biases, float32, flat and in the order of the layers; None: those
+            of a new model. They are not compared: see `digest`.
+    """
+
+    encoder: tuple[Convolution, ...] = (
+        Convolution(64, 3, 2),
+        Convolution(128, 3, 2),
+        Convolution(256, 3, 2),
+        Convolution(64, 3, 2),
+        Convolution(4, 1, 1),
+    )
+    decoder: tuple[Convolution, ...] = (
+        Convolution(32, 3, 2),
+        Convolution(64, 3, 2),
+        Convolution(128, 3, 2),
+        Convolution(32, 3, 2),
+    )
+    slope: float = 0.01
+    weights: np.ndarray | None = dataclasses.field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | Described | None) -> Architecture:
+        """The architecture that was given: a description, what has one, or None for the paper's.
+
+        Raises:
+            ValueError: If it is none of these.
+        """
+        if given is None:
+            return cls()
+        if isinstance(given, Described):
+            given = given.description()
+        try:
+            return cls._checked(dict(given))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{_EXPECTED}; received {_shortened(given)} ({error}).") from None
+
+    @classmethod
+    def _checked(cls, given: dict[str, Any]) -> Architecture:
+        unknown = set(given) - {"encoder", "decoder", "slope", "weights"}
+        if unknown:
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+        default = cls()
+        encoder, decoder = (
+            tuple(Convolution(*layer) for layer in given.get(name, getattr(default, name)))
+            for name in ("encoder", "decoder")
+        )
+        sizes = [size for layer in (*encoder, *decoder) for size in layer]
+        if not all(is_whole_number(size, 1, _LARGEST) for size in sizes):
+            raise ValueError("sizes are whole numbers of at least 1")
+        slope = given.get("slope", default.slope)
+        if isinstance(slope, bool) or not isinstance(slope, (int, float)) or not 0 <= slope <= 1:
+            raise ValueError("a slope is a number from 0 to 1")
+        if math.prod(c.stride for c in encoder) != math.prod(c.stride for c in decoder):
+            raise ValueError("the strides of encoder and decoder have different products")
+        weights = given.get("weights")
+        if isinstance(weights, str):
+            weights = np.frombuffer(base64.b64decode(weights), "<f4")
+        if weights is not None:
+            weights = np.asarray(weights, np.float32).reshape(-1)
+        return cls(encoder, decoder, float(slope), weights)
+
+    def checked_weights(self, innovations: bool) -> Architecture:
+        """Itself, if it has no weights, or as many as it needs.
+
+        Raises:
+            ValueError: If not.
+        """
+        needed = self.parameters(innovations)
+        if self.weights is not None and self.weights.size != needed:
+            raise ValueError(
+                f"LGC: the autoencoder has {self.weights.size:,} weights; expected {needed:,}. A "
+                "model for the other pattern has one more or one fewer; make one with "
+                f"innovations={innovations}."
+            )
+        return self
+
+    def description(self) -> dict[str, Any]:
+        """What `of` takes, JSON-serializable."""
+        description: dict[str, Any] = {
+            "encoder": [list(layer) for layer in self.encoder],
+            "decoder": [list(layer) for layer in self.decoder],
+            "slope": self.slope,
+        }
+        if self.weights is not None:
+            data = self.weights.astype("<f4").tobytes()
+            description["weights"] = base64.b64encode(data).decode("ascii")
+        return description
+
+    @property
+    def shortening(self) -> int:
+        """How many entries of a vector there are for one place of its latent."""
+        return math.prod(layer.stride for layer in self.encoder)
+
+    @property
+    def channels(self) -> int:
+        """The floats at each place of a latent."""
+        return self.encoder[-1].filters if self.encoder else 1
+
+    def padded(self, entries: int) -> int:
+        """The length of a vector of so many entries, filled up to a multiple of `shortening`."""
+        return -(-entries // self.shortening) * self.shortening
+
+    def latents(self, entries: int) -> int:
+        """The floats of the latent of a vector of so many entries."""
+        return self.padded(entries) // self.shortening * self.channels
+
+    def shapes(self, innovations: bool) -> list[tuple[int, ...]]:
+        """The shapes of kernel and bias of each layer, in their order; as Keras has them.
+
+        Args:
+            innovations: Whether the output has one more channel, of what a worker adds to a shared
+                latent.
+        """
+        shapes: list[tuple[int, ...]] = []
+        inputs = 1
+        for layer in self.encoder:
+            shapes += [(layer.kernel, inputs, layer.filters), (layer.filters,)]
+            inputs = layer.filters
+        for layer in self.decoder:  # whose kernels Keras has transposed
+            shapes += [(layer.kernel, layer.filters, inputs), (layer.filters,)]
+            inputs = layer.filters
+        return [*shapes, (1, inputs + innovations, 1), (1,)]
+
+    def parameters(self, innovations: bool) -> int:
+        """The number of all weights."""
+        return sum(math.prod(shape) for shape in self.shapes(innovations))
+
+
+def _shortened(given: Any) -> str:
+    if isinstance(given, Mapping) and "weights" in given:
+        given = {**given, "weights": "..."}
+    return repr(given)
+
+
+def weights_text(architecture: Architecture) -> str:
+    """A short text that differs where weights do; empty without any."""
+    if architecture.weights is None:
+        return ""
+    return hashlib.sha256(architecture.weights.astype("<f4").tobytes()).hexdigest()[:16]
+
+
+class Network:
+    """An autoencoder with its weights.
+
+    Vectors are [rows, n], n a multiple of `Architecture.shortening`; latents [rows, n / shortening,
+    channels]; and what the decoder makes of them, for the output, [rows, n, channels of its last
+    layer].
+    """
+
+    def __init__(self, architecture: Architecture, weights: tf.Tensor, innovations: bool) -> None:
+        """Cuts flat weights, float32, into kernels and biases."""
+        shapes = architecture.shapes(innovations)
+        parts = tf.split(weights, [math.prod(shape) for shape in shapes])
+        tensors = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        pairs = list(zip(tensors[::2], tensors[1::2], strict=True))
+        count = len(architecture.encoder)
+        self._architecture = architecture
+        self._encoder, self._decoder, self._output = pairs[:count], pairs[count:-1], pairs[-1]
+
+    def encode(self, vectors: tf.Tensor) -> tf.Tensor:
+        """The latents of vectors."""
+        x = vectors[:, :, tf.newaxis]
+        for layer, (kernel, bias) in zip(self._architecture.encoder, self._encoder, strict=True):
+            x = tf.nn.conv1d(x, kernel, layer.stride, "SAME") + bias
+            x = self._leaky(x, x)
+        return x
+
+    def expand(self, latents: tf.Tensor, *, frozen: bool = False) -> tf.Tensor:
+        """What the decoder makes of latents, for the output.
+
+        Args:
+            latents: The latents.
+            frozen: Whether the slopes of the first row count for all rows. Then the decoder is
+                affine, so if the first row is the mean of the others, so is what it makes of it.
+        """
+        x = latents
+        for layer, (kernel, bias) in zip(self._architecture.decoder, self._decoder, strict=True):
+            rows, length, _ = tf.unstack(tf.shape(x))
+            shape = [rows, length * layer.stride, layer.filters]
+            x = tf.nn.conv1d_transpose(x, kernel, shape, layer.stride, "SAME") + bias
+            x = self._leaky(x, x[:1] if frozen else x)
+        return x
+
+    def output(self, expanded: tf.Tensor, innovations: tf.Tensor | None = None) -> tf.Tensor:
+        """The vectors that the output makes: float32 [rows, n].
+
+        Args:
+            expanded: From `expand`.
+            innovations: float32 [rows, n], in the last channel; there may be more of these rows, if
+                there is one of the others.
+        """
+        kernel, bias = self._output
+        weights = kernel[0, :, 0]
+        if innovations is None:
+            return tf.linalg.matvec(expanded, weights) + bias
+        shared = tf.linalg.matvec(expanded, weights[:-1]) + bias
+        return shared + weights[-1] * innovations
+
+    def _leaky(self, x: tf.Tensor, sloped: tf.Tensor) -> tf.Tensor:
+        return tf.where(sloped > 0, x, self._architecture.slope * x)
+
+
+def digest(values: tf.Tensor) -> tf.Tensor:
+    """An int64 scalar that differs where a bit of a float32 vector does, or two change places."""
+    mixing = np.int64(-7046029254386353131)  # 0x9e3779b97f4a7c15
+    bits = tf.cast(tf.bitcast(tf.reshape(values, [-1]), tf.int32), tf.int64)
+    mixed = (bits + tf.range(1, tf.size(bits) + 1, dtype=tf.int64) * mixing) * mixing
+    mixed ^= tf.bitwise.right_shift(mixed, 31)
+    return tf.reduce_sum(mixed * mixing)

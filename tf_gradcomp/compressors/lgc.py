@@ -1,0 +1,222 @@
+"""LGC: an autoencoder, trained while the job trains, codes the entries that a leader chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.compressors import registry
+from tf_gradcomp.compressors.autoencoder import Architecture, Described, weights_text
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
+from tf_gradcomp.compressors.led import BY_VALUE, ORDERS
+from tf_gradcomp.compressors.lgc_phases import (
+    ALL_REDUCE,
+    FLOAT16,
+    FLOAT32,
+    PARAMETER_SERVER,
+    PHASE,
+    Coding,
+    Collecting,
+    Rounding,
+    Settings,
+    Summing,
+    Switching,
+)
+from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.wishes import Wish
+from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, GradientSpec
+
+_DENSITY = 0.001
+_MOST_STEPS = 2**31
+_KINDS = (CONVOLUTION, DENSE, RECURRENT)  # whose entries are chosen
+
+
+class LGC(Compressor):
+    """Learned gradient compression: an autoencoder codes the largest entries of all replicas.
+
+    In each step one replica leads: it finds its largest entries of residual plus gradient, in each
+    variable, and broadcasts where they are. What the replicas have there is alike, and is coded by
+    an autoencoder that learns from the job's own gradients. Training has three phases:
+
+    1. `dense_steps` with dense gradients;
+    2. `training_steps` in which the entries are gathered as float32, and the autoencoder learns;
+    3. the rest, in which a code of a quarter as many floats is sent in place of the entries.
+
+    **It needs `gc.callbacks.AutoencoderTraining`**, or one call of it in each step of a training
+    loop of your own. Without it the job stays in phase 2, and sums the entries as float32. If the
+    autoencoder's error does not fall below `guard`, phase 2 lasts up to twice as long, and then the
+    entries are sent in 8 bits, without an autoencoder.
+
+    The kernel of the first layer, vectors, embeddings and variables of fewer than 1024 elements are
+    sent dense; of the kernel of the last layer, the entries as float32. Which layers these are is
+    known with `gc.Policy.from_model(model)`, or `gc.Policy(ends=...)`; otherwise, none is.
+
+    What the autoencoder misses stays in the residual, in each replica what it missed of its own
+    entries. `ScaleCom` with few `value_bits` is the honest comparison: the same kind of indices, no
+    training and no dense phase. The methods' documentation says which to use.
+
+    Args:
+        pattern: `"all_reduce"`: the codes of all replicas are averaged, and decoded once.
+            `"parameter_server"`, without a server: the leader broadcasts its code, each replica
+            gathers its `innovation`, and each replica decodes for all.
+        density: Which part of the entries is chosen, above 0 and up to 1, for all variables or by
+            layer kind (see `gc.Policy`). Variables with None are sent dense.
+        dense_steps: Steps of phase 1; another name of `warmup_steps`.
+        training_steps: Steps of phase 2.
+        innovation: Which part of the chosen entries each replica sends as they are, beside the
+            leader's code; for `"parameter_server"`.
+        order: Of the entries of a variable: `"value"`, of the leader, ascending; `"index"`; or
+            `"magnitude"`. In order of value they are a smooth curve, at least the leader's.
+        latent_dtype: `"float32"`; or `"float16"`, which sends half the bytes of a code. With
+            `"all_reduce"` they are whole numbers of the leader's scale, so that sums are exact.
+        guard: Below which relative squared error of the autoencoder, the mean over 20 steps, phase
+            3 begins. Above 0 and up to 1.
+        overrides: Density or None by regular expression over variable paths, with precedence over
+            `density` and over what is said above of small and first layers; the first expression
+            that is found anywhere in the path counts.
+        autoencoder: A `gc.Autoencoder`, whose weights are where training begins; or its
+            description. None: the paper's, with new weights.
+        **warmup: `warmup_steps`, in place of `dense_steps`, and `warmup`, what is sent in phase 1
+            if not dense gradients, as for every method: see `Compressor`.
+
+    Raises:
+        ValueError: If a setting is out of range, or the autoencoder is for the other pattern.
+
+    Reference:
+        Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS
+        33(12), https://arxiv.org/abs/2103.08870
+    """
+
+    name = "lgc"
+    helped_by_precondition = True
+
+    def __init__(
+        self,
+        pattern: str = ALL_REDUCE,
+        density: float | Mapping[str, float | None] | None = _DENSITY,
+        dense_steps: int = 200,
+        training_steps: int = 300,
+        innovation: float = 0.01,
+        order: str = BY_VALUE,
+        latent_dtype: str = FLOAT32,
+        guard: float = 0.5,
+        overrides: Mapping[str, float | None] | None = None,
+        autoencoder: Mapping[str, Any] | Described | None = None,
+        **warmup: Any,
+    ) -> None:
+        super().__init__(**{"warmup_steps": dense_steps, **warmup})
+        self.pattern = _one_of("pattern", pattern, (ALL_REDUCE, PARAMETER_SERVER))
+        self.density = _density(density, overrides)
+        if not is_whole_number(training_steps, 1, _MOST_STEPS):
+            raise ValueError(
+                "LGC: training_steps must be a whole number of at least 1; received "
+                f"{training_steps!r}."
+            )
+        self.training_steps = training_steps
+        self.innovation = _share("innovation", innovation)
+        self.order = _one_of("order", order, ORDERS)
+        self.latent_dtype = _one_of("latent_dtype", latent_dtype, (FLOAT32, FLOAT16))
+        self.guard = _share("guard", guard)
+        innovations = pattern == PARAMETER_SERVER
+        self.architecture = Architecture.of(autoencoder).checked_weights(innovations)
+        self.phase_settings = Settings(
+            pattern=self.pattern,
+            density=self.density,
+            innovation=self.innovation,
+            order=self.order,
+            latent_dtype=self.latent_dtype,
+            architecture=self.architecture,
+            config=self._short_config(),
+        )
+        settings = self.phase_settings
+        self.phases = (
+            Summing(settings),
+            Collecting(settings),
+            Switching(settings),
+            Coding(settings),
+            Rounding(settings),
+        )
+
+    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
+        """The phase, the autoencoder's weights, and the vectors that it is trained with."""
+        return self.phase_settings.job_state(specs)
+
+    def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+        """That of the job; see `lgc_phases`."""
+        return tf.cast(job_state[PHASE].read_value(), tf.int32)
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+        """As in the first of its phases after the dense one."""
+        return (yield from self.phases[0].exchange(inputs))
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, JSON-serializable, as the constructor takes them."""
+        given = self.architecture != Architecture() or self.architecture.weights is not None
+        autoencoder = self.architecture.description() if given else None
+        return {**self._settings(), "autoencoder": autoencoder, **self._dense_config()}
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "pattern": self.pattern,
+            "density": self.density.by_kind,
+            "dense_steps": self.warmup_steps,
+            "training_steps": self.training_steps,
+            "innovation": self.innovation,
+            "order": self.order,
+            "latent_dtype": self.latent_dtype,
+            "guard": self.guard,
+            "overrides": self.density.overrides,
+        }
+
+    def _dense_config(self) -> dict[str, Any]:
+        """What is sent in phase 1, if not dense gradients."""
+        if self.warmup is None or self.warmup.name == "no_compression":
+            return {}
+        return {"warmup": registry.serialize(self.warmup)}
+
+    def _short_config(self) -> dict[str, Any]:
+        """The settings, with a digest in place of weights."""
+        config = self.get_config()
+        if self.architecture.weights is not None:
+            digest = weights_text(self.architecture)
+            config["autoencoder"] = {**config["autoencoder"], "weights": digest}
+        return config
+
+    def __repr__(self) -> str:
+        settings = (f"{name}={value!r}" for name, value in self._short_config().items())
+        return f"LGC({', '.join(settings)})"
+
+
+def _density(
+    given: float | Mapping[str, float | None] | None, overrides: Mapping[str, float | None] | None
+) -> PerVariable[float]:
+    default = dict.fromkeys(_KINDS, _DENSITY) | dict.fromkeys((EMBEDDING, VECTOR))
+    if not isinstance(given, Mapping):
+        given = dict.fromkeys(_KINDS, given)
+    return PerVariable("LGC: density", given, default, overrides, _expected_density)
+
+
+def _expected_density(density: Any) -> str:
+    return "" if _is_share(density) else "a number above 0 and up to 1"
+
+
+def _is_share(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and 0 < value <= 1
+
+
+def _share(name: str, value: Any) -> float:
+    if not _is_share(value):
+        raise ValueError(f"LGC: {name} must be a number above 0 and up to 1; received {value!r}.")
+    return float(value)
+
+
+def _one_of(name: str, value: Any, values: Sequence[str]) -> str:
+    if value not in values:
+        raise ValueError(
+            f"LGC: {name} must be one of {', '.join(map(repr, values))}; received {value!r}."
+        )
+    return str(value)
