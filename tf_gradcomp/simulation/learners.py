@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
-from tf_gradcomp.distribute.gradients import all_finite, gradient_specs
+from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.lockstep import (
@@ -209,7 +209,7 @@ class Learners:
     @property
     def exchanges(self) -> int:
         """How many steps there were so far."""
-        return self._step
+        return int(self._step)
 
     def residual_norm(self) -> float:
         """The Euclidean norm of the residuals of the first learner; 0 without any."""
