@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 Arrays = Sequence[np.ndarray]
 
 
-class Outcome(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Outcome:
     """What a step gives.
 
     Attributes:
@@ -150,7 +150,7 @@ def dropping(values: np.ndarray, places: np.ndarray, leader: int, coder: Coder) 
     outcome = all_reduce(values, places, leader, coder)
     residuals = values.copy()
     residuals[:, places] = 0
-    return outcome._replace(residuals=residuals)
+    return dataclasses.replace(outcome, residuals=residuals)
 
 
 def _apply(
