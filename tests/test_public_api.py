@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import keras
 import pytest
 
 import tf_gradcomp as gc
@@ -74,6 +75,17 @@ def test_tensorflow_is_not_loaded_before_it_is_needed(statement):
 
 def test_tensorflow_is_loaded_with_what_needs_it():
     assert loads_tensorflow("import tf_gradcomp; tf_gradcomp.Policy")
+
+
+def test_a_program_that_imports_it_after_keras_can_load_a_compiled_model(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(gc.CompressedOptimizer("adam"), loss="mse")
+    model.save(tmp_path / "model.keras")
+    imports = "import sys, keras, tf_gradcomp"
+    program = f"{imports}\nprint(keras.models.load_model(sys.argv[1]).optimizer)"
+    command = [sys.executable, "-c", program, str(tmp_path / "model.keras")]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=180)
+    assert "CompressedOptimizer" in run.stdout
 
 
 @pytest.mark.parametrize("namespace", NAMESPACES)

@@ -15,6 +15,7 @@ model.fit(dataset, epochs=10, callbacks=[gc.callbacks.CompressionMonitor()])
 from __future__ import annotations
 
 import importlib
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -80,3 +81,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if "keras" in sys.modules:  # then load_model knows CompressedOptimizer
+    importlib.import_module(_HOME["CompressedOptimizer"])
