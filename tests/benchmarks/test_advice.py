@@ -13,7 +13,7 @@ from turns import Plan
 from tests.benchmarks.conftest import BENCHMARKS
 
 WHY_NOT = links.missing()
-LINKS = ("10 Mbit/s", "100 Mbit/s")
+LINK = "100 Mbit/s"
 DENSE, SPARSE = "no_compression", "adacomp"
 CONTENDERS = (jobs.ALL_REDUCE, DENSE, "cast", SPARSE, "auto", jobs.NOTHING)
 pytestmark = pytest.mark.alone
@@ -22,34 +22,29 @@ NOISE = 2  # the machine may be busy: on a quiet one predictions are nearer, see
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """By link and contender."""
+    """By contender."""
     output = tmp_path_factory.mktemp("network") / "measured.json"
     lines = []
     with links.network(2) as network:
-        plan = Plan(jobs.LSTM, CONTENDERS, LINKS, network, 2, 0.1, 30, str(output))
+        plan = Plan(jobs.LSTM, CONTENDERS, (LINK,), network, 2, 0.1, 30, str(output))
         command = [sys.executable, str(BENCHMARKS / "network_worker.py"), plan.to_text()]
         with placed.placed_job(command, network, 1, lambda *line: lines.append(line)) as job:
             result = job.run()
     assert result.exit_code == 0, lines
     records = json.loads(output.read_text())
-    return {
-        link: {row.name: row for row in network_rows.rows(of_link)}
-        for (link,), of_link in network_rows.grouped(records, "link").items()
-    }
+    return {row.name: row for row in network_rows.rows(records)}
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-@pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("method", [DENSE, "cast"])
-def test_a_step_that_the_network_dominates_takes_as_long_as_predicted(rows, link, method):
-    row = rows[link][method]
+def test_a_step_that_the_network_dominates_takes_as_long_as_predicted(rows, method):
+    row = rows[method]
     assert 1 / NOISE < row.predicted / row.median < NOISE
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-@pytest.mark.parametrize("link", LINKS)
-def test_the_choice_is_sparse_where_that_is_many_times_faster(rows, link):
-    auto, dense = rows[link]["auto"], rows[link][DENSE]
-    assert rows[link][SPARSE].predicted < dense.predicted
+def test_the_choice_is_sparse_where_that_is_many_times_faster(rows):
+    auto, dense = rows["auto"], rows[DENSE]
+    assert rows[SPARSE].predicted < dense.predicted
     assert auto.counted < dense.counted / 10
     assert auto.median < dense.median
