@@ -260,12 +260,3 @@ class Network:
 
     def _leaky(self, x: tf.Tensor, sloped: tf.Tensor) -> tf.Tensor:
         return tf.where(sloped > 0, x, self._architecture.slope * x)
-
-
-def digest(values: tf.Tensor) -> tf.Tensor:
-    """An int64 scalar that differs where a bit of a float32 vector does, or two change places."""
-    mixing = np.int64(-7046029254386353131)  # 0x9e3779b97f4a7c15
-    bits = tf.cast(tf.bitcast(tf.reshape(values, [-1]), tf.int32), tf.int64)
-    mixed = (bits + tf.range(1, tf.size(bits) + 1, dtype=tf.int64) * mixing) * mixing
-    mixed ^= tf.bitwise.right_shift(mixed, 31)
-    return tf.reduce_sum(mixed * mixing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from tf_gradcomp.compressors.lgc_phases import (
     Summing,
     Switching,
 )
-from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.per_variable import PerVariable, is_share, is_whole_number
 from tf_gradcomp.compressors.wishes import Wish
 from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, GradientSpec
 
@@ -200,16 +199,11 @@ def _density(
 
 
 def _expected_density(density: Any) -> str:
-    return "" if _is_share(density) else "a number above 0 and up to 1"
-
-
-def _is_share(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 < value <= 1
+    return "" if is_share(density) else "a number above 0 and up to 1"
 
 
 def _share(name: str, value: Any) -> float:
-    if not _is_share(value):
+    if not is_share(value):
         raise ValueError(f"LGC: {name} must be a number above 0 and up to 1; received {value!r}.")
     return float(value)
 

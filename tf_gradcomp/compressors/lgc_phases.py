@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.autoencoder import Architecture, Network, digest
+from tf_gradcomp.compressors.autoencoder import Architecture, Network
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
+from tf_gradcomp.compressors.digests import digest_of_floats
 from tf_gradcomp.compressors.led import Layout, LedStep
 from tf_gradcomp.compressors.per_variable import PerVariable
 from tf_gradcomp.compressors.value_bits import gather_codes, sum_shares
@@ -270,7 +271,7 @@ class Coding(_Phase, registered=False):
         So replicas that do not decode alike find out in the next step.
         """
         state = inputs.job_state
-        digests = [digest(state[WEIGHTS].read_value()), state[DECODED].read_value()]
+        digests = [digest_of_floats(state[WEIGHTS].read_value()), state[DECODED].read_value()]
         return tf.concat([super().settings_in_force(inputs), tf.stack(digests)], 0)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
@@ -284,7 +285,7 @@ class Coding(_Phase, registered=False):
         in_turn = self._all_reduce if self._of.pattern == ALL_REDUCE else self._parameter_server
         own, totals, shares, sums, finite, coded_bytes = yield from in_turn(step)
         exchanged = step.end(sums, totals, shares, finite, coded_bytes)
-        decoded, state = digest(totals), inputs.job_state
+        decoded, state = digest_of_floats(totals), inputs.job_state
         error = tf.math.divide_no_nan(
             tf.reduce_sum(tf.square((own - shares) / scale_of(own))),
             tf.reduce_sum(tf.square(own / scale_of(own))),

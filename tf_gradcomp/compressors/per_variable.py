@@ -93,6 +93,16 @@ class PerVariable(Generic[Value]):
             ) from None
 
 
+def is_number(value: Any) -> bool:
+    """Whether `value` is an int or a float, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_share(value: Any) -> bool:
+    """Whether `value` is a number above 0 and up to 1."""
+    return is_number(value) and 0 < value <= 1
+
+
 def is_whole_number(value: Any, smallest: int, largest: int) -> bool:
     """Whether `value` is an int, and no bool, in that range."""
     return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
-from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_whole_number
 from tf_gradcomp.compressors.wishes import AllReduce
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
@@ -98,5 +98,8 @@ class RandomK(Compressor):
 
 
 def _expected_density(density: Any) -> str:
-    number = isinstance(density, (int, float)) and not isinstance(density, bool)
-    return "" if number and _LEAST_DENSITY <= density <= 1 else "a number from 1/65536 to 1"
+    return (
+        ""
+        if is_number(density) and _LEAST_DENSITY <= density <= 1
+        else "a number from 1/65536 to 1"
+    )

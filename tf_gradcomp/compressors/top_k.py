@@ -14,7 +14,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import PerVariable
+from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_share
 from tf_gradcomp.compressors.wishes import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
@@ -88,11 +88,11 @@ class TopK(Compressor):
             overrides,
             _expected_density,
         )
-        if not _is_number(momentum) or not 0 <= momentum < 1:
+        if not is_number(momentum) or not 0 <= momentum < 1:
             raise ValueError(
                 f"TopK: momentum must be a number from 0 to below 1; received {momentum!r}."
             )
-        if clip_norm is not None and not (_is_number(clip_norm) and 0 < clip_norm < math.inf):
+        if clip_norm is not None and not (is_number(clip_norm) and 0 < clip_norm < math.inf):
             raise ValueError(
                 f"TopK: clip_norm must be a number above 0, or None; received {clip_norm!r}."
             )
@@ -177,9 +177,5 @@ def _entries(spec: GradientSpec, density: float | None) -> int:
     return SENT_WHOLE if density is None else max(1, math.floor(density * spec.elements))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _expected_density(density: Any) -> str:
-    return "" if _is_number(density) and 0 < density <= 1 else "a number above 0 and up to 1"
+    return "" if is_share(density) else "a number above 0 and up to 1"

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import LGC, Compressor
-from tf_gradcomp.compressors.autoencoder import digest
+from tf_gradcomp.compressors.digests import digest_of_floats
 from tf_gradcomp.compressors.lgc_phases import (
     CODING,
     COLLECTED,
@@ -125,7 +125,7 @@ class AutoencoderState:
         facts = {"phase of LGC": self.phase}
         if self.in_use:
             weights = self.job_state[WEIGHTS].read_value()
-            facts["checksum of the autoencoder's weights"] = int(digest(weights))
+            facts["checksum of the autoencoder's weights"] = int(digest_of_floats(weights))
         return facts
 
     @property

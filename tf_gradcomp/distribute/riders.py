@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
+from tf_gradcomp.compressors.digests import MIXING, digest
 
 _EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8}  # whole numbers up to 2^bits
 _TAG_BITS = 22
@@ -21,7 +21,6 @@ DIFFERENT = (
     "the gradients of different variables, or compress them by different settings. Start all "
     "workers with the same program, and let all restore the same checkpoint."
 )
-_MIXING = np.int64(-7046029254386353131)  # 0x9e3779b97f4a7c15, as in the checksum of payloads
 
 
 def rows_as_words(touched: tf.Tensor) -> tf.Tensor:
@@ -107,8 +106,8 @@ def tag_word(fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = Non
     """One number that differs likewise: int32 scalar, to be gathered."""
     facts = tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)
     if settings is not None:
-        facts ^= _digest(settings)
-    mixed = facts * _MIXING
+        facts ^= digest(settings)
+    mixed = facts * MIXING
     bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mixed, 41), 2**_TAG_BITS - 1)
     return tf.cast(bits, tf.int32)
 
@@ -121,14 +120,6 @@ def checked(answer: tf.Tensor, tags: tf.Tensor, expected: tf.Tensor) -> tf.Tenso
     """
     tags, expected = tf.cast(tags, tf.float32), tf.cast(expected, tf.float32)  # exact: 22 bits
     return ops.pass_if_equal(answer, tags, expected, DIFFERENT)
-
-
-def _digest(settings: tf.Tensor) -> tf.Tensor:
-    """An int64 scalar that differs where one setting does, or two have changed places."""
-    places = tf.range(1, tf.size(settings) + 1, dtype=tf.int64)
-    mixed = (settings + places * _MIXING) * _MIXING
-    mixed ^= tf.bitwise.right_shift(mixed, 31)
-    return tf.reduce_sum(mixed * _MIXING)
 
 
 def _digits(dtype: tf.DType, replicas: int) -> int:

@@ -1,17 +1,1 @@
-"""Keras callbacks for compressed training."""
-
-from tf_gradcomp.keras3.callbacks.autoencoder_training import AutoencoderTraining
-from tf_gradcomp.keras3.callbacks.backup_and_restore import BackupAndRestore
-from tf_gradcomp.keras3.callbacks.broadcast_initial_state import BroadcastInitialState
-from tf_gradcomp.keras3.callbacks.collect_state import CollectState
-from tf_gradcomp.keras3.callbacks.compression_monitor import CompressionMonitor
-from tf_gradcomp.keras3.callbacks.layerwise_plan import LayerwisePlan
-
-__all__ = [
-    "AutoencoderTraining",
-    "BackupAndRestore",
-    "BroadcastInitialState",
-    "CollectState",
-    "CompressionMonitor",
-    "LayerwisePlan",
-]
+"""Keras callbacks for compressed training, one in a file; `tf_gradcomp.callbacks` offers them."""

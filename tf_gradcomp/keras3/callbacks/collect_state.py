@@ -6,10 +6,9 @@ from typing import Any
 
 import keras
 
+from tf_gradcomp.keras3.callbacks.every import EPOCH, checked_every
 from tf_gradcomp.keras3.callbacks.order import SAVERS, warn_if_behind
 from tf_gradcomp.keras3.optimizer import compressed_optimizer
-
-EPOCH = "epoch"
 
 
 class CollectState(keras.callbacks.Callback):
@@ -35,13 +34,7 @@ class CollectState(keras.callbacks.Callback):
 
     def __init__(self, every: str | int = EPOCH) -> None:
         super().__init__()
-        whole = isinstance(every, int) and not isinstance(every, bool) and every >= 1
-        if every != EPOCH and not whole:
-            raise ValueError(
-                f'CollectState: every must be "{EPOCH}" or a whole number of at least 1; received '
-                f"{every!r}."
-            )
-        self._every = every
+        self._every = checked_every("CollectState", every)
         self._batches = 0
         self._last: int | None = None
 

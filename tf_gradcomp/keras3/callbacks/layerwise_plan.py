@@ -13,9 +13,8 @@ from tf_gradcomp.chief import is_chief
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras3.callbacks.every import EPOCH, checked_every
 from tf_gradcomp.keras3.callbacks.order import READERS, SAVERS, warn_if_behind
-
-EPOCH = "epoch"
 
 
 class LayerwisePlan(keras.callbacks.Callback):
@@ -50,13 +49,7 @@ class LayerwisePlan(keras.callbacks.Callback):
 
     def __init__(self, every: str | int = EPOCH, table: bool = True) -> None:
         super().__init__()
-        whole = isinstance(every, int) and not isinstance(every, bool) and every >= 1
-        if every != EPOCH and not whole:
-            raise ValueError(
-                f'LayerwisePlan: every must be "{EPOCH}" or a whole number of at least 1; '
-                f"received {every!r}."
-            )
-        self._every = every
+        self._every = checked_every("LayerwisePlan", every)
         self._table = table
         self._exchange: GradientExchange | None = None
 
