@@ -260,6 +260,33 @@ def test_config_keeps_the_setting(setting):
     assert restored.precondition == setting
 
 
+@pytest.mark.parametrize("compressor", ["adacomp(bin_sizes=None)", "top_k(density=1.0)"])
+@pytest.mark.parametrize("class_", [keras.optimizers.Adam, keras.optimizers.AdamW])
+def test_slices_of_a_row_are_squared_one_by_one_as_keras_does(class_, compressor):
+    """Without momentum, dividing each replica's gradient by one root equals dividing their sum."""
+    strategy = mirrored(2)
+    inner = {"beta_1": 0.0, "beta_2": 0.9, "epsilon": 1e-12}
+    with strategy.scope():
+        table = keras.Variable(np.zeros((50, 4), "float32"), name="embeddings")
+        optimizer = gc.CompressedOptimizer(class_(0.1, **inner), compressor, precondition="local")
+        optimizer.build([table])
+    alone, plain = keras.Variable(np.zeros((50, 4), "float32")), class_(0.1, **inner)
+    plain.build([alone])
+
+    def slices(values, indices):
+        return tf.IndexedSlices(values, indices, tf.constant([50, 4], tf.int64))
+
+    step = stepper(strategy, lambda given: optimizer.apply([slices(*given)], [table]))
+    for number in range(3):
+        generator = np.random.default_rng(number)
+        indices = np.arange(100, dtype=np.int64) // 2  # each row twice
+        values = generator.normal(size=(100, 4)).astype("float32")
+        step([[values, indices]] * 2)
+        plain.apply([slices(np.concatenate([values] * 2), np.concatenate([indices] * 2))], [alone])
+    for copy in copies(strategy, table):
+        np.testing.assert_allclose(copy, alone.numpy(), rtol=1e-4, atol=1e-6)
+
+
 def test_what_stays_sparse_goes_through_all_of_adam():
     strategy = mirrored(2)
     with strategy.scope():

@@ -93,11 +93,12 @@ void Subtract(GradientType type, const void* gradient, int64_t size, float* resi
 
 PreconditionTensor Preconditioned(const EncoderTensor& tensor, const Strip& strip, float* divided) {
   return {tensor.second_moment + strip.begin, GradientAt(tensor.type, tensor.gradient, strip.begin),
-          tensor.type, strip.size, divided};
+          tensor.type, strip.size, divided,
+          tensor.squares ? tensor.squares + strip.begin : nullptr};
 }
 
-// The gradient; where there is a second moment, divided. That is NaN where a square is not finite, so
-// that the bins of the strip are left as they are.
+// The gradient; where there is a second moment, divided. That is NaN where the gradient or a square is
+// not finite, so that the bins of the strip are left as they are.
 Addend ToAdd(const EncoderTensor& tensor, const Strip& strip, const AdamSettings& adam,
              float* divided) {
   if (!tensor.second_moment) {

@@ -20,6 +20,7 @@ struct EncoderTensor {
   int64_t size;      // elements
   int64_t bin_size;  // 0: sent whole
   float* second_moment = nullptr;  // updated in place; if given, the gradient is divided by its root
+  const float* squares = nullptr;  // as of PreconditionTensor
 };
 
 // Where tensors have second moments, what it encodes is, to the bit, what Precondition makes of

@@ -13,20 +13,51 @@ namespace {
 constexpr int64_t kBlockSize = 1 << 16;  // elements
 constexpr int64_t kRun = 64;  // elements that are divided by one unrolled loop
 
-template <typename Gradient>
-GRADCOMP_VARIANTS bool SquaresAreFinite(const Gradient* gradient, int64_t size) {
+struct OwnSquares {
+  GRADCOMP_PART float At(int64_t, float value) const { return value * value; }
+  // The larger of a value and its square, but for where both are finite anyway.
+  GRADCOMP_PART uint32_t LargerMagnitude(int64_t, float value) const {
+    return MagnitudeBits(value * value);
+  }
+  OwnSquares From(int64_t) const { return {}; }
+};
+
+struct GivenSquares {
+  GRADCOMP_PART float At(int64_t i, float) const { return squares[i]; }
+  GRADCOMP_PART uint32_t LargerMagnitude(int64_t i, float value) const {
+    return std::max(MagnitudeBits(value), MagnitudeBits(squares[i]));
+  }
+  GivenSquares From(int64_t begin) const { return {squares + begin}; }
+  const float* squares;
+};
+
+// Calls use(gradient, squares) with the types of both.
+template <typename Use>
+void WithSquares(const PreconditionTensor& tensor, const Use& use) {
+  WithGradient(tensor.type, tensor.gradient, [&](const auto* gradient) {
+    if (tensor.squares) {
+      use(gradient, GivenSquares{tensor.squares});
+    } else {
+      use(gradient, OwnSquares{});
+    }
+  });
+}
+
+template <typename Gradient, typename Squares>
+GRADCOMP_VARIANTS bool IsFinite(const Gradient* gradient, int64_t size, Squares squares) {
   uint32_t largest = 0;
   for (int64_t i = 0; i < size; ++i) {
     const float value = ToFloat(gradient[i]);
-    largest = std::max(largest, MagnitudeBits(value * value));
+    largest = std::max(largest, squares.LargerMagnitude(i, value));
   }
   return IsFiniteMagnitude(largest);
 }
 
-bool SquaresAreFinite(const PreconditionTensor& tensor) {
+bool IsFinite(const PreconditionTensor& tensor) {
   bool finite = true;
-  WithGradient(tensor.type, tensor.gradient,
-               [&](const auto* gradient) { finite = SquaresAreFinite(gradient, tensor.size); });
+  WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
+    finite = IsFinite(gradient, tensor.size, squares);
+  });
   return finite;
 }
 
@@ -45,9 +76,10 @@ GRADCOMP_PART void PrefetchRun(const Gradient* gradient, const float* second_mom
   }
 }
 
-template <typename Gradient>
-GRADCOMP_PART void DivideRun(const Gradient* gradient, int64_t size, float share, float scale,
-                             float epsilon, float* second_moment, float* preconditioned) {
+template <typename Gradient, typename Squares>
+GRADCOMP_PART void DivideRun(const Gradient* gradient, Squares squares, int64_t size, float share,
+                             float scale, float epsilon, float* second_moment,
+                             float* preconditioned) {
 #ifdef __clang__
 #pragma clang loop vectorize(assume_safety)
 #else
@@ -55,34 +87,38 @@ GRADCOMP_PART void DivideRun(const Gradient* gradient, int64_t size, float share
 #endif
   for (int64_t i = 0; i < size; ++i) {
     const float value = ToFloat(gradient[i]);
-    const float moment = second_moment[i] + share * (value * value - second_moment[i]);
+    const float square = squares.At(i, value);
+    const float moment = second_moment[i] + share * (square - second_moment[i]);
     second_moment[i] = moment;
     preconditioned[i] = Quotient(value, moment, scale, epsilon);
   }
 }
 
-template <typename Gradient>
-GRADCOMP_VARIANTS void Divide(const Gradient* gradient, int64_t size, const AdamSettings& settings,
-                              float* second_moment, float* preconditioned) {
+template <typename Gradient, typename Squares>
+GRADCOMP_VARIANTS void Divide(const Gradient* gradient, Squares squares, int64_t size,
+                              const AdamSettings& settings, float* second_moment,
+                              float* preconditioned) {
   const float share = 1 - settings.beta_2;
   const float scale = settings.scale;
   const float epsilon = settings.epsilon;
   int64_t i = 0;
   for (; i + kRun <= size; i += kRun) {
     PrefetchRun(gradient + i, second_moment + i);
-    DivideRun(gradient + i, kRun, share, scale, epsilon, second_moment + i, preconditioned + i);
+    DivideRun(gradient + i, squares.From(i), kRun, share, scale, epsilon, second_moment + i,
+              preconditioned + i);
   }
-  DivideRun(gradient + i, size - i, share, scale, epsilon, second_moment + i, preconditioned + i);
+  DivideRun(gradient + i, squares.From(i), size - i, share, scale, epsilon, second_moment + i,
+            preconditioned + i);
 }
 
 void Divide(const PreconditionTensor& tensor, const AdamSettings& settings) {
-  WithGradient(tensor.type, tensor.gradient, [&](const auto* gradient) {
-    Divide(gradient, tensor.size, settings, tensor.second_moment, tensor.preconditioned);
+  WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
+    Divide(gradient, squares, tensor.size, settings, tensor.second_moment, tensor.preconditioned);
   });
 }
 
-template <typename Gradient>
-GRADCOMP_VARIANTS void TakeBack(const Gradient* gradient, int64_t size,
+template <typename Gradient, typename Squares>
+GRADCOMP_VARIANTS void TakeBack(const Gradient* gradient, Squares squares, int64_t size,
                                 const AdamSettings& settings, float* second_moment,
                                 float* preconditioned) {
   // Both ways together are rounded by less than this part of the second moment.
@@ -95,7 +131,7 @@ GRADCOMP_VARIANTS void TakeBack(const Gradient* gradient, int64_t size,
     const float value = ToFloat(gradient[i]);
     const float moment = second_moment[i];
     preconditioned[i] = Quotient(value, moment, scale, epsilon);
-    const float before = moment - share * (value * value) - kRounding * moment;
+    const float before = moment - share * squares.At(i, value) - kRounding * moment;
     second_moment[i] = std::max(0.0f, before) / decay;
   }
 }
@@ -112,7 +148,8 @@ void ForEachBlock(const std::vector<PreconditionTensor>& tensors, const Parallel
     work(PreconditionTensor{tensor.second_moment + begin,
                             GradientAt(tensor.type, tensor.gradient, begin), tensor.type,
                             std::min(tensor.size - begin, kBlockSize),
-                            tensor.preconditioned + begin});
+                            tensor.preconditioned + begin,
+                            tensor.squares ? tensor.squares + begin : nullptr});
   });
 }
 
@@ -122,7 +159,7 @@ void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSett
                   const ParallelFor& parallel_for) {
   std::atomic<bool> finite{true};
   ForEachBlock(tensors, parallel_for, [&](const PreconditionTensor& block) {
-    if (!SquaresAreFinite(block)) finite = false;
+    if (!IsFinite(block)) finite = false;
   });
   if (!finite) {
     for (const PreconditionTensor& tensor : tensors) {
@@ -135,15 +172,16 @@ void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSett
 }
 
 bool PreconditionIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings) {
-  if (!SquaresAreFinite(tensor)) return false;
+  if (!IsFinite(tensor)) return false;
   Divide(tensor, settings);
   return true;
 }
 
 bool TakeBackIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings) {
-  if (!SquaresAreFinite(tensor)) return false;
-  WithGradient(tensor.type, tensor.gradient, [&](const auto* gradient) {
-    TakeBack(gradient, tensor.size, settings, tensor.second_moment, tensor.preconditioned);
+  if (!IsFinite(tensor)) return false;
+  WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
+    TakeBack(gradient, squares, tensor.size, settings, tensor.second_moment,
+             tensor.preconditioned);
   });
   return true;
 }

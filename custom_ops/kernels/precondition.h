@@ -17,6 +17,7 @@ struct PreconditionTensor {
   GradientType type;
   int64_t size;  // elements
   float* preconditioned;
+  const float* squares = nullptr;  // in place of the squares of `gradient`, if given
 };
 
 struct AdamSettings {
@@ -27,12 +28,12 @@ struct AdamSettings {
 
 // second_moment += (1 - beta_2) * (gradient^2 - second_moment);
 // preconditioned = gradient / (sqrt(scale * second_moment) + epsilon).
-// Where any gradient is not finite, no second moment changes, and all become quiet NaN.
+// Where any gradient or square is not finite, no second moment changes, and all become quiet NaN.
 void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSettings& settings,
                   const ParallelFor& parallel_for);
 
 // The same for one tensor on this thread, for kernels that divide as they go. Returns whether the
-// squares of its gradients were finite; if not, its second moment stays, and nothing is written to
+// gradients and their squares were finite; if not, its second moment stays, and nothing is written to
 // `preconditioned`.
 bool PreconditionIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings);
 

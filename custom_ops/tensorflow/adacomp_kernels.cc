@@ -34,7 +34,9 @@ class AdaCompEncodeOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("scale_factor", &scale_factor_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
     OP_REQUIRES_OK(context, context->GetAttr("M", &num_moments_));
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, num_moments_ + 3));
+    OP_REQUIRES_OK(context, squares_.Read(context, num_tensors_));
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_,
+                                                 num_moments_ + 3 + squares_.size()));
     if (num_moments_ == 0) return;
     OP_REQUIRES(context, num_moments_ == num_tensors_,
                 InvalidArgument(num_moments_, " second moments for ", num_tensors_,
@@ -59,9 +61,10 @@ class AdaCompEncodeOp : public OpKernel {
     OP_REQUIRES_OK(context, CheckGradientShapes(context, variables, num_tensors_));
     OP_REQUIRES_OK(context, CheckMomentShapes(variables));
     OP_REQUIRES_OK(context, variables.Unshare(context));
+    std::vector<EncoderTensor> tensors;
+    OP_REQUIRES_OK(context, GetTensors(context, variables, bin_sizes, &tensors));
 
-    AdaCompEncoder encoder(Tensors(context, variables, bin_sizes), scale_factor_,
-                           ThreadPool(context), BestSimd(), adam);
+    AdaCompEncoder encoder(tensors, scale_factor_, ThreadPool(context), BestSimd(), adam);
     PayloadHeader header;
     header.method = static_cast<uint16_t>(Method::kAdaComp);
     header.fingerprint = fingerprint_;
@@ -87,17 +90,19 @@ class AdaCompEncodeOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  std::vector<EncoderTensor> Tensors(OpKernelContext* context,
-                                     const LockedResiduals& variables,
-                                     const std::vector<int64_t>& bin_sizes) const {
-    std::vector<EncoderTensor> tensors;
+  absl::Status GetTensors(OpKernelContext* context, const LockedResiduals& variables,
+                          const std::vector<int64_t>& bin_sizes,
+                          std::vector<EncoderTensor>* tensors) const {
+    const int first_squares = 2 * num_tensors_ + num_moments_ + 2;
     for (int i = 0; i < num_tensors_; ++i) {
       const Tensor& gradient = context->input(num_tensors_ + i);
-      tensors.push_back({variables.data(i), gradient.data(), ToGradientType(gradient.dtype()),
-                         gradient.NumElements(), bin_sizes[i],
-                         num_moments_ > 0 ? variables.data(num_tensors_ + i) : nullptr});
+      const float* squares;
+      TF_RETURN_IF_ERROR(squares_.At(context, first_squares, i, gradient.shape(), &squares));
+      tensors->push_back({variables.data(i), gradient.data(), ToGradientType(gradient.dtype()),
+                          gradient.NumElements(), bin_sizes[i],
+                          num_moments_ > 0 ? variables.data(num_tensors_ + i) : nullptr, squares});
     }
-    return tensors;
+    return absl::OkStatus();
   }
 
   absl::Status Write(OpKernelContext* context, const PayloadHeader& header,
@@ -119,6 +124,7 @@ class AdaCompEncodeOp : public OpKernel {
   int64_t fingerprint_;
   int num_moments_;
   AdamAttributes adam_;
+  SquaresInputs squares_;
 };
 
 class AdaCompDecodeOp : public OpKernel {

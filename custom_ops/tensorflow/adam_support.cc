@@ -8,6 +8,8 @@ namespace gradcomp {
 
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
 
 absl::Status AdamAttributes::Read(OpKernelConstruction* context) {
   TF_RETURN_IF_ERROR(context->GetAttr("beta_2", &beta_2_));
@@ -32,6 +34,27 @@ absl::Status AdamAttributes::At(OpKernelContext* context, int input, const char*
   if (step < 1) return InvalidArgument(name, " is ", step, "; expected 1 or more");
   const double correction = 1 - std::pow(static_cast<double>(beta_2_), step);
   *settings = {beta_2_, epsilon_, static_cast<float>(scale_ / correction)};
+  return absl::OkStatus();
+}
+
+absl::Status SquaresInputs::Read(OpKernelConstruction* context, int num_gradients) {
+  TF_RETURN_IF_ERROR(context->GetAttr("S", &num_squares_));
+  if (num_squares_ == 0 || num_squares_ == num_gradients) return absl::OkStatus();
+  return InvalidArgument(num_squares_, " squares for ", num_gradients,
+                         " gradients; expected one for each gradient, or none");
+}
+
+absl::Status SquaresInputs::At(OpKernelContext* context, int first, int i,
+                               const TensorShape& gradient, const float** squares) const {
+  *squares = nullptr;
+  if (num_squares_ == 0) return absl::OkStatus();
+  const Tensor& input = context->input(first + i);
+  if (input.NumElements() == 0) return absl::OkStatus();
+  if (input.shape() != gradient) {
+    return InvalidArgument("squares ", i, " have shape ", input.shape().DebugString(),
+                           "; expected ", gradient.DebugString(), ", that of the gradient, or none");
+  }
+  *squares = input.flat<float>().data();
   return absl::OkStatus();
 }
 

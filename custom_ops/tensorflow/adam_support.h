@@ -23,6 +23,23 @@ class AdamAttributes {
   float scale_;
 };
 
+// The inputs that give squares in place of the gradients' own: one for each gradient, in its shape or
+// empty, or none at all.
+class SquaresInputs {
+ public:
+  // Reads and checks the number of squares, the attribute S.
+  absl::Status Read(tensorflow::OpKernelConstruction* context, int num_gradients);
+
+  int size() const { return num_squares_; }
+
+  // Reads and checks those of a gradient; null if they are its own. `first` is the first of the inputs.
+  absl::Status At(tensorflow::OpKernelContext* context, int first, int i,
+                  const tensorflow::TensorShape& gradient, const float** squares) const;
+
+ private:
+  int num_squares_ = 0;
+};
+
 }  // namespace gradcomp
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_

@@ -23,7 +23,8 @@ class PreconditionOp : public OpKernel {
   explicit PreconditionOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
     OP_REQUIRES_OK(context, adam_.Read(context));
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, 1));
+    OP_REQUIRES_OK(context, squares_.Read(context, num_tensors_));
+    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, 1 + squares_.size()));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -36,10 +37,13 @@ class PreconditionOp : public OpKernel {
     std::vector<PreconditionTensor> tensors;
     for (int i = 0; i < num_tensors_; ++i) {
       const Tensor& gradient = context->input(num_tensors_ + i);
+      const float* squares;
+      OP_REQUIRES_OK(context, squares_.At(context, 2 * num_tensors_ + 1, i, gradient.shape(),
+                                          &squares));
       Tensor* output;
       OP_REQUIRES_OK(context, context->allocate_output(i, gradient.shape(), &output));
       tensors.push_back({moments.data(i), gradient.data(), ToGradientType(gradient.dtype()),
-                         gradient.NumElements(), output->flat<float>().data()});
+                         gradient.NumElements(), output->flat<float>().data(), squares});
     }
     Precondition(tensors, settings, ThreadPool(context));
   }
@@ -47,6 +51,7 @@ class PreconditionOp : public OpKernel {
  private:
   int num_tensors_;
   AdamAttributes adam_;
+  SquaresInputs squares_;
 };
 
 absl::Status PreconditionShape(InferenceContext* c) {
@@ -59,8 +64,10 @@ REGISTER_OP("Precondition")
     .Input("second_moments: N * resource")
     .Input("gradients: Tgradients")
     .Input("step: int64")
+    .Input("squares: S * float")
     .Output("preconditioned: N * float")
     .Attr("N: int >= 1")
+    .Attr("S: int >= 0")
     .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
     .Attr("beta_2: float")
     .Attr("epsilon: float")

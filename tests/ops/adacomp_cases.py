@@ -50,7 +50,10 @@ def encode_by_reference(residuals, gradients, bin_sizes, **settings):
 
 def divide_and_encode_by_reference(residuals, gradients, bin_sizes, moments, adam, **settings):
     """The same step with second moments: one oracle after the other."""
-    pairs = [precondition(m, g, **adam) for m, g in zip(moments, gradients, strict=True)]
+    adam = dict(adam)
+    squares = adam.pop("squares", None) or [None] * len(gradients)
+    triples = zip(moments, gradients, squares, strict=True)
+    pairs = [precondition(m, g, squares=given, **adam) for m, g, given in triples]
     divided, after = ([pair[i] for pair in pairs] for i in (0, 1))
     encoded = encode_by_reference(residuals, divided, bin_sizes, **settings)
     return dataclasses.replace(encoded, moments=after)

@@ -66,6 +66,29 @@ def test_many_tensors_over_steps():
         residuals, moments = encoded.residuals, encoded.moments
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_given_squares_are_taken_in_place_of_the_gradients_own(dtype):
+    sizes, bin_sizes = [140_001, 0, 1023, 500], [50, 50, 0, 500]
+    gradients = [normal(size, 0.3, i, dtype) for i, size in enumerate(sizes)]
+    squares = [np.abs(normal(size, 1, 5 + i)) for i, size in enumerate(sizes)]
+    squares[3] = None
+    residuals = [normal(size, 1, 50 + i) for i, size in enumerate(sizes)]
+    adam = {**ADAM, "squares": squares}
+    assert_as_reference(residuals, gradients, bin_sizes, moments_like(gradients), adam)
+
+
+def test_a_flagged_step_gives_back_what_given_squares_added():
+    gradients = [normal(3000), normal(70)]
+    squares = [np.abs(normal(3000, 9)), np.abs(normal(70, 9))]
+    squares[1][69] = np.inf
+    moments = moments_like(gradients)
+    zeros = [np.zeros(3000, np.float32), np.zeros(70, np.float32)]
+    encoded = encode(zeros, gradients, [50, 50], moments, {**ADAM, "squares": squares})
+    assert encoded.payload.size == HEADER_WORDS
+    for before, after, square in zip(moments, encoded.moments, squares, strict=True):
+        assert_given_back(after, before, np.sqrt(square))
+
+
 def test_zero_gradients_stay_zero_and_let_second_moments_decay():
     zeros = np.zeros(3000, np.float32)
     moments = moments_like([zeros])
@@ -200,6 +223,8 @@ def test_put_back_leaves_second_moments_as_the_step_made_them():
         (None, {"epsilon": 0.0}, "epsilon is 0; expected a positive number"),
         (None, {"scale": float("inf")}, "scale is inf; expected a positive number"),
         (None, {"step": 0}, "adam_step is 0; expected 1 or more"),
+        (None, {"squares": [tf.zeros(3)]}, "1 squares for 2 gradients; expected one for each"),
+        (None, {"squares": [tf.zeros(3), tf.zeros(3)]}, r"squares 1 have shape \[3\]; expected"),
         (None, {"step": [1]}, r"adam_step has shape \[1\]|Shape must be rank 0"),
     ],
     ids=str,

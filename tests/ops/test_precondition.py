@@ -25,6 +25,12 @@ def precondition(moments, gradients, step, **settings):
     return ops.precondition(ops.SecondMoments(moments, step, **settings), gradients)
 
 
+def squares_of(gradients):
+    """Other squares than their own, but for two of them."""
+    drawn = [np.abs(2 * gradient.astype(np.float32)) for gradient in gradients]
+    return [None, *drawn[1:4], None]
+
+
 class PreconditionTest(tf.test.TestCase):
     def test_equals_the_oracle_over_steps(self):
         for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
@@ -37,6 +43,17 @@ class PreconditionTest(tf.test.TestCase):
                     wanted, expected[i] = oracle(expected[i], gradient, step, scale=4, **ADAM)
                     np.testing.assert_array_equal(divided[i].numpy(), wanted)
                     np.testing.assert_array_equal(moments[i].numpy(), expected[i])
+
+    def test_given_squares_are_taken_in_place_of_the_gradients_own(self):
+        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+            moments, gradients = new_moments(), draw(1, dtype)
+            squares = squares_of(gradients)
+            divided = precondition(moments, gradients, 2, squares=squares, **ADAM)
+            for i, gradient in enumerate(gradients):
+                start = np.zeros(SHAPES[i], np.float32)
+                wanted, moment = oracle(start, gradient, 2, squares=squares[i], **ADAM)
+                np.testing.assert_array_equal(divided[i].numpy(), wanted)
+                np.testing.assert_array_equal(moments[i].numpy(), moment)
 
     def test_in_a_graph_and_from_handles(self):
         moments = new_moments()
@@ -77,6 +94,17 @@ def test_where_a_square_is_not_finite_moments_stay_and_all_is_nan(bad):
         np.testing.assert_array_equal(moment.numpy(), old)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("of_gradient", [True, False], ids=["gradient", "square"])
+def test_beside_given_squares_neither_may_be_other_than_finite(bad, of_gradient):
+    moments, gradients = new_moments(), draw(1)
+    squares = squares_of(gradients)
+    (gradients if of_gradient else squares)[1][7] = bad
+    divided = precondition(moments, gradients, 1, squares=squares, **ADAM)
+    assert all(np.isnan(value).all() for value in divided)
+    assert not any(moment.numpy().any() for moment in moments)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -89,6 +117,8 @@ def test_where_a_square_is_not_finite_moments_stay_and_all_is_nan(bad):
         ({"step": [1]}, r"step has shape \[1\]"),
         ({"gradients": [tf.zeros(4)]}, r"gradient 0 has shape \[4\]; expected \[3\]"),
         ({"gradients": [tf.zeros(3)] * 2}, "2 gradients for 1 residuals"),
+        ({"squares": [tf.zeros(3)] * 2}, "2 squares for 1 gradients"),
+        ({"squares": [tf.zeros(4)]}, r"squares 0 have shape \[4\]; expected \[3\]"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )

@@ -34,11 +34,14 @@ class Preconditioner:
         beta_2: Adam's decay rate of the second moments.
         epsilon: Adam's small number, which is added to the roots.
         amsgrad: Whether it divides by the roots of the largest second moments so far.
+        squares_each_slice: Whether the squares of a table's `tf.IndexedSlices` are added up one by
+            one, as Keras 3 does, also where slices are of the same row; else their sum is squared.
     """
 
     beta_2: float
     epsilon: float
     amsgrad: bool = False
+    squares_each_slice: bool = False
 
     @property
     def root_of(self) -> str:
@@ -54,7 +57,11 @@ class Preconditioner:
         return dict.fromkeys([SECOND_MOMENT, self.root_of], StateSpec(spec.shape))
 
     def second_moments(
-        self, state: Mapping[str, Sequence[tf.Tensor]], updates: tf.Tensor, replicas: int
+        self,
+        state: Mapping[str, Sequence[tf.Tensor]],
+        updates: tf.Tensor,
+        replicas: int,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices],
     ) -> ops.SecondMoments:
         """The second moments by whose roots a replica's gradients are to be divided.
 
@@ -62,6 +69,7 @@ class Preconditioner:
             state: Resource handles by name, in the order of the gradients.
             updates: int64 scalar, how many updates the inner optimizer has made so far.
             replicas: The number of replicas.
+            gradients: The replica's gradients.
         """
         return ops.SecondMoments(
             state[SECOND_MOMENT],
@@ -70,7 +78,16 @@ class Preconditioner:
             self.epsilon,
             replicas,
             state[LARGEST] if self.amsgrad else (),
+            [self._squares(gradient) for gradient in gradients],
         )
+
+    def _squares(self, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | None:
+        """What is taken in place of the squares of a gradient's sum, if anything."""
+        if not (self.squares_each_slice and isinstance(gradient, tf.IndexedSlices)):
+            return None
+        values = tf.cast(gradient.values, tf.float32)
+        rows = gradient.dense_shape[0]
+        return tf.math.unsorted_segment_sum(values * values, gradient.indices, rows)
 
     def root(self, second_moment: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
         """What Adam divides by: the root of the second moment without its bias, plus epsilon.

@@ -68,7 +68,9 @@ class Sample:
             second_moments = None
             if preconditioner:
                 updates = tf.constant(_MANY_UPDATES, tf.int64)
-                second_moments = preconditioner.second_moments(of_state, updates, self._size)
+                second_moments = preconditioner.second_moments(
+                    of_state, updates, self._size, gradients
+                )
             now = step.assign_add(1, read_value=True)
             return ReplicaStep.of(
                 self._specs,

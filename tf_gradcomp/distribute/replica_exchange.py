@@ -284,7 +284,7 @@ class ReplicaExchange:
             moments = None
             if parts.preconditioner and inner:
                 moments = parts.preconditioner.second_moments(
-                    handles, inner.updates, communicator.size
+                    handles, inner.updates, communicator.size, gradients
                 )
             step = ReplicaStep.of(
                 specs,

@@ -34,7 +34,9 @@ def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditi
     if type(optimizer) not in STEPS:
         return None
     amsgrad = bool(getattr(optimizer, "amsgrad", False))
-    return Preconditioner(float(optimizer.beta_2), float(optimizer.epsilon), amsgrad)
+    return Preconditioner(
+        float(optimizer.beta_2), float(optimizer.epsilon), amsgrad, squares_each_slice=True
+    )
 
 
 def preconditioner_for(

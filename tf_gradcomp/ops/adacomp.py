@@ -144,6 +144,7 @@ def adacomp_encode(
         step=_step(step),
         second_moments=handles_of(adam.variables),
         adam_step=_step(adam.step),
+        squares=adam.squares_or_empty(),
         beta_2=adam.beta_2,
         epsilon=adam.epsilon,
         scale=adam.scale,

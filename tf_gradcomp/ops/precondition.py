@@ -23,6 +23,8 @@ class SecondMoments(NamedTuple):
             replica's gradients estimate those of the sum of all.
         largest: For AMSGrad, like `variables`: the largest values that these have had, which divide
             in their place. Empty without AMSGrad.
+        squares: For each gradient, float32 in its shape: what is taken in place of its elements'
+            squares; None for those whose own are taken. Empty if that holds for all.
     """
 
     variables: Sequence[tf.Tensor | tf.Variable]
@@ -31,15 +33,23 @@ class SecondMoments(NamedTuple):
     epsilon: float
     scale: float = 1.0
     largest: Sequence[tf.Tensor | tf.Variable] = ()
+    squares: Sequence[tf.Tensor | None] = ()
+
+    def squares_or_empty(self) -> list[tf.Tensor]:
+        """The squares as the ops take them: empty where a gradient's own are taken."""
+        if all(one is None for one in self.squares):
+            return []
+        return [tf.zeros([0]) if one is None else one for one in self.squares]
 
 
 def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Updates the second moments of a replica by its gradients, and divides these by their roots.
 
-    With `v` a second moment and `g` its gradient: `v += (1 - beta_2) * (g**2 - v)`; and what is
-    returned is `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`. All arithmetic is float32,
-    without fused multiply-add. Where the square of any gradient is not finite, no second moment
-    changes, and all that is returned is NaN. AMSGrad's largest second moments divide in passes of
+    With `v` a second moment, `g` its gradient and `s` the squares that are given, or `g**2`:
+    `v += (1 - beta_2) * (s - v)`; and what is returned is
+    `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`. All arithmetic is float32, without fused
+    multiply-add. Where any gradient or its square is not finite, no second moment changes, and all
+    that is returned is NaN. AMSGrad's largest second moments divide in passes of
     their own.
 
     Args:
@@ -59,6 +69,7 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
         second_moments=handles_of(second_moments.variables),
         gradients=list(gradients),
         step=tf.convert_to_tensor(second_moments.step, tf.int64),
+        squares=second_moments.squares_or_empty(),
         beta_2=second_moments.beta_2,
         epsilon=second_moments.epsilon,
         scale=second_moments.scale,

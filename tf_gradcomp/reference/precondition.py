@@ -13,6 +13,7 @@ def precondition(
     beta_2: float,
     epsilon: float,
     scale: float = 1.0,
+    squares: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a gradient is divided to, and its second moment afterwards; float32.
 
@@ -23,9 +24,11 @@ def precondition(
         beta_2: Adam's.
         epsilon: Adam's.
         scale: Of the second moment, beside Adam's bias correction.
+        squares: float32, taken in place of the gradient's squares.
     """
     value = np.asarray(gradient).astype(np.float32)
     decay = np.float32(beta_2)
-    moment = second_moment + (np.float32(1) - decay) * (value * value - second_moment)
+    square = value * value if squares is None else squares
+    moment = second_moment + (np.float32(1) - decay) * (square - second_moment)
     factor = np.float32(np.float64(np.float32(scale)) / (1 - np.float64(decay) ** step))
     return value / (np.sqrt(factor * moment) + np.float32(epsilon)), moment

@@ -306,7 +306,9 @@ class Learners:
         moments = None
         if self._preconditioner:
             updates = tf.cast(self.model.optimizer.iterations, tf.int64)
-            moments = self._preconditioner.second_moments(of_one, updates, size)
+            moments = self._preconditioner.second_moments(
+                of_one, updates, size, [gradients[i] for i in places]
+            )
         return ReplicaStep.of(
             [self.specs[i] for i in places],
             [gradients[i] for i in places],
