@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from pathlib import Path
 
@@ -228,21 +229,35 @@ def prepare_horovod(target: Target, compiler: str) -> None:
     stamp = target.folder / "horovod-stamp"
     if stamp.exists() and stamp.read_text() == built_for:
         return
-    folder = ROOT / ".venv-horovod" / built_for  # beside the environment: outlives it
+    folder = wheel_cache() / built_for / digest_of(HOROVOD, HOROVOD_BUILD, compiler)
     if not any(folder.glob("horovod-*.whl")):
-        pip(target, "install", "what Horovod is built with", [*HOROVOD_NEEDS, *cmake_package()])
-        options = [
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-cache-dir",
-            "--wheel-dir",
-            str(folder),
-        ]
-        variables = horovod_variables(target, folder, compiler)
-        pip(target, "wheel", "Horovod, which takes minutes", [*options, HOROVOD], variables)
+        build_horovod(target, compiler, folder)
     wheels = [str(wheel) for wheel in folder.glob("horovod-*.whl")]
     pip(target, "install", "Horovod", ["--no-deps", "--force-reinstall", *wheels])
     stamp.write_text(built_for)
+
+
+def build_horovod(target: Target, compiler: str, folder: Path) -> None:
+    """Builds Horovod's wheel and puts it into the folder, which another program may look into."""
+    pip(target, "install", "what Horovod is built with", [*HOROVOD_NEEDS, *cmake_package()])
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as making:
+        options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", making]
+        variables = horovod_variables(target, Path(making), compiler)
+        pip(target, "wheel", "Horovod, which takes minutes", [*options, HOROVOD], variables)
+        for wheel in Path(making).glob("horovod-*.whl"):
+            wheel.replace(folder / wheel.name)
+
+
+def wheel_cache() -> Path:
+    """Where wheels are kept that take minutes to build: one folder for all checkouts of a user."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "tf_gradcomp" / "wheels"
+
+
+def digest_of(*facts: object) -> str:
+    """A short name for what something is made of."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def cmake_package() -> list[str]:

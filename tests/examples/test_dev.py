@@ -103,8 +103,8 @@ def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
     assert f"{tree}[examples,test]" in installs("test")
 
 
-def test_horovod_is_built_once_for_each_tensorflow(dev, monkeypatch, tmp_path):
-    """The wheel outlives the environment."""
+def test_horovod_is_built_once_for_each_tensorflow_and_compiler(dev, monkeypatch, tmp_path):
+    """The wheel outlives the environment and the checkout."""
     target = dev.dataclasses.replace(dev.NEWEST, folder=tmp_path / ".venv")
     done = []
 
@@ -112,23 +112,23 @@ def test_horovod_is_built_once_for_each_tensorflow(dev, monkeypatch, tmp_path):
         done.append(action)
         if action == "wheel":
             folder = Path(arguments[arguments.index("--wheel-dir") + 1])
-            folder.mkdir(parents=True)
             (folder / "horovod-0.whl").touch()
 
-    def actions(tensorflow):
+    def actions(tensorflow, compiler="g++"):
         done.clear()
         shutil.rmtree(target.folder, ignore_errors=True)
         packages = target.folder / "lib" / "python3.11" / "site-packages"
         (packages / f"tensorflow_cpu-{tensorflow}.dist-info").mkdir(parents=True)
-        dev.prepare_horovod(target, "g++")
+        dev.prepare_horovod(target, compiler)
         return list(done)
 
-    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(dev, "pip", pip)
     monkeypatch.setattr(dev, "horovod_variables", lambda *_: {})
     assert actions("2.21.0") == ["install", "wheel", "install"]
     assert actions("2.21.0") == ["install"]
     assert actions("2.21.1") == ["install", "wheel", "install"]
+    assert actions("2.21.1", "clang++") == ["install", "wheel", "install"]
     done.clear()
     dev.prepare_horovod(target, "g++")
     assert not done
