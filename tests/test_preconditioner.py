@@ -82,11 +82,52 @@ def test_momentum_steps_are_those_of_keras_where_the_second_moment_is_constant(c
     sizes = [np.abs(gradient) + 0.1 for gradient in gradients_at(0, 1)[0]]
     for sign in SIGNS:
         optimizer.apply([tf.constant(sign * size) for size in sizes], plain)
-        with momentum_only(momentum):
+        with momentum_only(momentum, stepped, [False] * len(stepped)):
             momentum.apply([tf.fill(size.shape, sign) for size in sizes], stepped)
     assert type(momentum) is class_
     for one, other in zip(plain, stepped, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("class_", STEPS, ids=lambda class_: class_.__name__)
+def test_a_delayed_gradient_goes_past_the_momentum(class_):
+    delayed, without = class_(0.05), class_(0.05, beta_1=0.0)
+    weights = {}
+    for optimizer in (delayed, without):
+        weights[optimizer] = variables = new_variables()
+        optimizer.build(variables)
+        for step in range(3):
+            gradients = [tf.constant(gradient) for gradient in gradients_at(step, 1)[0]]
+            with momentum_only(optimizer, variables, [optimizer is delayed] * 2):
+                optimizer.apply(gradients, variables)
+    for one, other in zip(weights[delayed], weights[without], strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+    momentums = keras_private.slots(delayed, "momentums", weights[delayed])
+    assert not any(momentum.numpy().any() for momentum in momentums)
+
+
+def test_a_momentum_that_was_left_is_used_up_by_delayed_steps():
+    (variable, _) = variables = new_variables()
+    adam = keras.optimizers.Adam(0.1)
+    adam.build(variables)
+    adam.iterations.assign(10_000)
+    (momentum, _) = keras_private.slots(adam, "momentums", variables)
+    momentum.assign(np.ones(SHAPES[0]))
+    start = variable.numpy()
+    with momentum_only(adam, variables, [True, True]):
+        for _ in range(200):
+            adam.apply([tf.zeros(shape) for shape in SHAPES], variables)
+    # 0.9 + 0.9**2 + ..., as with the same gradients in Adam itself.
+    np.testing.assert_allclose(start - variable.numpy(), 0.1 * 9, rtol=1e-3)
+
+
+def test_a_variable_that_is_sent_whole_keeps_adams_momentum():
+    job = Job(compressor=gc.compressors.TopK(0.1, overrides={"bias": None}), precondition="local")
+    job.train(0, 3)
+    adam = job.optimizer.inner_optimizer
+    kernel, bias = keras_private.slots(adam, "momentums", job.variables)
+    assert not kernel.numpy().any()
+    assert bias.numpy().all()
 
 
 def test_replicas_keep_the_second_moments_of_their_own_gradients_and_equal_weights():
@@ -102,7 +143,7 @@ def test_replicas_keep_the_second_moments_of_their_own_gradients_and_equal_weigh
 @pytest.mark.parametrize("compressor", ["adacomp", "scalecom"])
 @pytest.mark.parametrize("amsgrad", [False, True], ids=["", "amsgrad"])
 def test_what_is_divided_is_sent_or_kept(amsgrad, compressor):
-    settings = {"beta_1": 0.0, "beta_2": 0.5, "learning_rate": 1.0, "amsgrad": amsgrad}
+    settings = {"beta_2": 0.5, "learning_rate": 1.0, "amsgrad": amsgrad}
     job = Job(inner={"class_name": "Adam", "config": settings}, compressor=compressor)
     start = job.variables[0].numpy()
     job.train(0, 4)

@@ -60,7 +60,7 @@ class Exchanging:
 
     def __init__(self, compressor=None, strategy=None):
         self.strategy = strategy or collective()
-        self.reduced = []
+        self.reduced, self._delayed = [], []
         with self.strategy.scope():
             variable = tf.Variable(tf.zeros(3), name="kernel")
             candidate = Candidate(compressor or DenseThenCast())
@@ -68,10 +68,20 @@ class Exchanging:
             self.exchange.build([variable])
 
         def reduce(gradients):
-            (total,), _ = self.exchange.reduce(gradients, [variable], current_group().member())
-            tf.numpy_function(lambda total: self.reduced.append(total), [total], [])
+            reduced = self.exchange.reduce(gradients, [variable], current_group().member())
+            (total,) = reduced.gradients
+            tf.numpy_function(self._note, [total, *reduced.delayed], [])
 
         self._step = stepper(self.strategy, reduce)
+
+    def _note(self, total, delayed):
+        self.reduced.append(total)
+        self._delayed.append(bool(delayed))
+
+    @property
+    def delayed(self):
+        """Whether each step was delayed, on the first replica."""
+        return self._delayed[::2]
 
     def step_of(self, gradient):
         """A step in which both replicas have this gradient."""
@@ -145,6 +155,12 @@ def test_learners_in_lockstep_take_the_same_turns():
         )
         sums.append(float(ends[0].result.reduced[0][0]))
     np.testing.assert_allclose(sums, [3 * FINE, 3 * FINE, 3], rtol=1e-7)
+
+
+def test_only_the_steps_of_a_sparse_turn_are_delayed():
+    exchanging = Exchanging(get("top_k(density=0.3, warmup_steps=2)"))
+    exchanging.steps([1, 2, 3])
+    assert exchanging.delayed == [False, False, True]
 
 
 def test_strategies_without_collectives_refuse_turns():

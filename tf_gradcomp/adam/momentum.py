@@ -3,6 +3,11 @@
 Each step is that of its paper with 1 in place of the root: momentum, its bias correction, and what
 else the optimizer does with them. Learning rate and weight decay are the optimizer's own.
 
+Entries that wait in a residual are sent as sums over their waiting time. Such a sum is a moving
+average by itself; momentum on top of it would move the weights yet later, by gradients of weights
+that are long gone. So a gradient that was delayed goes directly into the step, and past the
+momentum, which then only uses up what an earlier job left in it.
+
 Sources: Kingma and Ba, "Adam", ICLR 2015, algorithm 1; Dozat, "Incorporating Nesterov Momentum into
 Adam", 2016; You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
 """
@@ -20,8 +25,10 @@ class Given(NamedTuple):
 
     Attributes:
         variable: The weights, any shape.
-        gradient: Divided, summed over the replicas; in the shape of the weights.
-        momentum: The first moment, with this gradient in it.
+        gradient: What goes through the momentum: divided, summed over the replicas; in the shape of
+            the weights.
+        direct: What goes past it, likewise. Where one of both is not zero, the other is.
+        momentum: The first moment, with `gradient` in it.
         beta_1: Adam's decay rate of the momentum.
         step: Scalar, 1 in the first step.
         product: Scalar, Nadam's product of all momentum coefficients, this step's included; None
@@ -30,6 +37,7 @@ class Given(NamedTuple):
 
     variable: tf.Tensor
     gradient: tf.Tensor
+    direct: tf.Tensor
     momentum: tf.Tensor
     beta_1: float
     step: tf.Tensor
@@ -41,7 +49,8 @@ Step = Callable[[Given], tf.Tensor]  # returns what is subtracted from the weigh
 
 def adam(given: Given) -> tf.Tensor:
     """The step of Adam and of AdamW."""
-    return given.momentum / (1 - tf.pow(tf.cast(given.beta_1, given.step.dtype), given.step))
+    correction = 1 - tf.pow(tf.cast(given.beta_1, given.step.dtype), given.step)
+    return given.momentum / correction + given.direct
 
 
 def lamb(given: Given) -> tf.Tensor:
@@ -58,4 +67,4 @@ def nadam(given: Given) -> tf.Tensor:
     this = given.beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), step))
     following = given.beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), step + 1))
     ahead = following * given.momentum / (1 - given.product * following)
-    return ahead + (1 - this) * given.gradient / (1 - given.product)
+    return ahead + (1 - this) * given.gradient / (1 - given.product) + given.direct

@@ -63,6 +63,7 @@ class AdaComp(Compressor):
     name = "adacomp"
     helped_by_precondition = True
     preconditions = True
+    delays_unless = SENT_WHOLE
 
     def __init__(
         self,

@@ -148,12 +148,15 @@ class Compressor(abc.ABC):
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
         keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.
+        delays_unless: For a method by which most entries wait in the residual until they are sent:
+            the main setting with which a variable is sent whole, and nothing of it waits.
     """
 
     name: ClassVar[str]
     helped_by_precondition: bool = False
     preconditions: ClassVar[bool] = False
     keeps_slices: ClassVar[bool] = False
+    delays_unless: ClassVar[int | None] = None
     residual_scale: float = 1.0
     phases: tuple[Compressor, ...] = ()
 
@@ -233,6 +236,17 @@ class Compressor(abc.ABC):
         if own is None:
             raise ValueError(f"{self!r} has no setting that differs by variable.")
         return tf.convert_to_tensor(own if inputs.settings is None else inputs.settings, tf.int64)
+
+    def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
+        """Of which gradients most entries wait, and are sent with what came meanwhile.
+
+        Returns:
+            bool [tensors].
+        """
+        tensors = len(inputs.specs)
+        if self.delays_unless is None:
+            return tf.zeros([tensors], tf.bool)
+        return tf.not_equal(self.settings_in_force(inputs)[:tensors], self.delays_unless)
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """What it keeps for the whole job, by name: nothing, unless a method says otherwise."""

@@ -138,6 +138,8 @@ class Settings:
 class _Phase(Compressor, registered=False):
     """A phase; it has the settings and the state of `LGC`."""
 
+    delays_unless = 0
+
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._of = settings

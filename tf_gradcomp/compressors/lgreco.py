@@ -170,10 +170,16 @@ class LGreCo(Compressor):
             self._ranges[specs] = allowed, self.settings(specs)
         return self._ranges[specs]
 
+    def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
+        """Those that the method delays with the settings of the plan."""
+        return self.method.delayed(self._in_force(inputs))
+
+    def _in_force(self, inputs: ExchangeInputs) -> ExchangeInputs:
+        return dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
+
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """The method's exchange, with the settings of the plan (paper, Algorithm 1)."""
-        in_force = dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
-        exchanged = yield from self.method.conversation(in_force)
+        exchanged = yield from self.method.conversation(self._in_force(inputs))
 
         def add() -> None:
             for total, gradient in zip(inputs.state[GRADIENT_SUM], inputs.gradients, strict=True):

@@ -16,6 +16,7 @@ from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 _DEFAULT_DENSITY = 0.01
+_SENT_WHOLE = 1  # a chunk of one entry
 _LEAST_DENSITY = 1 / MAX_CHUNK_SIZE
 
 
@@ -47,6 +48,7 @@ class RandomK(Compressor):
     """
 
     name = "random_k"
+    delays_unless = _SENT_WHOLE
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class RandomK(Compressor):
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Entries in a chunk of each variable; 1 if it is sent whole."""
-        return [round(1 / (self.density.of(spec) or 1)) for spec in specs]
+        return [round(1 / (self.density.of(spec) or _SENT_WHOLE)) for spec in specs]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
         """Sums the entries that are drawn for this step."""

@@ -87,6 +87,7 @@ class ScaleCom(Compressor):
 
     name = "scalecom"
     helped_by_precondition = True
+    delays_unless = _SENT_WHOLE
 
     def __init__(
         self,

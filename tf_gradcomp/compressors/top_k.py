@@ -71,6 +71,7 @@ class TopK(Compressor):
 
     name = "top_k"
     helped_by_precondition = True
+    delays_unless = SENT_WHOLE
 
     def __init__(
         self,

@@ -79,8 +79,8 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         rank = tf_private.rank(tf.distribute.get_strategy(), replica_id)
         communicator = CollectiveCommunicator(self._launchers[replica_id], self._group_size, rank)
         exchange, variables = self._exchanging
-        reduced, finite = exchange.reduce(value, variables, Member(communicator, replica_id))
-        return [_zeros_unless(finite, gradient) for gradient in reduced]
+        reduced = exchange.reduce(value, variables, Member(communicator, replica_id))
+        return [_zeros_unless(reduced.finite, gradient) for gradient in reduced.gradients]
 
 
 def reduce_gradients(

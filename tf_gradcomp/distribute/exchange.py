@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -64,6 +64,21 @@ _ENDS_UNKNOWN = (
     "LGC does not know the first and the last layer, and codes their kernels as those of the "
     "others; gc.Policy.from_model(model) tells them."
 )
+
+
+class Reduced(NamedTuple):
+    """What a step gives a replica.
+
+    Attributes:
+        gradients: Summed over the replicas, in the dtypes and forms in which they came.
+        finite: bool scalar, equal on all replicas; where it is false, the step must be skipped.
+        delayed: For each gradient a bool scalar, whether most of its entries waited in residuals
+            and were sent with what came meanwhile.
+    """
+
+    gradients: list[tf.Tensor | tf.IndexedSlices]
+    finite: tf.Tensor
+    delayed: list[tf.Tensor]
 
 
 class GradientExchange(tf.Module):
@@ -240,7 +255,7 @@ class GradientExchange(tf.Module):
         variables: Sequence[Any],
         member: Member,
         inner: InnerState | None = None,
-    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
+    ) -> Reduced:
         """One replica's side of a step; every replica calls it for the same variables.
 
         Args:
@@ -249,10 +264,6 @@ class GradientExchange(tf.Module):
             member: The replica.
             inner: The state of the inner optimizer of `variables`, on this replica, if that can be
                 preconditioned.
-
-        Returns:
-            The gradients summed over the replicas, in the dtypes and forms they came in, and a bool
-            scalar that is equal on all replicas: where it is false, the step must be skipped.
 
         Raises:
             ValueError: If it was not built for one of `variables`, or XLA is to compile the step.
@@ -263,7 +274,7 @@ class GradientExchange(tf.Module):
         """
         self._check_may_run()
         if not variables:
-            return [], tf.constant(True)
+            return Reduced([], tf.constant(True), [])
         self._warn_of_lost_residuals(member.local_replica)
         numbers = [self._number(variable) for variable in variables]
         paths = [self.specs[number].path for number in numbers]
@@ -276,6 +287,7 @@ class GradientExchange(tf.Module):
         gradients, left = replica.with_what_waits(apart, gradients)
         reduced: list[Any] = list(gradients)
         finite = tf.constant(True)
+        delayed = [tf.constant(False)] * len(gradients)
         if apart:
             sums, finite = replica.sum_apart(apart, [gradients[i] for i in apart])
             for place, total in zip(apart, sums, strict=True):
@@ -284,12 +296,13 @@ class GradientExchange(tf.Module):
             given = [gradients[i] for i in together]
             stepped = replica.reduce_by_method(together, given, finite, inner)
             sums, finite = stepped.as_given(given)
-            for place, total in zip(together, sums, strict=True):
-                reduced[place] = total
+            waited = tf.unstack(stepped.delayed, len(together))
+            for place, total, has_waited in zip(together, sums, waited, strict=True):
+                reduced[place], delayed[place] = total, has_waited
         replica.settle(apart, together, finite, left)
         self.step.assign_add(1)
         self.count_skip(finite)
-        return reduced, finite
+        return Reduced(reduced, finite, delayed)
 
     def flush(
         self,

@@ -28,12 +28,15 @@ class Stepped(NamedTuple):
         tensor_bytes: int64 [tensors], the bytes that each takes in this replica's payload.
         touched: bool [rows] for each gradient that came as slices, which rows any replica touched;
             None for the others.
+        delayed: bool [tensors], of which gradients most entries have waited; see
+            `Compressor.delayed`.
     """
 
     reduced: list[tf.Tensor]
     finite: tf.Tensor
     tensor_bytes: tf.Tensor
     touched: list[tf.Tensor | None]
+    delayed: tf.Tensor
 
     def as_given(
         self, gradients: Sequence[tf.Tensor | tf.IndexedSlices]
@@ -150,7 +153,9 @@ class ReplicaStep:
                 wish = conversation.send(answer)
             except StopIteration as end:
                 rows = of_all or list(self.touched)
-                return Stepped(end.value.reduced, end.value.finite, end.value.tensor_bytes, rows)
+                reduced, finite, tensor_bytes = end.value
+                delayed = compressor.delayed(inputs)
+                return Stepped(reduced, finite, tensor_bytes, rows, delayed)
             if of_all is None and isinstance(wish, AllGather):
                 answer, of_all = yield from self._gather(wish)
             elif of_all is None and isinstance(wish, AllReduce):

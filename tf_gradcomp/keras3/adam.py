@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -92,23 +93,31 @@ def inner_state(
 
 @contextlib.contextmanager
 def momentum_only(
-    optimizer: keras.optimizers.Optimizer, undivided: Collection[keras.Variable] = ()
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    delayed: Sequence[tf.Tensor | bool],
+    undivided: Collection[keras.Variable] = (),
 ) -> Iterator[None]:
     """Within this context, an optimizer takes gradients as already divided and clipped.
 
     Args:
         optimizer: An optimizer of Adam's family.
-        undivided: The weights whose gradients are not divided.
+        variables: The weights.
+        delayed: For each of them a bool scalar, whether its gradient is delayed and goes past the
+            momentum.
+        undivided: Those of the weights whose gradients are not divided.
     """
     step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)
     whole = type(optimizer).update_step
-    apart = {keras_private.variable_index(optimizer, variable) for variable in undivided}
+    index = functools.partial(keras_private.variable_index, optimizer)
+    apart = set(map(index, undivided))
+    is_delayed = dict(zip(map(index, variables), delayed, strict=True))
 
     def update_step(self: Any, gradient: Any, variable: Any, rate: Any) -> None:
-        if keras_private.variable_index(self, variable) in apart:
+        if index(variable) in apart:
             whole(self, gradient, variable, rate)
         else:
-            _update(self, step, gradient, variable, rate)
+            _update(self, step, gradient, variable, rate, is_delayed[index(variable)])
 
     with keras_private.behaving_as(
         optimizer, update_step=update_step, _clip_gradients=lambda self, gradients: gradients
@@ -116,11 +125,20 @@ def momentum_only(
         yield
 
 
-def _update(optimizer: Any, step: momentum.Step, gradient: Any, variable: Any, rate: Any) -> None:
+def _update(
+    optimizer: Any,
+    step: momentum.Step,
+    gradient: Any,
+    variable: Any,
+    rate: Any,
+    delayed: tf.Tensor | bool,
+) -> None:
     weights = tf.convert_to_tensor(variable)
     dtype = weights.dtype
     # Keras' own rule for slices moves all rows by their momentum, too.
     gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+    direct = tf.where(delayed, gradient, 0)
+    gradient -= direct
     (slot,) = keras_private.slots(optimizer, "momentums", [variable])
     optimizer.assign_add(slot, (gradient - slot) * (1 - optimizer.beta_1))
     product = None
@@ -129,6 +147,7 @@ def _update(optimizer: Any, step: momentum.Step, gradient: Any, variable: Any, r
     given = momentum.Given(
         weights,
         gradient,
+        direct,
         tf.convert_to_tensor(slot),
         optimizer.beta_1,
         tf.cast(optimizer.iterations + 1, dtype),

@@ -16,7 +16,7 @@ from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
-from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.exchange import GradientExchange, Reduced
 from tf_gradcomp.distribute.gradients import all_finite, native
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.groups import group_finder, group_here
@@ -300,11 +300,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         variables: Sequence[keras.Variable],
     ) -> None:
         each_replica = strategy.extended.call_for_each_replica
-        reduced, finite = each_replica(self._reduce, args=(grads, variables))
-        finite = strategy.experimental_local_results(finite)[0]
+        reduced, *equal = each_replica(self._reduce, args=(grads, variables))
+        finite, delayed = tf.nest.map_structure(
+            lambda of_each: strategy.experimental_local_results(of_each)[0], equal
+        )
 
         def update() -> None:
-            with keras_private.applying_at_once(self._core), self._stepping(variables):
+            with keras_private.applying_at_once(self._core), self._stepping(variables, delayed):
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy, self._core.iterations)
 
@@ -317,24 +319,24 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if scaler is not None:
             update_loss_scale(scaler, finite)
 
-    def _reduce(
-        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
-    ) -> tuple[list[Gradient], tf.Tensor]:
+    def _reduce(self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]) -> Reduced:
         inner = self._inner_state(variables)
         group = self.group
         if group.size == 1:
             finite = all_finite(grads)
             self.exchange.count_skip(finite)
-            return self.exchange.flush(grads, variables, inner=inner), finite
+            gradients = self.exchange.flush(grads, variables, inner=inner)
+            return Reduced(gradients, finite, [tf.constant(False)] * len(gradients))
         self._agree_on_values(group)
         if self.exchange.preconditioner:
             grads = keras_private.clip(self._core, grads)
         if self._measuring:
             grads, seconds = self._measuring.before(grads)
-        reduced, finite = self.exchange.reduce(grads, variables, group.member(), inner)
+        reduced = self.exchange.reduce(grads, variables, group.member(), inner)
         if self._measuring:
-            reduced = self._measuring.after(reduced, seconds)
-        return reduced, finite
+            measured = self._measuring.after(reduced.gradients, seconds)
+            reduced = reduced._replace(gradients=measured)
+        return reduced
 
     def _agree_on_values(self, group: Group) -> None:
         """Before the first exchange, where nothing else makes the ranks' models equal."""
@@ -350,12 +352,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         return inner_state(self._core, variables, lambda v: group.local(v, replica))
 
     def _stepping(
-        self, variables: Sequence[keras.Variable]
+        self, variables: Sequence[keras.Variable], delayed: Sequence[tf.Tensor]
     ) -> contextlib.AbstractContextManager[None]:
         if not self.exchange.preconditioner:
             return contextlib.nullcontext()
         undivided = [v for v in variables if not self.exchange.is_preconditioned(v)]
-        return momentum_only(self._core, undivided)
+        return momentum_only(self._core, variables, delayed, undivided)
 
     def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, updates: Any) -> None:
         core = self._core

@@ -162,10 +162,10 @@ class Learners:
                 gradients = keras_private.clip(self.model.optimizer, gradients)
             all_gradients.append(gradients)
         reduce = self._reduce if similarity else self._reduce_unseen
-        reduced, finite, sent = reduce(all_gradients, similarity)
+        reduced, finite, delayed, sent = reduce(all_gradients, similarity)
         self._step.assign_add(1)
         if finite:
-            self._apply(reduced)
+            self._apply(reduced, delayed)
         return StepReport(
             loss=float(np.sum(losses)),
             finite=bool(finite),
@@ -228,13 +228,14 @@ class Learners:
 
     def _reduce(
         self, all_gradients: list[list[Gradient]], similarity: bool
-    ) -> tuple[list[Gradient], tf.Tensor, list[Sent]]:
-        """Reduced gradients, whether the step is to be taken, and what each learner sent."""
+    ) -> tuple[list[Gradient], tf.Tensor, list[tf.Tensor], list[Sent]]:
+        """What `GradientExchange.reduce` gives, and what each learner sent."""
         apart = [i for i, g in enumerate(all_gradients[0]) if self._stays_sparse(i, g)]
         present = [i for i, g in enumerate(all_gradients[0]) if g is not None]
         together = [i for i in present if i not in apart]
         reduced: list[Any] = list(all_gradients[0])
         finite, sent = tf.constant(True), [Sent.nothing() for _ in all_gradients]
+        delayed = [tf.constant(False)] * len(reduced)
         large = [i for i in apart if self._is_large(i)]
         for places in [[i] for i in large] + [[i for i in apart if i not in large]]:
             slices = [[of_one[i] for i in places] for of_one in all_gradients]
@@ -246,7 +247,7 @@ class Learners:
         if apart:
             finite = all_finite([reduced[place] for place in apart])
         if not together:
-            return reduced, finite, sent
+            return reduced, finite, delayed, sent
         steps = [
             self._step_of(rank, together, of_one, finite)
             for rank, of_one in enumerate(all_gradients)
@@ -260,10 +261,11 @@ class Learners:
         if similarity:
             self._last_similarity = self._similarity(together, stepped.reduced, wanted)
         totals, finite = stepped.as_given([all_gradients[0][place] for place in together])
-        for place, total in zip(together, totals, strict=True):
-            reduced[place] = total
+        waited = tf.unstack(stepped.delayed, len(together))
+        for place, total, has_waited in zip(together, totals, waited, strict=True):
+            reduced[place], delayed[place] = total, has_waited
         sent = [of_one.plus(other) for of_one, other in zip(sent, more, strict=True)]
-        return reduced, finite, sent
+        return reduced, finite, delayed, sent
 
     def _sum_slices(
         self, places: list[int], slices: list[list[tf.IndexedSlices]]
@@ -438,14 +440,14 @@ class Learners:
         norms = [tf.linalg.global_norm(of_one) if of_one else 0.0 for of_one in self.residuals]
         return tf.reduce_mean(norms)
 
-    def _apply_reduced(self, reduced: list[Gradient]) -> None:
+    def _apply_reduced(self, reduced: list[Gradient], delayed: list[tf.Tensor]) -> None:
         variables = self.model.trainable_variables
         optimizer = self.model.optimizer
         if not self._preconditioner:
             optimizer.apply(reduced, variables)
             return
         undivided = [v for i, v in enumerate(variables) if self._stays_sparse(i, reduced[i])]
-        with momentum_only(optimizer, undivided):
+        with momentum_only(optimizer, variables, delayed, undivided):
             optimizer.apply(reduced, variables)
 
 
