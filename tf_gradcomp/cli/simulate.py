@@ -20,6 +20,8 @@ from tf_gradcomp.cli.results import check_plots, results_folder, results_options
 if TYPE_CHECKING:
     from tf_gradcomp.simulation import Task
 
+_STEPS_WORTH_TRACING = 25  # for each learner
+
 
 @dataclasses.dataclass(frozen=True)
 class Simulated:
@@ -167,7 +169,9 @@ def _run(
 
     started = time.perf_counter()
     of_model = None if precondition == "none" else precondition
-    trained = Learners(task.model, learners, compressor, precondition=of_model)
+    # What tracing takes grows with the learners, what it saves with the steps.
+    graph = steps >= _STEPS_WORTH_TRACING * learners
+    trained = Learners(task.model, learners, compressor, precondition=of_model, graph=graph)
     history = trained.fit(task.batches, epochs, task.validation_data, on_step)
     seconds = (time.perf_counter() - started) / steps
     settings = trained.settings_over_time()
