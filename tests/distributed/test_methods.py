@@ -13,6 +13,7 @@ PROGRAM = Path(__file__).parent / "programs" / "methods.py"
 SUMMING = {"no_compression": 1, "cast": 2, "bfloat16": 2}
 METHODS = compressors.names()
 COLLECTIVES = ["adacomp", "no_compression", "scalecom"]  # gather, sum, and broadcast
+STATES = ["adacomp", "cast", "lgc", "lgreco", "power_sgd"]  # each keeps other state
 
 every_method = pytest.mark.parametrize("method", [*METHODS, "bfloat16", "warmed up"])
 
@@ -29,7 +30,7 @@ def workers(folder):
 
 @pytest.fixture(scope="module")
 def resumed(workers, folder):
-    return [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder])]
+    return [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder, *STATES])]
 
 
 @every_method
@@ -61,7 +62,7 @@ def test_survivor_of_a_killed_worker_ends_with_a_named_error(method):
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STATES)
 def test_more_workers_go_on_from_a_backup(workers, resumed, method):
     saved = workers[0][method]
     for worker in resumed:

@@ -2,12 +2,13 @@
 
 methods.py train FOLDER     with each in turn, with a backup after the epoch
 methods.py killed METHOD    until worker 1 kills itself
-methods.py resume FOLDER    with each in turn, from where its backup was made
+methods.py resume FOLDER METHOD ...    with each of these in turn, from where its backup was made
 """
 
 import os
 import pathlib
 import signal
+import sys
 
 import keras
 import numpy as np
@@ -126,4 +127,4 @@ if __name__ == "__main__":
     elif mode == "train":
         report({name: train(argument(2), name) for name in METHODS})
     else:
-        report({name: resume(argument(2), name) for name in compressors.names()})
+        report({name: resume(argument(2), name) for name in sys.argv[3:]})

@@ -6,7 +6,7 @@ from common import Setup, argument, digits, report
 
 import tf_gradcomp as gc
 
-BATCH, STEPS, EPOCHS = 30, 10, 2
+BATCH, STEPS, EPOCHS = 30, 6, 2
 METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
     "cast": gc.compressors.Cast(),
