@@ -7,6 +7,7 @@
     python3 dev.py test --oldest           # with the oldest TensorFlow that is supported
     python3 dev.py kernels                 # whether the kernels are as fast as recorded
     python3 dev.py lint
+    python3 dev.py docs                    # the documentation as a site, in build/site
     python3 dev.py wheel                   # a wheel for the newest TensorFlow, in dist/
     python3 dev.py wheel 2.20 2.21         # for these; `all` is for all that are supported
     python3 dev.py wheel --check           # and installs it into a fresh environment, and trains
@@ -131,6 +132,12 @@ def parse_arguments() -> argparse.Namespace:
             "compare the speed of the kernels with what is recorded",
             (),
             [["benchmarks/kernels.py", "--check"]],
+        ),
+        (
+            "docs",
+            "build the documentation as a site",
+            ("docs",),
+            [["-m", "mkdocs", "build", "--strict"]],
         ),
         (
             "lint",
