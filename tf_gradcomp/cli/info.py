@@ -33,7 +33,7 @@ class _Report:
         self.rows.append((name, value))
 
 
-@click.command()
+@click.command(short_help="Show what is installed here, and whether it fits together.")
 @json_option
 def info(as_json: bool) -> None:
     """Show versions, the op library, this machine, and whether they fit together.

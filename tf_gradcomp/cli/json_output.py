@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as one JSON object on stdout."
+    "--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."
 )
 
 
