@@ -7,6 +7,10 @@
     python3 dev.py test --oldest           # with the oldest TensorFlow that is supported
     python3 dev.py kernels                 # whether the kernels are as fast as recorded
     python3 dev.py lint
+    python3 dev.py docs                    # the documentation as a site, in build/site
+    python3 dev.py wheel                   # a wheel for the newest TensorFlow, in dist/
+    python3 dev.py wheel 2.20 2.21         # for these; `all` is for all that are supported
+    python3 dev.py wheel --check           # and installs it into a fresh environment, and trains
 
 Needs Python and a C++ compiler, and nothing else: this program is of the standard library alone.
 The environment is a folder beside this file (`.venv`), made anew only where something has changed.
@@ -82,12 +86,18 @@ class Target:
 
 
 NEWEST = Target("2.21.*", ((3, 11), (3, 13)), ROOT / ".venv", in_place=True)
-OLDEST = Target("2.17.*", ((3, 11), (3, 12)), ROOT / ".venv-tf2.17", in_place=False)
+OLDEST, *BETWEEN = (
+    Target(f"{minor}.*", ((3, 11), (3, 12)), ROOT / f".venv-tf{minor}", in_place=False)
+    for minor in ("2.17", "2.18", "2.19", "2.20")
+)
+TARGETS = {target.tensorflow.removesuffix(".*"): target for target in (OLDEST, *BETWEEN, NEWEST)}
 
 
 def main() -> int:
     """Does what the command line says; returns the exit code of what it ran."""
     arguments = parse_arguments()
+    if arguments.commands is None:
+        return make_wheels(arguments)
     target = OLDEST if getattr(arguments, "oldest", False) else NEWEST
     check_python(target)
     compiler = find_compiler()
@@ -124,6 +134,12 @@ def parse_arguments() -> argparse.Namespace:
             [["benchmarks/kernels.py", "--check"]],
         ),
         (
+            "docs",
+            "build the documentation as a site",
+            ("docs",),
+            [["-m", "mkdocs", "build", "--strict"]],
+        ),
+        (
             "lint",
             "run ruff and mypy",
             ("lint",),
@@ -151,7 +167,102 @@ def parse_arguments() -> argparse.Namespace:
                 action="store_false",
                 help="build no Horovod, and so skip the tests that need it",
             )
+    subparser = subparsers.add_parser("wheel", help="build wheels", description="Build wheels.")
+    subparser.set_defaults(commands=None)
+    subparser.add_argument(
+        "tensorflow",
+        nargs="*",
+        choices=[*TARGETS, "all", []],
+        metavar="MINOR",
+        help=f"for these versions: {', '.join(TARGETS)}, or all (the newest)",
+    )
+    subparser.add_argument(
+        "--check",
+        action="store_true",
+        help="install each into a fresh environment without a compiler, and train there",
+    )
     return parser.parse_args()
+
+
+def make_wheels(arguments: argparse.Namespace) -> int:
+    """Builds the wheels that were asked for, and says where they are."""
+    names = arguments.tensorflow or list(TARGETS)[-1:]
+    targets = [TARGETS[name] for name in (TARGETS if "all" in names else names)]
+    for target in targets:
+        check_python(target)
+    compiler = find_compiler()
+    for target in targets:
+        with Path(__file__).open() as own:
+            fcntl.flock(own, fcntl.LOCK_EX)
+            prepare(target, ("wheel",), compiler)
+            wheel = make_wheel(target)
+        print(f"Built {wheel.relative_to(ROOT)}", flush=True)
+        if arguments.check and (code := check_wheel(target, wheel)):
+            return code
+    return 0
+
+
+def make_wheel(target: Target) -> Path:
+    """A wheel in `dist`, for many Linux systems if auditwheel can make it that."""
+    local = f"tf{target.tensorflow.removesuffix('.*')}"
+    variables = {
+        **os.environ,
+        "TF_GRADCOMP_BUILT_LIBRARY": str(target.tree / LIBRARY),
+        "TF_GRADCOMP_LOCAL_VERSION": local,
+    }
+    dist = ROOT / "dist"
+    dist.mkdir(exist_ok=True)
+    for earlier in dist.glob(f"*+{local}-*.whl"):
+        earlier.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        tree, made = Path(folder, "source"), Path(folder, "made")
+        copy_tree(tree)  # the version that goes into the tree is that of the wheel
+        options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(made), str(tree)]
+        pip(target, "wheel", f"the wheel for TensorFlow {target.tensorflow}", options, variables)
+        (wheel,) = made.glob("*.whl")
+        path = os.pathsep.join([str(target.folder / "bin"), os.environ.get("PATH", os.defpath)])
+        options = ["--wheel-dir", str(dist), "--exclude", "libtensorflow*"]
+        repaired = subprocess.run(
+            [target.python, "-m", "auditwheel", "repair", *options, str(wheel)],
+            env={**os.environ, "PATH": path},  # auditwheel calls patchelf
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if repaired.returncode:
+            print(f"The wheel is for systems like this one only:\n{repaired.stdout}", flush=True)
+            shutil.copy(wheel, dist)
+    (found,) = dist.glob(f"*+{local}-*.whl")
+    return found
+
+
+def check_wheel(target: Target, wheel: Path) -> int:
+    """Trains on two workers with the wheel, in an environment with no compiler; the exit code.
+
+    The environment is new, but sees the packages of the one that the wheel was built in, TensorFlow
+    above all. Its own come first, so that `tf_gradcomp` is the wheel's.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = dataclasses.replace(target, folder=Path(folder, "venv"))
+        make_environment(fresh.folder)
+        (packages,) = fresh.folder.glob("lib/python*/site-packages")
+        (borrowed,) = target.folder.glob("lib/python*/site-packages")
+        pip(fresh, "install", wheel.name, ["--no-deps", str(wheel)], {"PATH": "", "CXX": "false"})
+        (packages / "borrowed.pth").write_text(f"{borrowed}\n")
+        example = shutil.copy(ROOT / "keras_examples" / "minimal.py", folder)
+        where = (
+            "import sys, tf_gradcomp as gc; print(gc.__version__, gc.__file__); "
+            "sys.exit(not gc.__file__.startswith(sys.prefix))"
+        )
+        for arguments in (
+            ["-c", where],
+            ["-m", "tf_gradcomp.cli", "info"],
+            ["-m", "tf_gradcomp.cli", "run", "-n", "2", example],
+        ):
+            if code := run([fresh.python, *arguments], Path(folder)):
+                return code
+    return 0
 
 
 def check_python(target: Target) -> None:

@@ -1,4 +1,8 @@
-"""Builds the op library against the TensorFlow that is installed. Metadata: pyproject.toml."""
+"""Builds the op library against the TensorFlow that is installed. Metadata: pyproject.toml.
+
+`dev.py wheel` sets two variables: the library that is built already, and the local version, which
+names the TensorFlow that it is for.
+"""
 
 import os
 import re
@@ -7,12 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 OLDEST, NEWEST = (2, 17), (2, 21)
 SOURCES = sorted(glob("custom_ops/kernels/*.cc") + glob("custom_ops/tensorflow/*.cc"))
 HEADERS = sorted(glob("custom_ops/*/*.h"))
 PRECOMPILED = "custom_ops/tensorflow/precompiled.h"
+BUILT_LIBRARY = os.environ.get("TF_GRADCOMP_BUILT_LIBRARY")
+LOCAL_VERSION = os.environ.get("TF_GRADCOMP_LOCAL_VERSION")
 
 
 def import_tensorflow():
@@ -41,6 +48,11 @@ class BuildOps(build_ext):
         return os.path.join(*fullname.split(".")) + ".so"
 
     def build_extension(self, ext):
+        if BUILT_LIBRARY:
+            target = self.get_ext_fullpath(ext.name)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copy(BUILT_LIBRARY, target)
+            return
         tf = import_tensorflow()
         flags = [
             "-O3",
@@ -90,7 +102,15 @@ class BuildOps(build_ext):
         return header
 
 
+class Wheel(bdist_wheel):
+    """A wheel for every Python: the op library knows TensorFlow and no Python."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
+    options={"egg_info": {"tag_build": f"+{LOCAL_VERSION}"}} if LOCAL_VERSION else {},
     ext_modules=[Extension("tf_gradcomp.ops._tf_gradcomp_ops", SOURCES, depends=HEADERS)],
-    cmdclass={"build_ext": BuildOps},
+    cmdclass={"build_ext": BuildOps, "bdist_wheel": Wheel},
 )

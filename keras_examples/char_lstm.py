@@ -11,6 +11,8 @@ together. What counts in the end is how many bits a character of held-out text t
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import common
 import keras
@@ -57,31 +59,8 @@ def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
     return model
 
 
-def simulation_task(
-    batch_size: int = 32, seed: int = 0, optimizer: str = "adam"
-) -> gc.simulation.Task:
-    """For `gradcomp simulate char_lstm.py`: the same training, by learners in one process."""
-    keras.utils.set_random_seed(seed)
-    text, held_out = texts.load(None)
-    model = compiled_model(make_optimizer(optimizer, LEARNING_RATES[optimizer], "none"))
-    batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
-    validation = texts.in_order(held_out, batch_size)
-    return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, validation)
-
-
-@click.command(context_settings={"show_default": True})
-@common.compressor_option
-@common.precondition_option
-@common.horovod_option
-@click.option("--epochs", default=20)
-@click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
-@click.option("--batch-size", default=32, help="Sequences, of all workers together.")
-@click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
-@click.option("--learning-rate", type=float, help="By default 0.002 for Adam, 0.5 for SGD.")
-@click.option("--seed", default=0, help="Of the weights and the order of the sequences.")
-@click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
-@common.history_option
-def main(
+def train(
+    *,
     compressor: str,
     precondition: str | None,
     horovod: bool,
@@ -94,8 +73,8 @@ def main(
     dataset: str | None,
     history: str | None,
 ) -> None:
-    """Train a character-level LSTM on text."""
-    job = common.start_job(horovod)
+    """Trains on this worker, and reports if it is the chief."""
+    job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(), before all else
     is_chief = gc.is_chief(job.strategy)
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
@@ -103,9 +82,9 @@ def main(
     train = job.own_part(texts.shuffled(text, batch_size, seed), batch_size)
     validation = texts.in_order(held_out, batch_size)
 
-    with job.strategy.scope():
+    with job.strategy.scope():  # (2) in here, what belongs to the model is created
         model = compiled_model(
-            make_optimizer(
+            make_optimizer(  # (3) gc.CompressedOptimizer around it
                 optimizer,
                 learning_rate or LEARNING_RATES[optimizer],
                 compressor,
@@ -134,6 +113,35 @@ def main(
             weights=model.count_params(),
             steps_per_epoch=steps_per_epoch,
         )
+
+
+def simulation_task(
+    batch_size: int = 32, seed: int = 0, optimizer: str = "adam"
+) -> gc.simulation.Task:
+    """For `gradcomp simulate char_lstm.py`: the same training, by learners in one process."""
+    keras.utils.set_random_seed(seed)
+    text, held_out = texts.load(None)
+    model = compiled_model(make_optimizer(optimizer, LEARNING_RATES[optimizer], "none"))
+    batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
+    validation = texts.in_order(held_out, batch_size)
+    return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, validation)
+
+
+@click.command(context_settings={"show_default": True})
+@common.compressor_option
+@common.precondition_option
+@common.horovod_option
+@click.option("--epochs", default=20)
+@click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
+@click.option("--batch-size", default=32, help="Sequences of a batch, of all workers together.")
+@click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
+@click.option("--learning-rate", type=float, help="By default 0.002 for Adam, 0.5 for SGD.")
+@click.option("--seed", default=0, help="Seed of the weights and the order of the sequences.")
+@click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
+@common.history_option
+def main(**settings: Any) -> None:
+    """Train a character-level LSTM on text."""
+    train(**settings)
 
 
 if __name__ == "__main__":

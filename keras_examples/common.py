@@ -35,23 +35,25 @@ compressor_option = click.option(
     default="adacomp",
     metavar="none|adacomp|...",
     callback=_check_compressor,
-    help="Of the gradients.",
+    help="Compress gradients by this method; none leaves the dense sum to the strategy.",
 )
 precondition_option = click.option(
     "--precondition",
     default="auto",
     type=click.Choice(["auto", "local", "none"]),
     callback=lambda _context, _option, value: None if value == "none" else value,
-    help="Of compressed gradients for Adam: see gc.CompressedOptimizer.",
+    help="Divide gradients by Adam's second moment before they are compressed.",
 )
 horovod_option = click.option(
-    "--horovod", is_flag=True, help="Exchange gradients by Horovod: for horovodrun or mpirun."
+    "--horovod",
+    is_flag=True,
+    help="Exchange gradients by Horovod, where horovodrun has started this program.",
 )
 history_option = click.option(
     "--history",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
-    help="Write what was measured as JSON.",
+    help="Write what was measured to this file, as JSON.",
 )
 
 

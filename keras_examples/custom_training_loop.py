@@ -10,6 +10,8 @@ divided by the size of the whole batch, because gradients are summed over the wo
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import common
 import keras
@@ -85,16 +87,8 @@ class Trainer:
         self.accuracy.update_state(labels, self.model(images, training=False))
 
 
-@click.command(context_settings={"show_default": True})
-@common.compressor_option
-@click.option("--epochs", default=30)
-@click.option("--batch-size", default=64, help="Of all workers together.")
-@click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
-@click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")
-@click.option("--seed", default=0, help="Of the split, the weights and the order of the images.")
-@click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
-@common.history_option
-def main(
+def train(
+    *,
     compressor: str,
     epochs: int,
     batch_size: int,
@@ -104,9 +98,8 @@ def main(
     dataset: str,
     history: str | None,
 ) -> None:
-    """Train a convolutional network on images, with a training loop of one's own."""
-    # The strategy comes before all else that TensorFlow does.
-    strategy = gc.MultiWorkerMirroredStrategy()
+    """Trains on this worker, and reports if it is the chief."""
+    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before all else that TensorFlow does
     is_chief = gc.is_chief(strategy)
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
@@ -120,8 +113,9 @@ def main(
         tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
     )
 
-    with strategy.scope():
+    with strategy.scope():  # (2) in here, what belongs to the model is created
         model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
+        # (3) gc.CompressedOptimizer around the optimizer
         wrapped = make_optimizer(optimizer, learning_rate or LEARNING_RATES[optimizer], compressor)
         # Variables can't be created inside of a step that runs on several workers.
         wrapped.build(model.trainable_variables)
@@ -153,6 +147,22 @@ def main(
             print(f"Payload of a step: {payload / traffic.exchanges:,.0f} bytes")
             print(f"Payload ratio: {dense / payload:.0f}")
         common.write_history(history, measured, wrapped)
+
+
+@click.command(context_settings={"show_default": True})
+@common.compressor_option
+@click.option("--epochs", default=30)
+@click.option("--batch-size", default=64, help="Rows of a batch, of all workers together.")
+@click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
+@click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")
+@click.option(
+    "--seed", default=0, help="Seed of the split, the weights and the order of the images."
+)
+@click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
+@common.history_option
+def main(**settings: Any) -> None:
+    """Train a convolutional network on images, with a training loop of one's own."""
+    train(**settings)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ process's part of each batch, and `group="horovod"`. The batch size is that of a
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import common
 import keras
@@ -48,6 +50,72 @@ def make_optimizer(
     else:
         optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
     return common.compressed(optimizer, compressor, precondition, group)
+
+
+def train(
+    *,
+    compressor: str,
+    precondition: str | None,
+    horovod: bool,
+    epochs: int,
+    batch_size: int,
+    optimizer: str,
+    learning_rate: float | None,
+    seed: int,
+    dataset: str,
+    checkpoints: str | None,
+    history: str | None,
+) -> None:
+    """Trains on this worker, and reports if it is the chief."""
+    job = common.start_job(horovod)  # (1) gc.MultiWorkerMirroredStrategy(), before all else
+    is_chief = gc.is_chief(job.strategy)
+    # All workers shuffle alike, and each then takes its own part of every batch.
+    keras.utils.set_random_seed(seed)
+    (train_x, train_y), test = common.load_images(dataset, seed)
+    train = (
+        tf.data.Dataset.from_tensor_slices((train_x, train_y))
+        .shuffle(len(train_x), seed=seed)
+        .batch(batch_size, drop_remainder=True)
+        .apply(lambda batches: job.own_part(batches, batch_size))
+        .repeat()  # makes an epoch start faster on several workers
+    )
+    steps_per_epoch = len(train_x) // batch_size
+    validation = tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
+
+    with job.strategy.scope():  # (2) in here, what belongs to the model is created
+        model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
+        model.compile(
+            optimizer=make_optimizer(  # (3) gc.CompressedOptimizer around it
+                optimizer,
+                learning_rate or LEARNING_RATES[optimizer],
+                compressor,
+                precondition,
+                job.group,
+            ),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    fitted = model.fit(
+        train,
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+        validation_data=validation,
+        shuffle=False,  # the dataset does
+        callbacks=make_callbacks(job, checkpoints),
+        verbose=2 if is_chief else 0,
+    )
+
+    loss, accuracy = model.evaluate(validation, verbose=0)
+    if is_chief:
+        print(f"Test accuracy {accuracy:.2%}, loss {loss:.4f}")
+        common.write_history(
+            history,
+            fitted.history,
+            model.optimizer,
+            workers=job.size,
+            weights=model.count_params(),
+            steps_per_epoch=steps_per_epoch,
+        )
 
 
 def simulation_task(
@@ -95,76 +163,18 @@ def make_callbacks(job: common.Job, checkpoints: str | None) -> list[keras.callb
 @common.precondition_option
 @common.horovod_option
 @click.option("--epochs", default=30)
-@click.option("--batch-size", default=64, help="Of all workers together.")
+@click.option("--batch-size", default=64, help="Rows of a batch, of all workers together.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
 @click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")
-@click.option("--seed", default=0, help="Of the split, the weights and the order of the images.")
+@click.option(
+    "--seed", default=0, help="Seed of the split, the weights and the order of the images."
+)
 @click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
 @click.option("--checkpoints", metavar="FOLDER", help="Save the best model and a backup there.")
 @common.history_option
-def main(
-    compressor: str,
-    precondition: str | None,
-    horovod: bool,
-    epochs: int,
-    batch_size: int,
-    optimizer: str,
-    learning_rate: float | None,
-    seed: int,
-    dataset: str,
-    checkpoints: str | None,
-    history: str | None,
-) -> None:
+def main(**settings: Any) -> None:
     """Train a convolutional network on images."""
-    job = common.start_job(horovod)
-    is_chief = gc.is_chief(job.strategy)
-    # All workers shuffle alike, and each then takes its own part of every batch.
-    keras.utils.set_random_seed(seed)
-    (train_x, train_y), test = common.load_images(dataset, seed)
-    train = (
-        tf.data.Dataset.from_tensor_slices((train_x, train_y))
-        .shuffle(len(train_x), seed=seed)
-        .batch(batch_size, drop_remainder=True)
-        .apply(lambda batches: job.own_part(batches, batch_size))
-        .repeat()  # makes an epoch start faster on several workers
-    )
-    steps_per_epoch = len(train_x) // batch_size
-    validation = tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
-
-    with job.strategy.scope():
-        model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
-        model.compile(
-            optimizer=make_optimizer(
-                optimizer,
-                learning_rate or LEARNING_RATES[optimizer],
-                compressor,
-                precondition,
-                job.group,
-            ),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-    fitted = model.fit(
-        train,
-        epochs=epochs,
-        steps_per_epoch=steps_per_epoch,
-        validation_data=validation,
-        shuffle=False,  # the dataset does
-        callbacks=make_callbacks(job, checkpoints),
-        verbose=2 if is_chief else 0,
-    )
-
-    loss, accuracy = model.evaluate(validation, verbose=0)
-    if is_chief:
-        print(f"Test accuracy {accuracy:.2%}, loss {loss:.4f}")
-        common.write_history(
-            history,
-            fitted.history,
-            model.optimizer,
-            workers=job.size,
-            weights=model.count_params(),
-            steps_per_epoch=steps_per_epoch,
-        )
+    train(**settings)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,64 @@ from digits_cnn import build_model
 import tf_gradcomp as gc
 
 
+def train(
+    *,
+    pattern: str,
+    density: float,
+    dense_steps: int,
+    training_steps: int,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    results: str,
+) -> None:
+    """Trains on this worker; the chief then draws what the autoencoder has learned."""
+    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before all else that TensorFlow does
+    is_chief = gc.is_chief(strategy)
+    keras.utils.set_random_seed(seed)
+    (train_x, train_y), test = common.load_images("digits", seed)
+    whole = len(train_x) // batch_size * batch_size
+    compressor = gc.compressors.LGC(
+        pattern, density, dense_steps=dense_steps, training_steps=training_steps
+    )
+    with strategy.scope():  # (2) in here, what belongs to the model is created
+        model = build_model(train_x.shape[1:], classes=10)
+        optimizer = gc.CompressedOptimizer(  # (3)
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            compressor,
+            gc.Policy.from_model(model),  # it knows which layer is the first, and which the last
+        )
+        model.compile(
+            optimizer,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    training, seen = gc.callbacks.AutoencoderTraining(), Errors()
+    model.fit(
+        train_x[:whole],
+        train_y[:whole],
+        batch_size=batch_size,
+        epochs=epochs,
+        callbacks=[gc.callbacks.CompressionMonitor(), training, seen],
+        verbose=2 if is_chief else 0,
+    )
+    loss, accuracy = model.evaluate(*test, verbose=0)
+    if not is_chief:
+        return
+    print(f"Test accuracy {accuracy:.2%}, loss {loss:.4f}")
+    state = optimizer.exchange.autoencoder
+    vectors = state.last_vectors() if state else None
+    autoencoder = training.autoencoder
+    if vectors is None or autoencoder is None:
+        print("Nothing was learnt: start several workers, for more steps.")
+        return
+    print(f"Phase {seen.phases[-1]}; the error in the last step of training: {seen.errors[-1]:.3f}")
+    autoencoder.summary(expand_nested=True)
+    Path(results).mkdir(parents=True, exist_ok=True)
+    autoencoder.save(Path(results, "autoencoder.keras"))
+    draw(Path(results, "learned_compression.png"), seen, *before_and_after(autoencoder, vectors))
+
+
 class Errors(keras.callbacks.Callback):
     """Keeps what `AutoencoderTraining` logs of each step."""
 
@@ -73,64 +131,16 @@ def draw(path: Path, seen: Errors, before: np.ndarray, after: np.ndarray) -> Non
 @click.option("--dense-steps", default=44)
 @click.option("--training-steps", default=150)
 @click.option("--epochs", default=20)
-@click.option("--batch-size", default=64, help="Of all workers together.")
-@click.option("--seed", default=0, help="Of the split, the weights and the order of the images.")
-@click.option("--results", default="learned_compression", help="Folder of the picture.")
-def main(
-    pattern: str,
-    density: float,
-    dense_steps: int,
-    training_steps: int,
-    epochs: int,
-    batch_size: int,
-    seed: int,
-    results: str,
-) -> None:
+@click.option("--batch-size", default=64, help="Rows of a batch, of all workers together.")
+@click.option(
+    "--seed", default=0, help="Seed of the split, the weights and the order of the images."
+)
+@click.option(
+    "--results", default="learned_compression", help="Write the picture into this folder."
+)
+def main(**settings: Any) -> None:
     """Train a convolutional network on digits, with gradients coded by a learnt autoencoder."""
-    strategy = gc.MultiWorkerMirroredStrategy()
-    is_chief = gc.is_chief(strategy)
-    keras.utils.set_random_seed(seed)
-    (train_x, train_y), test = common.load_images("digits", seed)
-    whole = len(train_x) // batch_size * batch_size
-    compressor = gc.compressors.LGC(
-        pattern, density, dense_steps=dense_steps, training_steps=training_steps
-    )
-    with strategy.scope():
-        model = build_model(train_x.shape[1:], classes=10)
-        optimizer = gc.CompressedOptimizer(
-            keras.optimizers.SGD(0.05, momentum=0.9),
-            compressor,
-            gc.Policy.from_model(model),  # it knows which layer is the first, and which the last
-        )
-        model.compile(
-            optimizer,
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-    training, seen = gc.callbacks.AutoencoderTraining(), Errors()
-    model.fit(
-        train_x[:whole],
-        train_y[:whole],
-        batch_size=batch_size,
-        epochs=epochs,
-        callbacks=[gc.callbacks.CompressionMonitor(), training, seen],
-        verbose=2 if is_chief else 0,
-    )
-    loss, accuracy = model.evaluate(*test, verbose=0)
-    if not is_chief:
-        return
-    print(f"Test accuracy {accuracy:.2%}, loss {loss:.4f}")
-    state = optimizer.exchange.autoencoder
-    vectors = state.last_vectors() if state else None
-    autoencoder = training.autoencoder
-    if vectors is None or autoencoder is None:
-        print("Nothing was learnt: start several workers, for more steps.")
-        return
-    print(f"Phase {seen.phases[-1]}; the error in the last step of training: {seen.errors[-1]:.3f}")
-    autoencoder.summary(expand_nested=True)
-    Path(results).mkdir(parents=True, exist_ok=True)
-    autoencoder.save(Path(results, "autoencoder.keras"))
-    draw(Path(results, "learned_compression.png"), seen, *before_and_after(autoencoder, vectors))
+    train(**settings)
 
 
 if __name__ == "__main__":

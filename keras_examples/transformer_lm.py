@@ -10,6 +10,8 @@ comes with Python itself, or is a file of yours. The batch size is that of all w
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import common
 import keras
@@ -74,26 +76,8 @@ def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
     return model
 
 
-def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
-    """For `gradcomp simulate transformer_lm.py`: the same training, by learners in one process."""
-    keras.utils.set_random_seed(seed)
-    text, held_out = texts.load(None)
-    model = compiled_model(make_optimizer(EPOCHS * STEPS_PER_EPOCH, LEARNING_RATE))
-    batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
-    return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, texts.in_order(held_out, batch_size))
-
-
-@click.command(context_settings={"show_default": True})
-@common.compressor_option
-@common.precondition_option
-@click.option("--epochs", default=EPOCHS, help="The learning rate is zero at their end.")
-@click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
-@click.option("--batch-size", default=32, help="Sequences, of all workers together.")
-@click.option("--learning-rate", default=LEARNING_RATE, help="The highest.")
-@click.option("--seed", default=0, help="Of the weights and the order of the sequences.")
-@click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
-@common.history_option
-def main(
+def train(
+    *,
     compressor: str,
     precondition: str | None,
     epochs: int,
@@ -104,19 +88,20 @@ def main(
     dataset: str | None,
     history: str | None,
 ) -> None:
-    """Train a character-level Transformer on text."""
-    # The strategy comes before all else that TensorFlow does.
-    strategy = gc.MultiWorkerMirroredStrategy()
+    """Trains on this worker, and reports if it is the chief."""
+    strategy = gc.MultiWorkerMirroredStrategy()  # (1) before all else that TensorFlow does
     is_chief = gc.is_chief(strategy)
     # All workers shuffle alike, and each then takes its own part of every batch.
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)
     validation = texts.in_order(held_out, batch_size)
 
-    with strategy.scope():
+    with strategy.scope():  # (2) in here, what belongs to the model is created
         optimizer = make_optimizer(epochs * steps_per_epoch, learning_rate)
         if compressor != "none":
-            optimizer = gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)
+            optimizer = gc.CompressedOptimizer(  # (3)
+                optimizer, compressor, precondition=precondition
+            )
         model = compiled_model(optimizer)
     fitted = model.fit(
         texts.shuffled(text, batch_size, seed),
@@ -139,6 +124,30 @@ def main(
             weights=model.count_params(),
             steps_per_epoch=steps_per_epoch,
         )
+
+
+def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
+    """For `gradcomp simulate transformer_lm.py`: the same training, by learners in one process."""
+    keras.utils.set_random_seed(seed)
+    text, held_out = texts.load(None)
+    model = compiled_model(make_optimizer(EPOCHS * STEPS_PER_EPOCH, LEARNING_RATE))
+    batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
+    return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, texts.in_order(held_out, batch_size))
+
+
+@click.command(context_settings={"show_default": True})
+@common.compressor_option
+@common.precondition_option
+@click.option("--epochs", default=EPOCHS, help="The learning rate is zero at their end.")
+@click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
+@click.option("--batch-size", default=32, help="Sequences of a batch, of all workers together.")
+@click.option("--learning-rate", default=LEARNING_RATE, help="The highest learning rate.")
+@click.option("--seed", default=0, help="Seed of the weights and the order of the sequences.")
+@click.option("--dataset", metavar="FILE", help="A text of yours in place of Python's own.")
+@common.history_option
+def main(**settings: Any) -> None:
+    """Train a character-level Transformer on text."""
+    train(**settings)
 
 
 if __name__ == "__main__":

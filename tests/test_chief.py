@@ -87,6 +87,14 @@ def test_paths_differ_where_the_strategy_knows_the_cluster(
         assert gc.worker_path(tmp_path / "model.keras") == expected
 
 
+def test_paths_may_be_urls_and_folders():
+    strategy = strategy_of(WORKERS, "worker", 1)
+    expected = "ram://bucket/runs/worker-1/model.keras"
+    assert gc.worker_path("ram://bucket/runs/model.keras", strategy) == expected
+    assert tf.io.gfile.isdir("ram://bucket/runs/worker-1")
+    assert gc.worker_path("ram://bucket/logs/", strategy) == "ram://bucket/worker-1/logs"
+
+
 def test_a_backup_goes_to_the_path_of_the_models_worker(tmp_path):
     with strategy_of(WORKERS, "worker", 1).scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

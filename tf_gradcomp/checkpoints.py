@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 
 import tensorflow as tf
 
@@ -25,7 +24,8 @@ def worker_path(
     ```
 
     Args:
-        path: A file or folder, as one worker alone would name it.
+        path: A file or folder, as one worker alone would name it, or a URL such as
+            `gs://bucket/model.keras`.
         strategy: Whose cluster this process is in; by default the current strategy tells, if its
             cluster resolver knows a cluster, and otherwise TF_CONFIG. Where the cluster is not in
             TF_CONFIG, give it, or call this in the strategy's scope.
@@ -34,8 +34,9 @@ def worker_path(
         This worker's path; `path` itself for the chief, and where there is one worker.
     """
     worker = this_worker(strategy)
-    location = pathlib.Path(path)
+    folder, name = os.path.split(os.fspath(path).rstrip("/"))
     if worker is not None and not worker.is_chief:
-        location = location.parent / worker.name / location.name
-    location.parent.mkdir(parents=True, exist_ok=True)
-    return str(location)
+        folder = os.path.join(folder, worker.name)
+    if folder:
+        tf.io.gfile.makedirs(folder)  # also where it is a URL
+    return os.path.join(folder, name)

@@ -46,16 +46,29 @@ def columns(table, method):
     return [cell.strip() for cell in row.strip("│").split("│")]
 
 
-@pytest.mark.parametrize("training", [FIT, LOOP], ids=["fit", "loop"])
-def test_the_first_steps_are_measured_and_the_program_ends(program, training):  # noqa: F811
-    path = program(quiet(_joined(MODEL, training)))
-    done = gradcomp("advise", "-n", "2", path, timeout=180)
+def test_the_first_steps_are_measured_and_the_program_ends(program):  # noqa: F811
+    done = gradcomp("advise", "-n", "2", program(quiet(_joined(MODEL, FIT))), timeout=180)
     assert done.returncode == 0, done.stderr
     assert "trained to the end" not in done.stdout
     for method in ("no_compression", "cast", "adacomp", "scalecom"):
         assert float(columns(done.stdout, method)[1]) > 0  # computing
     assert "top_k" in done.stdout  # what the program itself uses
-    assert done.stdout.splitlines()[-1].startswith(("Use compressor=", "Compression will not pay"))
+    verdict, *notes = done.stdout.splitlines()[-4:]
+    assert verdict.startswith(("Use compressor=", "Compression will not pay"))
+    assert "holds for its loopback and not for a cluster's network" in notes[0]
+
+
+def test_what_was_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F811
+    path = program(quiet("print('from the program')\n" + _joined(MODEL, LOOP)))
+    done = gradcomp("advise", "-n", "2", "--json", path, timeout=180)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "from the program" in done.stderr
+    assert "trained to the end" not in done.stderr
+    steps = {one["method"]: one["step"] for one in found["predictions"]}
+    assert found["best"] == min(steps, key=steps.get)
+    assert any(method.startswith("top_k") for method in steps)  # what the program itself uses
+    assert all(one["compute"] > 0 for one in found["predictions"])
 
 
 def test_a_program_that_is_too_short_is_told_so(program):  # noqa: F811

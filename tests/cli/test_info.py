@@ -23,13 +23,23 @@ def run_info(monkeypatch):
         monkeypatch.setenv(name, "3")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    return lambda: CliRunner().invoke(main, ["info"])
+    return lambda *options: CliRunner().invoke(main, ["info", *options])
 
 
 def rows(output):
     """The table as a dict."""
     split = (line.strip().partition("  ") for line in output.splitlines())
     return {name: value.strip() for name, _, value in split}
+
+
+def test_it_can_be_read_by_a_program(run_info, monkeypatch):
+    found = json.loads(run_info("--json").output)
+    assert found["tf_gradcomp"] == tf_gradcomp.__version__
+    assert found["problems"] == []
+    monkeypatch.setenv("TF_CONFIG", "{")
+    broken = run_info("--json")
+    assert broken.exit_code == 1
+    assert "not valid JSON" in json.loads(broken.output)["problems"][0]
 
 
 def test_all_is_well():

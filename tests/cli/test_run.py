@@ -63,6 +63,16 @@ def test_output_is_prefixed_and_kept_apart(program):
     assert sorted(done.stderr.splitlines()) == ["[worker 0] two 0", "[worker 1] two 1"]
 
 
+def test_how_a_job_ended_can_be_read_by_a_program(program):
+    path = program("print('out'); time.sleep(30 * (1 - index)); sys.exit(3)")
+    done = gradcomp("run", "-n", "2", "--json", "--grace", "0", path)
+    ended = json.loads(done.stdout)
+    assert done.returncode == ended["exit_code"] == 3
+    assert ended["first_failure"] == 1
+    assert [worker["exit_code"] for worker in ended["workers"]] == [128 + signal.SIGKILL, 3]
+    assert "[worker 0] out" in done.stderr
+
+
 def test_without_horovod_its_ranks_are_refused(program, tmp_path):
     (tmp_path / "horovod.py").write_text("")
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENV['PYTHONPATH']}"}
@@ -234,8 +244,8 @@ def test_threads_are_left_alone_unless_asked_for(program):
     ("args", "says"),
     [
         (["-n", "2"], "Missing argument 'PROGRAM'"),
-        (["train.py"], "Missing option '-n', the number of workers."),
-        (["train.py", "-n", "2"], "Missing option '-n', the number of workers. It goes before the"),
+        (["train.py"], "Missing option '-n', the number of workers to start on"),
+        (["train.py", "-n", "2"], "to start on this machine. It goes before the program."),
         (["-n", "0", __file__], "0 is not in the range x>=1"),
         (["-n", "two", __file__], "'two' is not a valid integer"),
         (["-n", "2", "no/such.py"], "There is no program 'no/such.py' here."),

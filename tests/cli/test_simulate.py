@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 
 
-def simulation_task(batch_size, seed):
+def simulation_task(batch_size=64, seed=0):
     keras.utils.set_random_seed(seed)
     x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
@@ -24,6 +24,10 @@ def simulation_task(batch_size, seed):
     model.compile(keras.optimizers.SGD(0.05), "mse")
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
     return gc.simulation.Task(model, batches, 64 // batch_size, (x, y))
+
+
+def without_a_size(batch_size, seed):
+    return simulation_task(batch_size, seed)
 
 
 other = None
@@ -101,6 +105,8 @@ def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
         ("", ["-c", "adacomp(bin_sizes=0)"], "a whole number from 1 to 16383"),
         ("", ["-n", "0"], "0 is not in the range"),
         ("", ["--batch-size", "0"], "0 is not in the range"),
+        (":without_a_size", [], "without_a_size of"),
+        (":without_a_size", [], "has no batch size of its own: give one by --batch-size"),
         ("", ["-n", "4", "-n", "3"], "3 learners cannot share batches of 64"),
         ("", ["-c", "auto"], "'auto' chooses by the network, and a simulation has none"),
         ("", ["--results", __file__], "test_simulate.py' is a file"),
@@ -114,6 +120,19 @@ def test_what_is_wrong_is_said_before_anything_runs(program, suffix, options, me
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert list(program.parent.iterdir()) == [program]
+
+
+def test_the_program_s_own_batch_size_is_kept_and_json_is_printed(program, tmp_path):
+    program.write_text(PROGRAM.replace("batch_size=64", "batch_size=32"))
+    options = [*SHORT, "--results", str(tmp_path / "results"), "--no-plot"]
+    of_its_own, given = (
+        CliRunner().invoke(main, ["simulate", str(program), "--json", *options, *more])
+        for more in ([], ["--batch-size", "32", "--overwrite"])
+    )
+    assert of_its_own.exit_code == 0, of_its_own.output
+    runs = [json.loads(result.stdout) for result in (of_its_own, given)]
+    assert runs[0][0]["history"]["loss"] == runs[1][0]["history"]["loss"]
+    assert "Written" in of_its_own.stderr
 
 
 SHORT = ["-n", "2", "-c", "no_compression", "--epochs", "1"]

@@ -55,7 +55,7 @@ def test_weights_and_slots_are_bit_equal_with(seen, check):
 
 
 @pytest.mark.parametrize("check", ["callbacks_and_metrics", "steps_per_execution"])
-def test_both_doors_train_to_the_last_bit_alike(seen, check):
+def test_both_ways_to_compress_train_to_the_last_bit_alike(seen, check):
     by_optimizer, by_strategy = (seen[0][way][check] for way in COMPRESSED)
     assert by_optimizer["weights"] == by_strategy["weights"]
     assert by_optimizer["slots"] == by_strategy["slots"]

@@ -70,6 +70,30 @@ def test_arguments_after_the_dashes_are_passed_on(dev, monkeypatch):
     assert arguments.commands == [dev.PYTEST]
 
 
+def test_wheels_are_built_for_the_tensorflows_that_the_library_supports(dev, monkeypatch):
+    made = []
+    monkeypatch.setattr(dev, "check_python", lambda target: None)
+    monkeypatch.setattr(dev, "find_compiler", lambda: "g++")
+    monkeypatch.setattr(dev, "prepare", lambda *_: None)
+    monkeypatch.setattr(
+        dev, "make_wheel", lambda target: made.append(target.tensorflow) or dev.ROOT / "dist" / "w"
+    )
+    for argv, versions in (
+        ([], ["2.21.*"]),
+        (["2.18", "2.20"], ["2.18.*", "2.20.*"]),
+        (["all"], [f"2.{minor}.*" for minor in range(17, 22)]),
+    ):
+        made.clear()
+        monkeypatch.setattr(sys, "argv", ["dev.py", "wheel", *argv])
+        assert dev.main() == 0
+        assert made == versions
+    (oldest, newest) = re.search(
+        r"OLDEST, NEWEST = \((\d+, \d+)\), \((\d+, \d+)\)", (ROOT / "setup.py").read_text()
+    ).groups()
+    first, *_, last = dev.TARGETS
+    assert (first, last) == (oldest.replace(", ", "."), newest.replace(", ", "."))
+
+
 def test_an_unchanged_environment_is_left_alone(dev, monkeypatch, tmp_path):
     """And one whose op library or build inputs have changed is not."""
     target = dev.dataclasses.replace(dev.NEWEST, folder=tmp_path)

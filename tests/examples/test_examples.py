@@ -4,6 +4,7 @@ import argparse  # a text that is there wherever Python is
 import functools
 import json
 import os
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -150,3 +151,18 @@ def test_the_demonstration(tmp_path):
     ):
         assert row in output
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_files_are_shared_out_and_a_train_step_is_compressed(tmp_path):
+    run_alone(EXAMPLES / "tfrecords.py", "write", tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    for name, args, measure in (
+        ("tfrecords.py", ["train", tmp_path], "loss"),
+        ("train_step.py", [], "error"),
+    ):
+        chief, other = run_workers(EXAMPLES / name, n=2, args=args)
+        series = [float(value) for value in re.findall(rf" {measure}: (\S+)", chief.stdout)]
+        assert len(series) == 5
+        assert series[-1] < series[0] / 2
+        assert "replicas exchange gradients by AdaComp" in chief.stderr
+        assert "Epoch" not in other.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import json
 import os
 import signal
 import statistics
@@ -88,7 +89,9 @@ class Measuring:
 
     def _write(self, advice: Advice) -> None:
         if self._writes:
-            Path(os.environ[VARIABLE]).write_text(f"{advice}\n")
+            path = Path(os.environ[VARIABLE])
+            as_json = path.suffix == ".json"
+            path.write_text(f"{json.dumps(advice.as_dict(), indent=1) if as_json else advice}\n")
 
 
 def _end(_signum: int, _frame: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tf_gradcomp.advice import report
 from tf_gradcomp.advice.cost_model import Prediction
@@ -24,6 +25,14 @@ class Advice:
     best: str
     table: str
     verdict: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was found, JSON-serializable; times are in seconds."""
+        predictions = [
+            {**dataclasses.asdict(one), "exchange": one.exchange, "step": one.step}
+            for one in self.predictions
+        ]
+        return {"best": self.best, "verdict": self.verdict, "predictions": predictions}
 
     def __str__(self) -> str:
         return f"{self.table}{self.verdict}"

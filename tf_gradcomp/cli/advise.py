@@ -11,15 +11,25 @@ from pathlib import Path
 import click
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
+from tf_gradcomp.cli.json_output import json_option
 from tf_gradcomp.cli.run import (
     Threads,
+    check_scheduled,
     program_command,
     report_end,
     run_job,
+    run_rank,
     thread_settings,
 )
+from tf_gradcomp.launch import scheduled
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import read_tf_config
+
+_LOOPBACK = (
+    "The workers were on this machine, so this holds for its loopback and not for a cluster's "
+    "network.\nTo measure a cluster, start gradcomp advise, without -n, on each of its machines:\n"
+    "by srun, by mpirun, or with TF_CONFIG (docs/advise.md)."
+)
 
 
 @click.command(
@@ -30,20 +40,25 @@ from tf_gradcomp.tf_config import read_tf_config
     "-n",
     "--workers",
     type=click.IntRange(min=1),
-    help="How many local workers to start. Not where TF_CONFIG is set: there it is one of a job.",
+    help="Start so many workers on this machine. What is measured is then this machine's "
+    "loopback, and not the network of a cluster. Leave this out under srun and mpirun, and where "
+    "TF_CONFIG is set.",
 )
-@click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
+@click.option("-m", "--module", is_flag=True, help="Run PROGRAM as a module, as `python -m` does.")
 @click.option(
     "--threads-per-worker",
     type=Threads(),
-    help="As for `gradcomp run`.",
+    help="Give each worker's TensorFlow operations so many threads, or 'auto' to share the cores "
+    "out.",
 )
+@json_option
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def advise(
     workers: int | None,
     module: bool,
     threads_per_worker: int | str | None,
+    as_json: bool,
     program: str,
     args: tuple[str, ...],
 ) -> None:
@@ -52,28 +67,46 @@ def advise(
     The program trains with gc.CompressedOptimizer. Its first steps are taken uncompressed; then all
     workers end, and what was found is printed: a table, and what to use or that it will not pay.
 
-    Example: gradcomp advise -n 2 train.py --batch-size 64
-    """
-    if (TF_CONFIG in os.environ) == (workers is not None):
+    To measure a cluster's network, start it on the cluster's machines, one for each worker.
+
+    \b
+    Examples:
+      gradcomp advise -n 2 train.py --batch-size 64     # this machine's loopback
+      srun -N 2 gradcomp advise train.py --batch-size 64
+      mpirun -H host1,host2 gradcomp advise train.py --batch-size 64
+    """  # noqa: D301
+    place = None if TF_CONFIG in os.environ else scheduled()
+    check_scheduled(place, workers)
+    if place is None and (TF_CONFIG in os.environ) == (workers is not None):
         raise click.UsageError(
-            "Say how many workers to start (gradcomp advise -n 2 train.py), or set TF_CONFIG and "
-            "start it on each worker of a job; one of the two."
+            "Say how many workers to start on this machine (gradcomp advise -n 2 train.py); or, to "
+            "measure a cluster, start it on each machine by srun, by mpirun or with TF_CONFIG, "
+            "without -n."
         )
     command = [sys.executable, *program_command(program, module), *args]
     with tempfile.TemporaryDirectory(prefix="gradcomp-advise-") as folder:
-        found = Path(folder, "advice.txt")
-        env = {**os.environ, VARIABLE: str(found)}
-        if workers is None:
+        found = Path(folder, "advice.json" if as_json else "advice.txt")
+        env = {
+            **os.environ,
+            VARIABLE: str(found),
+            **thread_settings(threads_per_worker, workers or 1),
+        }
+        if place is not None:
+            result = run_rank(place, command, env, output="chief", all_to_stderr=as_json)
+            report_end(result, shown_tails=False)
+            code, prints = result.exit_code, place.rank == 0
+        elif workers is None:
             code, prints = _as_worker(command, env)
         else:
-            env |= thread_settings(threads_per_worker, workers)
-            result = run_job(command, workers, env, output="chief")
+            result = run_job(command, workers, env, output="chief", all_to_stderr=as_json)
             report_end(result, shown_tails=False)
             code, prints = result.exit_code, True
         if code:
             sys.exit(code)
         if prints:
             _print(found)
+    if workers is not None and workers > 1 and not as_json:
+        click.echo(_LOOPBACK)
 
 
 def _as_worker(command: list[str], env: dict[str, str]) -> tuple[int, bool]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tf_gradcomp import __version__
+from tf_gradcomp.cli.json_output import json_option, print_json
 from tf_gradcomp.tf_config import TFConfig, read_tf_config
 
 OLDEST_TENSORFLOW = (2, 17)
@@ -32,8 +33,9 @@ class _Report:
         self.rows.append((name, value))
 
 
-@click.command()
-def info() -> None:
+@click.command(short_help="Show what is installed here, and whether it fits together.")
+@json_option
+def info(as_json: bool) -> None:
     """Show versions, the op library, this machine, and whether they fit together.
 
     Ends with exit code 1 if something is wrong, and says how to put it right.
@@ -43,7 +45,11 @@ def info() -> None:
     _add_versions(report)
     _add_tensorflow(report)
     _add_tf_config(report)
-    _show(report)
+    if as_json:
+        rows = {name.strip(): value for name, value in report.rows}
+        print_json({**rows, "problems": report.problems})
+    else:
+        _show(report)
     sys.exit(1 if report.problems else 0)
 
 

@@ -7,6 +7,7 @@ import click
 from tf_gradcomp import __version__
 from tf_gradcomp.cli.advise import advise
 from tf_gradcomp.cli.info import info
+from tf_gradcomp.cli.methods import methods
 from tf_gradcomp.cli.run import run
 from tf_gradcomp.cli.simulate import simulate
 
@@ -20,4 +21,5 @@ def main() -> None:
 main.add_command(run)
 main.add_command(advise)
 main.add_command(simulate)
+main.add_command(methods)
 main.add_command(info)

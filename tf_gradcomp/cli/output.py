@@ -24,17 +24,27 @@ class WorkerOutput:
     Args:
         workers: How many workers there are.
         chief_only: Whether to show worker 0 alone.
+        all_to_stderr: Whether stdout is left to something else.
+        bars: Whether to show progress bars on a terminal; only one process can draw them there.
     """
 
-    def __init__(self, workers: int, *, chief_only: bool = False) -> None:
+    def __init__(
+        self,
+        workers: int,
+        *,
+        chief_only: bool = False,
+        all_to_stderr: bool = False,
+        bars: bool = True,
+    ) -> None:
         width = len(str(workers - 1))
         self._prefixes = [f"[worker {index:>{width}}] " for index in range(workers)]
         self._chief_only = chief_only
+        self._all_to_stderr = all_to_stderr
         self._bars: dict[tuple[int, str], Text] = {}
         self._drawn = 0.0
         # Its own refreshing would need a thread; here whoever prints redraws.
-        self._live = Live(console=Console(), auto_refresh=False, transient=True)
-        self._terminal = self._live.console.is_terminal
+        self._live = Live(console=Console(stderr=all_to_stderr), auto_refresh=False, transient=True)
+        self._terminal = bars and self._live.console.is_terminal
 
     def __enter__(self) -> WorkerOutput:
         if self._terminal:
@@ -53,8 +63,9 @@ class WorkerOutput:
         """Prints a line of a worker's output, to the stream it was written to."""
         if self._hides(worker):
             return
-        if not self._terminal or (stream == "stderr" and not sys.stderr.isatty()):
-            click.echo(self._prefixes[worker] + text, err=stream == "stderr")
+        to_stderr = stream == "stderr" or self._all_to_stderr
+        if not self._terminal or (to_stderr and not sys.stderr.isatty()):
+            click.echo(self._prefixes[worker] + text, err=to_stderr)
             return
         if self._bars.pop((worker, stream), None) is not None:
             self._draw()

@@ -14,14 +14,16 @@ def results_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         command = click.option(
-            "--overwrite", is_flag=True, help="Replace the results of an earlier run."
+            "--overwrite",
+            is_flag=True,
+            help="Replace the results of an earlier run in that folder.",
         )(command)
         return click.option(
             "--results",
             default=default,
             metavar="FOLDER",
             type=click.Path(file_okay=False, writable=True, path_type=Path),
-            help="Where all goes.",
+            help="Write all results into this folder.",
         )(command)
 
     return add

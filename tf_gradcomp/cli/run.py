@@ -1,4 +1,4 @@
-"""`gradcomp run`: trains on several local worker processes."""
+"""`gradcomp run`: trains on several worker processes, here or as `srun` or `mpirun` say."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from types import FrameType
 
 import click
 
+from tf_gradcomp.cli.json_output import print_json
 from tf_gradcomp.cli.output import WorkerOutput
-from tf_gradcomp.launch import JobResult, LocalJob, horovod_ranks
+from tf_gradcomp.launch import (
+    JobResult,
+    LocalJob,
+    Rank,
+    addresses_of_all,
+    horovod_ranks,
+    scheduled,
+)
+from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
+from tf_gradcomp.tf_config import make_tf_config
 
 _TAIL_LINES = 10
 _GRACE = 5.0  # seconds
@@ -39,21 +49,23 @@ class Threads(click.ParamType):
 @click.command(
     # What follows the program is the program's own, whatever it looks like.
     context_settings={"allow_interspersed_args": False},
-    short_help="Start local worker processes of a training program.",
+    short_help="Start the worker processes of a training program.",
 )
 @click.option(
     "-n",
     "--workers",
     type=click.IntRange(min=1),
-    help="How many worker processes to start.  [required]",
+    help="Start so many worker processes on this machine. Leave this out under srun and mpirun, "
+    "which start one gradcomp for each worker.",
 )
-@click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
+@click.option("-m", "--module", is_flag=True, help="Run PROGRAM as a module, as `python -m` does.")
 @click.option(
     "--output",
     type=click.Choice(["all", "chief"]),
     default="all",
     show_default=True,
-    help="Whose output to show. Of a worker that fails the last lines are always shown.",
+    help="Show the output of all workers, or of worker 0 alone. The last lines of a worker that "
+    "fails are always shown.",
 )
 @click.option(
     "--grace",
@@ -61,7 +73,7 @@ class Threads(click.ParamType):
     default=_GRACE,
     show_default=True,
     metavar="SECONDS",
-    help="How long the other workers may go on when one has failed, or after Ctrl-C.",
+    help="Let the other workers go on for so long when one has failed, or after Ctrl-C.",
 )
 @click.option(
     "--timeout",
@@ -72,13 +84,19 @@ class Threads(click.ParamType):
 @click.option(
     "--threads-per-worker",
     type=Threads(),
-    help="Threads of each worker's TensorFlow operations, or 'auto' to share the cores out. "
-    "By default TensorFlow decides, and every worker takes all cores.",
+    help="Give each worker's TensorFlow operations so many threads, or 'auto' to share the cores "
+    "out. By default TensorFlow decides, and every worker takes all cores.",
 )
 @click.option(
     "--horovod",
     is_flag=True,
-    help="The workers are ranks of Horovod, as by `horovodrun --gloo`, and have no TF_CONFIG.",
+    help="Start the workers as ranks of Horovod, as `horovodrun --gloo` does, without TF_CONFIG.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print how the job ended as one JSON object on stdout, and what workers print on stderr.",
 )
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -90,26 +108,43 @@ def run(
     timeout: float | None,
     threads_per_worker: int | str | None,
     horovod: bool,
+    as_json: bool,
     program: str,
     args: tuple[str, ...],
 ) -> None:
-    """Start N local worker processes of the Python program PROGRAM.
+    """Start the worker processes of the Python program PROGRAM.
 
     Each worker runs `python PROGRAM ARGS` and finds in TF_CONFIG who the workers are and which of
     them it is. When one fails, the others are ended, and the exit code is that of the one that
     failed first.
 
+    On several machines, srun or mpirun starts one gradcomp for each worker, and tells it which
+    worker that is and where the others are.
+
     With --horovod, the workers are ranks of Horovod, and find each other by `hvd.init()`.
 
-    Example: gradcomp run -n 4 train.py --epochs 10
-    """
-    workers = _given(workers, args)
+    \b
+    Examples:
+      gradcomp run -n 4 train.py --epochs 10
+      srun -N 2 --kill-on-bad-exit gradcomp run train.py --epochs 10
+      mpirun -H host1,host2 gradcomp run train.py --epochs 10
+    """  # noqa: D301
     _refuse_nested_start()
+    place = scheduled()
+    check_scheduled(place, workers, horovod)
+    workers = 1 if place else _given(workers, args)
     command = [sys.executable, *program_command(program, module), *args]
     env = {**os.environ, **thread_settings(threads_per_worker, workers)}
-    with _ranks(workers) if horovod else nullcontext() as ranks:
-        result = run_job(command, workers, env, output, grace, timeout, ranks)
+    if place:
+        result = run_rank(place, command, env, output, grace, timeout, as_json)
+    else:
+        with _ranks(workers) if horovod else nullcontext() as ranks:
+            result = run_job(
+                command, workers, env, output, grace, timeout, ranks, all_to_stderr=as_json
+            )
     report_end(result, shown_tails=output == "all")
+    if as_json:
+        print_json(result.as_dict())
     sys.exit(result.exit_code)
 
 
@@ -121,20 +156,31 @@ def run_job(
     grace: float = _GRACE,
     timeout: float | None = None,
     ranks: Sequence[Mapping[str, str]] | None = None,
+    part: Rank | None = None,
+    *,
+    all_to_stderr: bool = False,
 ) -> JobResult:
     """Runs a job to its end, showing what `output` says; Ctrl-C ends it.
 
-    With `ranks`, the workers have these environments and no TF_CONFIG.
+    With `ranks`, the workers have these environments and no TF_CONFIG. With `part`, its one worker
+    is that of a larger job.
     """
+    of_all = part.size if part else workers
     with (
         _stop_requests() as requests,
-        WorkerOutput(workers, chief_only=output == "chief") as shown,
+        WorkerOutput(
+            of_all,
+            chief_only=output == "chief",
+            all_to_stderr=all_to_stderr,
+            bars=part is None,
+        ) as shown,
         LocalJob(
             command,
             workers,
             env=env,
             worker_env=ranks,
             tf_config=ranks is None,
+            first=part.rank if part else 0,
             on_line=shown.line,
             on_progress=shown.progress,
             grace=grace,
@@ -143,6 +189,41 @@ def run_job(
     ):
         requests.pass_to(job)
         return job.run()
+
+
+def run_rank(
+    place: Rank,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    output: str,
+    grace: float = _GRACE,
+    timeout: float | None = None,
+    all_to_stderr: bool = False,
+) -> JobResult:
+    """Runs the one worker of a scheduler's job that this process is to start."""
+    with ExitStack() as stack:
+        try:
+            addresses = stack.enter_context(addresses_of_all(place))
+        except RuntimeError as error:
+            raise click.ClickException(str(error)) from error
+        own = {TF_CONFIG: make_tf_config(addresses, place.rank)}
+        return run_job(
+            command, 1, env, output, grace, timeout, [own], place, all_to_stderr=all_to_stderr
+        )
+
+
+def check_scheduled(place: Rank | None, workers: int | None, horovod: bool = False) -> None:
+    """Refuses what is for one machine where a scheduler has started this process."""
+    if place is None:
+        return
+    started = f"{place.scheduler} has started this process as rank {place.rank} of {place.size}"
+    if workers is not None:
+        raise click.UsageError(f"{started}, and each starts one worker: leave out -n.")
+    if horovod:
+        raise click.UsageError(
+            f"{started}: ranks of Horovod need no gradcomp run; start the program itself, by "
+            "python."
+        )
 
 
 @contextmanager
@@ -159,7 +240,10 @@ def _given(workers: int | None, args: tuple[str, ...]) -> int:
     if workers is not None:
         return workers
     place = "" if {"-n", "--workers"}.isdisjoint(args) else " It goes before the program."
-    raise click.UsageError(f"Missing option '-n', the number of workers.{place}")
+    raise click.UsageError(
+        f"Missing option '-n', the number of workers to start on this machine.{place} Only where "
+        "srun or mpirun starts several gradcomp, it is not needed."
+    )
 
 
 def _refuse_nested_start() -> None:

@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tf_gradcomp.cli.json_output import json_option, print_json
 from tf_gradcomp.cli.results import check_plots, results_folder, results_options
 
 if TYPE_CHECKING:
@@ -44,10 +45,18 @@ class Simulated:
     settings: dict[str, list[int]]
 
 
-@click.command(context_settings={"show_default": True})
+@click.command(
+    context_settings={"show_default": True},
+    short_help="Train with many learners in one process, and compare compressors.",
+)
 @click.argument("program", metavar="FILE.py[:FUNCTION]")
 @click.option(
-    "-n", "--learners", multiple=True, default=[8], type=click.IntRange(min=1), help="Repeatable."
+    "-n",
+    "--learners",
+    multiple=True,
+    default=[8],
+    type=click.IntRange(min=1),
+    help="Simulate so many workers. Give it several times to compare numbers.",
 )
 @click.option(
     "-c",
@@ -55,42 +64,54 @@ class Simulated:
     multiple=True,
     default=["no_compression", "adacomp"],
     metavar="NAME|NAME(KEY=VALUE,...)",
-    help="Repeatable.",
+    help="Train with this compressor. Give it several times to compare.",
 )
 @click.option(
     "--precondition",
     default="auto",
     type=click.Choice(["auto", "local", "none"]),
-    help="Of gradients for Adam, as for CompressedOptimizer.",
+    help="Divide gradients by Adam's second moment before they are compressed, as "
+    "CompressedOptimizer(precondition=...) does.",
 )
-@click.option("--epochs", default=10, type=click.IntRange(min=1))
 @click.option(
-    "--batch-size", default=64, type=click.IntRange(min=1), help="Of all learners together."
+    "--epochs", default=10, type=click.IntRange(min=1), help="Train for so many epochs each time."
 )
-@click.option("--seeds", default=1, type=click.IntRange(min=1), help="How many: 0, 1, ...")
-@click.option("--plot/--no-plot", default=True, help="Whether to draw a plot, by matplotlib.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    show_default="the program's own",
+    help="Share batches of this size out among the learners.",
+)
+@click.option(
+    "--seeds",
+    default=1,
+    type=click.IntRange(min=1),
+    help="Train so many times with each compressor and number of learners, with seeds 0, 1, ...",
+)
+@click.option("--plot/--no-plot", default=True, help="Draw a plot, which needs matplotlib.")
 @results_options("simulation")
+@json_option
 def simulate(
     program: str,
     learners: Sequence[int],
     compressor: Sequence[str],
     precondition: str,
     epochs: int,
-    batch_size: int,
+    batch_size: int | None,
     seeds: int,
     plot: bool,
     results: Path,
     overwrite: bool,
+    as_json: bool,
 ) -> None:
-    """Train with many learners in one process.
+    """Train with many learners in one process, and compare compressors.
 
     FUNCTION of the program, by default simulation_task, takes batch_size and seed and returns a
-    gc.simulation.Task: a model, its batches, and data to validate on. For each compressor and
-    number of learners the program is trained anew; what it reaches, what a learner would send and
-    how alike the learners are goes into a table, a JSON file and a plot; the settings that L-GreCo
-    has planned for each layer, into another plot.
+    gc.simulation.Task: a model, its batches, and data to validate on. The program is trained anew
+    for each compressor and number of learners. A table, a JSON file and a plot then show what it
+    reached, what a learner would send, and how alike the learners are. Another plot shows the
+    settings that L-GreCo has planned for each layer.
     """
-    _check_shares(batch_size, learners)
     if plot:
         check_plots("give --no-plot")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
@@ -100,19 +121,20 @@ def simulate(
     from tf_gradcomp.simulation.learners import checked_method
 
     try:
-        make_task = task.load(program)
+        make_task = task.load(program, batch_size)
         for name in compressor:
             checked_method(compressors.get(name))
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
-    console = Console()
+    _check_shares(make_task.keywords["batch_size"], learners)
+    console = Console(stderr=as_json)
     record, table, picture = (f"simulation.{suffix}" for suffix in ("json", "md", "png"))
     of_settings = "settings.png"
     folder = results_folder(results, [record, table, picture, of_settings], overwrite)
     runs = []
     with _progress(console) as progress:
         for count, name, seed in itertools.product(learners, compressor, range(seeds)):
-            made = make_task(batch_size=batch_size, seed=seed)
+            made = make_task(seed=seed)
             runs.append(_run(made, name, count, seed, precondition, epochs, progress))
             # After each, for those behind it may be interrupted.
             so_far = [dataclasses.asdict(run) for run in runs]
@@ -122,7 +144,10 @@ def simulate(
     if plot:
         simulation_report.plot(runs, folder / picture)
         simulation_report.plot_settings(runs, folder / of_settings)
-    simulation_report.show(console, lines)
+    if as_json:
+        print_json([dataclasses.asdict(run) for run in runs])
+    else:
+        simulation_report.show(console, lines)
     written = f"{folder}/{record}, .md{' and .png' if plot else ''}"
     if (folder / of_settings).exists():
         written += f"; {folder}/{of_settings}"

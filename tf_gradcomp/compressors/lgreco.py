@@ -28,7 +28,7 @@ _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
 
 class LGreCo(Compressor):
-    """Another method, which gives each layer the compression that it bears.
+    """Another method, with a setting for each layer that is planned while the job trains.
 
     The method's own settings are the reference. In each period of training, a plan chooses for each
     layer one of several settings around its own: those that together send the fewest bytes, while

@@ -95,12 +95,12 @@ def deserialize(description: Mapping[str, Any]) -> Any:
             "compressor: expected a config with the keys 'name' and 'config', as "
             f"gc.compressors.serialize returns; received {dict(description)!r}."
         )
-    return _class_named(description["name"]).from_config(description["config"])
+    return class_named(description["name"]).from_config(description["config"])
 
 
 def _from_text(text: str) -> Any:
     name, bracket, _ = text.partition("(")
-    method = _class_named(name.strip())
+    method = class_named(name.strip())
     if not bracket:
         return method()
     try:
@@ -115,7 +115,12 @@ def _from_text(text: str) -> Any:
         ) from None
 
 
-def _class_named(name: str) -> type[Any]:
+def class_named(name: str) -> type[Any]:
+    """The class of the compressor, or of the choice, that has this name.
+
+    Raises:
+        ValueError: If none has.
+    """
     try:
         return _classes[name.lower()]
     except KeyError:

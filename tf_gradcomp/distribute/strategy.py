@@ -50,7 +50,16 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
                 "compressor=gc.compressors.AdaComp()."
             )
-        super().__init__(cluster_resolver, communication_options)
+        try:
+            super().__init__(cluster_resolver, communication_options)
+        except RuntimeError as error:
+            if "program startup" not in str(error):
+                raise
+            raise RuntimeError(
+                "MultiWorkerMirroredStrategy: TensorFlow is at work already, and connects its "
+                "workers only at the start; create the strategy at the top of the program, before "
+                "any dataset, tensor or model."
+            ) from error
         self._compressor = used
         if used is not None:
             make = functools.partial(CompressedAllReduce, self._method_of(used), policy)

@@ -1,1 +1,1 @@
-"""The door for Keras 3: the optimizer, the hooks of the strategy, the callbacks."""
+"""What is for Keras 3: the optimizer, the hooks of the strategy, the callbacks."""

@@ -35,6 +35,7 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         TypeError: If `policy` is no `gc.Policy`.
         ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` is given without
             `compressor`.
+        RuntimeError: If, with several workers, TensorFlow has been at work before.
         WorkersDisagreeError: If workers have other versions or settings.
     """
 

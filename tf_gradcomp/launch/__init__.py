@@ -1,4 +1,4 @@
-"""Starts the workers of a job on this machine, watches them, and ends them together.
+"""Starts the workers of a job, or this machine's, watches them, and ends them together.
 
 Imports neither TensorFlow nor Keras: `gradcomp run` shall start at once.
 """
@@ -6,5 +6,14 @@ Imports neither TensorFlow nor Keras: `gradcomp run` shall start at once.
 from tf_gradcomp.launch.horovod_ranks import horovod_ranks
 from tf_gradcomp.launch.job import LocalJob
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
+from tf_gradcomp.launch.scheduler import Rank, addresses_of_all, scheduled
 
-__all__ = ["JobResult", "LocalJob", "WorkerEnd", "horovod_ranks"]
+__all__ = [
+    "JobResult",
+    "LocalJob",
+    "Rank",
+    "WorkerEnd",
+    "addresses_of_all",
+    "horovod_ranks",
+    "scheduled",
+]

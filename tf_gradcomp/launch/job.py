@@ -112,6 +112,7 @@ class LocalJob:
         worker_prefix: For each worker what its command is run by, such as `ip netns exec NAME`; it
             must become the command, not start it.
         hosts: The name by which the others reach each worker, if that is not `localhost`.
+        first: The index of the first worker, where these are a part of a larger job.
         on_line: Called with each line of output.
         on_progress: Called as `on_line` with the state of a line that is being redrawn.
         grace: Seconds between the first failure (or the first `stop`) and SIGKILL for the others;
@@ -138,6 +139,7 @@ class LocalJob:
         tf_config: bool = True,
         worker_prefix: Sequence[Sequence[str]] | None = None,
         hosts: Sequence[str] | None = None,
+        first: int = 0,
         on_line: LineHook | None = None,
         on_progress: LineHook | None = None,
         grace: float | None = _DEFAULT_GRACE,
@@ -174,6 +176,7 @@ class LocalJob:
                 os.environ if env is None else env,
                 worker_env or [{}] * workers,
                 tf_config,
+                first,
             )
         except BaseException:
             self.close()
@@ -185,12 +188,13 @@ class LocalJob:
         env: Mapping[str, str],
         worker_env: Sequence[Mapping[str, str]],
         tf_config: bool,
+        first: int,
     ) -> None:
-        for index, (command, own_env) in enumerate(zip(commands, worker_env, strict=True)):
-            others = {"TF_CONFIG": make_tf_config(self._ports.addresses, index)}
+        for place, (command, own_env) in enumerate(zip(commands, worker_env, strict=True)):
+            others = {"TF_CONFIG": make_tf_config(self._ports.addresses, place)}
             # Unbuffered: the last words of a killed worker must not be lost in its buffer.
             full_env = {"PYTHONUNBUFFERED": "1", **env, **(others if tf_config else {}), **own_env}
-            worker = _Worker(index, command, full_env)
+            worker = _Worker(first + place, command, full_env)
             self._workers.append(worker)
             for stream, pipe in worker.pipes.items():
                 os.set_blocking(pipe.fileno(), False)
@@ -248,7 +252,7 @@ class LocalJob:
 
     def send(self, index: int, signum: int) -> None:
         """Sends a signal to one worker's process group, as somebody else might do."""
-        worker = self._workers[index]
+        (worker,) = (worker for worker in self._workers if worker.index == index)
         if worker.end is None:
             worker.send(signum)
 

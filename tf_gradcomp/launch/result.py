@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 _TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 400
@@ -87,6 +88,26 @@ class JobResult:
         if self.stop_signal is not None:
             return 128 + self.stop_signal
         return 124 if self.timed_out is not None else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """How the job and each worker ended, JSON-serializable."""
+        workers = [
+            {
+                "worker": end.index,
+                "exit_code": end.exit_code,
+                "seconds": round(end.seconds, 3),
+                "ended_by_launcher": end.ended_by_launcher,
+                "error": end.error if end.returncode else "",
+            }
+            for end in sorted(self.ends, key=lambda end: end.index)
+        ]
+        first = self.first_failure
+        return {
+            "exit_code": self.exit_code,
+            "first_failure": None if first is None else first.index,
+            "timed_out": self.timed_out is not None,
+            "workers": workers,
+        }
 
     def summary(self) -> list[str]:
         """Says in a few lines which worker died first and why, and what became of the others."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,15 @@ class Task:
     validation_data: Any = None
 
 
-def load(program: str) -> Callable[..., Task]:
-    """The function that makes the task of a program.
+def load(program: str, batch_size: int | None = None) -> functools.partial[Task]:
+    """The function that makes the task of a program, with the size of its batches.
 
     Args:
         program: `FILE.py:FUNCTION`; without a function, it is `simulation_task`.
+        batch_size: For the function; by default, what it takes if it is given none.
 
     Raises:
-        ValueError: If there is no such file or function.
+        ValueError: If there is no such file or function, or the batch size is not known.
     """
     path, _, name = program.partition(":")
     name = name or "simulation_task"
@@ -55,4 +58,12 @@ def load(program: str) -> Callable[..., Task]:
             f"{path!r} has no function {name!r}; expected one that takes batch_size and seed, and "
             "returns a gc.simulation.Task."
         )
-    return function
+    own = inspect.signature(function).parameters.get("batch_size")
+    if batch_size is None and own is not None and isinstance(own.default, int):
+        batch_size = own.default
+    if batch_size is None:
+        raise ValueError(
+            f"{name} of {path!r} has no batch size of its own: give one by --batch-size, or as the "
+            "default of its argument batch_size."
+        )
+    return functools.partial(function, batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Chooses a compressor by a probe, through both doors; and says what `gc.advise` says: WAY."""
+"""Chooses a compressor by a probe, in both ways; and says what `gc.advise` says: WAY."""
 
 import keras
 from common import Setup, argument, dense_model, digits, exchange_of, report, state_digest

@@ -52,7 +52,7 @@ class Setup:
 
     def wrap(self, optimizer, **kwargs):
         if self.way == "optimizer":
-            # So that both doors do the same; programs about preconditioning ask for it.
+            # So that both ways do the same; programs about preconditioning ask for it.
             kwargs = {"precondition": None, **kwargs}
             return gc.CompressedOptimizer(optimizer, self.compressor, **kwargs)
         return optimizer

@@ -1,0 +1,40 @@
+"""`gradcomp methods`, and the help of all commands."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tf_gradcomp import compressors
+from tf_gradcomp.cli.main import main
+
+
+def commands():
+    return [main.commands[name] for name in sorted(main.commands)]
+
+
+def test_every_compressor_is_listed_with_what_it_is_for():
+    table = CliRunner().invoke(main, ["methods"]).output
+    found = json.loads(CliRunner().invoke(main, ["methods", "--json"]).output)
+    values = map(vars(compressors).get, compressors.__all__)
+    own = [value.name for value in values if isinstance(getattr(value, "name", None), str)]
+    assert {"adacomp", "auto", "no_compression"} <= set(own)
+    described = {method["name"]: method for method in found}
+    for name in own:
+        assert f" {name} " in table
+        assert described[name]["what"].endswith(".")
+        assert described[name]["use"].startswith("Use it")
+        assert described[name]["use"].endswith(".")
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+def test_every_command_prints_json_on_request_and_explains_itself_in_sentences(command):
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    assert "--json" in [name for option in options for name in option.opts]
+    for text in [command.help, *(option.help for option in options)]:
+        assert text, command.name
+        first, last = text.split()[0], text.rstrip()
+        assert first[0].isupper(), text
+        assert last.endswith(".") or "Example" in text, text
+        assert len(text.split()) > 3, text

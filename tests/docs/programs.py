@@ -1,0 +1,166 @@
+"""Runs the Python of pages of the documentation, on each of two workers: PAGE,... FOLDER.
+
+The pages share one strategy. What they leave to the reader, such as data, is here.
+"""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROWS = 256
+
+
+ALONE = "# In a program of one process:\n"
+
+
+def code(page, alone=False):
+    """The Python of a page, in one program: for the workers, or what is for one process."""
+    text = (DOCS / f"{page}.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    return "\n".join(block for block in blocks if block.startswith(ALONE) == alone)
+
+
+def given(strategy, folder):
+    """What the pages leave to the reader."""
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).normal(size=(1024, 8)).astype("float32")
+    y = x.sum(1, keepdims=True)
+    return {
+        "keras": keras,
+        "np": np,
+        "tf": tf,
+        "gc": gc,
+        "strategy": strategy,
+        "folder": folder,
+        "x": x,
+        "y": y,
+        "dataset": tf.data.Dataset.from_tensor_slices((x[:ROWS], y[:ROWS])).batch(32),
+        "images": tf.data.Dataset.from_tensor_slices(x[:ROWS]).batch(32),
+        "rows": tf.data.Dataset.from_tensor_slices(x).batch(64),
+    }
+
+
+def train_step_uncompressed(names):
+    """The page's program, so that two workers train as one process does."""
+    wrapped = "gc.CompressedOptimizer(keras.optimizers.SGD(0.05))"
+    text = code("train_step")
+    assert wrapped in text
+    exec(text.replace(wrapped, wrapped[:-1] + ', "no_compression")'), names)
+    return [weight.tolist() for weight in names["model"].get_weights()]
+
+
+def digest(weights):
+    return [float(np.sum(np.abs(array))) for array in weights]
+
+
+def losses(model):
+    return model.history.history["loss"]
+
+
+def of_train_step(names):
+    found = {"weights": digest(names["model"].get_weights()), "losses": losses(names["model"])}
+    return {**found, "uncompressed": train_step_uncompressed(given(names["strategy"], None))}
+
+
+def of_gan(names):
+    gan = names["gan"]
+    traffic = [
+        optimizer.exchange.traffic() for optimizer in (gan.optimizer, gan.discriminator_optimizer)
+    ]
+    return {
+        "weights": digest(gan.get_weights()),
+        "metrics": sorted(gan.history.history),
+        "exchanges": [one.exchanges for one in traffic],
+        "compressors": [
+            optimizer.exchange.compressor.name
+            for optimizer in (gan.optimizer, gan.discriminator_optimizer)
+        ],
+        "smaller": [one.payload_bytes < one.dense_bytes for one in traffic],
+    }
+
+
+def of_several_models(names):
+    models = [names[name] for name in ("teacher", "student", "encoder", "decoder")]
+    return {
+        "weights": digest(weight for model in models for weight in model.get_weights()),
+        "losses": losses(names["student"]),
+        "rows": len(names["labels"]),
+        "together": [float(loss) for loss in names["losses"]],
+    }
+
+
+def of_frozen_layers(names):
+    exchange = names["model"].optimizer.exchange
+    steps = exchange.traffic().exchanges
+    return {
+        "weights": digest(names["model"].get_weights()),
+        "losses": losses(names["model"]),
+        "elements": [
+            names["sent_frozen"] // 4 // steps,
+            exchange.traffic().dense_bytes // 4 // steps,
+        ],
+    }
+
+
+def of_learning_rate(names):
+    model = names["model"]
+    return {
+        "weights": digest(model.get_weights()),
+        "losses": losses(model),
+        "rate": float(model.optimizer.learning_rate),
+        "steps": int(model.optimizer.iterations.numpy()),
+    }
+
+
+def of_precision(names):
+    optimizer = names["model"].optimizer
+    return {
+        "weights": digest(names["model"].get_weights()),
+        "losses": losses(names["model"]),
+        "outer": type(optimizer).__name__,
+        "exchanges": optimizer.inner_optimizer.exchange.traffic().exchanges,
+    }
+
+
+def of_inference(names):
+    loaded = names["loaded"].predict(names["x"], verbose=0)
+    return {
+        "rows": len(names["predictions"]),
+        "difference": float(np.max(np.abs(loaded - names["predictions"]))),
+        "weights": digest(names["model"].get_weights()),
+        "optimizer": type(names["model"].optimizer).__name__,
+    }
+
+
+def of_data(names):
+    return {
+        "weights": digest(names["model"].get_weights()),
+        "first": digest([next(iter(names["batches"]))[0].numpy()]),
+    }
+
+
+def main():
+    strategy = gc.MultiWorkerMirroredStrategy()
+    found = {}
+    for page in sys.argv[1].split(","):
+        print("page", page, flush=True)
+        names = given(strategy, sys.argv[2])
+        exec(compile(code(page), f"{page}.md", "exec"), names)
+        found[page] = globals()[f"of_{page}"](names)
+    with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main()

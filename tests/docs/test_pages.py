@@ -1,0 +1,126 @@
+"""The programs of the documentation's pages do, on two workers, what the pages say."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.docs import programs
+from tests.workers import result, run_workers
+
+PAGES = [
+    "train_step",
+    "gan",
+    "several_models",
+    "frozen_layers",
+    "learning_rate",
+    "precision",
+    "inference",
+    "data",
+]
+ROWS_OF_FILES = (40, 200, 90)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """What each of two workers found, by page."""
+    random = np.random.default_rng(1)
+    for number, rows in enumerate(ROWS_OF_FILES):
+        with tf.io.TFRecordWriter(str(folder / f"{number}.tfrecord")) as writer:
+            for x in random.normal(size=(rows, 8)).astype("float32"):
+                writer.write(example(x=x, y=[x.sum()]))
+    workers = run_workers(Path(programs.__file__), args=[",".join(PAGES), folder], deadline=300)
+    return [result(worker) for worker in workers]
+
+
+def example(**features):
+    lists = {
+        name: tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        for name, values in features.items()
+    }
+    return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_all_workers_train_the_same_model(found, page):
+    chief, other = (report[page]["weights"] for report in found)
+    assert chief == other
+    assert np.isfinite(chief).all()
+
+
+@pytest.mark.parametrize(
+    "page", ["train_step", "several_models", "frozen_layers", "learning_rate", "precision"]
+)
+def test_the_loss_falls(found, page):
+    losses = found[0][page]["losses"]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
+def test_a_train_step_on_two_workers_trains_as_in_one_process(found):
+    alone = programs.given(tf.distribute.get_strategy(), None)
+    for weights, expected in zip(
+        found[0]["train_step"]["uncompressed"],
+        programs.train_step_uncompressed(alone),
+        strict=True,
+    ):
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_both_optimizers_of_a_gan_exchange_compressed(found):
+    gan = found[0]["gan"]
+    assert gan["compressors"] == ["adacomp", "scalecom"]
+    assert gan["exchanges"] == [16, 16]
+    assert all(gan["smaller"])
+    assert gan["metrics"] == ["discriminator_loss", "generator_loss"]
+
+
+def test_several_models_train_in_one_program(found):
+    models = found[0]["several_models"]
+    assert models["rows"] == 1024
+    assert len(models["together"]) == 16
+    assert models["together"][-1] < models["together"][0]
+
+
+def test_gradients_of_frozen_layers_are_not_sent(found):
+    assert found[0]["frozen_layers"]["elements"] == [33, 33 + 8 * 32 + 32]
+
+
+def test_the_schedule_ends_with_the_training(found):
+    assert found[0]["learning_rate"]["rate"] == 0
+    assert found[0]["learning_rate"]["steps"] == 80
+
+
+def test_accumulation_exchanges_at_every_second_step(found):
+    assert found[0]["precision"]["outer"] == "LossScaleOptimizer"
+    assert found[0]["precision"]["exchanges"] == 4 * 8 // 2
+
+
+def test_a_model_predicts_the_same_without_its_wrapper(found):
+    for report in found:
+        assert report["inference"]["rows"] == 1024
+        assert report["inference"]["difference"] == 0
+        assert report["inference"]["optimizer"] == "Adam"
+
+
+def test_the_inner_optimizer_goes_on_alone(found, folder):
+    names = programs.given(tf.distribute.get_strategy(), folder)
+    exec(programs.code("inference", alone=True), names)
+    adam = names["again"].optimizer
+    assert type(adam) is keras.optimizers.Adam
+    assert all(np.max(velocity.numpy()) > 0 for velocity in adam._velocities)
+    before = names["again"].evaluate(names["x"], names["y"], verbose=0)
+    names["again"].fit(names["x"], names["y"], batch_size=32, verbose=0)
+    assert names["again"].evaluate(names["x"], names["y"], verbose=0) < before
+
+
+def test_all_workers_shuffle_alike(found):
+    chief, other = (report["data"]["first"] for report in found)
+    assert chief == other

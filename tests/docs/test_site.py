@@ -1,0 +1,63 @@
+"""No link of the documentation is dead, and every public name is in the API reference."""
+
+import functools
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_public_api import NAMESPACES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+HOMES = {"tf_gradcomp": "index"}
+
+
+def without_code(text):
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+@functools.cache
+def anchors(page):
+    """Of the headings, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_link_is_dead(page):
+    for target in re.findall(r"\]\(([^)]+)\)", without_code(page.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file), target
+
+
+def test_every_page_is_in_the_site_s_contents():
+    contents = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = set(re.findall(r"- (?:\w+: )?(\S+\.md)", contents))
+    pages = {str(page.relative_to(ROOT)).removeprefix("docs/") for page in PAGES}
+    assert listed == pages - {"README.md"} | {"index.md"}
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_every_public_name_is_in_the_reference(namespace):
+    module = importlib.import_module(namespace)
+    page = ROOT / "docs" / "reference" / f"{HOMES.get(namespace, namespace.split('.')[-1])}.md"
+    documented = []
+    for path in re.findall(r"^::: (\S+)$", page.read_text(), re.M):
+        home, _, name = path.rpartition(".")
+        documented.append(getattr(importlib.import_module(home), name))
+    public = [getattr(module, name) for name in module.__all__ if name != "__version__"]
+    names = [value for value in public if not inspect.ismodule(value)]
+    assert sorted(map(id, documented)) == sorted(map(id, names))

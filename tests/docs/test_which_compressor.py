@@ -1,0 +1,47 @@
+"""The compressors and the program that the page "Which compressor?" names are what it says."""
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "which_compressor.md").read_text()
+NAMES = "|".join(gc.compressors.names())
+
+
+def named():
+    """What stands in code and is a compressor, with a number for what is left open."""
+    for text in re.findall(r"`\"?([^`\n]+?)\"?`", PAGE):
+        if re.fullmatch(rf"({NAMES})(\(.*\))?", text):
+            yield re.sub(r"=(N|\.\.\.)", "=100", text)
+
+
+def test_the_page_names_compressors():
+    assert {"adacomp", "scalecom(warmup_steps=100)", "power_sgd", "cast"} <= set(named())
+
+
+@pytest.mark.parametrize("text", sorted(set(named())))
+def test_what_is_recommended_can_be_given(text):
+    gc.compressors.get(text)
+
+
+def test_the_program_for_a_simulation_is_one():
+    x = np.zeros((128, 3), "float32")
+    names = {
+        "keras": keras,
+        "gc": gc,
+        "build_model": lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
+        "dataset": tf.data.Dataset.from_tensor_slices((x, x[:, :1])),
+        "held_out": (x, x[:, :1]),
+    }
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.S)[1], names)
+    task = names["simulation_task"]()
+    assert task.steps_per_epoch == 2
+    learners = gc.simulation.Learners(task.model, 4)
+    history = learners.fit(task.batches, 1, task.validation_data)
+    assert "val_mae" in history

@@ -1,0 +1,55 @@
+"""`gradcomp methods`: which compressors there are, and what each is for."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tf_gradcomp.cli.json_output import json_option, print_json
+
+
+class _Method(NamedTuple):
+    name: str
+    what: str
+    use: str
+
+
+@click.command(short_help="List the compressors, and what each is for.")
+@json_option
+def methods(as_json: bool) -> None:
+    """List the compressors, and what each is for.
+
+    The name, or the name with settings such as "top_k(density=0.02)", is what compressor= takes.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    found = _methods()
+    if as_json:
+        print_json([method._asdict() for method in found])
+        return
+    table = Table("compressor=", "what it does", "when to use it")
+    for method in found:
+        table.add_row(*map(Text, method))
+    Console().print(table)
+
+
+def _methods() -> list[_Method]:
+    # Imports TensorFlow, which `gradcomp run` and `--help` shall not wait for.
+    from tf_gradcomp.compressors import registry
+
+    return [_described(name, registry.class_named(name)) for name in registry.names()]
+
+
+def _described(name: str, method: type[Any]) -> _Method:
+    """Its docstring's first paragraph, and the one that says when to use it."""
+    text = re.sub(r"[`*]", "", inspect.getdoc(method) or "")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    use = next((one for one in paragraphs if one.startswith("Use it")), "")
+    return _Method(name, paragraphs[0], re.split(r"(?<=\.) ", use, maxsplit=1)[0])

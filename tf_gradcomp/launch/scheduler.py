@@ -1,0 +1,206 @@
+"""Which worker of a job this process is, where `srun` or `mpirun` has started it.
+
+Slurm tells in its variables where all tasks are. MPI launchers tell only a rank and a number: there
+the ranks tell each other their addresses, by one collective of the MPI that has started them.
+
+TensorFlow's own `SlurmClusterResolver` is of no use here: it would have to be imported, needs a GPU
+for each task, and gives all jobs the same ports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf_gradcomp.launch.ports import ReservedPorts
+
+_THIS_MACHINE = "localhost"
+# Ports of Slurm's jobs: below those that Linux gives to outgoing connections.
+_FIRST_PORT, _PORTS, _PORTS_OF_JOB = 20000, 12000, 60
+_WAIT = 300.0  # seconds that ranks may start apart from each other
+
+
+# What tells a process its rank, the number of ranks, and those on a machine. MPI is asked first:
+# in an allocation of Slurm's, `mpirun` starts its daemons by `srun`, and they have its variables.
+_VARIABLES = (
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a scheduler says of this process.
+
+    Attributes:
+        scheduler: `"srun"` or `"mpirun"`.
+        rank: Which of the job's processes this is.
+        size: How many there are.
+        all_here: Whether all of them are on this machine.
+    """
+
+    scheduler: str
+    rank: int
+    size: int
+    all_here: bool
+
+
+def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
+    """What started this process as one of several, or None."""
+    for scheduler, *names in _VARIABLES:
+        if all(name in env for name in names):
+            rank, size, here = (env[name] for name in names)
+            if int(size) > 1:
+                return Rank(scheduler, int(rank), int(size), here == size)
+    return None
+
+
+@contextlib.contextmanager
+def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterator[list[str]]:
+    """The address of each worker of the job, in the order of ranks.
+
+    Within the context, no other process here is given the port of this process's worker by chance.
+
+    Raises:
+        RuntimeError: If they cannot be found; says why.
+    """
+    if place.scheduler == "srun":
+        yield slurm_addresses(env)
+        return
+    ports = ReservedPorts([_THIS_MACHINE if place.all_here else _own_host(env)])
+    try:
+        yield _gathered_by_mpi(ports.addresses[0], place, env)
+    finally:
+        ports.release()
+
+
+def slurm_addresses(env: Mapping[str, str]) -> list[str]:
+    """The addresses of the tasks of a step of Slurm's; ports follow from the job and the step.
+
+    Raises:
+        RuntimeError: If tasks are not dealt out to machines in blocks.
+    """
+    hosts = expand_hosts(env["SLURM_STEP_NODELIST"])
+    counts = expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
+    job, step = int(env.get("SLURM_JOB_ID", 0)), int(env.get("SLURM_STEP_ID", 0))
+    first = _FIRST_PORT + (job + 7 * step) * _PORTS_OF_JOB % _PORTS
+    places = [
+        (host, first + place)
+        for host, count in zip(hosts, counts, strict=True)
+        for place in range(count)
+    ]
+    own, here = places[int(env["SLURM_PROCID"])][0], env.get("SLURMD_NODENAME")
+    if here is not None and here != own:
+        raise RuntimeError(
+            f"Task {env['SLURM_PROCID']} of this step runs on {here} and not on {own}: start it by "
+            "srun --distribution=block, so that each machine has neighbouring tasks."
+        )
+    return [f"{host}:{port}" for host, port in places]
+
+
+def expand_hosts(text: str) -> list[str]:
+    """`"a[1-2,05],b"` as `["a1", "a2", "a05", "b"]`."""
+    hosts = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[]+)|\[([^\]]*)\]", part):
+            ends = [plain] if plain else _numbers(ranges)
+            names = [name + end for name in names for end in ends]
+        hosts += names
+    return hosts
+
+
+def _numbers(ranges: str) -> list[str]:
+    numbers = []
+    for part in ranges.split(","):
+        low, _, high = part.partition("-")
+        numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high or low) + 1)]
+    return numbers
+
+
+def expand_counts(text: str) -> list[int]:
+    """`"2(x3),1"` as `[2, 2, 2, 1]`."""
+    pairs = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in pairs for _ in range(int(times or 1))]
+
+
+def _own_host(env: Mapping[str, str]) -> str:
+    """The name by which the launcher knows this machine."""
+    return env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
+
+
+# Run in a process of its own, whose end MPI does not take for that of the rank, and which MPI may
+# end by force. Of Open MPI the constants are symbols, of MPICH and its kin they are numbers.
+_GATHER = """
+import ctypes, json, sys
+library, own, width = sys.argv[1], sys.argv[2].encode(), 256
+mpi, size = ctypes.CDLL(library, ctypes.RTLD_GLOBAL), ctypes.c_int()
+if hasattr(mpi, "ompi_mpi_comm_world"):
+    world, byte = (
+        ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, name)))
+        for name in ("ompi_mpi_comm_world", "ompi_mpi_byte")
+    )
+else:
+    world, byte = ctypes.c_int(0x44000000), ctypes.c_int(0x4c00010d)
+mpi.MPI_Init(None, None)
+mpi.MPI_Comm_size(world, ctypes.byref(size))
+every = ctypes.create_string_buffer(width * size.value)
+mpi.MPI_Allgather(
+    ctypes.create_string_buffer(own, width), width, byte, every, width, byte, world
+)
+mpi.MPI_Finalize()
+parts = (every.raw[i : i + width] for i in range(0, len(every), width))
+print(json.dumps([part.rstrip(bytes(1)).decode() for part in parts]))
+"""
+
+
+def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]:
+    fd = env.get("PMI_FD")  # how MPICH's processes talk to their launcher
+    command = [sys.executable, "-I", "-S", "-c", _GATHER, _mpi_library(env), own]
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(env),
+            pass_fds=[int(fd)] if fd else [],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_WAIT,
+            check=True,
+        )
+        addresses = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
+        raise RuntimeError(
+            f"Rank {place.rank} could not tell its address to the others by MPI: "
+            f"{said.splitlines()[-1]}. The folder of mpirun's own libmpi belongs into "
+            "LD_LIBRARY_PATH (mpirun -x LD_LIBRARY_PATH ...)."
+        ) from error
+    if len(addresses) != place.size:
+        raise RuntimeError(
+            f"mpirun has started {place.size} ranks, and the MPI library {_mpi_library(env)} sees "
+            f"{len(addresses)}: it belongs to another mpirun; put the right one into "
+            "LD_LIBRARY_PATH."
+        )
+    return addresses
+
+
+def _mpi_library(env: Mapping[str, str]) -> str:
+    """What `dlopen` is to load: the library beside the launcher, or the one that it finds."""
+    name = "libmpi.so.40" if "OMPI_COMM_WORLD_RANK" in env else "libmpi.so.12"
+    launcher = shutil.which("mpirun", path=env.get("PATH"))
+    homes = [Path(launcher).resolve().parents[1]] if launcher else []
+    if "OPAL_PREFIX" in env:
+        homes.insert(0, Path(env["OPAL_PREFIX"]))
+    found = (home / "lib" / name for home in homes)
+    return next((str(library) for library in found if library.exists()), name)
