@@ -46,8 +46,12 @@ def adam(given: Given) -> tf.Tensor:
 
 def lamb(given: Given) -> tf.Tensor:
     """The step of LAMB: Adam's, scaled to the length of the weights."""
-    update = adam(given)
-    weights, length = tf.norm(given.variable), tf.norm(update)
+    return to_length_of(given.variable, adam(given))
+
+
+def to_length_of(variable: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+    """An update scaled to the length of the weights; as it is where either is zero."""
+    weights, length = tf.norm(variable), tf.norm(update)
     both = tf.logical_and(weights > 0, length > 0)
     return tf.where(both, weights / tf.where(both, length, 1), 1) * update
 

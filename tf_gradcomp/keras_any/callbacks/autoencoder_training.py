@@ -6,16 +6,16 @@ import concurrent.futures
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.lgc_phases import WEIGHTS
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.learning import AutoencoderState, Collected, Learnt
-from tf_gradcomp.keras3.autoencoder import Autoencoder
-from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras3.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras_any.autoencoder import Autoencoder
+from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras_any.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras_here import keras
 
 _ALARM = 3.0  # times the norm of the residuals at the switch
 _DRIFT = (

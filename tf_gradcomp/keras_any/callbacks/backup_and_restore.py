@@ -6,14 +6,15 @@ import contextlib
 import os
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import Group, StrategyGroup
-from tf_gradcomp.keras3 import keras_private
-from tf_gradcomp.keras3.optimizer import compressed_optimizer
+from tf_gradcomp.keras_here import door, keras
+from tf_gradcomp.wrapper.compressed import compressed_optimizer
+
+keras_private = door("keras_private")
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
