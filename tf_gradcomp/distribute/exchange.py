@@ -97,8 +97,11 @@ class GradientExchange(tf.Module):
         library.load()  # what is wrong with it is reported now, not in the first step
         self.policy = checked_policy(policy)
         self.specs: list[GradientSpec] = []
-        self.state: dict[str, list[tf.Variable]] = {}
-        self.job_state: dict[str, tf.Variable] = {}
+        self.state: dict[str, list[tf.Variable]]
+        self.job_state: dict[str, tf.Variable]
+        # Not tracked: a checkpoint that is restored now has to wait for those that `build` makes.
+        object.__setattr__(self, "state", {})
+        object.__setattr__(self, "job_state", {})
         self._method = method
         self._find_group = find_group
         self._apart: set[int] = set()

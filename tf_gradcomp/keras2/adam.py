@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from tf_gradcomp.adam import momentum
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import Compressor
-from tf_gradcomp.keras2 import keras_private
+from tf_gradcomp.keras2 import addons, keras_private
 from tf_gradcomp.keras_here import keras
 from tf_gradcomp.wrapper.precondition import chosen
 
@@ -102,8 +101,8 @@ def _allowed() -> tuple[type, ...]:
 
 def _of_addons(name: str) -> tuple[type, ...]:
     """A class of tensorflow-addons, if the program has imported that."""
-    addons = sys.modules.get("tensorflow_addons.optimizers")
-    return (getattr(addons, name),) if addons else ()
+    classes = addons.optimizers()
+    return (classes[name],) if name in classes else ()
 
 
 def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any) -> None:

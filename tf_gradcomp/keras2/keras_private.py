@@ -64,11 +64,24 @@ def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
         optimizer.build(variables)
 
 
-def variables_of(optimizer: Any) -> list[tf.Variable]:
-    """All variables of an optimizer, which legacy ones call their weights."""
-    if isinstance(optimizer, Legacy):
-        return list(optimizer.weights)
-    return list(optimizer.variables)
+def variables_of(optimizer: Any, of_model: Sequence[Any] = ()) -> list[tf.Variable]:
+    """All variables of an optimizer, which legacy ones call their weights.
+
+    Legacy ones have them in the order in which they were made, which is another one where a
+    checkpoint was restored before: publicly there is no order.
+
+    Args:
+        optimizer: The optimizer.
+        of_model: The variables that it trains, by whose order theirs are put in order.
+    """
+    if not isinstance(optimizer, Legacy):
+        return list(optimizer.variables)
+    order: dict[int, tuple[int, int, int]] = {}
+    for level, inside in enumerate(within(optimizer)):
+        for kind, name in enumerate(inside.get_slot_names()):
+            of_kind = [inside._slots.get(_key(variable), {}).get(name) for variable in of_model]
+            order |= {id(slot): (level, kind, i) for i, slot in enumerate(of_kind)}
+    return sorted(optimizer.weights, key=lambda weight: order.get(id(weight), (-1, 0, 0)))
 
 
 def own_variables(optimizer: Any) -> list[tf.Variable]:

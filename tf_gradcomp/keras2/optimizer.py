@@ -17,7 +17,7 @@ from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
 from tf_gradcomp.distribute.cross_device_ops import values_unless
 from tf_gradcomp.distribute.gradients import all_finite, divided
 from tf_gradcomp.distribute.group import Group
-from tf_gradcomp.keras2 import keras_private
+from tf_gradcomp.keras2 import addons, keras_private
 from tf_gradcomp.keras2.adam import (
     inner_state,
     momentum_only,
@@ -310,7 +310,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def _inner_variables(self) -> Sequence[tf.Variable]:
-        return keras_private.variables_of(self.inner_optimizer)
+        return keras_private.variables_of(self.inner_optimizer, self._model_variables)
 
     @property
     def learning_rate(self) -> Any:
@@ -397,6 +397,20 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             legacy[key].assign(store[key])
         own = {key: store[key] for key in store.keys() if key not in legacy}  # noqa: SIM118
         saved_state.load(self.exchange, saved_state.own_state(self.exchange), own)
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> CompressedOptimizer:
+        """The optimizer that `get_config` described, for the replicas in scope or of Horovod.
+
+        In h5 files, optimizers of tensorflow-addons are by names that Keras alone does not find.
+
+        Raises:
+            ValueError: If `hvd.DistributedOptimizer` is around it.
+        """
+        with keras.utils.custom_object_scope(addons.optimizers()):
+            return super().from_config(config, custom_objects)
 
     def _legacy_state(self) -> dict[str, tf.Variable]:
         if not self.built or isinstance(self.inner_optimizer, keras_private.NewStyle):

@@ -106,7 +106,8 @@ def digest(variables):
 def slots_of(optimizer):
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
-    return optimizer.weights if hasattr(optimizer, "weights") else optimizer.variables
+    slots = optimizer.weights if hasattr(optimizer, "weights") else optimizer.variables
+    return sorted(slots, key=lambda slot: slot.name)  # those of a checkpoint are made in any order
 
 
 def state_of(model):

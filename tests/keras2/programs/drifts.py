@@ -1,0 +1,17 @@
+"""What Horovod's own wrapper makes of an optimizer of tensorflow-addons, without an error."""
+
+import numpy as np
+import tensorflow_addons as tfa
+from common import compiled, data, fit, legacy, new_strategy, report, values
+
+import horovod.tensorflow.keras as hvd
+
+if __name__ == "__main__":
+    reduced = lambda: hvd.DistributedOptimizer(legacy.SGD(0.1))
+    orders = {"inside": lambda: tfa.optimizers.MovingAverage(reduced()), "alone": reduced}
+    seen = {}
+    for name, make in orders.items():
+        model = compiled(make, new_strategy())
+        fit(model, *data(8))
+        seen[name] = np.concatenate(list(map(np.ravel, values(model.trainable_variables)))).tolist()
+    report(seen)
