@@ -4,7 +4,7 @@
     python3 dev.py demo
     python3 dev.py test
     python3 dev.py test -- -k strategy     # what follows -- goes to pytest
-    python3 dev.py test --oldest           # with the oldest TensorFlow that Keras 3 is supported for
+    python3 dev.py test --oldest           # with the oldest TensorFlow that is supported
     python3 dev.py test --keras2           # those of Keras 2, with TensorFlow 2.15
     python3 dev.py kernels                 # whether the kernels are as fast as recorded
     python3 dev.py lint

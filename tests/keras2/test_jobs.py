@@ -125,7 +125,10 @@ def test_a_job_goes_on_from_what_was_saved(saves, name, form):
     first, second = (worker[name] for worker in saves)
     assert sum(first["before"]["residuals"]) > 0
     for seen in (first, second):
-        assert seen[form] == {**first["before"], "residuals": pytest.approx(first["before"]["residuals"])}
+        assert seen[form] == {
+            **first["before"],
+            "residuals": pytest.approx(first["before"]["residuals"]),
+        }
     assert first[f"{form}, later"] == second[f"{form}, later"]
 
 

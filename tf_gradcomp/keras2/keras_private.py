@@ -91,7 +91,10 @@ def own_variables(optimizer: Any) -> list[tf.Variable]:
     """
     if not is_loss_scaler(optimizer):
         return variables_of(optimizer)
-    return [optimizer.dynamic_counter, optimizer._loss_scale._current_loss_scale] * optimizer.dynamic
+    return [
+        optimizer.dynamic_counter,
+        optimizer._loss_scale._current_loss_scale,
+    ] * optimizer.dynamic
 
 
 def apply(optimizer: Any, pairs: Pairs, *, aggregate: bool) -> None:
@@ -146,9 +149,7 @@ Step = Callable[[Any, Any, Any, Any], None]  # (optimizer, gradient, variable, l
 
 
 @contextlib.contextmanager
-def stepping(
-    optimizer: Any, core: Any, step: Step, variables: Sequence[Any]
-) -> Iterator[None]:
+def stepping(optimizer: Any, core: Any, step: Step, variables: Sequence[Any]) -> Iterator[None]:
     """Within this context, `core` updates variables by `step`, and nothing is clipped.
 
     Public methods tell an optimizer what to do with gradients before it applies them, and not how

@@ -7,8 +7,7 @@ import contextlib
 import os
 
 import tensorflow as tf
-from common import argument, compiled, compressed, data, digest, fit
-from common import new_strategy, report, state_of
+from common import argument, compiled, compressed, data, digest, fit, new_strategy, report, state_of
 
 import tf_gradcomp as gc
 

@@ -1,10 +1,9 @@
 """What Horovod's own wrapper makes of an optimizer of tensorflow-addons, without an error."""
 
+import horovod.tensorflow.keras as hvd
 import numpy as np
 import tensorflow_addons as tfa
 from common import compiled, data, fit, legacy, new_strategy, report, values
-
-import horovod.tensorflow.keras as hvd
 
 if __name__ == "__main__":
     reduced = lambda: hvd.DistributedOptimizer(legacy.SGD(0.1))

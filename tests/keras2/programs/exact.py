@@ -3,8 +3,19 @@
 exact.py wrapped|strategy OPTIMIZER...
 """
 
-from common import ALONE, BY_HOROVOD, RANK, argument, compiled, compressed, data, fit, new_strategy
-from common import report, state_of
+from common import (
+    ALONE,
+    BY_HOROVOD,
+    RANK,
+    argument,
+    compiled,
+    compressed,
+    data,
+    fit,
+    new_strategy,
+    report,
+    state_of,
+)
 from optimizers import OPTIMIZERS
 
 import tf_gradcomp as gc

@@ -5,8 +5,19 @@ methods.py OPTIMIZER:METHOD[:SETTING]...
 
 import numpy as np
 import tensorflow as tf
-from common import BATCH, RANK, SIZE, argument, compiled, compressed, data, new_strategy, own_rows
-from common import report, state_of
+from common import (
+    BATCH,
+    RANK,
+    SIZE,
+    argument,
+    compiled,
+    compressed,
+    data,
+    new_strategy,
+    own_rows,
+    report,
+    state_of,
+)
 from optimizers import OPTIMIZERS
 
 import tf_gradcomp as gc

@@ -8,8 +8,19 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from common import BY_HOROVOD, RANK, argument, compiled, compressed, data, digest, fit
-from common import new_strategy, report, slots_of
+from common import (
+    BY_HOROVOD,
+    RANK,
+    argument,
+    compiled,
+    compressed,
+    data,
+    digest,
+    fit,
+    new_strategy,
+    report,
+    slots_of,
+)
 from optimizers import OPTIMIZERS
 
 FORMATS = ("h5", "keras", "tf", "checkpoint")
