@@ -76,7 +76,7 @@ def test_weights_of_an_optimizer_that_was_not_wrapped_are_taken():
     wrapped.optimizer.build(wrapped.trainable_variables)
     wrapped.optimizer.set_weights(plain.optimizer.get_weights())
     for ours, theirs in zip(
-        wrapped.optimizer._inner_variables, plain.optimizer.weights, strict=True
+        wrapped.optimizer.inner_optimizer.weights, plain.optimizer.weights, strict=True
     ):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
@@ -84,7 +84,7 @@ def test_weights_of_an_optimizer_that_was_not_wrapped_are_taken():
 def test_weights_of_others_are_refused():
     model = trained(gc.CompressedOptimizer(legacy.SGD(0.1)))
     with pytest.raises(ValueError, match="those of another optimizer or compressor"):
-        model.optimizer.set_weights([np.zeros(3)])
+        model.optimizer.set_weights([np.zeros(3)] * 2)
 
 
 def test_a_keras_2_optimizer_is_needed():
@@ -226,17 +226,19 @@ def test_layers_of():
     assert keras_private.layers_of(model)[0] is model
 
 
+class _Epoch(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.found = keras_private.initial_epoch(self.model)
+
+
 def test_initial_epoch(tmp_path):
     for epochs, found in ((2, 0), (3, 2)):
-        model = small_model("sgd")
-        seen = keras.callbacks.LambdaCallback(
-            on_train_begin=lambda logs: epochs_seen.append(keras_private.initial_epoch(model))
-        )
-        epochs_seen = []
+        epoch = _Epoch()
         backup = keras.callbacks.BackupAndRestore(str(tmp_path), delete_checkpoint=False)
         x = np.zeros((4, 2), "int32")
-        model.fit(x, np.zeros(4), epochs=epochs, verbose=0, callbacks=[backup, seen])
-        assert epochs_seen == [found]
+        given = {"epochs": epochs, "verbose": 0, "callbacks": [backup, epoch]}
+        small_model("sgd").fit(x, np.zeros(4), **given)
+        assert epoch.found == found
 
 
 def test_a_callback_that_comes_too_late_says_so():

@@ -15,7 +15,7 @@ keras = tf.keras
 FOLDER = argument(1)
 
 
-class Stop(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -26,7 +26,7 @@ class StopsIn(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == self._epoch:
-            raise Stop
+            raise StoppedError
 
 
 def lgc_model():
@@ -62,7 +62,7 @@ def resumed(strategy):
         return gc.callbacks.BackupAndRestore(os.path.join(FOLDER, "backup"))
 
     first = model()
-    with contextlib.suppress(Stop):
+    with contextlib.suppress(StoppedError):
         fit(first, *data(4), epochs=4, callbacks=[backup(), StopsIn(2)])
     second = model()
     epochs = fit(second, *data(4), epochs=4, callbacks=[backup()]).epoch

@@ -5,8 +5,12 @@ import numpy as np
 import tensorflow_addons as tfa
 from common import compiled, data, fit, legacy, new_strategy, report, values
 
+
+def reduced():
+    return hvd.DistributedOptimizer(legacy.SGD(0.1))
+
+
 if __name__ == "__main__":
-    reduced = lambda: hvd.DistributedOptimizer(legacy.SGD(0.1))
     orders = {"inside": lambda: tfa.optimizers.MovingAverage(reduced()), "alone": reduced}
     seen = {}
     for name, make in orders.items():

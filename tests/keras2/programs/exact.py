@@ -25,9 +25,12 @@ STEPS = 8
 
 def together(name, strategy):
     """Ranks of Horovod begin with other weights, and are given those of rank 0."""
-    make = OPTIMIZERS[name]
-    if strategy is ALONE or strategy.compressor is None:
-        make = lambda: compressed(OPTIMIZERS[name](), "no_compression")
+
+    def make():
+        inner = OPTIMIZERS[name]()
+        by_strategy = strategy is not ALONE and strategy.compressor is not None
+        return inner if by_strategy else compressed(inner, "no_compression")
+
     model = compiled(make, strategy, seed=RANK if BY_HOROVOD else 0)
     callbacks = [gc.callbacks.BroadcastInitialState()]
     fit(model, *data(STEPS), callbacks=callbacks)
