@@ -22,6 +22,7 @@ METHODS = [
     *("SGD:power_sgd", "SGD:adacomp:scaled", "legacy SGD:top_k:scaled", "loss scale:adacomp"),
 ]
 METHODS_BY_HOROVOD = ["Adam:adacomp", "MovingAverage:adacomp", "SGD:adacomp:scaled"]
+AS_THEY_ARE = ["SGD::scaled", "legacy SGD::scaled", "LAMB::scaled", "MovingAverage"]
 SAVED = ["Adam", "legacy Adam", "MovingAverage"]
 FORMATS = ["h5", "keras", "tf", "checkpoint"]
 
@@ -92,6 +93,24 @@ def test_workers_stay_equal_and_skip_a_step_together(methods, case):
     assert second["finite"]
     assert first["residual"] != second["residual"]
     if case.endswith("scaled"):
+        assert first["scale"] == second["scale"] == 2**14
+
+
+@pytest.fixture(scope="module")
+def methods_of_the_strategy():
+    return by_strategy("methods.py", ",".join(AS_THEY_ARE), "adacomp")
+
+
+@pytest.mark.parametrize("case", AS_THEY_ARE)
+def test_workers_stay_equal_with_a_method_of_the_strategy(methods_of_the_strategy, case):
+    """A loss scaler sees the bad gradient, leaves the weights alone, and halves the scale."""
+    first, second = (worker[case] for worker in methods_of_the_strategy)
+    for name in ("weights", "slots", "iterations"):
+        assert first[name] == second[name]
+    assert first["skipped"] == 1
+    assert first["residual"] != second["residual"]
+    if case.endswith("scaled"):
+        assert first["unchanged"]
         assert first["scale"] == second["scale"] == 2**14
 
 

@@ -1,12 +1,15 @@
 """Trains by methods that lose something, each worker on its own data; one step has a NaN.
 
-methods.py OPTIMIZER:METHOD[:SETTING]...
+methods.py OPTIMIZER:METHOD[:SETTING],... [METHOD OF THE STRATEGY]
 """
+
+import sys
 
 import numpy as np
 import tensorflow as tf
 from common import (
     BATCH,
+    BY_HOROVOD,
     RANK,
     SIZE,
     argument,
@@ -20,7 +23,7 @@ from common import (
 )
 from optimizers import OPTIMIZERS
 
-import tf_gradcomp as gc
+from tf_gradcomp.wrapper.compressed import compressed_optimizer
 
 STEPS, BAD = 12, 5
 SETTINGS = {"local": {"precondition": "local"}, "none": {"precondition": None}, "": {}}
@@ -31,18 +34,21 @@ def trained(case, strategy):
     scaled = "mixed_float16" if setting == "scaled" else "float32"
 
     def make():
-        return compressed(OPTIMIZERS[name](), method, **SETTINGS.get(setting, {}))
+        inner = OPTIMIZERS[name]()
+        return inner if by_strategy else compressed(inner, method, **SETTINGS.get(setting, {}))
 
+    by_strategy = getattr(strategy, "compressor", None) is not None
     model = compiled(make, strategy, policy=scaled)
-    optimizer = model.optimizer
-    while not isinstance(optimizer, gc.CompressedOptimizer):
-        optimizer = optimizer.inner_optimizer
+    if by_strategy:
+        exchange = strategy.gradient_exchange(model.trainable_variables)
+    else:
+        exchange = compressed_optimizer(model).exchange
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")
 
     def step(x, y, factor):
         with tf.GradientTape() as tape:
             loss = factor * loss_of(y, model(x, training=True)) / BATCH
-            if optimizer.group.size == SIZE and not optimizer.group.loss_is_divided:
+            if BY_HOROVOD:
                 loss *= SIZE
         model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
 
@@ -58,14 +64,14 @@ def trained(case, strategy):
         run(x[i], y[i, :, 0], tf.constant(factor, tf.float32))
         if i == BAD:
             unchanged = before == state_of(model)["weights"]
-        norms.append(optimizer.exchange.residual_norm())
+        norms.append(exchange.residual_norm())
     seen = state_of(model)
-    seen |= {"skipped": int(optimizer.exchange.skipped_steps.numpy()), "unchanged": unchanged}
-    if model.optimizer is not optimizer:
+    seen |= {"skipped": int(exchange.skipped_steps.numpy()), "unchanged": unchanged}
+    if hasattr(model.optimizer, "loss_scale"):
         seen["scale"] = float(model.optimizer.loss_scale)
     return {**seen, "residual": norms[-1], "finite": bool(np.isfinite(norms).all())}
 
 
 if __name__ == "__main__":
-    strategy = new_strategy()
+    strategy = new_strategy(compressor=sys.argv[2]) if len(sys.argv) > 2 else new_strategy()
     report({case: trained(case, strategy) for case in argument(1).split(",")})
