@@ -5,6 +5,7 @@
     python3 dev.py test
     python3 dev.py test -- -k strategy     # what follows -- goes to pytest
     python3 dev.py test --oldest           # with the oldest TensorFlow that is supported
+    python3 dev.py test --keras2           # those of Keras 2, with TensorFlow 2.15
     python3 dev.py kernels                 # whether the kernels are as fast as recorded
     python3 dev.py lint
     python3 dev.py docs                    # the documentation as a site, in build/site
@@ -67,12 +68,16 @@ class Target:
         folder: Of the environment.
         in_place: Whether it uses this source tree. The op library lies in the tree and fits one
             TensorFlow only, so all other environments have copies of the tree.
+        packages: What else it has, for pip.
+        tests: Which tests are run with it, if not said otherwise; by default all.
     """
 
     tensorflow: str
     pythons: tuple[tuple[int, int], tuple[int, int]]
     folder: Path
     in_place: bool
+    packages: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
 
     @property
     def python(self) -> str:
@@ -91,6 +96,14 @@ OLDEST, *BETWEEN = (
     for minor in ("2.17", "2.18", "2.19", "2.20")
 )
 TARGETS = {target.tensorflow.removesuffix(".*"): target for target in (OLDEST, *BETWEEN, NEWEST)}
+KERAS2 = Target(
+    "2.15.1",
+    ((3, 11), (3, 11)),
+    ROOT / ".venv-keras2",
+    in_place=False,
+    packages=("tensorflow-addons==0.23.0",),
+    tests=("tests/keras2",),
+)
 
 
 def main() -> int:
@@ -98,16 +111,16 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.commands is None:
         return make_wheels(arguments)
-    target = OLDEST if getattr(arguments, "oldest", False) else NEWEST
+    target = getattr(arguments, "target", NEWEST)
     check_python(target)
     compiler = find_compiler()
     with Path(__file__).open() as own:
         fcntl.flock(own, fcntl.LOCK_EX)  # until closed: another one waits, and finds all prepared
         prepare(target, arguments.extras, compiler)
-        if arguments.horovod and target is NEWEST:
+        if arguments.horovod and target is not OLDEST:
             prepare_horovod(target, compiler)
     codes = [
-        run([target.python, *command, *arguments.extra], target.tree)
+        run([target.python, *command, *(arguments.extra or target.tests)], target.tree)
         for command in arguments.commands
     ]
     return next(filter(None, codes), 0)
@@ -155,11 +168,15 @@ def parse_arguments() -> argparse.Namespace:
         if len(commands) == 1:
             subparser.add_argument("extra", nargs="*", help="more arguments for it, after --")
         if name == "test":
-            subparser.add_argument(
-                "--oldest",
-                action="store_true",
-                help=f"with TensorFlow {OLDEST.tensorflow}, in {OLDEST.folder.name}",
-            )
+            for option, other in (("--oldest", OLDEST), ("--keras2", KERAS2)):
+                subparser.add_argument(
+                    option,
+                    dest="target",
+                    action="store_const",
+                    const=other,
+                    default=NEWEST,
+                    help=f"with TensorFlow {other.tensorflow}, in {other.folder.name}",
+                )
             subparser.set_defaults(horovod=True)
             subparser.add_argument(
                 "--without-horovod",
@@ -309,16 +326,16 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
     all_extras = sorted({*extras, *installed["extras"]})
     stamp.unlink(missing_ok=True)
     if fits:
-        needs = [*requirements_of(missing), tensorflow_package(target)]
+        needs = [*requirements_of(missing), *packages_of(target)]
         pip(target, "install", f"what is needed for: {', '.join(missing)}", needs)
     else:
-        pip(target, "install", "TensorFlow", [tensorflow_package(target), *BUILD_NEEDS])
+        pip(target, "install", "TensorFlow", [*packages_of(target), *BUILD_NEEDS])
         package = f"{target.tree}[{','.join(all_extras)}]"
         pip(
             target,
             "install",
             "tf_gradcomp, which builds its ops",
-            ["--no-build-isolation", "--editable", package, tensorflow_package(target)],
+            ["--no-build-isolation", "--editable", package, *packages_of(target)],
             build_environment(compiler),
         )
     made_of = {"python": sys.version, "digest": digest, "extras": all_extras}
@@ -386,8 +403,9 @@ def horovod_variables(target: Target, folder: Path, compiler: str) -> dict[str, 
     include = Path(printed.stdout.strip())
     moved, header = MOVED_HEADER
     shim = folder / "shim"
-    (shim / moved).parent.mkdir(parents=True, exist_ok=True)
-    (shim / moved).write_text(f'#include "{header}"\n')
+    if not (include / moved).exists():
+        (shim / moved).parent.mkdir(parents=True, exist_ok=True)
+        (shim / moved).write_text(f'#include "{header}"\n')
     external = include / "external"
     places = [external / "highwayhash", external / "farmhash_archive" / "src", shim]
     variables = build_environment(compiler)
@@ -409,10 +427,10 @@ def make_environment(folder: Path) -> None:
         )
 
 
-def tensorflow_package(target: Target) -> str:
-    """What pip calls it; the smaller package without GPU support is for x86-64 only."""
+def packages_of(target: Target) -> list[str]:
+    """TensorFlow and what else it has; without GPU support, which is there for x86-64 only."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return f"{'tensorflow-cpu' if x86 else 'tensorflow'}=={target.tensorflow}"
+    return [f"{'tensorflow-cpu' if x86 else 'tensorflow'}=={target.tensorflow}", *target.packages]
 
 
 def build_environment(compiler: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-OLDEST, NEWEST = (2, 17), (2, 21)
+SUPPORTED = [(2, 15), *((2, minor) for minor in range(17, 22))]
 SOURCES = sorted(glob("custom_ops/kernels/*.cc") + glob("custom_ops/tensorflow/*.cc"))
 HEADERS = sorted(glob("custom_ops/*/*.h"))
 PRECOMPILED = "custom_ops/tensorflow/precompiled.h"
@@ -33,10 +33,11 @@ def import_tensorflow():
             "pip install --no-build-isolation."
         ) from error
     version = tuple(int(part) for part in tf.__version__.split(".")[:2])
-    if not OLDEST <= version <= NEWEST:
+    if version not in SUPPORTED:
+        versions = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
         raise SystemExit(
-            f"tf_gradcomp supports TensorFlow {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; "
-            f"found {tf.__version__}: install a supported one, then build again."
+            f"tf_gradcomp supports TensorFlow {versions}; found {tf.__version__}: install a "
+            "supported one, then build again."
         )
     return tf
 

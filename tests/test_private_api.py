@@ -288,7 +288,7 @@ def test_initial_epoch(tmp_path):
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_only_one_module_touches_private_api(source):
-    if source in (Path(tf_private.__file__), Path(keras_private.__file__)):
+    if source == Path(tf_private.__file__) or source.name == Path(keras_private.__file__).name:
         return
     for node in ast.walk(ast.parse(source.read_text())):
         for module in imported(node):

@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from tf_gradcomp.chief import is_chief
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
     from tf_gradcomp.distribute.horovod_group import HorovodGroup
-    from tf_gradcomp.keras3.advise import advise
-    from tf_gradcomp.keras3.autoencoder import Autoencoder
-    from tf_gradcomp.keras3.initial_state import broadcast_initial_state
     from tf_gradcomp.keras3.optimizer import CompressedOptimizer
-    from tf_gradcomp.keras3.policy import Policy
-    from tf_gradcomp.keras3.strategy import MultiWorkerMirroredStrategy
+    from tf_gradcomp.keras_any.advise import advise
+    from tf_gradcomp.keras_any.autoencoder import Autoencoder
+    from tf_gradcomp.keras_any.initial_state import broadcast_initial_state
+    from tf_gradcomp.keras_any.policy import Policy
+    from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
 
 __version__ = metadata.version("tf-gradcomp")
 
 # Loaded on first use, so that the `gradcomp` command starts without loading TensorFlow.
 _HOME = {
     "Advice": "tf_gradcomp.advice.result",
-    "Autoencoder": "tf_gradcomp.keras3.autoencoder",
+    "Autoencoder": "tf_gradcomp.keras_any.autoencoder",
     "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
-    "CompressedOptimizer": "tf_gradcomp.keras3.optimizer",
     "HorovodGroup": "tf_gradcomp.distribute.horovod_group",
-    "MultiWorkerMirroredStrategy": "tf_gradcomp.keras3.strategy",
-    "Policy": "tf_gradcomp.keras3.policy",
-    "advise": "tf_gradcomp.keras3.advise",
-    "broadcast_initial_state": "tf_gradcomp.keras3.initial_state",
+    "Policy": "tf_gradcomp.keras_any.policy",
+    "advise": "tf_gradcomp.keras_any.advise",
+    "broadcast_initial_state": "tf_gradcomp.keras_any.initial_state",
     "is_chief": "tf_gradcomp.chief",
     "worker_path": "tf_gradcomp.checkpoints",
 }
+# In the part for the Keras that is in use.
+_IN_DOOR = {"CompressedOptimizer": "optimizer", "MultiWorkerMirroredStrategy": "strategy"}
 _MODULES = ("callbacks", "compressors", "ops", "simulation")
 
 __all__ = [
@@ -74,6 +74,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _IN_DOOR:
+        keras_here = importlib.import_module("tf_gradcomp.keras_here")
+        return getattr(keras_here.door(_IN_DOOR[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -83,5 +86,5 @@ def __dir__() -> list[str]:
     return __all__
 
 
-if "keras" in sys.modules:  # then load_model knows CompressedOptimizer
-    importlib.import_module(_HOME["CompressedOptimizer"])
+if {"keras", "tf_keras"} & sys.modules.keys():  # then load_model knows CompressedOptimizer
+    __getattr__("CompressedOptimizer")

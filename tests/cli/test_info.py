@@ -113,12 +113,18 @@ def test_an_unsupported_tensorflow(run_info, monkeypatch):
     done = run_info()
     assert done.exit_code == 1
     assert rows(done.stdout)["TensorFlow"].startswith("2.22.0rc1 (not supported")
-    assert "TensorFlow 2.22.0rc1 is not supported: install 2.17 to 2.21." in done.stderr
+    assert (
+        "TensorFlow 2.22.0rc1 is not supported: install 2.17 to 2.21, or 2.15 with Keras 2."
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("version", "supported"),
-    [("2.16.2", False), ("2.17.0", True), ("2.21.0", True), ("2.22.0-rc0", False), ("3.0", False)],
+    [
+        *(("2.14.1", False), ("2.15.1", True), ("2.16.2", False), ("2.17.0", True)),
+        *(("2.21.0", True), ("2.22.0-rc0", False), ("3.0", False)),
+    ],
 )
 def test_the_supported_versions(version, supported):
     assert info.is_supported(version) is supported

@@ -113,7 +113,7 @@ class Exchanging:
         self.reduced.clear()
 
         def reduce(given):
-            totals = self.exchange.reduce(given, variables, current_group().member()).gradients
+            totals, _ = self.exchange.reduce(given, variables, current_group().member())
             tf.numpy_function(lambda *totals: self.reduced.append(totals), totals, [])
 
         given = [[of_one[place] for place in places] for of_one in gradients]

@@ -68,9 +68,8 @@ class Exchanging:
             self.exchange.build([variable])
 
         def reduce(gradients):
-            reduced = self.exchange.reduce(gradients, [variable], current_group().member())
-            (total,) = reduced.gradients
-            tf.numpy_function(self._note, [total, *reduced.delayed], [])
+            (total,), _ = self.exchange.reduce(gradients, [variable], current_group().member())
+            tf.numpy_function(self._note, [total, *self.exchange.delayed([variable])], [])
 
         self._step = stepper(self.strategy, reduce)
 

@@ -8,7 +8,7 @@ from tests.compressors.lockstep import Lockstep, specs_of
 from tf_gradcomp.compressors import AdaComp, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.compressors.scalecom import groups
-from tf_gradcomp.keras3.policy import Policy
+from tf_gradcomp.keras_any.policy import Policy
 from tf_gradcomp.policy import GradientSpec
 
 

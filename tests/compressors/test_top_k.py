@@ -9,7 +9,7 @@ from tests.compressors.test_conformance import random_gradients
 from tf_gradcomp.compressors import TopK
 from tf_gradcomp.compressors.base import RESIDUAL, StateSpec
 from tf_gradcomp.compressors.top_k import VELOCITY
-from tf_gradcomp.keras3.policy import Policy
+from tf_gradcomp.keras_any.policy import Policy
 from tf_gradcomp.policy import GradientSpec
 
 

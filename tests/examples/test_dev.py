@@ -63,10 +63,25 @@ def test_the_oldest_tensorflow_has_no_newest_python(dev, monkeypatch):
         dev.check_python(dev.OLDEST)
 
 
+def test_keras_2_needs_an_old_python_and_says_so(dev, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 12, 0))
+    with pytest.raises(
+        SystemExit, match=r"2\.15\.1 needs Python 3\.11.*python3\.11 dev\.py"
+    ) as error:
+        dev.check_python(dev.KERAS2)
+    assert_one_sentence(error)
+
+
+def test_keras_2_has_tests_of_its_own(dev, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--keras2"])
+    target = dev.parse_arguments().target
+    assert (target.tests, target.packages) == (("tests/keras2",), ("tensorflow-addons==0.23.0",))
+
+
 def test_arguments_after_the_dashes_are_passed_on(dev, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--oldest", "--", "-k", "name"])
     arguments = dev.parse_arguments()
-    assert (arguments.oldest, arguments.extra) == (True, ["-k", "name"])
+    assert (arguments.target, arguments.extra) == (dev.OLDEST, ["-k", "name"])
     assert arguments.commands == [dev.PYTEST]
 
 

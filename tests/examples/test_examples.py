@@ -13,8 +13,6 @@ import keras
 import numpy as np
 import pytest
 
-import tf_gradcomp.keras3.autoencoder  # (load_model must know the classes)
-import tf_gradcomp.keras3.optimizer  # noqa: F401
 from tests.workers import PYTHON, python_path, run_workers, server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"

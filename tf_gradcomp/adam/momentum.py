@@ -47,6 +47,17 @@ class Given(NamedTuple):
 Step = Callable[[Given], tf.Tensor]  # returns what is subtracted from the weights, without the rate
 
 
+def split(gradient: tf.Tensor, delayed: tf.Tensor | bool) -> tuple[tf.Tensor, tf.Tensor]:
+    """What of a gradient goes through the momentum, and what goes past it.
+
+    Args:
+        gradient: Divided, summed over the replicas.
+        delayed: bool scalar, whether most of its entries had waited in residuals.
+    """
+    nothing = tf.zeros_like(gradient)
+    return tf.where(delayed, nothing, gradient), tf.where(delayed, gradient, nothing)
+
+
 def adam(given: Given) -> tf.Tensor:
     """The step of Adam and of AdamW."""
     correction = 1 - tf.pow(tf.cast(given.beta_1, given.step.dtype), given.step)
@@ -55,8 +66,12 @@ def adam(given: Given) -> tf.Tensor:
 
 def lamb(given: Given) -> tf.Tensor:
     """The step of LAMB: Adam's, scaled to the length of the weights."""
-    update = adam(given)
-    weights, length = tf.norm(given.variable), tf.norm(update)
+    return to_length_of(given.variable, adam(given))
+
+
+def to_length_of(variable: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+    """An update scaled to the length of the weights; as it is where either is zero."""
+    weights, length = tf.norm(variable), tf.norm(update)
     both = tf.logical_and(weights > 0, length > 0)
     return tf.where(both, weights / tf.where(both, length, 1), 1) * update
 

@@ -18,6 +18,7 @@ from tf_gradcomp import __version__
 from tf_gradcomp.cli.json_output import json_option, print_json
 from tf_gradcomp.tf_config import TFConfig, read_tf_config
 
+WITH_KERAS_2 = (2, 15)  # the only one before those from here on
 OLDEST_TENSORFLOW = (2, 17)
 NEWEST_TENSORFLOW = (2, 21)
 
@@ -96,12 +97,14 @@ def _add_tensorflow(report: _Report) -> None:
 def is_supported(version: str) -> bool:
     """Whether tf_gradcomp supports this version of TensorFlow."""
     major, minor = (int(part) for part in version.split(".")[:2])
-    return OLDEST_TENSORFLOW <= (major, minor) <= NEWEST_TENSORFLOW
+    found = (major, minor)
+    return found == WITH_KERAS_2 or OLDEST_TENSORFLOW <= found <= NEWEST_TENSORFLOW
 
 
 def _supported() -> str:
-    oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW))
-    return f"{oldest} to {newest}"
+    versions = (OLDEST_TENSORFLOW, NEWEST_TENSORFLOW, WITH_KERAS_2)
+    oldest, newest, with_keras_2 = (".".join(map(str, version)) for version in versions)
+    return f"{oldest} to {newest}, or {with_keras_2} with Keras 2"
 
 
 def _add_library(report: _Report) -> None:

@@ -44,7 +44,7 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         self._policy = policy
         # An exchange lives as long as the first of its variables.
         self._exchanges: list[tuple[weakref.ref[tf.Variable], GradientExchange]] = []
-        self._exchanging: tuple[GradientExchange, Sequence[Any]] | None = None
+        self._exchanging: tuple[GradientExchange, Sequence[Any], float] | None = None
 
     def find_exchange(self, variables: Sequence[Any]) -> GradientExchange | None:
         """The exchange that was built for `variables`, or for more than these; None if none was."""
@@ -61,12 +61,15 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         return exchange
 
     @contextlib.contextmanager
-    def gradients_of(self, exchange: GradientExchange, variables: Sequence[Any]) -> Iterator[None]:
+    def gradients_of(
+        self, exchange: GradientExchange, variables: Sequence[Any], if_skipped: float = 0.0
+    ) -> Iterator[None]:
         """Within this context, all-reduced values are the gradients of `variables`, one for each.
 
-        Replicas of one process run in turn, and each enters the context for the same variables.
+        Replicas of one process run in turn, and each enters the context for the same variables. On
+        a step that is skipped, the sums are `if_skipped`.
         """
-        self._exchanging = (exchange, variables)
+        self._exchanging = (exchange, variables, if_skipped)
         try:
             yield
         finally:
@@ -78,15 +81,16 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
 
         rank = tf_private.rank(tf.distribute.get_strategy(), replica_id)
         communicator = CollectiveCommunicator(self._launchers[replica_id], self._group_size, rank)
-        exchange, variables = self._exchanging
-        reduced = exchange.reduce(value, variables, Member(communicator, replica_id))
-        return [_zeros_unless(reduced.finite, gradient) for gradient in reduced.gradients]
+        exchange, variables, if_skipped = self._exchanging
+        reduced, finite = exchange.reduce(value, variables, Member(communicator, replica_id))
+        return [values_unless(finite, gradient, if_skipped) for gradient in reduced]
 
 
 def reduce_gradients(
     ops: CompressedAllReduce,
     gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     variables: Sequence[Any],
+    if_skipped: float = 0.0,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Sums gradients over the replicas, compressed; called in a replica context, on all replicas.
 
@@ -94,6 +98,7 @@ def reduce_gradients(
         ops: The strategy's cross-device ops.
         gradients: One for each of `variables`; None where there is none, on all replicas alike.
         variables: All variables that this training loop trains.
+        if_skipped: What the sums are on a step that must be skipped.
 
     Returns:
         The reduced gradients; None where there was none.
@@ -110,17 +115,22 @@ def reduce_gradients(
     if context.num_replicas_in_sync == 1:
         totals = exchange.flush(values, [variables[i] for i in present])
     else:
-        with ops.gradients_of(exchange, [variables[i] for i in present]):
+        with ops.gradients_of(exchange, [variables[i] for i in present], if_skipped):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
     for i, total in zip(present, totals, strict=True):
         reduced[i] = total
     return reduced
 
 
-def _zeros_unless(
-    finite: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices
+def values_unless(
+    finite: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices, value: float
 ) -> tf.Tensor | tf.IndexedSlices:
+    """The gradient, or, if not `finite`, one of its form that is `value` everywhere."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = _zeros_unless(finite, gradient.values)
+        values = values_unless(finite, gradient.values, value)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.cond(finite, lambda: gradient, lambda: tf.zeros_like(gradient))
+    return tf.cond(
+        finite,
+        lambda: gradient,
+        lambda: tf.fill(tf.shape(gradient), tf.constant(value, gradient.dtype)),
+    )

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,6 +33,7 @@ from tf_gradcomp.distribute.saving import Saving
 from tf_gradcomp.distribute.state import (
     Facts,
     job_state_specs,
+    new_delayed,
     new_job_variables,
     new_variables,
     residual_scale,
@@ -66,21 +67,6 @@ _ENDS_UNKNOWN = (
 )
 
 
-class Reduced(NamedTuple):
-    """What a step gives a replica.
-
-    Attributes:
-        gradients: Summed over the replicas, in the dtypes and forms in which they came.
-        finite: bool scalar, equal on all replicas; where it is false, the step must be skipped.
-        delayed: For each gradient a bool scalar, whether most of its entries waited in residuals
-            and were sent with what came meanwhile.
-    """
-
-    gradients: list[tf.Tensor | tf.IndexedSlices]
-    finite: tf.Tensor
-    delayed: list[tf.Tensor]
-
-
 class GradientExchange(tf.Module):
     """A compressor at work on the gradients of given variables, with its residuals.
 
@@ -112,8 +98,11 @@ class GradientExchange(tf.Module):
         library.load()  # what is wrong with it is reported now, not in the first step
         self.policy = checked_policy(policy)
         self.specs: list[GradientSpec] = []
-        self.state: dict[str, list[tf.Variable]] = {}
-        self.job_state: dict[str, tf.Variable] = {}
+        self.state: dict[str, list[tf.Variable]]
+        self.job_state: dict[str, tf.Variable]
+        # Not tracked: a checkpoint that is restored now has to wait for those that `build` makes.
+        object.__setattr__(self, "state", {})
+        object.__setattr__(self, "job_state", {})
         self._method = method
         self._find_group = find_group
         self._apart: set[int] = set()
@@ -172,6 +161,7 @@ class GradientExchange(tf.Module):
                 job_state=self.job_state,
                 facts=self.facts,
                 step=self.step,
+                delayed=new_delayed(len(specs)),
                 traffic=TrafficCounter(len(specs)),
                 ahead=WordsAhead() if alone_in_process else None,
                 label=group.label([spec.path for spec in specs]),
@@ -255,7 +245,7 @@ class GradientExchange(tf.Module):
         variables: Sequence[Any],
         member: Member,
         inner: InnerState | None = None,
-    ) -> Reduced:
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
         """One replica's side of a step; every replica calls it for the same variables.
 
         Args:
@@ -264,6 +254,10 @@ class GradientExchange(tf.Module):
             member: The replica.
             inner: The state of the inner optimizer of `variables`, on this replica, if that can be
                 preconditioned.
+
+        Returns:
+            The gradients summed over the replicas, in the dtypes and forms they came in, and a bool
+            scalar that is equal on all replicas: where it is false, the step must be skipped.
 
         Raises:
             ValueError: If it was not built for one of `variables`, or XLA is to compile the step.
@@ -274,7 +268,7 @@ class GradientExchange(tf.Module):
         """
         self._check_may_run()
         if not variables:
-            return Reduced([], tf.constant(True), [])
+            return [], tf.constant(True)
         self._warn_of_lost_residuals(member.local_replica)
         numbers = [self._number(variable) for variable in variables]
         paths = [self.specs[number].path for number in numbers]
@@ -287,7 +281,6 @@ class GradientExchange(tf.Module):
         gradients, left = replica.with_what_waits(apart, gradients)
         reduced: list[Any] = list(gradients)
         finite = tf.constant(True)
-        delayed = [tf.constant(False)] * len(gradients)
         if apart:
             sums, finite = replica.sum_apart(apart, [gradients[i] for i in apart])
             for place, total in zip(apart, sums, strict=True):
@@ -296,13 +289,24 @@ class GradientExchange(tf.Module):
             given = [gradients[i] for i in together]
             stepped = replica.reduce_by_method(together, given, finite, inner)
             sums, finite = stepped.as_given(given)
-            waited = tf.unstack(stepped.delayed, len(together))
-            for place, total, has_waited in zip(together, sums, waited, strict=True):
-                reduced[place], delayed[place] = total, has_waited
+            for place, total in zip(together, sums, strict=True):
+                reduced[place] = total
         replica.settle(apart, together, finite, left)
         self.step.assign_add(1)
         self.count_skip(finite)
-        return Reduced(reduced, finite, delayed)
+        return reduced, finite
+
+    def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Of which gradients most entries have waited in residuals until the latest step.
+
+        Args:
+            variables: Some or all of those it was built for.
+
+        Returns:
+            For each of them a bool scalar, equal on all replicas.
+        """
+        delayed = self._parts.group.local(self._parts.delayed, 0).read_value()
+        return [delayed[self._number(variable)] for variable in variables]
 
     def flush(
         self,

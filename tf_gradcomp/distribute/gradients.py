@@ -38,6 +38,16 @@ def gradient_specs(
     return specs
 
 
+def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient divided by a number, in its own dtype."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = divided(gradient.values, scale)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    # In float16 a scale of 65536 would be infinite.
+    unscaled = tf.cast(gradient, tf.float32) / tf.cast(scale, tf.float32)
+    return tf.cast(unscaled, gradient.dtype)
+
+
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
     """Whether all gradients of this replica are finite; bool scalar."""
     tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -22,9 +24,15 @@ def package_versions() -> dict[str, str]:
     return {
         "tf_gradcomp": metadata.version("tf-gradcomp"),
         "tensorflow": tf.__version__,
-        "keras": metadata.version("keras"),
+        "keras": metadata.version("tf_keras" if _wants_tf_keras() else "keras"),
         "byte order and machine": platform.machine(),
     }
+
+
+def _wants_tf_keras() -> bool:
+    """Whether `tf.keras` is that package, by the variable that TensorFlow reads."""
+    wanted = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
+    return wanted and importlib.util.find_spec("tf_keras") is not None
 
 
 def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:

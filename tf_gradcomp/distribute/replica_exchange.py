@@ -47,6 +47,7 @@ class Parts:
         job_state: What they keep for the whole job, by name.
         facts: What is known of the state of each gradient.
         step: int64, the number of exchanges so far.
+        delayed: bool [gradients], of which of them most entries had waited in the latest step.
         traffic: Counts bytes.
         ahead: How many words travel with the lengths of payloads, if any; see `gather_padded`.
         max_dense_elements: Gradients of tables with up to so many elements are made dense.
@@ -63,6 +64,7 @@ class Parts:
     job_state: Mapping[str, tf.Variable]
     facts: Facts
     step: tf.Variable
+    delayed: tf.Variable
     traffic: TrafficCounter
     ahead: WordsAhead | None
     max_dense_elements: int
@@ -306,6 +308,7 @@ class ReplicaExchange:
                 lambda method: converse(step.talk(method), communicator),
             )
         self._count(numbers, sent, stepped.tensor_bytes)
+        self._set_fact(parts.delayed, stepped.delayed, places)
         return stepped
 
     def _reached(self) -> Communicator:
@@ -332,7 +335,7 @@ class ReplicaExchange:
     def _fact(self, fact: tf.Variable) -> tf.Tensor:
         return tf.gather(self._local(fact).read_value(), self._numbers)
 
-    def _set_fact(self, fact: tf.Variable, values: Sequence[Any], places: Iterable[int]) -> None:
+    def _set_fact(self, fact: tf.Variable, values: Any, places: Iterable[int]) -> None:
         local = self._local(fact)
         numbers = tf.constant([[self._numbers[place]] for place in places])
         values = tf.convert_to_tensor(values, local.dtype)

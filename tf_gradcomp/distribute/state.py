@@ -142,6 +142,11 @@ class Facts(tf.Module):
         return [self.residual_waits, self.residual_scale, self.moments_taken]
 
 
+def new_delayed(gradients: int) -> tf.Variable:
+    """Bool [gradients], which of them were delayed in the latest step; in no checkpoint."""
+    return _own_variable(np.zeros(gradients, bool), "delayed", True)
+
+
 def _own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
     """A variable that each replica has for itself; checkpoints hold the first one or the sum."""
     aggregation = tf.VariableAggregation

@@ -199,7 +199,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             value = initial_value() if callable(initial_value) else initial_value
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
             variable = f"{kwargs.get('name')} {value.shape} {value.dtype.name}"
-            self._group.agree({"next action": f"creating variable {variable}"})
+            with tf.init_scope():  # legacy optimizers create some while a step is traced
+                self._group.agree({"next action": f"creating variable {variable}"})
             return value
 
         return next_creator(**{**kwargs, "initial_value": checked})

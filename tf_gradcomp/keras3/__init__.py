@@ -1,1 +1,5 @@
-"""What is for Keras 3: the optimizer, the hooks of the strategy, the callbacks."""
+"""What is for Keras 3: the optimizer and the hooks of the strategy."""
+
+from tf_gradcomp.keras_here import check_is_keras_3
+
+check_is_keras_3()

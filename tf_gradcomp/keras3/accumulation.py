@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -45,6 +46,12 @@ class Accumulation(tf.Module):
         self._index_of = index_of
         self._inner = inner
         self._group = group
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Its variables by name, as Keras' files have them."""
+        sums = {f"accumulator_{i}": v for i, v in enumerate(self.accumulators)}
+        return {**sums, "accumulators_held": self.held}
 
     def take(self, strategy: tf.distribute.Strategy) -> None:
         """Takes the sums from the inner optimizer, if it has them; called across replicas."""

@@ -15,8 +15,8 @@ from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import Compressor
 from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.wrapper.precondition import chosen
 
-AUTO, LOCAL = "auto", "local"
 STEPS: dict[type, momentum.Step] = {
     keras.optimizers.Adam: momentum.adam,
     keras.optimizers.AdamW: momentum.adam,
@@ -53,18 +53,8 @@ def preconditioner_for(
     Raises:
         ValueError: If `setting` is none of these, or the optimizer cannot be preconditioned.
     """
-    if setting not in (AUTO, LOCAL, None):
-        raise ValueError(f'precondition: expected "auto", "local" or None; received {setting!r}.')
     possible = possible_preconditioner(optimizer)
-    if setting == LOCAL and possible is None:
-        names = ", ".join(class_.__name__ for class_ in STEPS)
-        raise ValueError(
-            f'precondition="local" is for {names}; received {type(optimizer).__name__}. Use '
-            'precondition="auto", which leaves others as they are.'
-        )
-    if setting is None or (setting == AUTO and not compressor.helped_by_precondition):
-        return None
-    return possible
+    return chosen(setting, possible, compressor, optimizer, STEPS)
 
 
 def inner_state(
@@ -136,9 +126,7 @@ def _update(
     weights = tf.convert_to_tensor(variable)
     dtype = weights.dtype
     # Keras' own rule for slices moves all rows by their momentum, too.
-    gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
-    direct = tf.where(delayed, gradient, 0)
-    gradient -= direct
+    gradient, direct = momentum.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
     (slot,) = keras_private.slots(optimizer, "momentums", [variable])
     optimizer.assign_add(slot, (gradient - slot) * (1 - optimizer.beta_1))
     product = None

@@ -24,6 +24,17 @@ def disable_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
 
 
+def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
+    """Creates an optimizer's variables, if there are none; private in Keras 2."""
+    if not optimizer.built:
+        optimizer.build(variables)
+
+
+def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variables of an optimizer, without those of one that it wraps; private in Keras 2."""
+    return list(optimizer.variables)
+
+
 @contextlib.contextmanager
 def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Within this context, the optimizer applies gradients as they are, without Keras' branches.

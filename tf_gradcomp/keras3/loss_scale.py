@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tf_gradcomp.distribute.gradients import divided
 
 
 def unscaled(
@@ -36,13 +37,3 @@ def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Te
     scale.assign(scale.value * factor)
     counts = tf.logical_and(finite, tf.logical_not(grows))
     counter.assign(tf.where(counts, counter.value + 1, 0))
-
-
-def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | tf.IndexedSlices:
-    """A gradient divided by a number, in its own dtype."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = divided(gradient.values, scale)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    # In float16 a scale of 65536 would be infinite.
-    unscaled = tf.cast(gradient, tf.float32) / tf.cast(scale, tf.float32)
-    return tf.cast(unscaled, gradient.dtype)

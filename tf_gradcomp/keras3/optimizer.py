@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,32 +12,26 @@ import tensorflow as tf
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.advice import measuring
-from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
-from tf_gradcomp.distribute.exchange import GradientExchange, Reduced
-from tf_gradcomp.distribute.gradients import all_finite, native
+from tf_gradcomp.distribute.gradients import divided, native
 from tf_gradcomp.distribute.group import Group
-from tf_gradcomp.distribute.groups import group_finder, group_here
-from tf_gradcomp.distribute.method import Candidate, Method
-from tf_gradcomp.keras3 import checks, keras_private, saved_state
+from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.accumulation import Accumulation
 from tf_gradcomp.keras3.adam import (
-    AUTO,
     inner_state,
     momentum_only,
     possible_preconditioner,
     preconditioner_for,
 )
-from tf_gradcomp.keras3.loss_scale import divided, unscaled, update_loss_scale
-from tf_gradcomp.keras3.policy import Policy
-
-Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+from tf_gradcomp.keras3.loss_scale import unscaled, update_loss_scale
+from tf_gradcomp.policy import Policy
+from tf_gradcomp.wrapper import checks, saved_state
+from tf_gradcomp.wrapper.compressed import Compressed, Gradient
+from tf_gradcomp.wrapper.precondition import AUTO
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
-class CompressedOptimizer(keras.optimizers.Optimizer):
+class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     """Wraps a Keras optimizer; the replicas of a job exchange its gradients compressed.
 
     Works under `gc.MultiWorkerMirroredStrategy` and Horovod in `fit` and in training loops, and
@@ -101,37 +95,16 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         group: str | Group | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self._find_group = group_finder(group)
-        self.inner_optimizer = checks.checked_inner(inner_optimizer, CompressedOptimizer)
-        self.precondition = precondition
-        self._given = compressors.get(compressor)
-        candidates = [self._candidate(method) for method in compressors.methods_of(self._given)]
-        if measuring.is_on():
-            candidates = [Candidate(compressors.get(BASELINE))]
-        moments = possible_preconditioner(self._core)
-        method = Method(repr(self._given), candidates, choose, moments)
-        self.exchange = GradientExchange(method, policy, self._find_group)
-        self._measuring: measuring.Measuring | None = None
+        inner = checks.checked_inner(inner_optimizer, keras.optimizers.Optimizer, Compressed)
+        self._set_up(inner, compressor, policy, precondition, group)
         self._accumulation: Accumulation | None = None
-        self._values_agreed = False
-        checks.check_group(self.group)
-
-    @property
-    def compressor(self) -> compressors.Compressor | compressors.Auto:
-        """The compression method, or the choice of one."""
-        return self._given
-
-    @property
-    def group(self) -> Group:
-        """The replicas that exchange gradients: of the strategy in scope, or those of Horovod."""
-        return self._find_group()
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
         """The preconditioner that this optimizer would put in front of a compressor, if any."""
         return preconditioner_for(self._core, compressor, self.precondition)
 
-    def _candidate(self, compressor: compressors.Compressor) -> Candidate:
-        return Candidate(compressor, self.preconditioner_of(compressor))
+    def _possible_preconditioner(self) -> Preconditioner | None:
+        return possible_preconditioner(self._core)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
@@ -149,14 +122,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         variables = list(variables)
         checks.check_no_overwriting(variables, group)
         super().build(variables)
-        with tf.init_scope():  # a config reads variables
-            facts = {
-                **checks.facts_of("inner optimizer", self.inner_optimizer),
-                "precondition": self.precondition,
-            }
-        self.exchange.build(variables, facts)
-        if measuring.is_on():
-            self._measuring = self._new_measuring()
+        self._build_exchange(variables)
         # Accumulators are there twice, so that checkpoints fit any number of replicas.
         self.inner_optimizer.build(variables)
         steps = self._core.gradient_accumulation_steps
@@ -167,12 +133,6 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             self.exchange.saving.take_over(self._accumulators(), [native(counter)])
         if not self.passes_through():
             keras_private.disable_reduction(self._core)
-
-    def _new_measuring(self) -> measuring.Measuring:
-        methods = [*compressors.Auto().candidates, *compressors.methods_of(self._given)]
-        each = {compressors.text_of(method): method for method in methods}
-        candidates = [self._candidate(method) for method in each.values()]
-        return measuring.Measuring(self.group, self.exchange.specs, candidates)
 
     def _index_of(self, variable: keras.Variable) -> int:
         return keras_private.variable_index(self, variable)
@@ -261,7 +221,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         )
         return divisor if scaler is None else divisor * scaler.dynamic_scale.value
 
-    # The methods from here to `_reduce` run across replicas: only there may branches update.
+    # The next two methods run across replicas: only there may branches update.
 
     def _apply_across_replicas(
         self,
@@ -300,13 +260,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         variables: Sequence[keras.Variable],
     ) -> None:
         each_replica = strategy.extended.call_for_each_replica
-        reduced, *equal = each_replica(self._reduce, args=(grads, variables))
-        finite, delayed = tf.nest.map_structure(
-            lambda of_each: strategy.experimental_local_results(of_each)[0], equal
-        )
+        reduced, finite = each_replica(self._reduce, args=(grads, variables))
+        finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
-            with keras_private.applying_at_once(self._core), self._stepping(variables, delayed):
+            with keras_private.applying_at_once(self._core), self._stepping(variables):
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy, self._core.iterations)
 
@@ -319,32 +277,18 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if scaler is not None:
             update_loss_scale(scaler, finite)
 
-    def _reduce(self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]) -> Reduced:
-        inner = self._inner_state(variables)
-        group = self.group
-        if group.size == 1:
-            finite = all_finite(grads)
-            self.exchange.count_skip(finite)
-            gradients = self.exchange.flush(grads, variables, inner=inner)
-            return Reduced(gradients, finite, [tf.constant(False)] * len(gradients))
-        self._agree_on_values(group)
-        if self.exchange.preconditioner:
-            grads = keras_private.clip(self._core, grads)
-        if self._measuring:
-            grads, seconds = self._measuring.before(grads)
-        reduced = self.exchange.reduce(grads, variables, group.member(), inner)
-        if self._measuring:
-            measured = self._measuring.after(reduced.gradients, seconds)
-            reduced = reduced._replace(gradients=measured)
-        return reduced
+    def _clip(
+        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
+    ) -> Sequence[Gradient]:
+        return keras_private.clip(self._core, grads)
 
-    def _agree_on_values(self, group: Group) -> None:
-        """Before the first exchange, where nothing else makes the ranks' models equal."""
-        if self._values_agreed or group.sums_on_read:
-            return
-        with tf.init_scope():
-            checks.agree_on_values(group, self._trainable_variables, self.inner_optimizer.variables)
-        self._values_agreed = True
+    @property
+    def _built_for(self) -> Sequence[keras.Variable]:
+        return self._trainable_variables
+
+    @property
+    def _inner_variables(self) -> Sequence[keras.Variable]:
+        return self.inner_optimizer.variables
 
     def _inner_state(self, variables: Sequence[keras.Variable]) -> InnerState | None:
         group = self.group
@@ -352,11 +296,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         return inner_state(self._core, variables, lambda v: group.local(v, replica))
 
     def _stepping(
-        self, variables: Sequence[keras.Variable], delayed: Sequence[tf.Tensor]
+        self, variables: Sequence[keras.Variable]
     ) -> contextlib.AbstractContextManager[None]:
         if not self.exchange.preconditioner:
             return contextlib.nullcontext()
         undivided = [v for v in variables if not self.exchange.is_preconditioned(v)]
+        delayed = self.exchange.delayed(variables)
         return momentum_only(self._core, variables, delayed, undivided)
 
     def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, updates: Any) -> None:
@@ -388,21 +333,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         return self._accumulation.accumulators if self._accumulation else []
 
     def _own_state(self) -> dict[str, Any]:
-        return saved_state.own_state(self.exchange, self._accumulation)
-
-    @property
-    def iterations(self) -> Any:
-        """The inner optimizer's count of updates."""
-        return self.inner_optimizer.iterations
-
-    @property
-    def learning_rate(self) -> Any:
-        """The inner optimizer's learning rate."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
-        self.inner_optimizer.learning_rate = learning_rate
+        sums = self._accumulation.saved if self._accumulation else {}
+        return saved_state.own_state(self.exchange) | sums if self.exchange.built else {}
 
     @property
     def loss_scale_factor(self) -> float | None:
@@ -418,33 +350,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         """Scales a loss as the inner optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
 
-    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
-        """Excludes variables from the inner optimizer's weight decay."""
-        self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
-
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Finalizes variables as the inner optimizer does."""
         self.inner_optimizer.finalize_variable_values(var_list)
-
-    def collect_state(self) -> None:
-        """Under Horovod: brings what ranks keep apart to rank 0, so that it can save it alone.
-
-        That are the residuals, and the second moments and sums of gradients of each rank; a
-        checkpoint holds their sums over the ranks, and each of N gets 1/N of them back. All ranks
-        must call it between the same steps. What it brings is saved by whatever rank 0 does until
-        the next step: `model.save`, `save_weights`, `tf.train.Checkpoint`. Under a strategy, where
-        all workers save, it does nothing.
-
-        Raises:
-            ValueError: If the optimizer is not built.
-            WorkersDisagreeError: If the other ranks do something else.
-        """
-        if not self.built:
-            raise ValueError(
-                "collect_state: the optimizer has no state yet; call "
-                "optimizer.build(model.trainable_variables) first."
-            )
-        self.exchange.saving.collect()
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the exchange's state; Keras saves the inner optimizer next to it.
@@ -465,55 +373,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             store = {}
         saved_state.load(self.exchange, self._own_state(), store)
 
-    def get_config(self) -> dict[str, Any]:
-        """The config, for `from_config` and Keras' saving."""
-        return {
-            "name": self.name,
-            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "compressor": compressors.serialize(self.compressor),
-            "policy": self.exchange.policy.get_config(),
-            "precondition": self.precondition,
-        }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> CompressedOptimizer:
-        """The optimizer that `get_config` described.
-
-        Who exchanges gradients is no part of that: the replicas of the strategy in scope; or those
-        of Horovod, if the program has initialized it for several processes.
-
-        Raises:
-            ValueError: If `hvd.DistributedOptimizer` is around it.
-        """
-        checks.check_not_by_horovod(cls)
-        inner = keras.saving.deserialize_keras_object(
-            config["inner_optimizer"], custom_objects=custom_objects
-        )
-        policy = Policy(**config["policy"])
-        return cls(
-            inner,
-            config["compressor"],
-            policy=policy,
-            precondition=config["precondition"],
-            name=config["name"],
-            group=group_here(),
-        )
-
 
 def _constrain(variables: Sequence[keras.Variable]) -> None:
     for variable in variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
-
-
-def compressed_optimizer(model: keras.Model) -> CompressedOptimizer | None:
-    """The `CompressedOptimizer` of a compiled model, which may be in a loss scaler."""
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer if isinstance(optimizer, CompressedOptimizer) else None
 
 
 def _is_compressed(optimizer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`gc.MultiWorkerMirroredStrategy`, and the hooks by which Keras 3 works under it."""
+"""The hooks by which Keras 3 works under `gc.MultiWorkerMirroredStrategy`."""
 
 from __future__ import annotations
 
@@ -7,42 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import compressors
-from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
-from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
 
-
-class MultiWorkerMirroredStrategy(CheckedStrategy):
-    """TensorFlow's strategy, made to work with Keras 3, and with compressed gradients if asked to.
-
-    Keras 3 does not run under TensorFlow's own strategy (keras-team/keras#20585). Workers that were
-    started with different versions, settings or models end with an error that says what differs.
-
-    Give no compressor here if the model uses `CompressedOptimizer`. With a compressor, the
-    gradients of all other optimizers and training loops are compressed; see `CompressedAllReduce`.
-
-    Args:
-        cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
-        communication_options: As for TensorFlow's strategy.
-        compressor: A name, a config or a compressor: see `gc.compressors.get`.
-        policy: Which variables get which settings, for `compressor`.
-
-    Raises:
-        TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` is given without
-            `compressor`.
-        RuntimeError: If, with several workers, TensorFlow has been at work before.
-        WorkersDisagreeError: If workers have other versions or settings.
-    """
-
-    @staticmethod
-    def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
-        candidates = [Candidate(method) for method in compressors.methods_of(compressor)]
-        return Method(repr(compressor), candidates, choose)
+__all__ = ["MultiWorkerMirroredStrategy"]
 
 
 def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:

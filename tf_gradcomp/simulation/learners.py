@@ -26,10 +26,10 @@ from tf_gradcomp.distribute.lockstep import (
 from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
 from tf_gradcomp.distribute.state import residual_scale
 from tf_gradcomp.keras3 import keras_private
-from tf_gradcomp.keras3.adam import AUTO, momentum_only, preconditioner_for
-from tf_gradcomp.keras3.callbacks.autoencoder_training import AutoencoderTraining
-from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras3.callbacks.layerwise_plan import measures
+from tf_gradcomp.keras3.adam import momentum_only, preconditioner_for
+from tf_gradcomp.keras_any.callbacks.autoencoder_training import AutoencoderTraining
+from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras_any.callbacks.layerwise_plan import measures
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.simulation.similarity import (
     Similarity,
@@ -37,6 +37,7 @@ from tf_gradcomp.simulation.similarity import (
     mean_cosine_distance,
     union_density,
 )
+from tf_gradcomp.wrapper.precondition import AUTO
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
 

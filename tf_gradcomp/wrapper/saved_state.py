@@ -11,7 +11,6 @@ from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.keras3.accumulation import Accumulation
 
 _LOG = tf.get_logger()
 _NOT_KEPT = (
@@ -25,15 +24,11 @@ _NOT_BUILT = (
 )
 
 
-def own_state(exchange: GradientExchange, accumulation: Accumulation | None) -> dict[str, Any]:
-    """The variables that are saved beside the inner optimizer's, by name."""
+def own_state(exchange: GradientExchange) -> dict[str, Any]:
+    """The exchange's variables by name, which are saved beside the inner optimizer's."""
     if not exchange.built:
         return {}
     facts = exchange.facts
-    sums: dict[str, Any] = {}
-    if accumulation:
-        sums = {f"accumulator_{i}": v for i, v in enumerate(accumulation.accumulators)}
-        sums["accumulators_held"] = accumulation.held
     return {
         "step": exchange.step,
         "skipped_steps": exchange.skipped_steps,
@@ -46,7 +41,6 @@ def own_state(exchange: GradientExchange, accumulation: Accumulation | None) -> 
             for i, variable in enumerate(variables)
         },
         **{f"job_{name}": variable for name, variable in exchange.job_state.items()},
-        **sums,
     }
 
 

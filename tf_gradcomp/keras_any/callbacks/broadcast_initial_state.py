@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
-from tf_gradcomp.keras3.initial_state import broadcast_initial_state
+from tf_gradcomp.keras_any.initial_state import broadcast_initial_state
+from tf_gradcomp.keras_here import keras
 
 
 class BroadcastInitialState(keras.callbacks.Callback):

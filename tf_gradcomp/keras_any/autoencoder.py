@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_gradcomp.compressors.autoencoder import Architecture, Convolution
+from tf_gradcomp.keras_here import keras
 
 _DEFAULT = Architecture()
 
@@ -60,7 +61,7 @@ class Autoencoder(keras.Model):
         self.output_layer = keras.layers.Conv1D(
             1, 1, name="output", dtype="float32", kernel_initializer=_initializer(seeds)
         )
-        self(keras.ops.zeros((1, self.architecture.shortening, 1)))
+        self(tf.zeros((1, self.architecture.shortening, 1)))
 
     def call(self, vectors: Any, innovations: Any = None) -> Any:
         """Codes vectors and decodes them.
@@ -82,9 +83,9 @@ class Autoencoder(keras.Model):
         if not self.innovations:
             return self.output_layer(expanded)
         if innovations is None:
-            innovations = keras.ops.zeros_like(expanded[:, :, :1])
-        rows = keras.ops.zeros_like(innovations)
-        return self.output_layer(keras.ops.concatenate([expanded + rows, innovations], -1))
+            innovations = tf.zeros_like(expanded[:, :, :1])
+        rows = tf.zeros_like(innovations)
+        return self.output_layer(tf.concat([expanded + rows, innovations], -1))
 
     def flat_weights(self) -> np.ndarray:
         """All kernels and biases in the order of the layers, as one float32 vector."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import keras
 import rich.console
 import rich.table
 
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
-from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras3.callbacks.every import EPOCH, checked_every
-from tf_gradcomp.keras3.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras_any.callbacks.every import EPOCH, checked_every
+from tf_gradcomp.keras_any.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras_here import keras
 
 
 class LayerwisePlan(keras.callbacks.Callback):

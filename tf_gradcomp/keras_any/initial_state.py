@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import keras
 import tensorflow as tf
 
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.horovod_group import HorovodGroup
-from tf_gradcomp.keras3.optimizer import compressed_optimizer
+from tf_gradcomp.keras_here import door, keras
+from tf_gradcomp.wrapper.compressed import compressed_optimizer
+
+keras_private = door("keras_private")
 
 
 def broadcast_initial_state(model: keras.Model) -> None:
@@ -35,12 +37,12 @@ def broadcast_initial_state(model: keras.Model) -> None:
     compressed = compressed_optimizer(model)
     group = compressed.group if compressed else HorovodGroup()
     optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+    if optimizer is not None:
+        keras_private.build(optimizer, model.trainable_variables)
     state = model.weights
     while optimizer is not None:
         inner = getattr(optimizer, "inner_optimizer", None)
         if inner is None or optimizer is not compressed:
-            state += optimizer.variables
+            state += keras_private.own_variables(optimizer)
         optimizer = inner
     group.take_from_first([native(variable) for variable in {id(v): v for v in state}.values()])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
-
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice.probe import THOROUGH, probe
@@ -15,9 +13,10 @@ from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.distribute.gradients import gradient_specs
 from tf_gradcomp.distribute.group import Group, current_group
 from tf_gradcomp.distribute.method import Candidate
-from tf_gradcomp.keras3.adam import AUTO, preconditioner_for
-from tf_gradcomp.keras3.optimizer import CompressedOptimizer, compressed_optimizer
+from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.policy import Policy, checked_policy
+from tf_gradcomp.wrapper.compressed import Compressed, compressed_optimizer
+from tf_gradcomp.wrapper.precondition import AUTO
 
 
 def advise(
@@ -81,6 +80,6 @@ def _group_of(model: keras.Model) -> Group:
 
 
 def _preconditioner(optimizer: Any, compressor: compressors.Compressor) -> Preconditioner | None:
-    if isinstance(optimizer, CompressedOptimizer):
+    if isinstance(optimizer, Compressed):
         return optimizer.preconditioner_of(compressor)
-    return preconditioner_for(optimizer, compressor, AUTO)
+    return door("adam").preconditioner_for(optimizer, compressor, AUTO)

@@ -4,69 +4,104 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp.distribute.gradients import native, path_of
 from tf_gradcomp.distribute.group import Group, StrategyGroup
 from tf_gradcomp.distribute.handshake import WorkersDisagreeError
+from tf_gradcomp.keras_here import IS_KERAS_2, NAME, keras
+
+_WHAT_HOROVOD_DOES = (
+    "gradients would be summed twice, or averages of weights taken without any sum"
+    if IS_KERAS_2
+    else "that one does nothing under Keras 3, so that ranks drift apart without an error"
+)
 
 
 def checked_inner(
-    inner: keras.optimizers.Optimizer | Mapping[str, Any] | str, wrapper: type
-) -> keras.optimizers.Optimizer:
+    inner: Any,
+    accepted: type | tuple[type, ...],
+    wrapper: type,
+    within: Callable[[Any], Iterable[Any]] | None = None,
+) -> Any:
     """The inner optimizer that was given.
 
     Args:
         inner: An optimizer, its config or its name.
+        accepted: The classes of optimizers of the Keras in use.
         wrapper: The class that wraps it, and must not do so twice.
+        within: Gives an optimizer and all that it wraps; by default loss scalers do.
 
     Raises:
         TypeError: If it is none of these.
         ValueError: If it cannot be wrapped.
     """
-    if not isinstance(inner, (keras.optimizers.Optimizer, Mapping, str)):
+    if not isinstance(inner, (accepted, Mapping, str)):
         raise TypeError(
-            "CompressedOptimizer: expected a Keras 3 optimizer such as keras.optimizers.Adam(), "
-            f"its config or its name; received {inner!r}."
+            f"CompressedOptimizer: expected a {NAME} optimizer such as "
+            f"{keras.__name__}.optimizers.Adam(), its config or its name; received {inner!r}."
+            f"{_of_other_keras(inner)}"
         )
     optimizer = keras.optimizers.get(dict(inner) if isinstance(inner, Mapping) else inner)
-    inside = optimizer
-    check_not_by_horovod(type(optimizer))
-    if isinstance(inside, keras.optimizers.LossScaleOptimizer):
-        inside = inside.inner_optimizer
-    check_not_by_horovod(type(inside))
-    if isinstance(inside, wrapper):
-        raise ValueError(
-            "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
-        )
-    if isinstance(inside, getattr(keras.optimizers, "MultiOptimizer", ())):
-        raise ValueError(
-            "CompressedOptimizer: each optimizer in a MultiOptimizer reduces gradients by itself, "
-            "so one around all of them would reduce twice. Wrap each of those inside: "
-            "MultiOptimizer(OptimizerMap(CompressedOptimizer(Adam()), {...}))."
-        )
+    for inside in (within or _in_loss_scaler)(optimizer):
+        check_not_by_horovod(type(inside))
+        if isinstance(inside, wrapper):
+            raise ValueError(
+                "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
+            )
+        if isinstance(inside, getattr(keras.optimizers, "MultiOptimizer", ())):
+            raise ValueError(
+                "CompressedOptimizer: each optimizer in a MultiOptimizer reduces gradients by "
+                "itself, so one around all of them would reduce twice. Wrap each of those inside: "
+                "MultiOptimizer(OptimizerMap(CompressedOptimizer(Adam()), {...}))."
+            )
     return optimizer
+
+
+def _in_loss_scaler(optimizer: Any) -> list[Any]:
+    inside = getattr(optimizer, "inner_optimizer", None)
+    return [optimizer] if inside is None else [optimizer, inside]
+
+
+def _of_other_keras(given: Any) -> str:
+    """What to do about an optimizer of the Keras that this process does not train with."""
+    package = type(given).__module__.partition(".")[0]
+    if package == "tf_keras" and not IS_KERAS_2:
+        return (
+            " That is one of Keras 2: set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported, "
+            "and tf_gradcomp works with tf_keras."
+        )
+    if package == "keras" and IS_KERAS_2:
+        return (
+            " tf.keras is Keras 2 here: use tf.keras.optimizers; or, to train with Keras 3, do "
+            "not set TF_USE_LEGACY_KERAS."
+        )
+    return ""
 
 
 def facts_of(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
     """An optimizer's settings, as text that is the same on all workers with the same program."""
     settings = {"class": type(optimizer).__name__, **optimizer.get_config()}
     facts = {
-        f"{label}'s {name}": json.dumps(
-            keras.saving.serialize_keras_object(value),
-            sort_keys=True,
-            default=lambda other: type(other).__name__,
-        )
+        f"{label}'s {name}": json.dumps(value, sort_keys=True, default=_plain)
         for name, value in settings.items()
         if name not in ("name", "inner_optimizer")  # names have numbers, counted by each process
     }
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        facts |= facts_of("loss-scaled optimizer", optimizer.inner_optimizer)
+    for inside in _in_loss_scaler(optimizer)[1:]:
+        facts |= facts_of("loss-scaled optimizer", inside)
     return facts
+
+
+def _plain(value: Any) -> Any:
+    """What a value in a config is, for JSON."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    config = value.get_config() if hasattr(value, "get_config") else {}
+    return {"class": type(value).__name__, **config}
 
 
 def check_not_by_horovod(optimizer: type) -> None:
@@ -78,8 +113,8 @@ def check_not_by_horovod(optimizer: type) -> None:
     if hasattr(optimizer, "register_local_var"):
         raise ValueError(
             "CompressedOptimizer exchanges gradients itself, and does not work inside or around "
-            "hvd.DistributedOptimizer: that one does nothing under Keras 3, so that ranks drift "
-            "apart without an error, and its compression argument can keep no residual. Use "
+            f"hvd.DistributedOptimizer: {_WHAT_HOROVOD_DOES}, and its compression argument can "
+            "keep no residual. Use "
             'gc.CompressedOptimizer(optimizer, compressor, group="horovod") alone.'
         )
 
@@ -119,7 +154,7 @@ def agree_on_values(
     Raises:
         WorkersDisagreeError: On every rank, naming the variables and the way out.
     """
-    values = {f"value of {v.path!r}": _checksum(v) for v in weights}
+    values = {f"value of {path_of(v)!r}": _checksum(v) for v in weights}
     values |= {f"value of the optimizer's variable {i}": _checksum(v) for i, v in enumerate(slots)}
     try:
         group.agree({"next action": "exchanging gradients for the first time", **values})
@@ -137,7 +172,7 @@ def _checksum(variable: keras.Variable) -> int:
 def check_created_in_scope(step_counter: keras.Variable) -> None:
     """Refuses an inner optimizer that is not of the strategy in scope."""
     extended = tf.distribute.get_strategy().extended
-    if not extended.variable_created_in_scope(step_counter.value):
+    if not extended.variable_created_in_scope(native(step_counter)):
         raise ValueError(
             "CompressedOptimizer: the inner optimizer was created outside of the strategy's scope, "
             "and replicas would share its state; create it inside `with strategy.scope():`."

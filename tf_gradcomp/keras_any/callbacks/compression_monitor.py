@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import rich.console
 import rich.table
 
@@ -14,8 +13,9 @@ from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.traffic import Traffic
-from tf_gradcomp.keras3.callbacks.order import READERS, warn_if_behind
-from tf_gradcomp.keras3.optimizer import compressed_optimizer
+from tf_gradcomp.keras_any.callbacks.order import READERS, warn_if_behind
+from tf_gradcomp.keras_here import keras
+from tf_gradcomp.wrapper.compressed import compressed_optimizer
 
 
 class CompressionMonitor(keras.callbacks.Callback):

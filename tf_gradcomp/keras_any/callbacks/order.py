@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-import keras
+from tf_gradcomp.keras_here import door, keras
 
-from tf_gradcomp.keras3 import keras_private
+keras_private = door("keras_private")
+
 
 READERS = (
     keras.callbacks.TensorBoard,

@@ -6,14 +6,15 @@ import contextlib
 import os
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import Group, StrategyGroup
-from tf_gradcomp.keras3 import keras_private
-from tf_gradcomp.keras3.optimizer import compressed_optimizer
+from tf_gradcomp.keras_here import IS_KERAS_2, door, keras
+from tf_gradcomp.wrapper.compressed import compressed_optimizer
+
+keras_private = door("keras_private")
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
@@ -46,7 +47,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; only now is it known for certain which worker of which job this is."""
-        own = worker_path(self._restorer.backup_dir, self._strategy or model.distribute_strategy)
+        strategy = self._strategy or model.distribute_strategy
+        own = self._restorer.backup_dir
+        shares = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        if not (IS_KERAS_2 and shares):  # whose workers have folders of their own within this one
+            own = worker_path(own, strategy)
         # Keras' constructor is what makes all paths of the folder.
         super().__init__(own, **self._arguments)
         super().set_model(model)
@@ -75,6 +80,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""
+        if IS_KERAS_2:  # where what saves is made now, and the optimizer in the first step
+            with self.model.distribute_strategy.scope():
+                keras_private.build(self.model.optimizer, self.model.trainable_variables)
+            super().on_train_begin(logs)
         self._restorer.set_model(self.model)
         self._restorer.on_train_begin(logs)
         found = f"epochs already trained, by the backup in {self._restorer.backup_dir!r}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-import keras
-
 from tf_gradcomp import policy
-from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.distribute.gradients import path_of
+from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, kind_by_rule
+
+keras_private = door("keras_private")
 
 
 class Policy(policy.Policy):
@@ -43,15 +44,17 @@ class Policy(policy.Policy):
         ):  # what a layer is made of comes first
             for variable in layer.trainable_variables:
                 kind = _kind_in_layer(layer, variable)
-                if kind and variable.path not in kinds:
-                    kinds[variable.path] = kind
+                if kind and path_of(variable) not in kinds:
+                    kinds[path_of(variable)] = kind
                     if kind != VECTOR:
-                        kernels.append(variable.path)
+                        kernels.append(path_of(variable))
                     if kind == CONVOLUTION:
-                        first = variable.path
+                        first = path_of(variable)
                         positions |= _positions(layer, variable)
         for variable in model.trainable_variables:
-            kinds.setdefault(variable.path, kind_by_rule(variable.path, tuple(variable.shape)))
+            kinds.setdefault(
+                path_of(variable), kind_by_rule(path_of(variable), tuple(variable.shape))
+            )
         ends = (kernels[-1], kernels[0]) if kernels else (None, None)
         return cls(
             kinds,
@@ -69,7 +72,7 @@ def _positions(layer: keras.layers.Layer, variable: keras.Variable) -> dict[str,
         return {}
     channels_last = getattr(layer, "data_format", "channels_last") == "channels_last"
     pixels = shape[1:-1] if channels_last else shape[2:]
-    return {} if None in pixels else {variable.path: math.prod(pixels)}
+    return {} if None in pixels else {path_of(variable): math.prod(pixels)}
 
 
 def _kind_in_layer(layer: keras.layers.Layer, variable: keras.Variable) -> str | None:

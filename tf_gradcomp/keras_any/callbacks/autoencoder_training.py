@@ -6,16 +6,19 @@ import concurrent.futures
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.lgc_phases import WEIGHTS
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.learning import AutoencoderState, Collected, Learnt
-from tf_gradcomp.keras3.autoencoder import Autoencoder
-from tf_gradcomp.keras3.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras3.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras_any.autoencoder import Autoencoder
+from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras_any.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras_here import door, keras
+
+keras_private = door("keras_private")
 
 _ALARM = 3.0  # times the norm of the residuals at the switch
 _DRIFT = (
@@ -221,7 +224,7 @@ class _Trainer:
         settings = self._settings
         self._model = Autoencoder.of(settings.architecture, settings.innovations, weights)
         self._optimizer = keras.optimizers.deserialize(dict(optimizer))
-        self._optimizer.build(self._model.trainable_variables)
+        keras_private.build(self._optimizer, self._model.trainable_variables)
         self._step = tf.function(self._stepped, autograph=False, reduce_retracing=True)
 
     def _learn(self, collected: Sequence[Collected]) -> tuple[np.ndarray, list[Learnt]]:
@@ -238,8 +241,8 @@ class _Trainer:
                 loss, error = self._of_shared_latent(vectors, number)
             else:
                 loss, error = self._of_mean(vectors)
-        gradients = tape.gradient(loss, [variable.value for variable in variables])
-        self._optimizer.apply(gradients, variables)
+        gradients = tape.gradient(loss, [native(variable) for variable in variables])
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss, error
 
     def _of_mean(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

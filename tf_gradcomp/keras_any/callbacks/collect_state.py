@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
-from tf_gradcomp.keras3.callbacks.every import EPOCH, checked_every
-from tf_gradcomp.keras3.callbacks.order import SAVERS, warn_if_behind
-from tf_gradcomp.keras3.optimizer import compressed_optimizer
+from tf_gradcomp.keras_any.callbacks.every import EPOCH, checked_every
+from tf_gradcomp.keras_any.callbacks.order import SAVERS, warn_if_behind
+from tf_gradcomp.keras_here import keras
+from tf_gradcomp.wrapper.compressed import compressed_optimizer
 
 
 class CollectState(keras.callbacks.Callback):

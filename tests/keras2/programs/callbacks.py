@@ -1,0 +1,87 @@
+"""The callbacks in `fit`: what they log, and a job that goes on from a backup.
+
+callbacks.py FOLDER
+"""
+
+import contextlib
+import os
+
+import tensorflow as tf
+from common import argument, compiled, compressed, data, digest, fit, new_strategy, report, state_of
+
+import tf_gradcomp as gc
+
+keras = tf.keras
+FOLDER = argument(1)
+
+
+class StoppedError(Exception):
+    pass
+
+
+class StopsIn(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self._epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self._epoch:
+            raise StoppedError
+
+
+def lgc_model():
+    layers = [keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(20, 8)]
+    layers += [keras.layers.Flatten(), keras.layers.Dense(64), keras.layers.Dense(64)]
+    return keras.Sequential([*layers, keras.layers.Dense(3)])
+
+
+def logged(strategy, compressor, callback, build=None, policy=False):
+    def make():
+        return compressed(keras.optimizers.SGD(0.05), compressor, of_model())
+
+    def of_model():
+        return gc.Policy.from_model(build()) if policy else None
+
+    given = {"build": build} if build else {}
+    model = compiled(make, strategy, **given)
+    callbacks = [callback, gc.callbacks.CompressionMonitor(table=False)]
+    history = fit(model, *data(10), epochs=2, callbacks=callbacks).history
+    return {
+        "history": {name: [float(value) for value in of_one] for name, of_one in history.items()},
+        "weights": digest(model.trainable_variables),
+    }
+
+
+def resumed(strategy):
+    """Trained for 4 epochs with an end after 2; and at once."""
+
+    def model():
+        return compiled(lambda: compressed(keras.optimizers.Adam(1e-2), "no_compression"), strategy)
+
+    def backup():
+        return gc.callbacks.BackupAndRestore(os.path.join(FOLDER, "backup"))
+
+    first = model()
+    with contextlib.suppress(StoppedError):
+        fit(first, *data(4), epochs=4, callbacks=[backup(), StopsIn(2)])
+    second = model()
+    epochs = fit(second, *data(4), epochs=4, callbacks=[backup()]).epoch
+    whole = model()
+    fit(whole, *data(4), epochs=4)
+    return {"epochs": epochs, "resumed": state_of(second), "at once": state_of(whole)}
+
+
+if __name__ == "__main__":
+    strategy = new_strategy()
+    of_lgc = gc.compressors.LGC(warmup_steps=3, training_steps=5, density=0.1)
+    planned = gc.compressors.LGreCo(gc.compressors.TopK(density=0.1))
+    plan = gc.callbacks.LayerwisePlan(table=False)
+    training = gc.callbacks.AutoencoderTraining(learning_rate=1e-3)
+    report(
+        {
+            "monitor": logged(strategy, "adacomp", keras.callbacks.Callback()),
+            "plan": logged(strategy, planned, plan, lgc_model),
+            "autoencoder": logged(strategy, of_lgc, training, lgc_model, policy=True),
+            "resumed": resumed(strategy),
+        }
+    )

@@ -1,0 +1,40 @@
+"""The optimizers of these tests, by name."""
+
+import importlib.util
+
+import tensorflow as tf
+
+keras = tf.keras
+legacy = keras.optimizers.legacy
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(1e-2),
+    "AdamW": lambda: keras.optimizers.AdamW(1e-2),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
+    "EMA": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
+    "loss scale": lambda: keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=16
+    ),
+    "legacy SGD": lambda: legacy.SGD(0.1, momentum=0.9),
+    "legacy Adam": lambda: legacy.Adam(1e-2),
+    "legacy clipnorm": lambda: legacy.SGD(0.1, clipnorm=0.05),
+    "legacy loss scale": lambda: keras.mixed_precision.LossScaleOptimizer(
+        legacy.SGD(0.1), initial_scale=16
+    ),
+}
+if importlib.util.find_spec("tensorflow_addons"):
+    import tensorflow_addons as tfa
+
+    OPTIMIZERS |= {
+        "LAMB": lambda: tfa.optimizers.LAMB(1e-2),
+        "LazyAdam": lambda: tfa.optimizers.LazyAdam(1e-2),
+        "tfa AdamW": lambda: tfa.optimizers.AdamW(1e-3, 1e-2),
+        "RectifiedAdam": lambda: tfa.optimizers.RectifiedAdam(1e-2),
+        "MovingAverage": lambda: tfa.optimizers.MovingAverage(tfa.optimizers.LAMB(1e-2)),
+        "SWA": lambda: tfa.optimizers.SWA(legacy.Adam(1e-2), 2, 2),
+        "Lookahead": lambda: tfa.optimizers.Lookahead(tfa.optimizers.LazyAdam(1e-2), 3),
+        "SWA of Lookahead": lambda: tfa.optimizers.SWA(
+            tfa.optimizers.Lookahead(tfa.optimizers.LAMB(1e-2), 3), 2, 2
+        ),
+    }

@@ -1,0 +1,196 @@
+"""Jobs with Keras 2: as one process, bit-equal on all workers, saved and gone on with."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.keras2.programs.optimizers import OPTIMIZERS
+from tests.workers import result, run_workers
+from tf_gradcomp.launch import horovod_ranks
+
+PROGRAMS = Path(__file__).parent / "programs"
+BY_STRATEGY = [
+    *("SGD", "Adam", "EMA", "loss scale", "legacy loss scale", "legacy Adam"),
+    *("LAMB", "LazyAdam", "MovingAverage", "SWA", "Lookahead"),
+]
+BY_HOROVOD = ["AdamW", "legacy Adam", "loss scale", "LazyAdam", "MovingAverage", "Lookahead"]
+METHODS = [
+    *("Adam:adacomp", "Adam:adacomp:none", "legacy Adam:adacomp", "AdamW:top_k", "SGD:qsgd"),
+    *("LAMB:adacomp", "tfa AdamW:adacomp", "MovingAverage:adacomp", "Lookahead:scalecom"),
+    *("SGD:power_sgd", "SGD:adacomp:scaled", "legacy SGD:top_k:scaled", "loss scale:adacomp"),
+]
+METHODS_BY_HOROVOD = ["Adam:adacomp", "MovingAverage:adacomp", "SGD:adacomp:scaled"]
+AS_THEY_ARE = ["SGD::scaled", "legacy SGD::scaled", "LAMB::scaled", "MovingAverage"]
+SAVED = ["Adam", "legacy Adam", "MovingAverage"]
+FORMATS = ["h5", "keras", "tf", "checkpoint"]
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None,
+    reason="Horovod is not installed; `python3 dev.py test --keras2` builds it",
+)
+
+
+def by_strategy(program, *args):
+    return [result(worker) for worker in run_workers(PROGRAMS / program, 2, args)]
+
+
+def by_horovod(program, *args):
+    with horovod_ranks(2) as each:
+        workers = run_workers(PROGRAMS / program, 2, args, per_worker_env=each)
+    return [result(worker) for worker in workers]
+
+
+def largest_difference(left, right):
+    return max(np.abs(np.array(a) - np.array(b)).max() for a, b in zip(left, right, strict=True))
+
+
+@pytest.fixture(scope="module")
+def wrapped():
+    return by_strategy("exact.py", "wrapped", ",".join(OPTIMIZERS))
+
+
+@pytest.fixture(scope="module")
+def as_they_are():
+    return by_strategy("exact.py", "strategy", ",".join(BY_STRATEGY))
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return by_horovod("exact.py", "wrapped", ",".join(BY_HOROVOD))
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        *(("wrapped", name) for name in OPTIMIZERS),
+        *(("as_they_are", name) for name in BY_STRATEGY),
+        *(pytest.param("ranks", name, marks=needs_horovod) for name in BY_HOROVOD),
+    ],
+)
+def test_dense_training_is_that_of_one_process_on_whole_batches(request, job, name):
+    first, second = request.getfixturevalue(job)
+    together, alone = first["together"][name], first["alone"][name]
+    assert together == second["together"][name]
+    assert largest_difference(together["values"], alone["values"]) <= 2e-7
+    assert together["iterations"] == alone["iterations"]
+
+
+@pytest.fixture(scope="module")
+def methods():
+    return by_strategy("methods.py", ",".join(METHODS))
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_workers_stay_equal_and_skip_a_step_together(methods, case):
+    first, second = (worker[case] for worker in methods)
+    for name in ("weights", "slots", "iterations"):
+        assert first[name] == second[name]
+    assert first["skipped"] == second["skipped"] == 1
+    assert first["unchanged"]
+    assert first["finite"]
+    assert second["finite"]
+    assert first["residual"] != second["residual"]
+    if case.endswith("scaled"):
+        assert first["scale"] == second["scale"] == 2**14
+
+
+@pytest.fixture(scope="module")
+def methods_of_the_strategy():
+    return by_strategy("methods.py", ",".join(AS_THEY_ARE), "adacomp")
+
+
+@pytest.mark.parametrize("case", AS_THEY_ARE)
+def test_workers_stay_equal_with_a_method_of_the_strategy(methods_of_the_strategy, case):
+    """A loss scaler sees the bad gradient, leaves the weights alone, and halves the scale."""
+    first, second = (worker[case] for worker in methods_of_the_strategy)
+    for name in ("weights", "slots", "iterations"):
+        assert first[name] == second[name]
+    assert first["skipped"] == 1
+    assert first["residual"] != second["residual"]
+    if case.endswith("scaled"):
+        assert first["unchanged"]
+        assert first["scale"] == second["scale"] == 2**14
+
+
+@pytest.fixture(scope="module")
+def methods_by_horovod():
+    return by_horovod("methods.py", ",".join(METHODS_BY_HOROVOD))
+
+
+@needs_horovod
+@pytest.mark.parametrize("case", METHODS_BY_HOROVOD)
+def test_ranks_of_horovod_do_what_workers_of_a_strategy_do(methods_by_horovod, methods, case):
+    for rank, worker in zip(methods_by_horovod, methods, strict=True):
+        assert rank[case]["weights"] == worker[case]["weights"]
+        assert rank[case]["residual"] == worker[case]["residual"]
+
+
+def test_addons_and_keras_step_alike_with_divided_gradients(methods):
+    """Legacy and new-style Adam differ in rounding alone, and not with divided gradients."""
+    first = methods[0]
+    assert first["Adam:adacomp"]["weights"] == first["legacy Adam:adacomp"]["weights"]
+
+
+@pytest.fixture(scope="module")
+def saves(tmp_path_factory):
+    return by_strategy("saves.py", tmp_path_factory.mktemp("saves"), ",".join(SAVED))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", SAVED)
+def test_a_job_goes_on_from_what_was_saved(saves, name, form):
+    first, second = (worker[name] for worker in saves)
+    assert sum(first["before"]["residuals"]) > 0
+    for seen in (first, second):
+        assert seen[form] == {
+            **first["before"],
+            "residuals": pytest.approx(first["before"]["residuals"]),
+        }
+    assert first[f"{form}, later"] == second[f"{form}, later"]
+
+
+@needs_horovod
+def test_ranks_of_horovod_go_on_from_what_was_saved(tmp_path):
+    first, second = by_horovod("saves.py", tmp_path, "MovingAverage")
+    for form in FORMATS:
+        test_a_job_goes_on_from_what_was_saved([first, second], "MovingAverage", form)
+
+
+@pytest.fixture(scope="module")
+def callbacks(tmp_path_factory):
+    return by_strategy("callbacks.py", tmp_path_factory.mktemp("backups"))
+
+
+def check_callbacks(callbacks):
+    first, second = callbacks
+    for name in ("monitor", "plan", "autoencoder"):
+        assert first[name]["weights"] == second[name]["weights"]
+        history = first[name]["history"]
+        for measure in ("payload_bytes", "compression_ratio", "residual_norm", "skipped_steps"):
+            assert len(history[measure]) == 2
+    assert first["monitor"]["history"]["compression_ratio"][-1] > 4
+    assert first["plan"]["history"]["plan_ratio"][-1] != 1
+    assert first["autoencoder"]["history"]["lgc_phase"][-1] > 2
+    assert first["autoencoder"]["history"]["autoencoder_error"][-1] < 1
+    resumed = first["resumed"]
+    assert resumed["epochs"] == [2, 3]
+    assert resumed["resumed"] == resumed["at once"] == second["resumed"]["resumed"]
+
+
+def test_callbacks_log_and_a_backup_is_gone_on_with(callbacks):
+    check_callbacks(callbacks)
+
+
+@needs_horovod
+def test_callbacks_do_so_under_horovod(tmp_path):
+    check_callbacks(by_horovod("callbacks.py", tmp_path))
+
+
+@needs_horovod
+def test_moving_average_around_horovods_optimizer_drifts():
+    """If this fails, what is said about `MovingAverage(hvd(...))` has to be looked at again."""
+    first, second = by_horovod("drifts.py")
+    assert first["alone"] == second["alone"]
+    assert largest_difference([first["inside"]], [second["inside"]]) > 1e-3

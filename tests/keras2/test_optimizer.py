@@ -1,0 +1,248 @@
+"""`CompressedOptimizer` of Keras 2 in one process: what it does alone, and what it refuses."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.keras2.programs.optimizers import OPTIMIZERS
+from tf_gradcomp.keras2 import keras_private
+
+keras = tf.keras
+legacy = keras.optimizers.legacy
+needs_addons = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_addons") is None, reason="tensorflow-addons is not there"
+)
+ALONE = [
+    name for name in ("EMA", "loss scale", "legacy Adam", "LazyAdam", "SWA") if name in OPTIMIZERS
+]
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not there"
+)
+
+
+def small_model(optimizer):
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Input((2,), dtype="int32"), keras.layers.Embedding(6, 3)]
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def trained(optimizer, epochs=2):
+    model = small_model(optimizer)
+    x = np.arange(24).reshape(12, 2) % 6
+    model.fit(x, x.sum(1), batch_size=4, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_replica_trains_as_the_inner_optimizer(name):
+    plain, wrapped = (
+        trained(OPTIMIZERS[name]()),
+        trained(gc.CompressedOptimizer(OPTIMIZERS[name]())),
+    )
+    for ours, theirs in zip(wrapped.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert int(wrapped.optimizer.iterations.numpy()) == 6
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_config_round_trips(name):
+    optimizer = gc.CompressedOptimizer(OPTIMIZERS[name](), "adacomp(bin_sizes=20)")
+    again = gc.CompressedOptimizer.from_config(optimizer.get_config())
+    assert type(again.inner_optimizer) is type(optimizer.inner_optimizer)
+    assert again.get_config() == optimizer.get_config()
+
+
+def test_a_learning_rate_is_that_of_the_inner_optimizer():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+    for inner, of_last in ((legacy.SGD(schedule), 0), (keras.optimizers.SGD(schedule), 1)):
+        model = trained(gc.CompressedOptimizer(inner), epochs=1)
+        assert float(model.optimizer.learning_rate) == 0.5 * 0.5 ** (3 - of_last)
+    for inner in (legacy.SGD(0.5), keras.optimizers.SGD(0.5)):
+        optimizer = gc.CompressedOptimizer(inner)
+        optimizer.lr = 0.25
+        assert float(inner.learning_rate) == 0.25
+
+
+def test_weights_of_an_optimizer_that_was_not_wrapped_are_taken():
+    plain, wrapped = (
+        trained(legacy.Adam(0.1)),
+        small_model(gc.CompressedOptimizer(legacy.Adam(0.1))),
+    )
+    wrapped.optimizer.build(wrapped.trainable_variables)
+    wrapped.optimizer.set_weights(plain.optimizer.get_weights())
+    for ours, theirs in zip(
+        wrapped.optimizer.inner_optimizer.weights, plain.optimizer.weights, strict=True
+    ):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def test_weights_of_others_are_refused():
+    model = trained(gc.CompressedOptimizer(legacy.SGD(0.1)))
+    with pytest.raises(ValueError, match="those of another optimizer or compressor"):
+        model.optimizer.set_weights([np.zeros(3)] * 2)
+
+
+def test_a_keras_2_optimizer_is_needed():
+    with pytest.raises(TypeError, match="expected a Keras 2 optimizer such as"):
+        gc.CompressedOptimizer(object())
+
+
+def test_it_is_wrapped_once():
+    with pytest.raises(ValueError, match="compressed already"):
+        gc.CompressedOptimizer(gc.CompressedOptimizer("adam"))
+
+
+def test_an_optimizer_that_reduces_by_itself_is_refused():
+    with pytest.raises(ValueError, match="gradient_aggregator of its own"):
+        gc.CompressedOptimizer(legacy.SGD(0.1, gradient_aggregator=lambda pairs: pairs))
+
+
+@needs_addons
+def test_averages_go_inside():
+    import tensorflow_addons as tfa
+
+    with pytest.raises(TypeError):
+        tfa.optimizers.MovingAverage(gc.CompressedOptimizer(legacy.SGD(0.1)))
+    reduces = legacy.SGD(0.1, gradient_aggregator=lambda pairs: pairs)
+    with pytest.raises(ValueError, match=r"CompressedOptimizer\(MovingAverage\(optimizer\)\)"):
+        gc.CompressedOptimizer(tfa.optimizers.MovingAverage(reduces))
+
+
+@needs_addons
+def test_averages_are_given_to_the_model():
+    import tensorflow_addons as tfa
+
+    model = trained(gc.CompressedOptimizer(tfa.optimizers.MovingAverage(legacy.SGD(0.1), 0.5)))
+    weights = model.get_weights()
+    model.optimizer.assign_average_vars(model.trainable_variables)
+    assert any((a != b).any() for a, b in zip(model.get_weights(), weights, strict=True))
+
+
+@needs_horovod
+def test_horovods_optimizer_is_refused_inside_and_outside():
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    inner = hvd.DistributedOptimizer(legacy.SGD(0.1))
+    with pytest.raises(ValueError, match="does not work inside or around"):
+        gc.CompressedOptimizer(inner)
+    with pytest.raises(ValueError, match="does not work inside or around"):
+        hvd.DistributedOptimizer(gc.CompressedOptimizer(legacy.SGD(0.1)))
+
+
+def test_preconditioning_is_for_adams_family():
+    with pytest.raises(ValueError, match=r'precondition="local" is for Adam.*received SGD'):
+        gc.CompressedOptimizer("sgd", precondition="local")
+
+
+def test_parts_for_keras_3_say_so():
+    with pytest.raises(ImportError, match=r"for Keras 3, and tf\.keras is Keras 2 here"):
+        gc.simulation.Learners  # noqa: B018
+
+
+def test_kinds_are_read_off_a_model():
+    model = small_model("sgd")
+    kinds = gc.Policy.from_model(model).kinds
+    assert sorted(kinds.values()) == ["dense", "embedding", "vector"]
+
+
+# One test for each private name of Keras 2 and tensorflow-addons.
+
+
+def test_is_loss_scaler():
+    for inner in (legacy.SGD(0.1), keras.optimizers.SGD(0.1)):
+        assert keras_private.is_loss_scaler(keras.mixed_precision.LossScaleOptimizer(inner))
+        assert not keras_private.is_loss_scaler(inner)
+
+
+@needs_addons
+def test_within():
+    import tensorflow_addons as tfa
+
+    inner = legacy.SGD(0.1)
+    outer = tfa.optimizers.SWA(tfa.optimizers.Lookahead(inner))
+    assert list(keras_private.within(outer))[::2] == [outer, inner]
+
+
+def test_build_and_variables_of():
+    variable = tf.Variable([1.0, 2.0], name="weights")
+    for optimizer in (legacy.Adam(), keras.optimizers.Adam()):
+        keras_private.build(optimizer, [variable])
+        names = [v.name for v in keras_private.variables_of(optimizer, [variable])]
+        assert len([name for name in names if "weights" in name]) == 2
+
+
+def test_variables_are_in_order_after_a_checkpoint(tmp_path):
+    variables = [tf.Variable([1.0, 2.0], name=name) for name in ("first", "second")]
+    saved, restored = legacy.Adam(), legacy.Adam()
+    keras_private.build(saved, variables)
+    path = tf.train.Checkpoint(variables=variables, optimizer=saved).save(str(tmp_path / "saved"))
+    tf.train.Checkpoint(variables=variables, optimizer=restored).restore(path)
+    keras_private.build(restored, variables)
+
+    def names(optimizer):
+        return [v.name for v in keras_private.variables_of(optimizer, variables)]
+
+    assert names(restored) == names(saved)
+
+
+def test_clip():
+    variable, gradient = tf.Variable([0.0, 0.0]), tf.constant([3.0, 4.0])
+    for optimizer in (legacy.SGD(clipnorm=1.0), keras.optimizers.SGD(clipnorm=1.0)):
+        (clipped,) = keras_private.clip(optimizer, [gradient], [variable])
+        np.testing.assert_allclose(clipped, [0.6, 0.8], rtol=1e-6)
+
+
+def test_slots():
+    variable = tf.Variable([1.0, 2.0])
+    for optimizer in (legacy.Adam(amsgrad=True), keras.optimizers.Adam(amsgrad=True)):
+        keras_private.build(optimizer, [variable])
+        keras_private.apply(optimizer, [(tf.constant([1.0, 1.0]), variable)], aggregate=True)
+        for kind, value in (("m", 0.1), ("v", 0.001), ("vhat", 0.001)):
+            (slot,) = keras_private.slots(optimizer, kind, [variable])
+            np.testing.assert_allclose(slot, [value, value], rtol=1e-4)
+
+
+def test_looks_for_nans():
+    for inner in (legacy.SGD(0.1), keras.optimizers.SGD(0.1)):
+        assert not keras_private.looks_for_nans(inner)
+        keras.mixed_precision.LossScaleOptimizer(inner)
+        assert keras_private.looks_for_nans(inner)
+
+
+def test_own_variables_of_a_loss_scaler():
+    scaler = keras.mixed_precision.LossScaleOptimizer(legacy.SGD(0.1), initial_scale=8)
+    counter, scale = keras_private.own_variables(scaler)
+    assert (int(counter), float(scale)) == (0, 8.0)
+
+
+def test_layers_of():
+    model = small_model("sgd")
+    assert keras_private.layers_of(model)[0] is model
+
+
+class _Epoch(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.found = keras_private.initial_epoch(self.model)
+
+
+def test_initial_epoch(tmp_path):
+    for epochs, found in ((2, 0), (3, 2)):
+        epoch = _Epoch()
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path), delete_checkpoint=False)
+        x = np.zeros((4, 2), "int32")
+        given = {"epochs": epochs, "verbose": 0, "callbacks": [backup, epoch]}
+        small_model("sgd").fit(x, np.zeros(4), **given)
+        assert epoch.found == found
+
+
+def test_a_callback_that_comes_too_late_says_so():
+    model = small_model("sgd")
+    late = [keras.callbacks.CSVLogger("unused.csv"), gc.callbacks.CompressionMonitor()]
+    with pytest.warns(UserWarning, match="CompressionMonitor comes after CSVLogger"):
+        keras.callbacks.CallbackList(late, model=model)

@@ -1,0 +1,1 @@
+"""What the `CompressedOptimizer` of either Keras is made of."""

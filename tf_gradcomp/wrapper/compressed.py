@@ -1,0 +1,236 @@
+"""What the `CompressedOptimizer` of either Keras does with its exchange."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tf_gradcomp import compressors
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.advice import measuring
+from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.gradients import all_finite
+from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.groups import group_finder, group_here
+from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.keras_here import keras
+from tf_gradcomp.policy import Policy
+from tf_gradcomp.wrapper import checks
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+
+class Compressed:
+    """The part of an optimizer's wrapper that is the same whichever Keras the optimizer is of.
+
+    The wrapper derives from this and from its Keras' optimizer, and calls `_set_up` when it is
+    made, `_build_exchange` when its variables are known, and `_reduce` in each step.
+
+    Attributes:
+        inner_optimizer: What applies the sum of the gradients.
+        exchange: What sums the gradients over the replicas.
+        precondition: As the wrapper was given it.
+    """
+
+    name: str
+    built: bool
+    inner_optimizer: Any
+    exchange: GradientExchange
+    precondition: str | None
+
+    def _set_up(
+        self,
+        inner: Any,
+        compressor: compressors.Compressor | Mapping[str, Any] | str,
+        policy: Policy | None,
+        precondition: str | None,
+        group: str | Group | None,
+    ) -> None:
+        self._find_group = group_finder(group)
+        self.inner_optimizer = inner
+        self.precondition = precondition
+        self._given = compressors.get(compressor)
+        candidates = [self._candidate(method) for method in compressors.methods_of(self._given)]
+        if measuring.is_on():
+            candidates = [Candidate(compressors.get(BASELINE))]
+        method = Method(repr(self._given), candidates, choose, self._possible_preconditioner())
+        self.exchange = GradientExchange(method, policy, self._find_group)
+        self._measuring: measuring.Measuring | None = None
+        self._values_agreed = False
+        checks.check_group(self.group)
+
+    @property
+    @abc.abstractmethod
+    def _core(self) -> Any:
+        """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
+
+    @property
+    @abc.abstractmethod
+    def _built_for(self) -> Sequence[Any]:
+        """All variables of the model that it was built for."""
+
+    @property
+    @abc.abstractmethod
+    def _inner_variables(self) -> Sequence[Any]:
+        """All variables of the inner optimizer."""
+
+    @abc.abstractmethod
+    def _possible_preconditioner(self) -> Preconditioner | None:
+        """The preconditioner that the inner optimizer allows."""
+
+    @abc.abstractmethod
+    def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
+        """The preconditioner that this optimizer would put in front of a compressor, if any."""
+
+    @abc.abstractmethod
+    def _inner_state(self, variables: Sequence[Any]) -> InnerState | None:
+        """The inner optimizer's state of some variables, on the replica that calls."""
+
+    @abc.abstractmethod
+    def _clip(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> Sequence[Gradient]:
+        """Clips gradients as the inner optimizer does."""
+
+    @property
+    def compressor(self) -> compressors.Compressor | compressors.Auto:
+        """The compression method, or the choice of one."""
+        return self._given
+
+    @property
+    def group(self) -> Group:
+        """The replicas that exchange gradients: of the strategy in scope, or those of Horovod."""
+        return self._find_group()
+
+    def _candidate(self, compressor: compressors.Compressor) -> Candidate:
+        return Candidate(compressor, self.preconditioner_of(compressor))
+
+    def _build_exchange(self, variables: Sequence[Any]) -> None:
+        with tf.init_scope():  # a config reads variables
+            facts = {
+                **checks.facts_of("inner optimizer", self.inner_optimizer),
+                "precondition": self.precondition,
+            }
+        self.exchange.build(variables, facts)
+        if measuring.is_on():
+            self._measuring = self._new_measuring()
+
+    def _new_measuring(self) -> measuring.Measuring:
+        methods = [*compressors.Auto().candidates, *compressors.methods_of(self._given)]
+        each = {compressors.text_of(method): method for method in methods}
+        candidates = [self._candidate(method) for method in each.values()]
+        return measuring.Measuring(self.group, self.exchange.specs, candidates)
+
+    def _reduce(
+        self, grads: Sequence[Gradient], variables: Sequence[Any]
+    ) -> tuple[list[Gradient], tf.Tensor]:
+        """Sums gradients over the replicas, in one of them; and whether all were finite."""
+        inner = self._inner_state(variables)
+        group = self.group
+        if group.size == 1:
+            finite = all_finite(grads)
+            self.exchange.count_skip(finite)
+            return self.exchange.flush(grads, variables, inner=inner), finite
+        self._agree_on_values(group)
+        if self.exchange.preconditioner:
+            grads = self._clip(grads, variables)
+        if self._measuring:
+            grads, seconds = self._measuring.before(grads)
+        reduced, finite = self.exchange.reduce(grads, variables, group.member(), inner)
+        if self._measuring:
+            reduced = self._measuring.after(reduced, seconds)
+        return reduced, finite
+
+    def _agree_on_values(self, group: Group) -> None:
+        """Before the first exchange, where nothing else makes the ranks' models equal."""
+        if self._values_agreed or group.sums_on_read:
+            return
+        with tf.init_scope():
+            checks.agree_on_values(group, self._built_for, self._inner_variables)
+        self._values_agreed = True
+
+    @property
+    def iterations(self) -> Any:
+        """The inner optimizer's count of updates."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """Excludes variables from the inner optimizer's weight decay."""
+        self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
+
+    def collect_state(self) -> None:
+        """Under Horovod: brings what ranks keep apart to rank 0, so that it can save it alone.
+
+        That are the residuals, and the second moments and sums of gradients of each rank; a
+        checkpoint holds their sums over the ranks, and each of N gets 1/N of them back. All ranks
+        must call it between the same steps. What it brings is saved by whatever rank 0 does until
+        the next step: `model.save`, `save_weights`, `tf.train.Checkpoint`. Under a strategy, where
+        all workers save, it does nothing.
+
+        Raises:
+            ValueError: If the optimizer is not built.
+            WorkersDisagreeError: If the other ranks do something else.
+        """
+        if not self.built:
+            raise ValueError(
+                "collect_state: the optimizer has no state yet; call "
+                "optimizer.build(model.trainable_variables) first."
+            )
+        self.exchange.saving.collect()
+
+    def get_config(self) -> dict[str, Any]:
+        """The config, for `from_config` and Keras' saving."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
+            "compressor": compressors.serialize(self.compressor),
+            "policy": self.exchange.policy.get_config(),
+            "precondition": self.precondition,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The optimizer that `get_config` described.
+
+        Who exchanges gradients is no part of that: the replicas of the strategy in scope; or those
+        of Horovod, if the program has initialized it for several processes.
+
+        Raises:
+            ValueError: If `hvd.DistributedOptimizer` is around it.
+        """
+        checks.check_not_by_horovod(cls)
+        inner = keras.optimizers.deserialize(
+            config["inner_optimizer"], custom_objects=custom_objects
+        )
+        make: Any = cls
+        return make(
+            inner,
+            config["compressor"],
+            policy=Policy(**config["policy"]),
+            precondition=config["precondition"],
+            name=config["name"],
+            group=group_here(),
+        )
+
+
+def compressed_optimizer(model: keras.Model) -> Any:
+    """The `CompressedOptimizer` of a compiled model, which may be in a loss scaler; or None."""
+    optimizer = model.optimizer
+    while optimizer is not None and not isinstance(optimizer, Compressed):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return optimizer

@@ -1,0 +1,38 @@
+"""`gc.MultiWorkerMirroredStrategy`, the same for either Keras."""
+
+from __future__ import annotations
+
+from tf_gradcomp import compressors
+from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.distribute.strategy import CheckedStrategy
+
+
+class MultiWorkerMirroredStrategy(CheckedStrategy):
+    """TensorFlow's strategy, with checks, and with compressed gradients if asked to.
+
+    Keras 3 runs under this one, and not under TensorFlow's own (keras-team/keras#20585); Keras 2
+    does under both. Workers that were started with different versions, settings or models end with
+    an error that says what differs.
+
+    Give no compressor here if the model uses `CompressedOptimizer`. With a compressor, the
+    gradients of all other optimizers and training loops are compressed; see `CompressedAllReduce`.
+
+    Args:
+        cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
+        communication_options: As for TensorFlow's strategy.
+        compressor: A name, a config or a compressor: see `gc.compressors.get`.
+        policy: Which variables get which settings, for `compressor`.
+
+    Raises:
+        TypeError: If `policy` is no `gc.Policy`.
+        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` is given without
+            `compressor`.
+        RuntimeError: If, with several workers, TensorFlow has been at work before.
+        WorkersDisagreeError: If workers have other versions or settings.
+    """
+
+    @staticmethod
+    def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
+        candidates = [Candidate(method) for method in compressors.methods_of(compressor)]
+        return Method(repr(compressor), candidates, choose)
