@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.console import Console
@@ -15,7 +16,8 @@ from rich.text import Text
 from tf_gradcomp.cli.json_output import json_option, print_json
 
 
-class _Method(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Method:
     name: str
     what: str
     use: str
@@ -32,7 +34,7 @@ def methods(as_json: bool) -> None:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     found = _methods()
     if as_json:
-        print_json([method._asdict() for method in found])
+        print_json(list(map(dataclasses.asdict, found)))
         return
     table = Table("compressor=", "what it does", "when to use it")
     for method in found:
