@@ -10,8 +10,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 OLDEST, NEWEST = (2, 17), (2, 21)
-SOURCES = sorted(glob("custom_ops/kernels/*.cc") + glob("custom_ops/tensorflow/*.cc"))
-HEADERS = sorted(glob("custom_ops/*/*.h"))
+FOLDERS = ("kernels", "gpu", "tensorflow")
+SOURCES = sorted(path for folder in FOLDERS for path in glob(f"custom_ops/{folder}/*.cc"))
+HEADERS = sorted(glob("custom_ops/*/*.h") + glob("custom_ops/gpu/*.cu"))
 PRECOMPILED = "custom_ops/tensorflow/precompiled.h"
 
 
