@@ -298,7 +298,7 @@ __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTens
   return num_codes;  // right on thread 0
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 3) gradcomp_adacomp_scan(EncodeStep step) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gradcomp_adacomp_scan(EncodeStep step) {
   __shared__ float accumulated[kTileElements];
   __shared__ float boosted[kTileElements];
   __shared__ unsigned maxima[kPieceBins];

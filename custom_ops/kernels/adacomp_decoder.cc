@@ -122,8 +122,7 @@ Status AdaCompDecoder::ReadTable(int64_t payload) {
   }
   const int32_t* next = view.body() + num_tensors * kTableEntryWords;
   for (int64_t i = 0; i < num_tensors; ++i) {
-    TableEntry entry;
-    std::memcpy(&entry, view.body() + i * kTableEntryWords, sizeof entry);
+    const TableEntry entry = EntryOf(view.body(), i);
     const Status status = CheckEntry(entry, words_left, tensors_[i]);
     if (!status.ok()) return OfTensor(i, status);
     Codes& codes = codes_[payload * num_tensors + i];

@@ -63,6 +63,7 @@ class AdaComp(Compressor):
     name = "adacomp"
     helped_by_precondition = True
     preconditions = True
+    has_gpu_kernels = True
 
     def __init__(
         self,
