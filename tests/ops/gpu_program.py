@@ -1,12 +1,13 @@
 """Compares ops on the device GPU:0 of an emulated GPU with those on the host.
 
-python gpu_program.py LIBRARY kernels|host|without_nvrtc|exchange
+python gpu_program.py LIBRARY kernels|host|without_nvrtc|exchange|benchmark
 """
 
 import ctypes
 import json
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,19 +168,31 @@ def compare_exchange():
         np.testing.assert_array_equal(ours, theirs)
 
 
+def run_benchmark(path):
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    import gpu_kernels
+
+    bare = gpu_kernels.Gpu(path)
+    gpu_kernels.check(bare, sizes=[1, 70001], bin_sizes=[0, 7, 50, 500, 5000])
+    gpu_kernels.REPEATS = 1
+    gpu_kernels.measure(bare, [5000])
+
+
 def main():
     path, part = sys.argv[1:]
     load_library.load_pluggable_device_library(path)
     fake = ctypes.CDLL(path)
     if part == "without_nvrtc":
         library._NVRTC_PACKAGE = "nothing.of.this.name"
-    error = "" if part == "exchange" else gpu.info(0).error
+    error = "" if part in ("exchange", "benchmark") else gpu.info(0).error
     by_check = fake.fake_gpu_launches()
     if part == "kernels":
         cases = [(eager, dtype, dtype != "float16") for dtype in DTYPES]
         compare(*cases, (tf.function, "float32", True))
     elif part == "exchange":
         compare_exchange()
+    elif part == "benchmark":
+        run_benchmark(path)
     else:
         compare((tf.function, "float16", True))
     report = {"error": error, "launches": fake.fake_gpu_launches() - by_check}

@@ -126,3 +126,11 @@ def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake
     assert result(worker)["launches"] == 0
     told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
     assert (worker.stdout + worker.stderr).count(told) == 1
+
+
+@needs_nvrtc
+def test_the_benchmark_checks_and_measures(fake_gpu):
+    worker = run(fake_gpu, "benchmark")
+    assert result(worker)["launches"] > 0
+    table = [line for line in worker.stdout.splitlines() if line.startswith("| 5000 ")]
+    assert len(table) == 2 * 7
