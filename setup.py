@@ -15,8 +15,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SUPPORTED = [(2, 15), *((2, minor) for minor in range(17, 22))]
-SOURCES = sorted(glob("custom_ops/kernels/*.cc") + glob("custom_ops/tensorflow/*.cc"))
-HEADERS = sorted(glob("custom_ops/*/*.h"))
+FOLDERS = ("kernels", "gpu", "tensorflow")
+SOURCES = sorted(path for folder in FOLDERS for path in glob(f"custom_ops/{folder}/*.cc"))
+HEADERS = sorted(glob("custom_ops/*/*.h") + glob("custom_ops/gpu/*.cu"))
 PRECOMPILED = "custom_ops/tensorflow/precompiled.h"
 BUILT_LIBRARY = os.environ.get("TF_GRADCOMP_BUILT_LIBRARY")
 LOCAL_VERSION = os.environ.get("TF_GRADCOMP_LOCAL_VERSION")

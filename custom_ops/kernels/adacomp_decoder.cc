@@ -122,8 +122,7 @@ Status AdaCompDecoder::ReadTable(int64_t payload) {
   }
   const int32_t* next = view.body() + num_tensors * kTableEntryWords;
   for (int64_t i = 0; i < num_tensors; ++i) {
-    TableEntry entry;
-    std::memcpy(&entry, view.body() + i * kTableEntryWords, sizeof entry);
+    const TableEntry entry = EntryOf(view.body(), i);
     const Status status = CheckEntry(entry, words_left, tensors_[i]);
     if (!status.ok()) return OfTensor(i, status);
     Codes& codes = codes_[payload * num_tensors + i];
@@ -176,11 +175,35 @@ bool AdaCompDecoder::ScalesAreFinite() const {
   return true;
 }
 
+AdaCompDecoder::Span AdaCompDecoder::SpanOf(int64_t payload, int64_t tensor,
+                                            int64_t block) const {
+  const Codes& codes = CodesOf(payload, tensor);
+  const Binning& bins = tensors_[tensor];
+  if (codes.data == nullptr) return {};
+  if (bins.sent_whole) {
+    return {codes.data + 4 * bins.FirstElement(block), bins.BlockSize(block), codes.scale};
+  }
+  const int64_t begin = codes.block_bounds[block];
+  return {codes.data + begin, (codes.block_bounds[block + 1] - begin) / CodeBytes(bins.bin_size),
+          codes.scale};
+}
+
+bool AdaCompDecoder::ReducesToFinite() const {
+  std::atomic<bool> finite{finite_};
+  blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
+    if (!finite || !tensors_[tensor].sent_whole) return;
+    std::vector<float> sums(tensors_[tensor].BlockSize(block));
+    if (!ReduceBlock(tensor, block, sums.data())) finite = false;
+  });
+  return finite;
+}
+
 bool AdaCompDecoder::Reduce(const std::vector<float*>& outputs) {
   if (finite_) {
     std::atomic<bool> finite{true};
     blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
-      if (!ReduceBlock(tensor, block, outputs[tensor])) finite = false;
+      float* sums = outputs[tensor] + tensors_[tensor].FirstElement(block);
+      if (!ReduceBlock(tensor, block, sums)) finite = false;
     });
     finite_ = finite;
   }
@@ -193,21 +216,21 @@ bool AdaCompDecoder::Reduce(const std::vector<float*>& outputs) {
   return finite_;
 }
 
-bool AdaCompDecoder::ReduceBlock(int64_t tensor, int64_t block, float* output) const {
+bool AdaCompDecoder::ReduceBlock(int64_t tensor, int64_t block, float* sums) const {
   const Binning& bins = tensors_[tensor];
-  float* values = output + bins.FirstElement(block);
   const int64_t size = bins.BlockSize(block);
-  std::memset(values, 0, 4 * size);
+  std::memset(sums, 0, 4 * size);
   for (size_t payload = 0; payload < payloads_.size(); ++payload) {
-    AddBlock(CodesOf(payload, tensor), bins, block, output);
+    AddBlock(CodesOf(payload, tensor), bins, block, sums);
   }
-  return !bins.sent_whole || AllFinite(values, size);
+  return !bins.sent_whole || AllFinite(sums, size);
 }
 
 void AdaCompDecoder::AddTo(const std::vector<float*>& values) {
   blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
     for (size_t payload = 0; payload < payloads_.size(); ++payload) {
-      AddBlock(CodesOf(payload, tensor), tensors_[tensor], block, values[tensor]);
+      AddBlock(CodesOf(payload, tensor), tensors_[tensor], block,
+               values[tensor] + tensors_[tensor].FirstElement(block));
     }
   });
 }
@@ -215,15 +238,15 @@ void AdaCompDecoder::AddTo(const std::vector<float*>& values) {
 void AdaCompDecoder::AddBlock(const Codes& codes, const Binning& bins, int64_t block,
                               float* values) const {
   if (codes.data == nullptr) return;
-  const int64_t first = bins.FirstElement(block);
   if (!bins.sent_whole) {
     AddCodes(codes.data + codes.block_bounds[block], bins.BlockBins(block), bins.bin_size,
-             codes.scale, values + first);
+             codes.scale, values);
     return;
   }
-  for (int64_t i = first; i < first + bins.BlockSize(block); ++i) {
+  const uint8_t* from = codes.data + 4 * bins.FirstElement(block);
+  for (int64_t i = 0; i < bins.BlockSize(block); ++i) {
     float value;
-    std::memcpy(&value, codes.data + 4 * i, sizeof value);
+    std::memcpy(&value, from + 4 * i, sizeof value);
     values[i] += value;
   }
 }

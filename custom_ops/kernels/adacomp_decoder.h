@@ -41,8 +41,22 @@ class AdaCompDecoder {
   // values[i] += what the payloads say of tensor i; nothing for a payload with the non-finite flag.
   void AddTo(const std::vector<float*>& values);
 
-  // The part of Reduce for one block of one tensor. Returns whether the sums are finite.
-  bool ReduceBlock(int64_t tensor, int64_t block, float* output) const;
+  // What a payload says of a block of a tensor.
+  struct Span {
+    const uint8_t* codes = nullptr;  // of a tensor sent whole: its values; null: nothing was sent
+    int64_t num_codes = 0;
+    float scale = 0;
+  };
+  Span SpanOf(int64_t payload, int64_t tensor, int64_t block) const;
+
+  const std::vector<Binning>& tensors() const { return tensors_; }
+
+  // What Reduce would return; for those that reduce elsewhere.
+  bool ReducesToFinite() const;
+
+  // The part of Reduce for one block of one tensor, to where the block begins. Returns whether the
+  // sums are finite.
+  bool ReduceBlock(int64_t tensor, int64_t block, float* sums) const;
 
  private:
   struct Codes;
@@ -53,6 +67,7 @@ class AdaCompDecoder {
   static Status ReadBlockLengths(const Binning& bins, Codes* codes);
   template <typename Code>
   static Status CheckBlock(const Binning& bins, int64_t block, const Codes& codes);
+  // To `values`, where the block begins.
   void AddBlock(const Codes& codes, const Binning& bins, int64_t block, float* values) const;
   bool ScalesAreFinite() const;
 

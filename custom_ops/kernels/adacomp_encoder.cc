@@ -297,14 +297,6 @@ void AdaCompEncoder::Layout() {
   body_words_ = word;
 }
 
-std::vector<int64_t> AdaCompEncoder::TensorBytes() const {
-  std::vector<int64_t> bytes(tensors_.size(), 0);
-  for (size_t i = 0; i < bytes.size() && body_words_ > 0; ++i) {
-    bytes[i] = 4 * (kTableEntryWords + tensors_[i].code_words);
-  }
-  return bytes;
-}
-
 void AdaCompEncoder::WriteBody(int32_t* body) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const Tensor& tensor = tensors_[i];

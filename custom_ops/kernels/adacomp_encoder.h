@@ -43,9 +43,6 @@ class AdaCompEncoder {
 
   int64_t body_words() const { return body_words_; }  // of the payload, without the fixed header
 
-  // What each tensor takes in the payload: table entry and codes. 0 if not all was finite.
-  std::vector<int64_t> TensorBytes() const;
-
   // Writes table and codes, and clears the residuals of tensors sent whole.
   void WriteBody(int32_t* body);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "adacomp_codes.h"
@@ -19,6 +20,13 @@ struct TableEntry {
 static_assert(sizeof(TableEntry) == 8, "the table is copied to the wire as it lies in memory");
 
 inline constexpr int64_t kTableEntryWords = sizeof(TableEntry) / sizeof(int32_t);
+
+// Of a tensor, in the table at the beginning of a body.
+inline TableEntry EntryOf(const int32_t* body, int64_t tensor) {
+  TableEntry entry;
+  std::memcpy(&entry, body + tensor * kTableEntryWords, sizeof entry);
+  return entry;
+}
 
 // A tensor cut into bins, and the bins into blocks that are worked on in parallel. Blocks don't
 // depend on the number of threads, so neither do results.

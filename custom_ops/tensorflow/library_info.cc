@@ -1,4 +1,8 @@
 // What tf_gradcomp/ops/library.py asks of the library.
+#include <string>
+
+#include "../gpu/driver.h"
+#include "../gpu/kernels_on_gpu.h"
 #include "../kernels/scan_bins.h"
 
 #ifndef TF_GRADCOMP_TENSORFLOW_VERSION
@@ -12,5 +16,28 @@ extern const char tf_gradcomp_build_info[];
 const char tf_gradcomp_build_info[] = "tf_gradcomp built for TensorFlow " TF_GRADCOMP_TENSORFLOW_VERSION;
 
 const char* tf_gradcomp_simd() { return gradcomp::Name(gradcomp::BestSimd()); }
+
+// Where NVRTC lies.
+void tf_gradcomp_set_nvrtc(const char* path) { gradcomp::SetNvrtcPath(path); }
+
+// Compiles the kernels for a compute capability, 90 for 9.0; returns what is wrong, or "".
+const char* tf_gradcomp_gpu_compile(int capability) {
+  static thread_local std::string error;
+  std::vector<char> cubin;
+  error = gradcomp::CompileKernels(capability, &cubin).message;
+  return error.c_str();
+}
+
+// Of a device: its name, its compute capability, and why the kernels are not used, or "". The first
+// call compiles and checks them.
+const char* tf_gradcomp_gpu_name(int ordinal) {
+  return gradcomp::KernelsOnGpu::Of(ordinal).device.c_str();
+}
+int tf_gradcomp_gpu_capability(int ordinal) {
+  return gradcomp::KernelsOnGpu::Of(ordinal).capability;
+}
+const char* tf_gradcomp_gpu_error(int ordinal) {
+  return gradcomp::KernelsOnGpu::Of(ordinal).status.message.c_str();
+}
 
 }

@@ -112,17 +112,23 @@ absl::Status LockedResiduals::Lock(OpKernelContext* context,
 }
 
 absl::Status LockedResiduals::Unshare(OpKernelContext* context) {
+  return Unshare(context, [context](const float* from, int64_t size, float* to) {
+    ThreadPool(context)(size, 1, [=](int64_t begin, int64_t end) {
+      std::memcpy(to + begin, from + begin, (end - begin) * sizeof(float));
+    });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status LockedResiduals::Unshare(OpKernelContext* context, const Copy& copy) {
   for (auto& variable : variables_) {
     Tensor* tensor = variable->tensor();
     if (tensor->RefCountIsOne()) continue;
-    Tensor copy;
-    TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
-    float* to = copy.flat<float>().data();
-    const float* from = tensor->flat<float>().data();
-    ThreadPool(context)(tensor->NumElements(), 1, [=](int64_t begin, int64_t end) {
-      std::memcpy(to + begin, from + begin, (end - begin) * sizeof(float));
-    });
-    *tensor = copy;
+    Tensor own;
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &own));
+    TF_RETURN_IF_ERROR(copy(tensor->flat<float>().data(), tensor->NumElements(),
+                            own.flat<float>().data()));
+    *tensor = own;
   }
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 #ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_SUPPORT_H_
 #define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_SUPPORT_H_
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -68,8 +69,23 @@ class LockedResiduals {
   // still shares it, as TensorFlow's own assignments do.
   absl::Status Unshare(tensorflow::OpKernelContext* context);
 
+  // The same, by copy(from, size, to), for variables that are not on the host.
+  using Copy = std::function<absl::Status(const float* from, int64_t size, float* to)>;
+  absl::Status Unshare(tensorflow::OpKernelContext* context, const Copy& copy);
+
+  // Before this ends, once all work is given to a stream that works in order.
+  void Unlock() { locks_.clear(); }
+
+  int size() const { return static_cast<int>(variables_.size()); }
+  tensorflow::Tensor* tensor(int i) const { return variables_[i]->tensor(); }
+
   // After Unshare.
   float* data(int i) const { return variables_[i]->tensor()->flat<float>().data(); }
+  std::vector<float*> all_data() const {
+    std::vector<float*> all;
+    for (int i = 0; i < size(); ++i) all.push_back(data(i));
+    return all;
+  }
 
  private:
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;

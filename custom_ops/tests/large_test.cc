@@ -53,7 +53,8 @@ void LargeTensor(int64_t bin_size) {
   float* output = MapZeros(kSize);
   const Binning bins(kSize, bin_size);
   for (int64_t i : kSent) {
-    CHECK(decoder.ReduceBlock(0, i / (bins.bins_per_block * bin_size), output));
+    const int64_t block = i / (bins.bins_per_block * bin_size);
+    CHECK(decoder.ReduceBlock(0, block, output + bins.FirstElement(block)));
     CHECK(output[i] == gradient[i] * scale);
   }
   decoder.AddTo({residual});

@@ -54,12 +54,14 @@ std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
                             const std::vector<std::vector<Gradient>>& gradients,
                             const std::vector<int64_t>& bin_sizes,
                             const EncodeSettings& settings = {},
-                            std::vector<std::vector<float>>* moments = nullptr) {
+                            std::vector<std::vector<float>>* moments = nullptr,
+                            const std::vector<std::vector<float>>& squares = {}) {
   std::vector<EncoderTensor> tensors;
   for (size_t i = 0; i < residuals->size(); ++i) {
     tensors.push_back({(*residuals)[i].data(), gradients[i].data(), settings.type,
                        static_cast<int64_t>(gradients[i].size()), bin_sizes[i],
-                       moments ? (*moments)[i].data() : nullptr});
+                       moments ? (*moments)[i].data() : nullptr,
+                       squares.empty() ? nullptr : squares[i].data()});
   }
   AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd,
                          settings.adam);

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import tf_gradcomp
 from tf_gradcomp.cli import info
 from tf_gradcomp.cli.main import main
-from tf_gradcomp.ops import library
+from tf_gradcomp.ops import gpu, library
 
 
 @pytest.fixture
@@ -138,14 +138,27 @@ def test_no_tensorflow(run_info, monkeypatch):
     assert rows(done.stdout)["TF_CONFIG"] == "not set: one worker"
 
 
-def test_gpus_are_listed_with_what_happens_to_gradients(run_info, monkeypatch):
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        (
+            gpu.GpuInfo("", 0, "there is no CUDA driver"),
+            " (gradients are copied to the host for the exchange: there is no CUDA driver)",
+        ),
+        (
+            gpu.GpuInfo("A GPU", 90, ""),
+            ", A GPU, sm_90 (AdaComp runs on it; its kernels are compiled, and agree with the "
+            "CPU's)",
+        ),
+    ],
+)
+def test_gpus_are_listed_with_what_happens_on_them(run_info, monkeypatch, found, shown):
     class Gpu:
         name = "/physical_device:GPU:0"
 
     monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [Gpu])
-    assert rows(run_info().stdout)["GPUs"] == (
-        "/physical_device:GPU:0 (gradients are copied to the host for the exchange)"
-    )
+    monkeypatch.setattr(gpu, "info", [found].__getitem__)
+    assert rows(run_info().stdout)["GPU"] == Gpu.name + shown
 
 
 def test_tf_config_is_described(run_info, monkeypatch):

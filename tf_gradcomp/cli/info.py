@@ -138,10 +138,25 @@ def _add_horovod(report: _Report) -> None:
 
 
 def _add_gpus(report: _Report, gpus: list[str]) -> None:
-    if gpus:
-        report.add("GPUs", f"{', '.join(gpus)} (gradients are copied to the host for the exchange)")
-    else:
+    if not gpus:
         report.add("GPUs", "none")
+    for name in gpus:
+        report.add("GPU", f"{name}{_describe_gpu(int(name.rpartition(':')[2]))}")
+
+
+def _describe_gpu(ordinal: int) -> str:
+    # No problem: everything works on the host as well.
+    from tf_gradcomp.ops import gpu
+    from tf_gradcomp.ops.library import LibraryError
+
+    try:
+        found = gpu.info(ordinal)
+    except LibraryError:
+        return ""
+    device = f", {found.name}, sm_{found.capability}" if found.name else ""
+    if found.error:
+        return f"{device} (gradients are copied to the host for the exchange: {found.error})"
+    return f"{device} (AdaComp runs on it; its kernels are compiled, and agree with the CPU's)"
 
 
 def _add_tf_config(report: _Report) -> None:

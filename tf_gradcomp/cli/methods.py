@@ -38,7 +38,7 @@ def methods(as_json: bool) -> None:
         return
     table = Table("compressor=", "what it does", "when to use it")
     for method in found:
-        table.add_row(*map(Text, method))
+        table.add_row(*map(Text, dataclasses.astuple(method)))
     Console().print(table)
 
 

@@ -64,6 +64,7 @@ class AdaComp(Compressor):
     helped_by_precondition = True
     preconditions = True
     delays_unless = SENT_WHOLE
+    has_gpu_kernels = True
 
     def __init__(
         self,

@@ -145,6 +145,8 @@ class Compressor(abc.ABC):
         preconditions: Whether `exchange` itself divides gradients by the roots of second moments,
             with the same bits as `ExchangeInputs.preconditioned`. If it does not, `conversation`
             divides them before; always so with AMSGrad.
+        has_gpu_kernels: Whether its ops run on a GPU as well, on residuals and second moments that
+            are there. State of other methods is copied to the host for each step.
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
         keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.
@@ -155,6 +157,7 @@ class Compressor(abc.ABC):
     name: ClassVar[str]
     helped_by_precondition: bool = False
     preconditions: ClassVar[bool] = False
+    has_gpu_kernels: ClassVar[bool] = False
     keeps_slices: ClassVar[bool] = False
     delays_unless: ClassVar[int | None] = None
     residual_scale: float = 1.0

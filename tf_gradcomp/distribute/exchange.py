@@ -42,7 +42,7 @@ from tf_gradcomp.distribute.state import (
 )
 from tf_gradcomp.distribute.supported import check_warmup
 from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
-from tf_gradcomp.ops import library
+from tf_gradcomp.ops import gpu, library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
 
 _LOG = tf.get_logger()
@@ -172,7 +172,7 @@ class GradientExchange(tf.Module):
         self._numbers = _Numbers(variables)
         self._agreement = GradientAgreement(group)
         self.specs = specs
-        _announce(group, self.preconditioner)
+        _announce(self._parts)
         if self.planner:
             tell_user(_WHO_PLANS)
         if self.autoencoder:
@@ -472,14 +472,20 @@ class GradientExchange(tf.Module):
         return number
 
 
-def _announce(group: Group, preconditioner: Preconditioner | None) -> None:
-    if group.size == 1:
+_COPIED = "Gradients are copied from the GPU to the host for compression"
+
+
+def _announce(parts: Parts) -> None:
+    if parts.group.size == 1:
         tell_user("One replica: gradients are not exchanged.")
         return
-    if preconditioner:
+    if parts.preconditioner:
         tell_user(f"Each replica keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
-    if any("GPU" in device for device in group.devices):
-        tell_user("Gradients are copied from the GPU to the host for compression.")
+    gpus = [device for device in parts.group.devices if "GPU" in device]
+    if gpus and not parts.has_gpu_kernels:
+        tell_user(f"{_COPIED}.")
+    elif problem := next(filter(None, map(gpu.problem, gpus)), None):
+        tell_user(f"{_COPIED}: {problem}.")
 
 
 class _Numbers:

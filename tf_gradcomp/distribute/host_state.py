@@ -1,4 +1,4 @@
-"""Gives the ops state that is on the host, where they can update it."""
+"""Gives the ops state where they can update it: on the host, or where they run on a GPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.ops import gpu
 
 
 class OnHost:
-    """Gives the ops state that is on the host, where they can update it.
+    """Gives the ops state where they can update it.
 
-    A variable on an accelerator is copied to the host for the exchange, and back.
+    A variable on an accelerator is copied to the host for the exchange, and back. It stays on a GPU
+    on which kernels are used that can do all that is done with it.
+
+    Args:
+        state: The variables, by name.
+        has_gpu_kernels: Whether there are such kernels.
     """
 
-    def __init__(self, state: Mapping[str, Sequence[tf.Variable]]) -> None:
+    def __init__(
+        self, state: Mapping[str, Sequence[tf.Variable]], has_gpu_kernels: bool = False
+    ) -> None:
         self._state = state
+        self._has_gpu_kernels = has_gpu_kernels
         self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def __enter__(self) -> dict[str, list[tf.Tensor]]:
@@ -28,7 +37,7 @@ class OnHost:
             variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
 
     def _handle(self, variable: tf.Variable) -> tf.Tensor:
-        if _on_host(variable):
+        if _on_host(variable) or (self._has_gpu_kernels and not gpu.problem(variable.device)):
             return variable.handle
         handle = _host_copy(variable)
         self._copies.append((variable, handle))

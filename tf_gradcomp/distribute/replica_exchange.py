@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import HandOver, InnerState
-from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
@@ -69,6 +69,13 @@ class Parts:
     ahead: WordsAhead | None
     max_dense_elements: int
     label: str
+
+    @property
+    def has_gpu_kernels(self) -> bool:
+        """Whether all that is done with the state in a step can be done on a GPU."""
+        takes_turns = self.compressor.warmup or self.compressor.phases
+        is_known = set(self.state) <= {RESIDUAL, SECOND_MOMENT}
+        return self.compressor.has_gpu_kernels and is_known and not takes_turns
 
     def is_large(self, number: int) -> bool:
         """Whether a table is too large to be made dense."""
@@ -282,7 +289,7 @@ class ReplicaExchange:
         specs = [parts.specs[number] for number in numbers]
         if parts.ahead:
             communicator.ahead = self._local(parts.ahead.words)
-        with OnHost(self._state(numbers)) as handles:
+        with OnHost(self._state(numbers), parts.has_gpu_kernels) as handles:
             moments = None
             if parts.preconditioner and inner:
                 moments = parts.preconditioner.second_moments(

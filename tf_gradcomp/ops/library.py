@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import importlib.util
+import os
 import platform
 import re
 from pathlib import Path
@@ -17,6 +19,7 @@ REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 REBUILD_EDITABLE = "pip install --no-build-isolation --no-deps -e ."
 
 _BUILD_INFO = re.compile(rb"tf_gradcomp built for TensorFlow ([^\0]+)\0")
+_NVRTC_PACKAGE = "nvidia.cuda_nvrtc"  # of tensorflow[and-cuda]
 _CPU_FEATURES = ("avx2", "f16c", "avx512f", "avx512bw", "avx512vl", "asimd")
 
 
@@ -48,12 +51,14 @@ def load() -> ModuleType:
     # Before it is opened: what TensorFlow says of a library for another version is a raw symbol.
     _check_version(built_for(PATH), tf.__version__)
     try:
-        return tf.load_op_library(str(PATH))
+        ops = tf.load_op_library(str(PATH))
     except tf.errors.OpError as error:
         raise LibraryError(
             f"{PATH.name}, built for TensorFlow {built_for(PATH)}, can't be loaded into "
             f"TensorFlow {tf.__version__}: {error.message}. {_how_to_rebuild()}"
         ) from error
+    _tell_where_nvrtc_is()
+    return ops
 
 
 def library_info() -> LibraryInfo:
@@ -101,6 +106,18 @@ def _simd() -> str:
     library = ctypes.CDLL(str(PATH))
     library.tf_gradcomp_simd.restype = ctypes.c_char_p
     return library.tf_gradcomp_simd().decode()
+
+
+def _tell_where_nvrtc_is() -> None:
+    """CUDA's compiler where pip puts it; elsewhere it is left to the system to find."""
+    try:
+        spec = importlib.util.find_spec(_NVRTC_PACKAGE)
+    except ModuleNotFoundError:
+        return
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    found = [path for folder in folders for path in Path(folder, "lib").glob("libnvrtc.so.*")]
+    if found:
+        ctypes.CDLL(str(PATH)).tf_gradcomp_set_nvrtc(os.fsencode(min(found)))
 
 
 def _cpu_features() -> tuple[str, ...]:

@@ -1,0 +1,39 @@
+// Plans AdaComp's work on a GPU and gives it to a queue. What the kernels do: adacomp.cu.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_ON_GPU_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_ON_GPU_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "../kernels/adacomp_decoder.h"
+#include "../kernels/adacomp_encoder.h"
+#include "../kernels/precondition.h"
+#include "adacomp_tables.h"
+#include "queue.h"
+
+namespace gradcomp {
+
+// In the memory of the device, once the queue has done its work.
+struct EncodedOnGpu {
+  const gpu::EncodeSummary* summary = nullptr;
+  const int32_t* body = nullptr;  // the payload behind the header, of summary->body_words
+};
+
+// What AdaCompEncoder does with tensors whose pointers are the device's, with Rollback where not all is
+// finite. The scale of a tensor may differ from AdaCompEncoder's in its last bit. `tensors` may be
+// of any sizes, also 0.
+EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scale_factor,
+                           const AdamSettings& adam, GpuQueue* queue);
+
+// What AdaCompDecoder::Reduce does with outputs in the device's memory. The decoder has read
+// the `num_words` words that begin at `words`, on the host. Returns whether all was finite.
+bool ReduceAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
+                   const std::vector<float*>& outputs, GpuQueue* queue);
+
+// Likewise AdaCompDecoder::AddTo.
+void AddAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
+                const std::vector<float*>& values, GpuQueue* queue);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_ON_GPU_H_

@@ -1,0 +1,88 @@
+// What the host tells AdaComp's kernels on a GPU, and what they tell it. Plain C++ without includes,
+// for NVRTC reads this file, too.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_TABLES_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_TABLES_H_
+
+namespace gradcomp {
+namespace gpu {
+
+constexpr int kThreads = 512;           // of a CUDA block, in every kernel
+constexpr int kTileElements = 4096;     // that a CUDA block keeps in its shared memory
+constexpr int kPieceBins = 2 * kThreads;  // at most
+
+// A tensor of a step. It is cut into bins and blocks as kernels/adacomp_layout.h says, and blocks into
+// pieces of whole bins, one for each CUDA block: a tile, or a single bin that is larger.
+struct EncodeTensor {
+  float* residual;        // updated in place
+  float* second_moment;   // likewise; null: the gradient is not divided
+  const void* gradient;
+  const float* squares;   // in place of the gradient's own, if given
+  int gradient_type;      // GradientType: float, half, bfloat16
+  int sent_whole;
+  int code_bytes;         // 1 or 2
+  int bins_per_piece;
+  long long size;         // elements
+  long long bin_size;     // of a tensor sent whole: those in which it is checked
+  long long num_bins;
+  long long bins_per_block;
+  long long pieces_per_block;
+  long long num_pieces;
+  long long length_words;  // block lengths in front of the codes
+  long long first_piece;   // of all pieces of the step
+  long long first_bin;     // of all bins
+  long long first_room;    // byte of the room for codes; a code for each element
+};
+
+// One launch of each encoding kernel.
+struct EncodeStep {
+  const EncodeTensor* tensors;
+  long long num_tensors;
+  float boost;       // scale factor - 1
+  float share;       // Adam: 1 - beta_2
+  float decay;       // beta_2, at least 1/2
+  float epsilon;
+  float moment_scale;
+  float* bin_max;          // of each bin
+  unsigned char* room;     // for the codes of each piece
+  unsigned* piece_codes;   // how many codes a piece has
+  double* piece_sum;       // of its bins' maxima
+  long long* piece_byte;   // where its codes begin in those of the tensor
+  float* scale;            // of each tensor
+  unsigned* code_words;    // of each tensor
+  long long* first_word;   // of each tensor's codes in the body
+  struct EncodeSummary* summary;
+  int* body;               // the payload behind the header
+};
+
+struct EncodeSummary {
+  long long body_words;  // 0 if not finite
+  int finite;
+};
+
+// Codes of one block of a tensor in one payload.
+struct DecodeSpan {
+  const unsigned char* codes;  // of a tensor sent whole: float32; null: nothing was sent
+  unsigned num_codes;
+  float scale;
+};
+
+struct DecodeBlock {
+  float* values;          // where the block begins
+  unsigned size;          // elements
+  unsigned bin_size;
+  int sent_whole;
+  int code_bytes;
+};
+
+struct DecodeStep {
+  const DecodeBlock* blocks;
+  const DecodeSpan* spans;  // by payload, then block
+  long long num_blocks;
+  int num_payloads;
+  int adds;  // whether to add to the values; otherwise they are overwritten
+};
+
+}  // namespace gpu
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_TABLES_H_

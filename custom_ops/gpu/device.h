@@ -1,0 +1,89 @@
+// What the kernels share. CUDA C++ that NVRTC compiles without any include, and g++ behind
+// tests/gpu_emulator.h. All arithmetic is by intrinsics that no compiler contracts, whatever its flags.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_DEVICE_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_DEVICE_H_
+
+#include "adacomp_tables.h"
+
+namespace gradcomp {
+namespace gpu {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kLanes = 32;
+constexpr int kWarps = kThreads / kLanes;
+constexpr unsigned kInfinity = 0x7f800000u;
+constexpr unsigned kQuietNaN = 0x7fc00000u;
+
+enum { kFloat, kHalf, kBFloat16 };
+
+__device__ inline unsigned Magnitude(float value) { return __float_as_uint(value) & 0x7fffffffu; }
+
+__device__ inline float WidenHalf(unsigned bits) {
+  const unsigned magnitude = bits & 0x7fffu;
+  const unsigned exact = __float_as_uint(
+      __fmul_rn(__uint_as_float(magnitude << 13), __uint_as_float(0x77800000u)));  // 2^112
+  const unsigned not_finite = magnitude >= 0x7c00u ? kInfinity : 0;
+  return __uint_as_float((bits & 0x8000u) << 16 | exact | not_finite);
+}
+
+__device__ inline float LoadGradient(const void* gradient, int type, long long i) {
+  if (type == kFloat) return static_cast<const float*>(gradient)[i];
+  const unsigned bits = static_cast<const unsigned short*>(gradient)[i];
+  return type == kHalf ? WidenHalf(bits) : __uint_as_float(bits << 16);
+}
+
+template <typename Value>
+struct Scanned {
+  Value before;  // the sum over the threads in front of this one
+  Value total;
+};
+
+// Of all threads, which must call it together. Integers only: their sums know no order.
+template <typename Value>
+__device__ Scanned<Value> BlockScan(Value value) {
+  __shared__ Value of_warps[kWarps];
+  const int lane = threadIdx.x % kLanes;
+  const int warp = threadIdx.x / kLanes;
+  Value sum = value;
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    const Value below = __shfl_up_sync(kAllLanes, sum, distance);
+    if (lane >= distance) sum += below;
+  }
+  __syncthreads();  // of_warps may still be read from the call before
+  if (lane == kLanes - 1) of_warps[warp] = sum;
+  __syncthreads();
+  Value before = sum - value;
+  Value total = 0;
+  for (int i = 0; i < kWarps; ++i) {
+    if (i < warp) before += of_warps[i];
+    total += of_warps[i];
+  }
+  return {before, total};
+}
+
+// Of all threads, which must call it together; in an order that is always the same. Thread 0 has it.
+__device__ inline double BlockSum(double value) {
+  __shared__ double of_warps[kWarps];
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    value = __dadd_rn(value, __shfl_down_sync(kAllLanes, value, distance));
+  }
+  __syncthreads();
+  if (threadIdx.x % kLanes == 0) of_warps[threadIdx.x / kLanes] = value;
+  __syncthreads();
+  double sum = 0;
+  for (int i = 0; i < kWarps; ++i) sum = __dadd_rn(sum, of_warps[i]);
+  return sum;
+}
+
+__device__ inline unsigned WarpMax(unsigned value) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    const unsigned other = __shfl_xor_sync(kAllLanes, value, distance);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+}  // namespace gpu
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_DEVICE_H_

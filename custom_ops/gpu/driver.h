@@ -1,0 +1,85 @@
+// CUDA's driver and its compiler NVRTC, found when the program runs: building needs neither.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_DRIVER_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_DRIVER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../kernels/common.h"
+
+namespace gradcomp {
+
+// As cuda.h declares them.
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = struct CUctx_st*;
+using CUmodule = struct CUmod_st*;
+using CUfunction = struct CUfunc_st*;
+using CUstream = struct CUstream_st*;
+using CUhostFn = void (*)(void*);
+
+// The driver's functions; their results are CUresult, 0 where all is well.
+struct Driver {
+  int (*cuInit)(unsigned flags);
+  int (*cuGetErrorName)(int error, const char** name);
+  int (*cuDeviceGet)(CUdevice* device, int ordinal);
+  int (*cuDeviceGetName)(char* name, int size, CUdevice device);
+  int (*cuDeviceGetAttribute)(int* value, int attribute, CUdevice device);
+  int (*cuDevicePrimaryCtxRetain)(CUcontext* context, CUdevice device);
+  int (*cuCtxPushCurrent)(CUcontext context);
+  int (*cuCtxPopCurrent)(CUcontext* context);
+  int (*cuCtxGetDevice)(CUdevice* device);
+  int (*cuModuleLoadData)(CUmodule* module, const void* image);
+  int (*cuModuleGetFunction)(CUfunction* function, CUmodule module, const char* name);
+  int (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z,
+                        unsigned shared_bytes, CUstream stream, void** parameters, void** extra);
+  int (*cuLaunchHostFunc)(CUstream stream, CUhostFn function, void* data);
+  int (*cuMemAlloc)(CUdeviceptr* memory, size_t bytes);
+  int (*cuMemFree)(CUdeviceptr memory);
+  int (*cuMemcpyHtoDAsync)(CUdeviceptr to, const void* from, size_t bytes, CUstream stream);
+  int (*cuMemcpyDtoHAsync)(void* to, CUdeviceptr from, size_t bytes, CUstream stream);
+  int (*cuMemcpyDtoDAsync)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+  int (*cuMemsetD8Async)(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream);
+  int (*cuStreamCreate)(CUstream* stream, unsigned flags);
+  int (*cuStreamDestroy)(CUstream stream);
+  int (*cuStreamGetCtx)(CUstream stream, CUcontext* context);
+  int (*cuStreamSynchronize)(CUstream stream);
+
+  // Loaded and initialized with the first call. Null where there is none: *status says why.
+  static const Driver* Get(Status* status);
+
+  // An error of a function as one sentence.
+  Status Check(int error, const char* what) const;
+};
+
+inline CUdeviceptr ToCuda(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
+// Makes a context current while this lives.
+class CurrentContext {
+ public:
+  CurrentContext(const Driver& driver, CUcontext context) : driver_(driver) {
+    driver_.cuCtxPushCurrent(context);
+  }
+  ~CurrentContext() {
+    CUcontext context;
+    driver_.cuCtxPopCurrent(&context);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const Driver& driver_;
+};
+
+// Where to look for NVRTC first, before the first kernel is compiled; Python knows.
+void SetNvrtcPath(const std::string& path);
+
+// Compiles all kernels for a device, e.g. of compute capability 9.0 if `capability` is 90.
+Status CompileKernels(int capability, std::vector<char>* cubin);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_DRIVER_H_

@@ -1,0 +1,46 @@
+// What the host side of the kernels needs of a GPU: a stream of TensorFlow's, a bare one of the driver,
+// or the emulator of the tests.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_QUEUE_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_QUEUE_H_
+
+#include <cstdint>
+
+#include "../kernels/common.h"
+
+namespace gradcomp {
+
+// Work on a GPU, done in the order in which it is given. Nothing waits for it. After the first error
+// there are only errors.
+class GpuQueue {
+ public:
+  virtual ~GpuQueue() = default;
+
+  // Memory of the device for the work that follows, aligned for any type; null after an error.
+  // Nothing may be written to it once the queue is gone, but by work that was given before.
+  virtual void* Allocate(int64_t bytes) = 0;
+
+  // A copy of what is on the host now.
+  virtual void* Upload(const void* data, int64_t bytes) = 0;
+
+  virtual void Zero(void* data, int64_t bytes) = 0;
+
+  // Runs a kernel, whose only parameter is a copy of `parameter`, on blocks of gpu::kThreads.
+  virtual void Launch(const char* kernel, int64_t num_blocks, const void* parameter) = 0;
+
+  virtual Status status() const = 0;
+};
+
+// A typed Allocate, and Upload.
+template <typename Value>
+Value* NewOnGpu(GpuQueue* queue, int64_t size) {
+  return static_cast<Value*>(queue->Allocate(size * int64_t{sizeof(Value)}));
+}
+template <typename Values>
+auto* CopyToGpu(GpuQueue* queue, const Values& values) {
+  using Value = typename Values::value_type;
+  return static_cast<Value*>(queue->Upload(values.data(), values.size() * sizeof(Value)));
+}
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_QUEUE_H_

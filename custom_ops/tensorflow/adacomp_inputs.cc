@@ -1,0 +1,191 @@
+#include "adacomp_inputs.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "../kernels/adacomp_layout.h"
+
+namespace gradcomp {
+
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpOutputList;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+absl::Status GetBinSizes(OpKernelContext* context, int num_tensors,
+                         std::vector<int64_t>* bin_sizes) {
+  TF_RETURN_IF_ERROR(GetSettings(context, context->num_inputs() - 1, "bin_sizes", bin_sizes));
+  return ToTensorFlow(CheckBinSizes(*bin_sizes, num_tensors));
+}
+
+absl::Status AdaCompEncodeInputs::ReadAttributes(OpKernelConstruction* context) {
+  TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
+  TF_RETURN_IF_ERROR(context->GetAttr("scale_factor", &scale_factor_));
+  TF_RETURN_IF_ERROR(context->GetAttr("fingerprint", &fingerprint_));
+  TF_RETURN_IF_ERROR(context->GetAttr("M", &num_moments_));
+  TF_RETURN_IF_ERROR(squares_.Read(context, num_tensors_));
+  TF_RETURN_IF_ERROR(
+      CheckOneGradientEach(context, num_tensors_, num_moments_ + 3 + squares_.size()));
+  if (num_moments_ == 0) return absl::OkStatus();
+  if (num_moments_ != num_tensors_) {
+    return InvalidArgument(num_moments_, " second moments for ", num_tensors_,
+                           " residuals; expected one for each residual, or none");
+  }
+  return adam_.Read(context);
+}
+
+absl::Status AdaCompEncodeInputs::Read(OpKernelContext* context, Step* step) const {
+  TF_RETURN_IF_ERROR(GetScalar(context, 2 * num_tensors_, "step", &step->step));
+  TF_RETURN_IF_ERROR(GetBinSizes(context, num_tensors_, &step->bin_sizes));
+  if (num_moments_ > 0) {
+    const int adam_step = 2 * num_tensors_ + 1 + num_moments_;
+    TF_RETURN_IF_ERROR(adam_.At(context, adam_step, "adam_step", &step->adam));
+  }
+  TF_RETURN_IF_ERROR(step->variables.Lock(
+      context, {{0, num_tensors_, "residual"},
+                {2 * num_tensors_ + 1, num_moments_, "second moment"}}));
+  TF_RETURN_IF_ERROR(CheckGradientShapes(context, step->variables, num_tensors_));
+  step->squares.resize(num_tensors_);
+  for (int i = 0; i < num_tensors_; ++i) {
+    const TensorShape& gradient = context->input(num_tensors_ + i).shape();
+    TF_RETURN_IF_ERROR(
+        squares_.At(context, first_squares(), i, gradient, &step->squares[i]));
+  }
+  return CheckMomentShapes(step->variables);
+}
+
+absl::Status AdaCompEncodeInputs::CheckMomentShapes(const LockedResiduals& variables) const {
+  for (int i = 0; i < num_moments_; ++i) {
+    const TensorShape& shape = variables.shape(num_tensors_ + i);
+    if (shape == variables.shape(i)) continue;
+    return InvalidArgument("second moment ", i, " has shape ", shape.DebugString(),
+                           "; expected ", variables.shape(i).DebugString(),
+                           ", that of its residual");
+  }
+  return absl::OkStatus();
+}
+
+std::vector<EncoderTensor> AdaCompEncodeInputs::Tensors(OpKernelContext* context,
+                                                        const Step& step) const {
+  std::vector<EncoderTensor> tensors;
+  for (int i = 0; i < num_tensors_; ++i) {
+    const Tensor& gradient = context->input(num_tensors_ + i);
+    tensors.push_back({step.variables.data(i), gradient.data(), ToGradientType(gradient.dtype()),
+                       gradient.NumElements(), step.bin_sizes[i],
+                       num_moments_ > 0 ? step.variables.data(num_tensors_ + i) : nullptr,
+                       step.squares[i]});
+  }
+  return tensors;
+}
+
+PayloadHeader AdaCompEncodeInputs::Header(const Step& step, bool finite,
+                                          int64_t body_words) const {
+  PayloadHeader header;
+  header.method = static_cast<uint16_t>(Method::kAdaComp);
+  header.fingerprint = fingerprint_;
+  header.plan = PlanOf(step.bin_sizes);
+  header.step = step.step;
+  header.num_tensors = num_tensors_;
+  header.flags = finite ? 0 : kNonFiniteFlag;
+  header.length = kHeaderWords + body_words;
+  return header;
+}
+
+absl::Status AdaCompEncodeInputs::AllocatePayload(OpKernelContext* context,
+                                                  const PayloadHeader& header,
+                                                  int32_t** words) const {
+  Tensor* payload;
+  tensorflow::AllocatorAttributes attributes = context->output_alloc_attr(0);
+  attributes.set_gpu_compatible(true);  // a GPU copies without waiting then; others don't mind
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(0, TensorShape({header.length}), &payload, attributes));
+  *words = payload->flat<int32_t>().data();
+  return absl::OkStatus();
+}
+
+absl::Status AdaCompEncodeInputs::FinishPayload(OpKernelContext* context,
+                                                const PayloadHeader& header,
+                                                int32_t* words) const {
+  WriteHeader(header, words);
+  Tensor* tensor_bytes;
+  TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({num_tensors_}), &tensor_bytes));
+  int64_t* bytes = tensor_bytes->flat<int64_t>().data();
+  std::fill_n(bytes, num_tensors_, 0);
+  for (int i = 0; i < num_tensors_ && !header.non_finite(); ++i) {
+    bytes[i] = 4 * (kTableEntryWords + EntryOf(words + kHeaderWords, i).code_words);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdaCompDecodeInputs::ReadAttributes(OpKernelConstruction* context) {
+  int64_t num_tensors;
+  TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors));
+  TF_RETURN_IF_ERROR(context->GetAttr("fingerprint", &fingerprint_));
+  TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes_));
+  if (static_cast<int64_t>(shapes_.size()) != num_tensors) {
+    return InvalidArgument("shapes has ", shapes_.size(), " entries; expected ", num_tensors,
+                           ": give one shape for each tensor");
+  }
+  for (int64_t i = 0; i < num_tensors; ++i) {
+    TF_RETURN_IF_ERROR(ToTensorFlow(CheckTensorSize(i, shapes_[i].num_elements())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdaCompDecodeInputs::Read(OpKernelContext* context,
+                                       std::unique_ptr<AdaCompDecoder>* decoder) const {
+  const Tensor& payloads = context->input(0);
+  int64_t step;
+  TF_RETURN_IF_ERROR(GetScalar(context, 1, "step", &step));
+  TF_RETURN_IF_ERROR(CheckRows(payloads));
+  std::vector<int64_t> bin_sizes;
+  TF_RETURN_IF_ERROR(GetBinSizes(context, static_cast<int>(shapes_.size()), &bin_sizes));
+  std::vector<DecoderTensor> tensors;
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    tensors.push_back({shapes_[i].num_elements(), bin_sizes[i]});
+  }
+  *decoder = std::make_unique<AdaCompDecoder>(tensors, fingerprint_, ThreadPool(context));
+  return ToTensorFlow((*decoder)->Read(payloads.flat<int32_t>().data(), payloads.dim_size(0),
+                                       payloads.dim_size(1), step));
+}
+
+absl::Status AdaCompDecodeInputs::AllocateOutputs(OpKernelContext* context,
+                                                  std::vector<float*>* reduced,
+                                                  bool** finite) const {
+  OpOutputList outputs;
+  TF_RETURN_IF_ERROR(context->output_list("reduced", &outputs));
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    Tensor* output;
+    TF_RETURN_IF_ERROR(outputs.allocate(static_cast<int>(i), shapes_[i], &output));
+    reduced->push_back(output->flat<float>().data());
+  }
+  Tensor* scalar;
+  TF_RETURN_IF_ERROR(context->allocate_output(static_cast<int>(shapes_.size()), TensorShape({}),
+                                              &scalar));
+  *finite = scalar->flat<bool>().data();
+  return absl::OkStatus();
+}
+
+absl::Status AdaCompPutBackInputs::ReadAttributes(OpKernelConstruction* context) {
+  TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
+  return context->GetAttr("fingerprint", &fingerprint_);
+}
+
+absl::Status AdaCompPutBackInputs::Read(OpKernelContext* context, LockedResiduals* residuals,
+                                        std::unique_ptr<AdaCompDecoder>* decoder) const {
+  const Tensor& payload = context->input(num_tensors_);
+  std::vector<int64_t> bin_sizes;
+  TF_RETURN_IF_ERROR(GetBinSizes(context, num_tensors_, &bin_sizes));
+  TF_RETURN_IF_ERROR(residuals->Lock(context, num_tensors_));
+  std::vector<DecoderTensor> tensors;
+  for (int i = 0; i < num_tensors_; ++i) {
+    tensors.push_back({residuals->shape(i).num_elements(), bin_sizes[i]});
+  }
+  *decoder = std::make_unique<AdaCompDecoder>(tensors, fingerprint_, ThreadPool(context));
+  return ToTensorFlow((*decoder)->Read(payload.flat<int32_t>().data(), 1, payload.NumElements(),
+                                       std::nullopt));
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,61 @@
+// What the kernels of ops share on GPUs.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_GPU_SUPPORT_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_GPU_SUPPORT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "../gpu/kernels_on_gpu.h"
+#include "op_support.h"
+#include "status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace gradcomp {
+
+// The kernels of the device that an op runs on, checked. Null if they can't be used: the user has been
+// told why, once, and the op does its work on the host.
+const KernelsOnGpu* UsableKernels(tensorflow::OpKernelContext* context);
+
+// TensorFlow's stream and memory. Lives, with all that it has allocated, until its work is done and a
+// callback has run.
+class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<TensorFlowQueue> {
+ public:
+  TensorFlowQueue(const KernelsOnGpu& kernels, tensorflow::OpKernelContext* context);
+
+  void* Allocate(int64_t bytes) override;
+  void* Upload(const void* data, int64_t bytes) override;
+
+  // On the host, where the device can write.
+  void* AllocateOnHost(int64_t bytes);
+
+  void CopyToHost(const void* from, int64_t bytes, void* to);
+  void CopyOnGpu(const void* from, int64_t bytes, void* to);
+
+  // Runs `work` on a thread of TensorFlow's, once all work so far is done. Whether that is certain:
+  // if not, it will not run.
+  bool Then(std::function<void()> work);
+
+  // What an op returns that waits for nothing: all memory is kept as long as it is in use.
+  absl::Status KeepUntilDone();
+
+  absl::Status ToTensorFlow() const;
+
+ private:
+  void* AllocateWith(tensorflow::AllocatorAttributes attributes, int64_t bytes);
+
+  tensorflow::OpKernelContext* const context_;
+  tensorflow::thread::ThreadPool* const threads_;
+  std::vector<tensorflow::Tensor> memory_;
+};
+
+// For an op whose kernels can't be used.
+absl::Status CopyToHost(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
+                        tensorflow::Tensor* to);
+absl::Status CopyToDevice(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
+                          tensorflow::Tensor* to);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_GPU_SUPPORT_H_

@@ -1,0 +1,66 @@
+// A queue whose device is the emulator: include the kernels in front of it.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_EMULATED_QUEUE_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TESTS_EMULATED_QUEUE_H_
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../gpu/queue.h"
+#include "check.h"
+
+namespace gradcomp {
+
+using EmulatedKernels = std::map<std::string, std::function<void(const void* parameter)>>;
+
+template <typename Parameter>
+std::function<void(const void*)> Emulated(void (*kernel)(Parameter)) {
+  return [kernel](const void* bytes) {
+    Parameter parameter;
+    std::memcpy(&parameter, bytes, sizeof parameter);
+    kernel(parameter);
+  };
+}
+
+class EmulatedQueue : public GpuQueue {
+ public:
+  EmulatedQueue(const EmulatedKernels& kernels, unsigned seed) : kernels_(kernels), seed_(seed) {}
+
+  // With something in it that was not asked for, and bounds that the address sanitizer knows.
+  void* Allocate(int64_t bytes) override {
+    memory_.emplace_back(new char[bytes]);
+    std::memset(memory_.back().get(), 0xcd, bytes);
+    return memory_.back().get();
+  }
+
+  void* Upload(const void* data, int64_t bytes) override {
+    void* to = Allocate(bytes);
+    if (bytes > 0) std::memcpy(to, data, bytes);
+    return to;
+  }
+
+  void Zero(void* data, int64_t bytes) override {
+    if (bytes > 0) std::memset(data, 0, bytes);
+  }
+
+  void Launch(const char* kernel, int64_t num_blocks, const void* parameter) override {
+    const auto found = kernels_.find(kernel);
+    CHECK(found != kernels_.end());
+    CHECK(num_blocks > 0);
+    gpu_emulator::Launch(num_blocks, gpu::kThreads, seed_++, [&] { found->second(parameter); });
+  }
+
+  Status status() const override { return {}; }
+
+ private:
+  const EmulatedKernels& kernels_;
+  unsigned seed_;
+  std::vector<std::unique_ptr<char[]>> memory_;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_EMULATED_QUEUE_H_

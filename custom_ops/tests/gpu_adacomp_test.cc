@@ -1,0 +1,354 @@
+// AdaComp's kernels for GPUs in the emulator, beside those for CPUs.
+#include "gpu_emulator.h"
+
+#include "../gpu/adacomp.cu"
+
+#include <cmath>
+#include <limits>
+
+#include "../gpu/adacomp_on_gpu.h"
+#include "check.h"
+#include "emulated_queue.h"
+#include "support.h"
+
+namespace gradcomp {
+namespace {
+
+using Tensors = std::vector<std::vector<float>>;
+
+const EmulatedKernels kKernels = {
+    {"gradcomp_adacomp_scan", Emulated(gpu::gradcomp_adacomp_scan)},
+    {"gradcomp_adacomp_tensors", Emulated(gpu::gradcomp_adacomp_tensors)},
+    {"gradcomp_adacomp_layout", Emulated(gpu::gradcomp_adacomp_layout)},
+    {"gradcomp_adacomp_pack", Emulated(gpu::gradcomp_adacomp_pack)},
+    {"gradcomp_adacomp_decode", Emulated(gpu::gradcomp_adacomp_decode)},
+};
+constexpr AdamSettings kAdam{0.999f, 1e-7f, 300.0f};
+
+struct GpuEncoded {
+  std::vector<int32_t> payload;
+  Tensors residuals;
+  Tensors moments;
+};
+
+// What Encode of support.h does.
+template <typename Gradient>
+GpuEncoded EncodeOnGpu(const Tensors& residuals, const std::vector<std::vector<Gradient>>& gradients,
+                       const std::vector<int64_t>& bin_sizes, const EncodeSettings& settings,
+                       const Tensors& moments = {}, unsigned seed = 1,
+                       const Tensors& squares = {}) {
+  GpuEncoded encoded{{}, residuals, moments};
+  std::vector<EncoderTensor> tensors;
+  for (size_t i = 0; i < residuals.size(); ++i) {
+    tensors.push_back({encoded.residuals[i].data(), gradients[i].data(), settings.type,
+                       static_cast<int64_t>(gradients[i].size()), bin_sizes[i],
+                       moments.empty() ? nullptr : encoded.moments[i].data(),
+                       squares.empty() ? nullptr : squares[i].data()});
+  }
+  EmulatedQueue queue(kKernels, seed);
+  const EncodedOnGpu on_gpu =
+      EncodeAdaComp(tensors, settings.scale_factor, settings.adam, &queue);
+  PayloadHeader header;
+  header.method = static_cast<uint16_t>(Method::kAdaComp);
+  header.fingerprint = kFingerprint;
+  header.plan = PlanOf(bin_sizes);
+  header.step = kStep;
+  header.num_tensors = tensors.size();
+  header.flags = on_gpu.summary->finite ? 0 : kNonFiniteFlag;
+  header.length = kHeaderWords + on_gpu.summary->body_words;
+  encoded.payload.resize(header.length);
+  std::copy_n(on_gpu.body, on_gpu.summary->body_words, encoded.payload.data() + kHeaderWords);
+  WriteHeader(header, encoded.payload.data());
+  return encoded;
+}
+
+template <typename Gradient>
+void CheckEqual(const Tensors& start, const std::vector<std::vector<Gradient>>& gradients,
+                const std::vector<int64_t>& bin_sizes, GradientType type, bool divides,
+                float scale_factor = 2) {
+  const EncodeSettings settings = {scale_factor, Threads(1), BestSimd(), type, kAdam};
+  Tensors residuals = start;
+  Tensors moments;
+  for (const auto& tensor : start) moments.emplace_back(divides ? tensor.size() : 0, 0.01f);
+  const Tensors moments_before = divides ? moments : Tensors();
+  const auto payload = Encode<Gradient>(&residuals, gradients, bin_sizes, settings,
+                                        divides ? &moments : nullptr);
+  const GpuEncoded encoded =
+      EncodeOnGpu<Gradient>(start, gradients, bin_sizes, settings, moments_before);
+  CHECK(encoded.payload == payload);
+  for (size_t i = 0; i < start.size(); ++i) {
+    CHECK(SameBits(encoded.residuals[i], residuals[i]));
+    if (divides) CHECK(SameBits(encoded.moments[i], moments[i]));
+  }
+}
+
+std::vector<Half> Halves(int64_t size, uint32_t seed) {
+  std::mt19937 engine(seed);
+  std::vector<Half> values(size);
+  for (Half& value : values) value.bits = engine() % 0x7c00 | (engine() & 0x8000);
+  return values;
+}
+
+std::vector<BFloat16> BrainFloats(int64_t size, uint32_t seed) {
+  std::vector<BFloat16> values;
+  for (float value : Normal(size, 0.3f, seed)) {
+    values.push_back({static_cast<uint16_t>(ToBits(value) >> 16)});
+  }
+  return values;
+}
+
+void EncodesAsTheCpuDoes() {
+  for (int64_t bin_size : {0, 1, 3, 15, 16, 50, 63, 64, 500, 4096, 4097, 16383}) {
+    for (int64_t size : {1, 17, 4099, 70001}) {
+      CheckEqual<float>({Normal(size, 1, 1)}, {Normal(size, 0.3f, 2)}, {bin_size},
+                        GradientType::kFloat, false);
+    }
+    const int64_t size = 16500;
+    CheckEqual<float>({Normal(size, 1, 1)}, {Normal(size, 0.3f, 2)}, {bin_size},
+                      GradientType::kFloat, true, 1.7f);
+    CheckEqual<Half>({Normal(size, 1, 1)}, {Halves(size, 3)}, {bin_size}, GradientType::kHalf,
+                     true);
+    CheckEqual<BFloat16>({Normal(size, 1, 1)}, {BrainFloats(size, 4)}, {bin_size},
+                         GradientType::kBFloat16, false);
+  }
+}
+
+void GivenSquaresAreTakenAsOnTheCpu() {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (float last : {0.5f, infinity}) {
+    for (int64_t bin_size : {0, 50, 6000}) {
+      const Tensors start = {Normal(13000, 1, 1)};
+      const Tensors gradients = {Normal(13000, 0.3f, 2)};
+      const Tensors moments = {std::vector<float>(13000, 0.01f)};
+      Tensors squares = {std::vector<float>(13000, 0.25f)};
+      squares[0].back() = last;
+      const EncodeSettings settings = {2, Threads(1), BestSimd(), GradientType::kFloat, kAdam};
+      Tensors residuals = start;
+      Tensors on_cpu = moments;
+      const auto payload =
+          Encode<float>(&residuals, gradients, {bin_size}, settings, &on_cpu, squares);
+      const auto encoded =
+          EncodeOnGpu<float>(start, gradients, {bin_size}, settings, moments, 1, squares);
+      CHECK(encoded.payload == payload);
+      if (last < infinity) {
+        CHECK(SameBits(encoded.residuals[0], residuals[0]));
+        CHECK(SameBits(encoded.moments[0], on_cpu[0]));
+      } else {
+        CHECK(encoded.moments[0].back() == 0.01f);
+      }
+    }
+  }
+}
+
+void ManyTensorsAreOnePayload() {
+  Tensors residuals;
+  Tensors gradients;
+  std::vector<int64_t> bin_sizes;
+  for (int i = 0; i < 520; ++i) {  // more than a block of the layout has threads
+    const int64_t size = i % 7 == 3 ? 0 : i == 200 ? 140000 : 1 + i % 90;
+    residuals.push_back(Normal(size, 1, 3 * i));
+    gradients.push_back(Normal(size, 0.3f, 3 * i + 1));
+    bin_sizes.push_back(std::vector<int64_t>{50, 500, 0, 7}[i % 4]);
+  }
+  CheckEqual<float>(residuals, gradients, bin_sizes, GradientType::kFloat, false);
+  CheckEqual<float>({{}}, {{}}, {50}, GradientType::kFloat, true);
+  CheckEqual<float>({{}, {}}, {{}, {}}, {0, 500}, GradientType::kFloat, false);
+}
+
+void ZerosTiesAndDenormalsAreAsOnTheCpu() {
+  const std::vector<float> zeros(4500, 0.0f);
+  std::vector<float> signed_zeros(4500, 0.0f);
+  for (size_t i = 0; i < signed_zeros.size(); i += 2) signed_zeros[i] = -0.0f;
+  const std::vector<float> ones(4500, 1.0f);
+  const std::vector<float> special = {0.0f,    -0.0f, 1e-45f, -1e-45f, 1e-39f, 1.0f,
+                                      -1.0f,   1.0f,  0.5f,   3e38f,   -3e38f, 1.17549435e-38f};
+  std::mt19937 engine(5);
+  std::vector<float> mixed(4500);
+  for (float& value : mixed) value = special[engine() % special.size()] * 0.5f;
+  const std::vector<const std::vector<float>*> kinds = {&zeros, &signed_zeros, &ones, &mixed};
+  for (int64_t bin_size : {0, 4, 50, 500, 6000}) {
+    for (const auto* residual : kinds) {
+      for (const auto* gradient : kinds) {
+        if (residual == &mixed && gradient == &mixed) continue;  // overflows
+        CheckEqual<float>({*residual}, {*gradient}, {bin_size}, GradientType::kFloat, false);
+      }
+    }
+  }
+  CheckEqual<float>({zeros}, {mixed}, {50}, GradientType::kFloat, false, 3.0f);
+}
+
+// A sum of doubles in another order is rounded to another float at most where it is halfway.
+void TheScaleIsTheMeanToItsLastBit() {
+  std::vector<float> values = Normal(60000, 1, 1);
+  for (size_t i = 0; i < values.size(); ++i) values[i] *= std::ldexp(1.0f, i % 80);
+  Tensors residuals = {values};
+  const Tensors gradients = {std::vector<float>(values.size(), 0.0f)};
+  const auto payload = Encode<float>(&residuals, gradients, {50});
+  const auto on_gpu = EncodeOnGpu<float>({values}, gradients, {50}, {});
+  CHECK(std::abs(payload[kHeaderWords] - on_gpu.payload[kHeaderWords]) <= 1);
+  AdaCompDecoder decoder({{60000, 50}}, kFingerprint, Threads(1));
+  CHECK(decoder.Read(on_gpu.payload.data(), 1, on_gpu.payload.size(), kStep).ok());
+  Tensors sum = Zeros({{60000, 50}});
+  CHECK(decoder.Reduce(Pointers(&sum)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    CHECK(on_gpu.residuals[0][i] == values[i] - sum[0][i]);  // whatever scale is sent
+  }
+}
+
+void TheOrderOfThreadsAndBlocksDoesNotMatter() {
+  const Tensors start = {Normal(70001, 1, 1), Normal(9000, 1, 2), Normal(20000, 1, 3)};
+  const Tensors gradients = {Normal(70001, 1, 4), Normal(9000, 1, 5), Normal(20000, 1, 6)};
+  const std::vector<int64_t> bin_sizes = {50, 0, 16383};
+  const Tensors moments = {std::vector<float>(70001, 0.01f), std::vector<float>(9000, 0.01f),
+                           std::vector<float>(20000, 0.01f)};
+  EncodeSettings settings;
+  settings.adam = kAdam;
+  const auto expected = EncodeOnGpu<float>(start, gradients, bin_sizes, settings, moments);
+  for (unsigned seed : {100, 200, 300}) {
+    const auto encoded =
+        EncodeOnGpu<float>(start, gradients, bin_sizes, settings, moments, seed);
+    CHECK(encoded.payload == expected.payload);
+    for (size_t i = 0; i < start.size(); ++i) {
+      CHECK(SameBits(encoded.residuals[i], expected.residuals[i]));
+      CHECK(SameBits(encoded.moments[i], expected.moments[i]));
+    }
+  }
+}
+
+void ANonFiniteStepGivesEverythingBack() {
+  const std::vector<int64_t> bin_sizes = {50, 500, 0, 6000};
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (bool divides : {false, true}) {
+    for (size_t bad = 0; bad < bin_sizes.size(); ++bad) {
+      Tensors gradients, before, moments;
+      for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
+        gradients.push_back(Normal(13000, 0.3f, i));
+        before.push_back(Normal(13000, 1, 10 + i));
+        if (divides) moments.emplace_back(13000, 0.01f);
+      }
+      gradients[bad][7000] = bad % 2 ? std::nanf("") : -infinity;
+      const EncodeSettings settings = {2, Threads(1), BestSimd(), GradientType::kFloat, kAdam};
+      const auto encoded = EncodeOnGpu<float>(before, gradients, bin_sizes, settings, moments);
+      Tensors residuals = before;
+      Tensors on_cpu = moments;
+      CHECK(encoded.payload == Encode<float>(&residuals, gradients, bin_sizes, settings,
+                                             divides ? &on_cpu : nullptr));
+      CHECK(static_cast<int64_t>(encoded.payload.size()) == kHeaderWords);
+      for (size_t i = 0; i < bin_sizes.size(); ++i) {
+        for (size_t j = 0; j < before[i].size(); ++j) {
+          CHECK(std::fabs(encoded.residuals[i][j] - before[i][j]) < 1e-5f);
+          if (divides) {
+            CHECK(encoded.moments[i][j] <= 0.01f && encoded.moments[i][j] > 0.0099999f);
+          }
+        }
+      }
+      const int64_t bin_size = bin_sizes[bad] ? bin_sizes[bad] : 1024;
+      const int64_t first = 7000 / bin_size * bin_size;
+      for (int64_t j = first; j < first + bin_size && j < 13000; ++j) {
+        CHECK(encoded.residuals[bad][j] == before[bad][j]);
+      }
+      if (divides) CHECK(encoded.moments[bad][7000] == 0.01f);
+    }
+  }
+}
+
+void AnOverflowingSumIsNotWritten() {
+  const Tensors residuals = {{1, 2, 3e38f, 3e38f}};
+  const auto encoded = EncodeOnGpu<float>(residuals, {{0.5f, 1, 3e38f, 0}}, {2}, {});
+  CHECK(static_cast<int64_t>(encoded.payload.size()) == kHeaderWords);
+  CHECK(SameBits(encoded.residuals[0], residuals[0]));
+}
+
+struct Received {
+  std::vector<DecoderTensor> tensors = {{140003, 50}, {1, 1},   {0, 50},       {9000, 500},
+                                        {2500, 0},    {70, 63}, {33000, 16383}};
+  std::vector<int32_t> rows;
+  int64_t row_words = 0;
+};
+
+Received Receive(int64_t num_payloads) {
+  Received received;
+  std::vector<std::vector<int32_t>> payloads;
+  for (int64_t payload = 0; payload < num_payloads; ++payload) {
+    Tensors residuals, gradients;
+    std::vector<int64_t> bin_sizes;
+    for (const DecoderTensor& tensor : received.tensors) {
+      residuals.push_back(Normal(tensor.size, 1, 9 * payload));
+      gradients.push_back(Normal(tensor.size, payload == 1 ? 5 : 0.3f, 9 * payload + 1));
+      bin_sizes.push_back(tensor.bin_size);
+    }
+    payloads.push_back(Encode<float>(&residuals, gradients, bin_sizes));
+    received.row_words = std::max<int64_t>(received.row_words, payloads.back().size());
+  }
+  for (auto& payload : payloads) {
+    payload.resize(received.row_words);
+    received.rows.insert(received.rows.end(), payload.begin(), payload.end());
+  }
+  return received;
+}
+
+void DecodesAsTheCpuDoes() {
+  for (int64_t num_payloads : {1, 3}) {
+    const Received received = Receive(num_payloads);
+    AdaCompDecoder decoder(received.tensors, kFingerprint, Threads(1));
+    CHECK(decoder.Read(received.rows.data(), num_payloads, received.row_words, kStep).ok());
+    Tensors expected = Zeros(received.tensors);
+    CHECK(decoder.Reduce(Pointers(&expected)));
+    for (unsigned seed : {1, 2}) {
+      Tensors sums = Zeros(received.tensors);
+      for (auto& sum : sums) std::fill(sum.begin(), sum.end(), std::nanf(""));
+      EmulatedQueue queue(kKernels, seed);
+      CHECK(ReduceAdaComp(decoder, received.rows.data(), received.rows.size(), Pointers(&sums),
+                          &queue));
+      for (size_t i = 0; i < sums.size(); ++i) CHECK(SameBits(sums[i], expected[i]));
+    }
+  }
+}
+
+void PutsBackAsTheCpuDoes() {
+  const Received received = Receive(1);
+  AdaCompDecoder decoder(received.tensors, kFingerprint, Threads(1));
+  CHECK(decoder.Read(received.rows.data(), 1, received.row_words, std::nullopt).ok());
+  Tensors expected;
+  for (const DecoderTensor& tensor : received.tensors) {
+    expected.push_back(Normal(tensor.size, 1, 77));
+  }
+  Tensors residuals = expected;
+  decoder.AddTo(Pointers(&expected));
+  EmulatedQueue queue(kKernels, 1);
+  AddAdaComp(decoder, received.rows.data(), received.rows.size(), Pointers(&residuals), &queue);
+  for (size_t i = 0; i < residuals.size(); ++i) CHECK(SameBits(residuals[i], expected[i]));
+}
+
+void ASumThatOverflowsIsZeros() {
+  for (int64_t bin_size : {0, 2}) {
+    Tensors residuals = {{0, 0, 0}};
+    const auto payload = Encode<float>(&residuals, {{3e38f, 3e38f, 3e38f}}, {bin_size});
+    std::vector<int32_t> rows = payload;
+    rows.insert(rows.end(), payload.begin(), payload.end());
+    AdaCompDecoder decoder({{3, bin_size}}, kFingerprint, Threads(1));
+    CHECK(decoder.Read(rows.data(), 2, payload.size(), kStep).ok());
+    Tensors sums = {{1, 2, 3}};
+    EmulatedQueue queue(kKernels, 1);
+    CHECK(!ReduceAdaComp(decoder, rows.data(), rows.size(), Pointers(&sums), &queue));
+    CHECK(SameBits(sums[0], {0, 0, 0}));
+  }
+}
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  using namespace gradcomp;
+  RUN(EncodesAsTheCpuDoes);
+  RUN(GivenSquaresAreTakenAsOnTheCpu);
+  RUN(ManyTensorsAreOnePayload);
+  RUN(ZerosTiesAndDenormalsAreAsOnTheCpu);
+  RUN(TheScaleIsTheMeanToItsLastBit);
+  RUN(TheOrderOfThreadsAndBlocksDoesNotMatter);
+  RUN(ANonFiniteStepGivesEverythingBack);
+  RUN(AnOverflowingSumIsNotWritten);
+  RUN(DecodesAsTheCpuDoes);
+  RUN(PutsBackAsTheCpuDoes);
+  RUN(ASumThatOverflowsIsZeros);
+}

@@ -1,0 +1,203 @@
+"""Compares ops on the device GPU:0 of an emulated GPU with those on the host.
+
+python gpu_program.py LIBRARY kernels|host|without_nvrtc|exchange|benchmark
+"""
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import load_library
+
+from tests import test_exchange
+from tests.replicas import copies, stepper
+from tf_gradcomp import compressors, ops
+from tf_gradcomp.ops import gpu, library
+
+FINGERPRINT, STEP = 7, 3
+SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def numbers(seed, scale=1.0):
+    generator = np.random.default_rng(seed)
+    return [generator.normal(scale=scale, size=size).astype("float32") for size in SIZES]
+
+
+def same(one, other):
+    for a, b in zip(one, other, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+class Replica:
+    """Residuals and second moments on a device, and steps of the ops there."""
+
+    def __init__(self, device):
+        self.device = device
+        with tf.device(device):
+            self.residuals = [tf.Variable(value) for value in numbers(0)]
+            self.moments = [tf.Variable(tf.fill(value.shape, 0.01)) for value in self.residuals]
+
+    def encode(self, gradients, divides):
+        moments = ops.SecondMoments(self.moments, 5, beta_2=0.999, epsilon=1e-7)
+        with tf.device("GPU:0"):  # as in a replica; variables may be elsewhere
+            return ops.adacomp_encode(
+                self.residuals,
+                gradients,
+                STEP,
+                bin_sizes=BIN_SIZES,
+                fingerprint=FINGERPRINT,
+                second_moments=moments if divides else None,
+            )
+
+    def put_back(self, payload):
+        with tf.device("GPU:0"):
+            ops.adacomp_put_back(
+                self.residuals, payload, bin_sizes=BIN_SIZES, fingerprint=FINGERPRINT
+            )
+
+
+def decode(device, payloads):
+    with tf.device(device):
+        return ops.adacomp_decode(
+            payloads,
+            STEP,
+            shapes=[[size] for size in SIZES],
+            bin_sizes=BIN_SIZES,
+            fingerprint=FINGERPRINT,
+        )
+
+
+def compare_steps(wrap, dtype, divides):
+    on_gpu, on_host = Replica("GPU:0"), Replica("CPU:0")
+    assert all("GPU:0" in variable.device for variable in on_gpu.residuals)
+    for number in range(2):
+        gradients = [tf.cast(value, dtype) for value in numbers(1 + number, 0.3)]
+        shared = on_gpu.residuals[0].read_value()  # of which the op must not write the buffer
+        before = on_host.residuals[0].numpy()
+        sent = [
+            wrap(lambda replica=replica: replica.encode(gradients, divides))()  # noqa: B023
+            for replica in (on_gpu, on_host)
+        ]
+        same(*sent)
+        assert shared.numpy().tobytes() == before.tobytes()
+        same(on_gpu.residuals, on_host.residuals)
+        same(on_gpu.moments, on_host.moments)
+        payloads = tf.stack([sent[0][0]] * 3)
+        (sums, finite), (expected, _) = (
+            wrap(lambda device=device: decode(device, payloads))()  # noqa: B023
+            for device in ("GPU:0", "CPU:0")
+        )
+        assert finite.numpy()
+        same(sums, expected)
+        for replica in (on_gpu, on_host):
+            wrap(lambda replica=replica: replica.put_back(sent[0][0]))()  # noqa: B023
+        same(on_gpu.residuals, on_host.residuals)
+
+
+def compare_not_finite():
+    on_gpu, on_host = Replica("GPU:0"), Replica("CPU:0")
+    gradients = numbers(1)
+    gradients[4][8000] = np.inf
+    payload, lengths = on_gpu.encode(gradients, False)
+    same((payload, lengths), on_host.encode(gradients, False))
+    assert payload.shape == [14]
+    for after, before in zip(on_gpu.residuals, numbers(0), strict=True):
+        np.testing.assert_allclose(after.numpy(), before, atol=1e-6)
+    assert on_gpu.residuals[4].numpy()[8000] == numbers(0)[4][8000]
+    sums, finite = decode("GPU:0", payload[tf.newaxis])
+    assert not finite.numpy()
+    assert not any(total.numpy().any() for total in sums)
+    on_gpu.put_back(payload)
+
+
+def compare_errors():
+    payload, _ = Replica("GPU:0").encode(numbers(1), False)
+    broken = payload.numpy()
+    broken[20] ^= 1
+    with pytest.raises(tf.errors.InvalidArgumentError, match="payload of replica 0: the checksum"):
+        decode("GPU:0", broken[np.newaxis])
+
+
+def compare(*cases):
+    for wrap, dtype, divides in cases:
+        compare_steps(wrap, dtype, divides)
+    compare_not_finite()
+    compare_errors()
+
+
+def eager(function):
+    return function
+
+
+def exchange(gradients, devices):
+    """The reduced gradients of all steps, and the residuals after them."""
+    test_exchange.mirrored = lambda _: tf.distribute.MirroredStrategy(
+        devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    exchanging = test_exchange.Exchanging(compressor=compressors.AdaComp(50))
+    reduced = []
+    for number, step in enumerate(gradients):
+        by = stepper(exchanging.strategy, exchanging.reduce, graph=number % 2 == 0)
+        by(step)
+        reduced += [] if number % 2 == 0 else exchanging.reduced[0] + exchanging.reduced[1]
+    residuals = [copies(exchanging.strategy, one) for one in exchanging.exchange.residuals]
+    return [value.numpy() for value in reduced] + residuals
+
+
+def compare_exchange():
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    generator = np.random.default_rng(0)
+    gradients = [
+        [[generator.normal(size=s).astype("float32") for s in ((20, 30), (30,))] for _ in range(2)]
+        for _ in range(4)
+    ]
+    gradients[2][1][0][3, 3] = np.nan
+    pairs = zip(
+        exchange(gradients, ["GPU:0", "CPU:0"]),
+        exchange(gradients, ["CPU:0", "CPU:1"]),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def run_benchmark(path):
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    import gpu_kernels
+
+    bare = gpu_kernels.Gpu(path)
+    gpu_kernels.check(bare, sizes=[1, 70001], bin_sizes=[0, 7, 50, 500, 5000])
+    gpu_kernels.REPEATS = 1
+    gpu_kernels.measure(bare, [5000])
+
+
+def main():
+    path, part = sys.argv[1:]
+    load_library.load_pluggable_device_library(path)
+    fake = ctypes.CDLL(path)
+    if part == "without_nvrtc":
+        library._NVRTC_PACKAGE = "nothing.of.this.name"
+    error = "" if part in ("exchange", "benchmark") else gpu.info(0).error
+    by_check = fake.fake_gpu_launches()
+    if part == "kernels":
+        cases = [(eager, dtype, dtype != "float16") for dtype in DTYPES]
+        compare(*cases, (tf.function, "float32", True))
+    elif part == "exchange":
+        compare_exchange()
+    elif part == "benchmark":
+        run_benchmark(path)
+    else:
+        compare((tf.function, "float16", True))
+    report = {"error": error, "launches": fake.fake_gpu_launches() - by_check}
+    with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
+        json.dump(report, file)
+
+
+main()

@@ -1,0 +1,136 @@
+"""The kernels for GPUs, where there is none: compiled by NVRTC, and run on an emulated device.
+
+`custom_ops/tests/fake_gpu.cc` is CUDA's driver and a device of TensorFlow's in one. On it, all of
+the host's side runs as it does with a GPU: loading, the check, memory, the stream, placement. The
+kernels themselves are compared with the CPU's in `custom_ops/tests/gpu_adacomp_test.cc`.
+"""
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.workers import ONE_THREAD, result, run_workers
+from tf_gradcomp.ops import gpu, library
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("gpu_program.py")
+
+
+def has_nvrtc():
+    try:
+        return importlib.util.find_spec("nvidia.cuda_nvrtc") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def is_on_this_system(name):
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="nvidia-cuda-nvrtc-cu12 is not installed")
+
+
+@pytest.fixture(scope="module")
+def fake_gpu(tmp_path_factory):
+    """The path of the library."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is needed to build the emulated GPU")
+    path = tmp_path_factory.mktemp("fake_gpu") / "libcuda.so.1"
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-pthread"]
+    include = tf.sysconfig.get_include()
+    source = ROOT / "custom_ops" / "tests" / "fake_gpu.cc"
+    # By this name it is found among the libraries of a process that has loaded it.
+    command = ["g++", *flags, "-Wl,-soname,libcuda.so.1", "-isystem", include, str(source)]
+    command += ["-o", str(path), *tf.sysconfig.get_link_flags()]
+    build = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert build.returncode == 0, build.stderr
+    return path
+
+
+def run(fake_gpu, part, **env):
+    (worker,) = run_workers(PROGRAM, 1, [fake_gpu, part], env={**ONE_THREAD, **env})
+    return worker
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("capability", [70, 80, 90, 120])
+def test_nvrtc_compiles_the_kernels(capability):
+    assert gpu.compile_for(capability) == ""
+
+
+@needs_nvrtc
+def test_what_nvrtc_says_is_passed_on():
+    assert "sm_1" in gpu.compile_for(1)
+
+
+@pytest.mark.skipif(is_on_this_system("libcuda.so.1"), reason="there is a CUDA driver")
+def test_without_a_driver_the_kernels_are_not_used():
+    assert gpu.info(0).name == ""
+    assert gpu.info(0).error.startswith("there is no CUDA driver")
+    assert gpu.problem("/device:CPU:0") == "it is no GPU"
+
+
+def test_the_sources_are_in_the_library():
+    built = library.PATH.read_bytes()
+    for name in ("adacomp.cu", "device.h", "adacomp_tables.h"):
+        assert (ROOT / "custom_ops" / "gpu" / name).read_bytes() in built
+
+
+@needs_nvrtc
+def test_on_a_gpu_the_ops_do_what_they_do_on_the_host(fake_gpu):
+    found = result(run(fake_gpu, "kernels"))
+    assert found["error"] == ""
+    assert found["launches"] > 0
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"GRADCOMP_FAKE_GPU": "wrong_sums"}, "the decoder's sums are not the CPU's"),
+        ({"GRADCOMP_FAKE_GPU": "no_memory"}, "cuMemAlloc fails: CUDA_ERROR_OUT_OF_MEMORY"),
+    ],
+    ids=["wrong sums", "no memory"],
+)
+def test_where_kernels_cannot_be_used_ops_work_on_the_host(fake_gpu, env, why):
+    found = result(run(fake_gpu, "host", **env))
+    assert why in found["error"]
+    assert found["launches"] == 0
+
+
+@pytest.mark.skipif(is_on_this_system("libnvrtc.so.12"), reason="NVRTC is installed")
+def test_without_nvrtc_ops_work_on_the_host(fake_gpu):
+    found = result(run(fake_gpu, "without_nvrtc"))
+    assert "NVRTC was not found" in found["error"]
+    assert found["launches"] == 0
+
+
+@needs_nvrtc
+def test_an_exchange_leaves_its_state_on_a_gpu_and_is_the_same(fake_gpu):
+    worker = run(fake_gpu, "exchange")
+    assert result(worker)["launches"] > 0
+    assert "copied from the GPU" not in worker.stdout + worker.stderr
+
+
+def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake_gpu):
+    worker = run(fake_gpu, "exchange", GRADCOMP_GPU="0")
+    assert result(worker)["launches"] == 0
+    told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
+    assert (worker.stdout + worker.stderr).count(told) == 1
+
+
+@needs_nvrtc
+def test_the_benchmark_checks_and_measures(fake_gpu):
+    worker = run(fake_gpu, "benchmark")
+    assert result(worker)["launches"] > 0
+    table = [line for line in worker.stdout.splitlines() if line.startswith("| 5000 ")]
+    assert len(table) == 2 * 7
