@@ -246,8 +246,8 @@ def prepare_horovod(target: Target, compiler: str) -> None:
     if stamp.exists() and stamp.read_text() == built_for:
         return
     folder = ROOT / ".venv-horovod" / built_for  # beside the environment: outlives it
+    pip(target, "install", "what Horovod needs", [*HOROVOD_NEEDS, *cmake_package()])
     if not any(folder.glob("horovod-*.whl")):
-        pip(target, "install", "what Horovod is built with", [*HOROVOD_NEEDS, *cmake_package()])
         options = [
             "--no-deps",
             "--no-build-isolation",
