@@ -358,6 +358,7 @@ def prepare_horovod(target: Target, compiler: str) -> None:
     if stamp.exists() and stamp.read_text() == built_for:
         return
     folder = wheel_cache() / built_for / digest_of(HOROVOD, HOROVOD_BUILD, compiler)
+    pip(target, "install", "what Horovod needs", [*HOROVOD_NEEDS, *cmake_package()])
     if not any(folder.glob("horovod-*.whl")):
         build_horovod(target, compiler, folder)
     wheels = [str(wheel) for wheel in folder.glob("horovod-*.whl")]
@@ -367,7 +368,6 @@ def prepare_horovod(target: Target, compiler: str) -> None:
 
 def build_horovod(target: Target, compiler: str, folder: Path) -> None:
     """Builds Horovod's wheel and puts it into the folder, which another program may look into."""
-    pip(target, "install", "what Horovod is built with", [*HOROVOD_NEEDS, *cmake_package()])
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as making:
         options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", making]
