@@ -10,7 +10,7 @@
     python3 dev.py lint
     python3 dev.py docs                    # the documentation as a site, in build/site
     python3 dev.py wheel                   # a wheel for the newest TensorFlow, in dist/
-    python3 dev.py wheel 2.20 2.21         # for these; `all` is for all that are supported
+    python3 dev.py wheel 2.20 2.21         # for these; `all` is for all with Keras 3
     python3 dev.py wheel --check           # and installs it into a fresh environment, and trains
 
 Needs Python and a C++ compiler, and nothing else: this program is of the standard library alone.
