@@ -1,7 +1,7 @@
 """A small Transformer as a character-level language model, trained on one worker or on many.
 
     python transformer_lm.py
-    gradcomp run -n 4 transformer_lm.py --compressor "adacomp(bin_sizes=50, warmup_steps=200)"
+    gradcomp run -n 4 transformer_lm.py --compressor adacomp
     gradcomp run -n 2 transformer_lm.py --dataset my_text.txt
 
 It trains as such models are: AdamW, a linear warm-up, then a cosine to zero, and clipping. The text
