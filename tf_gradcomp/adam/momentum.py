@@ -27,7 +27,7 @@ class Given(NamedTuple):
         variable: The weights, any shape.
         gradient: What goes through the momentum: divided, summed over the replicas; in the shape of
             the weights.
-        direct: What goes past it, likewise. Where one of both is not zero, the other is.
+        direct: What goes past it, likewise. One of the two is zero.
         momentum: The first moment, with `gradient` in it.
         beta_1: Adam's decay rate of the momentum.
         step: Scalar, 1 in the first step.

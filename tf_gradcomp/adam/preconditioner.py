@@ -3,8 +3,8 @@
 A sparse exchange sends an entry of a gradient rarely, and then all that has accumulated. Adam would
 square these large values, its second moment would grow by about the number of steps between them,
 and its steps would become short. So each replica keeps the second moments of its own gradients, and
-divides the gradients by their roots before it compresses them. What all replicas sent then goes
-through the inner optimizer's momentum and learning rate only.
+divides the gradients by their roots before it compresses them. The inner optimizer then multiplies
+what all replicas sent by its learning rate; see `momentum` for what goes through its momentum.
 
 The second moment of the sum of all gradients is estimated as that of one replica's own gradient,
 times the number of replicas, as if their gradients were independent. So no setting is needed, and
