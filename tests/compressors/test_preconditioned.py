@@ -32,7 +32,8 @@ class Replicas:
         inputs = []
         for rank, (given, state) in enumerate(zip(gradients, self.state, strict=True)):
             of_one = handles(state)
-            moments = ADAM.second_moments(of_one, tf.constant(number, tf.int64), SIZE)
+            updates = tf.constant(number, tf.int64)
+            moments = ADAM.second_moments(of_one, updates, SIZE, given)
             if self.before:
                 given, moments = ops.precondition(moments, given), None
             of_step = (tf.constant(number, tf.int64), tf.constant(True), rank, SIZE, moments)

@@ -61,8 +61,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
         precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
             compresses them divided by its root; the inner optimizer applies their sum, and leaves
-            its momentum out for entries that are sent late. For Adam and AdamW, new-style and legacy, and for
-            `AdamW` and `LAMB` of tensorflow-addons.
+            its momentum out for entries that are sent late. For Adam and AdamW, new-style and
+            legacy, and for `AdamW` and `LAMB` of tensorflow-addons.
             None: the inner optimizer gets the sum of the gradients. With Adam, sparse methods then
             make the steps of early training too short.
             `"auto"`: as `"local"`, where the inner optimizer allows it and the method trains better
