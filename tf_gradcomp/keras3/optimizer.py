@@ -84,6 +84,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         ```
     """
 
+    # Keras 3's own function for optimizers does not know Lamb by the name that it gave it.
+    _deserialized = staticmethod(keras.saving.deserialize_keras_object)
+
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer | Mapping[str, Any] | str,

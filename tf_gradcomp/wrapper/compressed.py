@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
 
@@ -64,6 +64,8 @@ class Compressed:
         self._measuring: measuring.Measuring | None = None
         self._values_agreed = False
         checks.check_group(self.group)
+
+    _deserialized: ClassVar[Callable[..., Any]] = staticmethod(keras.optimizers.deserialize)
 
     @property
     @abc.abstractmethod
@@ -214,9 +216,7 @@ class Compressed:
             ValueError: If `hvd.DistributedOptimizer` is around it.
         """
         checks.check_not_by_horovod(cls)
-        inner = keras.optimizers.deserialize(
-            config["inner_optimizer"], custom_objects=custom_objects
-        )
+        inner = cls._deserialized(config["inner_optimizer"], custom_objects=custom_objects)
         make: Any = cls
         return make(
             inner,
