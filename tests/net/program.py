@@ -111,9 +111,9 @@ class Program(Short):
         return [steps[i : i + size] for i in range(0, len(steps), size)]
 
     def stays_sparse(self, variable: int) -> bool:
-        return variable in self.tables and (
-            int(np.prod(self.shapes[variable])) > self.max_dense_elements
-        )
+        """Whether a gradient is exchanged as slices; means of accumulated ones are dense."""
+        is_large = int(np.prod(self.shapes[variable])) > self.max_dense_elements
+        return variable in self.tables and is_large and self.micro_steps == 1
 
     def without(self, *settings: str, **changes: Any) -> Program:
         """The same program without some of the optimizer's settings, and with other changes."""

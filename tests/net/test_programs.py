@@ -82,6 +82,17 @@ def test_whole_gradients_train_as_the_inner_optimizer(program):
         Job(2, "no_compression", (Step(0, BOTH, (0,)), Step(1, BOTH), Step(2, BOTH, times=2))),
         gradient_accumulation_steps=2,
     ),
+    Program(
+        ((3,), (7, 3)),
+        "SGD",
+        {"learning_rate": 0.5, "gradient_accumulation_steps": 3},
+        (
+            Job(2, "adacomp(bin_sizes=None)", (*(Step(0, BOTH),) * 2, Step(0, BOTH, (0,)))),
+            Job(1, "adacomp(bin_sizes=None)", (Step(0, BOTH),) * 3),
+        ),
+        tables=(1,),
+        max_dense_elements=10,
+    ),
 )
 def test_whole_gradients_accumulate_as_in_the_inner_optimizer(program):
     checks.trains_as_the_inner_optimizer(program)
