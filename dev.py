@@ -358,8 +358,10 @@ def prepare_horovod(target: Target, compiler: str) -> None:
     if stamp.exists() and stamp.read_text() == built_for:
         return
     folder = wheel_cache() / built_for / digest_of(HOROVOD, HOROVOD_BUILD, compiler)
-    pip(target, "install", "what Horovod needs", [*HOROVOD_NEEDS, *cmake_package()])
-    if not any(folder.glob("horovod-*.whl")):
+    is_built = any(folder.glob("horovod-*.whl"))
+    needs = [*HOROVOD_NEEDS, *([] if is_built else cmake_package())]
+    pip(target, "install", "what Horovod needs", needs)
+    if not is_built:
         build_horovod(target, compiler, folder)
     wheels = [str(wheel) for wheel in folder.glob("horovod-*.whl")]
     pip(target, "install", "Horovod", ["--no-deps", "--force-reinstall", *wheels])

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.keras_here import keras
+from tf_gradcomp.wrapper.behaving_as import behaving_as
 
 Pairs = Sequence[tuple[Any, Any]]  # of gradients and variables
 
@@ -128,21 +129,6 @@ def slots(optimizer: Any, kind: str, variables: Sequence[Any]) -> list[tf.Variab
         return [optimizer.get_slot(variable, kind) for variable in variables]
     of_all = getattr(optimizer, {"m": "_momentums", "v": "_velocities"}.get(kind, "_velocity_hats"))
     return [of_all[optimizer._index_dict[optimizer._var_key(variable)]] for variable in variables]
-
-
-@contextlib.contextmanager
-def behaving_as(optimizer: Any, **overrides: Any) -> Iterator[None]:
-    """Within this context, the optimizer has other methods, by a derived class.
-
-    Keras' optimizers call these on themselves.
-    """
-    class_ = type(optimizer)
-    derived = type(class_.__name__, (class_,), overrides)
-    object.__setattr__(optimizer, "__class__", derived)
-    try:
-        yield
-    finally:
-        object.__setattr__(optimizer, "__class__", class_)
 
 
 Step = Callable[[Any, Any, Any, Any], None]  # (optimizer, gradient, variable, learning rate)

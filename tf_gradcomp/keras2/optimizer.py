@@ -282,13 +282,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         replica = group.local_replica()
         return inner_state(self._core, variables, lambda v: group.local(v, replica))
 
-    def _stepping(
-        self, variables: Sequence[tf.Variable]
+    def _momentum_only(
+        self, divided: Sequence[tf.Variable], delayed: Sequence[tf.Tensor]
     ) -> contextlib.AbstractContextManager[None]:
-        if not self.exchange.preconditioner:
-            return contextlib.nullcontext()
-        divided = [v for v in variables if self.exchange.is_preconditioned(v)]
-        return momentum_only(self._core, divided, self.exchange.delayed(divided))
+        return momentum_only(self._core, divided, delayed)
 
     def _clip(
         self, grads: Sequence[Gradient], variables: Sequence[tf.Variable]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import Compressor
 from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.wrapper.behaving_as import behaving_as
 from tf_gradcomp.wrapper.precondition import chosen
 
 STEPS: dict[type, momentum.Step] = {
@@ -84,32 +85,29 @@ def inner_state(
 @contextlib.contextmanager
 def momentum_only(
     optimizer: keras.optimizers.Optimizer,
-    variables: Sequence[keras.Variable],
+    divided: Sequence[keras.Variable],
     delayed: Sequence[tf.Tensor | bool],
-    undivided: Collection[keras.Variable] = (),
 ) -> Iterator[None]:
     """Within this context, an optimizer takes gradients as already divided and clipped.
 
     Args:
         optimizer: An optimizer of Adam's family.
-        variables: The weights.
+        divided: The weights whose gradients are divided; with others, it does what it always does.
         delayed: For each of them a bool scalar, whether its gradient is delayed and goes past the
             momentum.
-        undivided: Those of the weights whose gradients are not divided.
     """
     step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)
     whole = type(optimizer).update_step
     index = functools.partial(keras_private.variable_index, optimizer)
-    apart = set(map(index, undivided))
-    is_delayed = dict(zip(map(index, variables), delayed, strict=True))
+    is_delayed = dict(zip(map(index, divided), delayed, strict=True))
 
     def update_step(self: Any, gradient: Any, variable: Any, rate: Any) -> None:
-        if index(variable) in apart:
-            whole(self, gradient, variable, rate)
-        else:
+        if index(variable) in is_delayed:
             _update(self, step, gradient, variable, rate, is_delayed[index(variable)])
+        else:
+            whole(self, gradient, variable, rate)
 
-    with keras_private.behaving_as(
+    with behaving_as(
         optimizer, update_step=update_step, _clip_gradients=lambda self, gradients: gradients
     ):
         yield

@@ -18,6 +18,8 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
 
+from tf_gradcomp.wrapper.behaving_as import behaving_as
+
 
 def disable_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes an optimizer take its gradients as already reduced; Keras 3 has no public switch."""
@@ -58,21 +60,6 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         optimizer.gradient_accumulation_steps = steps
         optimizer.ema_overwrite_frequency = frequency
         optimizer.loss_scale_factor = scale
-
-
-@contextlib.contextmanager
-def behaving_as(optimizer: keras.optimizers.Optimizer, **overrides: Any) -> Iterator[None]:
-    """Within this context, the optimizer has other methods and properties, by a derived class.
-
-    Keras' optimizers call these on themselves, and refuse to have them set as attributes.
-    """
-    class_ = type(optimizer)
-    derived = type(class_.__name__, (class_,), overrides)
-    object.__setattr__(optimizer, "__class__", derived)
-    try:
-        yield
-    finally:
-        object.__setattr__(optimizer, "__class__", class_)
 
 
 def slots(

@@ -298,14 +298,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         replica = group.local_replica()
         return inner_state(self._core, variables, lambda v: group.local(v, replica))
 
-    def _stepping(
-        self, variables: Sequence[keras.Variable]
+    def _momentum_only(
+        self, divided: Sequence[keras.Variable], delayed: Sequence[tf.Tensor]
     ) -> contextlib.AbstractContextManager[None]:
-        if not self.exchange.preconditioner:
-            return contextlib.nullcontext()
-        undivided = [v for v in variables if not self.exchange.is_preconditioned(v)]
-        delayed = self.exchange.delayed(variables)
-        return momentum_only(self._core, variables, delayed, undivided)
+        return momentum_only(self._core, divided, delayed)
 
     def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, updates: Any) -> None:
         core = self._core

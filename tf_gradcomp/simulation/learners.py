@@ -447,8 +447,9 @@ class Learners:
         if not self._preconditioner:
             optimizer.apply(reduced, variables)
             return
-        undivided = [v for i, v in enumerate(variables) if self._stays_sparse(i, reduced[i])]
-        with momentum_only(optimizer, variables, delayed, undivided):
+        divided = [i for i, g in enumerate(reduced) if not self._stays_sparse(i, g)]
+        of_divided = [variables[i] for i in divided], [delayed[i] for i in divided]
+        with momentum_only(optimizer, *of_divided):
             optimizer.apply(reduced, variables)
 
 

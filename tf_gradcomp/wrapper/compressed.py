@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -97,6 +98,24 @@ class Compressed:
     @abc.abstractmethod
     def _clip(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> Sequence[Gradient]:
         """Clips gradients as the inner optimizer does."""
+
+    @abc.abstractmethod
+    def _momentum_only(
+        self, divided: Sequence[Any], delayed: Sequence[tf.Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Within it, the inner optimizer takes gradients of these variables as divided already.
+
+        Args:
+            divided: The variables.
+            delayed: For each of them a bool scalar, whether its gradient goes past the momentum.
+        """
+
+    def _stepping(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """Within it, the inner optimizer applies what `_reduce` returned for these variables."""
+        if not self.exchange.preconditioner:
+            return contextlib.nullcontext()
+        divided = [v for v in variables if self.exchange.is_preconditioned(v)]
+        return self._momentum_only(divided, self.exchange.delayed(divided))
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto:
