@@ -116,11 +116,11 @@ def train(
 
 
 def simulation_task(
-    batch_size: int = 32, seed: int = 0, optimizer: str = "adam"
+    batch_size: int = 32, seed: int = 0, optimizer: str = "adam", dataset: str | None = None
 ) -> gc.simulation.Task:
     """For `gradcomp simulate char_lstm.py`: the same training, by learners in one process."""
     keras.utils.set_random_seed(seed)
-    text, held_out = texts.load(None)
+    text, held_out = texts.load(dataset)
     model = compiled_model(make_optimizer(optimizer, LEARNING_RATES[optimizer], "none"))
     batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
     validation = texts.in_order(held_out, batch_size)
