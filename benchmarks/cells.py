@@ -29,23 +29,20 @@ class Cell:
     contenders: Sequence[str]
 
     @property
-    def of_tensorflow(self) -> list[str]:
-        """The contenders that TensorFlow runs."""
-        return [name for name in self.contenders if name not in jobs.TORCH]
-
-    @property
-    def of_torch(self) -> list[str]:
-        """The contenders that PyTorch runs."""
-        return [name for name in self.contenders if name in jobs.TORCH]
+    def by_framework(self) -> dict[str, list[str]]:
+        """The contenders that each framework runs, where it runs any."""
+        of = {name: jobs.framework(name) for name in self.contenders}
+        return {one: [n for n in of if of[n] == one] for one in jobs.DENSE if one in of.values()}
 
 
+_OTHERS = (*jobs.HOROVOD, *jobs.TORCH)
 FULL = (
-    Cell(jobs.EXCHANGE, 2, ("100 Mbit/s", "1 Gbit/s", UNSHAPED), (*EVERYONE, *jobs.TORCH)),
-    Cell(jobs.MLP, 2, ("10 Mbit/s", "100 Mbit/s", "1 Gbit/s", UNSHAPED), (*EVERYONE, *jobs.TORCH)),
+    Cell(jobs.EXCHANGE, 2, ("100 Mbit/s", "1 Gbit/s", UNSHAPED), (*EVERYONE, *_OTHERS)),
+    Cell(jobs.MLP, 2, ("10 Mbit/s", "100 Mbit/s", "1 Gbit/s", UNSHAPED), (*EVERYONE, *_OTHERS)),
     Cell(jobs.LSTM, 2, ("100 Mbit/s", "1 Gbit/s"), SOME),
     Cell(jobs.RESNET, 2, ("100 Mbit/s", "1 Gbit/s"), SOME),
-    Cell(jobs.EXCHANGE, 4, ("100 Mbit/s",), (*EVERYONE, *jobs.TORCH)),
-    Cell(jobs.MLP, 4, ("100 Mbit/s",), (*EVERYONE, *jobs.TORCH)),
+    Cell(jobs.EXCHANGE, 4, ("100 Mbit/s",), (*EVERYONE, *_OTHERS)),
+    Cell(jobs.MLP, 4, ("100 Mbit/s",), (*EVERYONE, *_OTHERS)),
 )
 SHORT = (
     Cell(
@@ -58,7 +55,7 @@ SHORT = (
         jobs.MLP,
         2,
         ("100 Mbit/s", UNSHAPED),
-        (jobs.ALL_REDUCE, *CANDIDATES, AUTO, jobs.NOTHING, *jobs.TORCH),
+        (jobs.ALL_REDUCE, *CANDIDATES, AUTO, jobs.NOTHING, *_OTHERS),
     ),
 )
 
@@ -70,18 +67,16 @@ def chosen(
     only_workers: Collection[int] = (),
     only_links: Collection[str] = (),
     only_contenders: Collection[str] = (),
-    with_torch: bool = True,
+    frameworks: Collection[str] = tuple(jobs.DENSE),
     shaped: bool = True,
 ) -> list[Cell]:
     """Those parts of the cells that were asked for, and can be measured here."""
 
     def keep(cell: Cell) -> Cell:
         links = [link for link in cell.links if not only_links or link in only_links]
-        there = [name for name in cell.contenders if with_torch or name not in jobs.TORCH]
+        there = [name for name in cell.contenders if jobs.framework(name) in frameworks]
         names = [name for name in there if not only_contenders or name in only_contenders]
-        frameworks = {name in jobs.TORCH for name in names}
-        # All are compared with the dense run of their framework.
-        dense = [name for name in jobs.DENSE if (name in jobs.TORCH) in frameworks]
+        dense = [jobs.DENSE[jobs.framework(name)] for name in names]  # all are compared with it
         names = [name for name in there if name in {*names, *dense}]
         return Cell(cell.job, cell.workers, links if shaped else [LOOPBACK], names)
 

@@ -11,13 +11,29 @@ TORCH_ALL_REDUCE = "PyTorch DDP"
 TORCH_FLOAT16 = "PyTorch DDP, fp16 hook"
 TORCH_POWER_SGD = "PyTorch DDP, PowerSGD hook"
 TORCH = (TORCH_ALL_REDUCE, TORCH_FLOAT16, TORCH_POWER_SGD)
-DENSE = (ALL_REDUCE, TORCH_ALL_REDUCE)  # what the others of their framework are compared with
+HOROVOD_ALL_REDUCE = "Horovod"
+HOROVOD_FLOAT16 = "Horovod, fp16"
+HOROVOD_ADACOMP = "Horovod, adacomp"
+HOROVOD = (HOROVOD_ALL_REDUCE, HOROVOD_FLOAT16, HOROVOD_ADACOMP)
+TENSORFLOW_NAME, HOROVOD_NAME, TORCH_NAME = "TensorFlow", "Horovod", "PyTorch"
+DENSE = {  # what the others of their framework are compared with
+    TENSORFLOW_NAME: ALL_REDUCE,
+    HOROVOD_NAME: HOROVOD_ALL_REDUCE,
+    TORCH_NAME: TORCH_ALL_REDUCE,
+}
 
 MLP_LAYERS = (784, 1024, 1024, 512, 10)
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 BATCHES = 64
 NOISE_PLACES = 1_000_000  # where the noise of a gradient may begin: see gradients.py
 BATCH_SIZES = {MLP: 64, LSTM: 16, RESNET: 16}  # of each worker
+
+
+def framework(contender: str) -> str:
+    """Which one runs a contender, in processes of its own: a key of `DENSE`."""
+    if contender in HOROVOD:
+        return HOROVOD_NAME
+    return TORCH_NAME if contender in TORCH else TENSORFLOW_NAME
 
 
 def images(job: str, shape: tuple[int, ...], rank: int) -> tuple[np.ndarray, np.ndarray]:

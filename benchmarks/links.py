@@ -27,6 +27,8 @@ LOOPBACK = "loopback"
 # A larger burst would let a compressed step leave at line rate.
 _TBF = ("burst", "16k", "latency", "50ms")
 _INTERFACE = "veth"
+# Horovod asks for the address of its host's name: it has to be one in this network.
+_NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
 _HEADERS = 14 + 20 + 32  # Ethernet, IPv4, and TCP with timestamps: of each packet
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -65,7 +67,10 @@ class Network:
         """For `LocalJob`."""
         if not self.name:
             return None
-        return [["ip", "netns", "exec", self._namespace(i)] for i in range(self.workers)]
+        return [
+            ["ip", "netns", "exec", self._namespace(i), *_NAMED, host]
+            for i, host in enumerate(self.hosts or ())
+        ]
 
     @property
     def interface(self) -> str:
@@ -137,9 +142,10 @@ def missing() -> str:
     """Why there can be no shaped links here; empty if there can."""
     if os.geteuid() != 0:
         return "Only root can make network namespaces."
-    commands = [command for command in ("ip", "tc") if not shutil.which(command)]
+    commands = [command for command in ("ip", "tc", "unshare") if not shutil.which(command)]
     if commands:
-        return f"There is no {' and no '.join(commands)} here; Debian has both in iproute2."
+        absent = " and no ".join(commands)
+        return f"There is no {absent} here; Debian has them in iproute2 and util-linux."
     try:
         with network(1) as probe:
             probe.shape("100 Mbit/s")

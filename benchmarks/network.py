@@ -4,8 +4,9 @@
     python benchmarks/network.py --torch-python ../torch/bin/python
 
 Each worker is in a network namespace of its own, behind a link that `tc` shapes; that takes root.
-Without, all is measured on the loopback. Contenders take turns in the same processes; PyTorch's
-follow in theirs. `results/` gets the figures as JSON, the tables as Markdown, and the plots.
+Without, all is measured on the loopback. Contenders take turns in the same processes; Horovod's
+and PyTorch's follow in theirs. `results/` gets the figures as JSON, the tables as Markdown, and the
+plots.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ from turns import Plan
 from tf_gradcomp.cli.results import results_folder, results_options
 
 HERE = Path(__file__).resolve().parent
+PROGRAMS = {
+    jobs.TENSORFLOW_NAME: "network_worker.py",
+    jobs.HOROVOD_NAME: "horovod_worker.py",
+    jobs.TORCH_NAME: "torch_worker.py",
+}
 FILES = ("network.json", "network.md")  # and the plots of what was measured
 
 
@@ -67,8 +73,7 @@ class Bench:
 
     def run_all(self, cells: Sequence[Cell], shaped: bool) -> None:
         """Measures all cells; those of one number of workers share their links."""
-        turns = [bool(cell.of_tensorflow) + bool(cell.of_torch) for cell in cells]
-        steps = sum(n * (1 + len(cell.links)) for n, cell in zip(turns, cells, strict=True))
+        steps = sum(len(cell.by_framework) * (1 + len(cell.links)) for cell in cells)
         self._progress.update(self._bar, total=steps)
         for workers in dict.fromkeys(cell.workers for cell in cells):
             of_these = [cell for cell in cells if cell.workers == workers]
@@ -88,21 +93,20 @@ class Bench:
         self._run("raw_link.py", Plan("raw link", (), names, network), sys.executable, on_line)
 
     def _measure(self, network: links.Network, cell: Cell) -> None:
-        plan = Plan(
-            cell.job,
-            cell.of_tensorflow,
-            cell.links,
-            network,
-            self._settings.rounds,
-            self._settings.seconds,
-            self._settings.warm_up,
-            output=str(Path(self._folder.name, "measured.json")),
-        )
-        if cell.of_tensorflow:
-            self._measure_by("network_worker.py", plan, sys.executable)
-        if cell.of_torch:
-            plan = dataclasses.replace(plan, contenders=cell.of_torch)
-            self._measure_by("torch_worker.py", plan, self._settings.torch_python)
+        for framework, contenders in cell.by_framework.items():
+            plan = Plan(
+                cell.job,
+                contenders,
+                cell.links,
+                network,
+                self._settings.rounds,
+                self._settings.seconds,
+                self._settings.warm_up,
+                output=str(Path(self._folder.name, "measured.json")),
+            )
+            of_torch = framework == jobs.TORCH_NAME
+            python = self._settings.torch_python if of_torch else sys.executable
+            self._measure_by(PROGRAMS[framework], plan, python)
 
     def _measure_by(self, program: str, plan: Plan, python: str) -> None:
         def on_line(worker: int, stream: str, line: str) -> None:
@@ -126,24 +130,25 @@ class Bench:
             raise click.ClickException("\n".join([f"{program}:", *result.summary()]))
 
 
-def torch_version(python: str) -> str:
-    """Of the PyTorch that the interpreter has; empty if it has none."""
-    command = [python, "-c", "import torch.distributed; print(torch.__version__)"]
+def version(module: str, python: str = sys.executable) -> str:
+    """Of the package of a module, as the interpreter has it; empty if it has none."""
+    package = module.partition(".")[0]
+    command = [python, "-c", f"import {module}; print({package}.__version__)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    return done.stdout.strip()
+    return done.stdout.strip() if not done.returncode else ""
 
 
-def facts(settings: Settings, torch: str) -> dict[str, Any]:
+def facts(settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
     """What else the figures depend on."""
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return {
         "machine": processor(),
         "Linux": platform.release(),
         "TensorFlow": tf.__version__,
-        "PyTorch": torch or "none",
+        **{name: version or "none" for name, version in versions.items()},
         "congestion control": congestion.read_text().strip(),
         "load before": os.getloadavg()[0],
         "threads of each worker": settings.threads or "cores / workers",
@@ -160,7 +165,7 @@ def facts(settings: Settings, torch: str) -> dict[str, Any]:
     "--contender",
     "only_contenders",
     multiple=True,
-    type=click.Choice([*all_cells.EVERYONE, *jobs.TORCH]),
+    type=click.Choice([*all_cells.EVERYONE, *jobs.HOROVOD, *jobs.TORCH]),
 )
 @click.option("--loopback", is_flag=True, help="Use the loopback, also as root.")
 @click.option("--rounds", type=click.IntRange(1), help="Turns of each contender. [5, short: 2]")
@@ -189,9 +194,13 @@ def main(
     missing = "" if loopback else links.missing()
     if missing:
         console.print(f"{missing} So no link is shaped: everything runs on the loopback.")
-    torch = torch_version(torch_python)
-    if not torch:
-        console.print(f"{torch_python} has no PyTorch: its contenders are left out.")
+    versions = {
+        jobs.HOROVOD_NAME: version("horovod.tensorflow"),
+        jobs.TORCH_NAME: version("torch.distributed", torch_python),
+    }
+    for name, python in zip(versions, (sys.executable, torch_python), strict=True):
+        if not versions[name]:
+            console.print(f"{python} has no {name}: its contenders are left out.")
     shaped = not (loopback or missing)
     cells = all_cells.chosen(
         all_cells.SHORT if short else all_cells.FULL,
@@ -199,11 +208,11 @@ def main(
         only_workers=only_workers,
         only_links=only_links,
         only_contenders=only_contenders,
-        with_torch=bool(torch),
+        frameworks=[name for name in jobs.DENSE if versions.get(name, "its own")],
         shaped=shaped,
     )
     settings = Settings(rounds or (2 if short else 5), seconds, warm_up, threads, torch_python)
-    about = facts(settings, torch)
+    about = facts(settings, versions)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bench = Bench(settings, progress)

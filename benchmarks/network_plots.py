@@ -64,6 +64,7 @@ def _split(title: str, parts: dict[str, dict[str, dict[str, float]]], path: Path
     plt.close(figure)
 
 
+_STYLES = {jobs.TENSORFLOW_NAME: "-", jobs.HOROVOD_NAME: "-.", jobs.TORCH_NAME: ":"}
 _LONG = (jobs.ALL_REDUCE, jobs.FLOAT16, "no_compression", "cast")
 
 
@@ -71,9 +72,9 @@ def _speed(title: str, curves: dict[str, list[tuple[float, float]]], path: Path)
     """Speed-up over the speed of the link, with the point from which on there is none."""
     figure, axis = plt.subplots(figsize=(9, 5.5), layout="constrained")
     for i, (name, curve) in enumerate(curves.items()):
-        if name in jobs.DENSE:
+        if name in jobs.DENSE.values():
             continue
-        style = ":" if name in jobs.TORCH else "--" if name == jobs.NOTHING else "-"
+        style = "--" if name == jobs.NOTHING else _STYLES[jobs.framework(name)]
         even = network_report.break_even(curve)
         label = f"{name}, even at {even:,.0f} Mbit/s" if even else name
         colour = plt.get_cmap("tab20")(i % 20)

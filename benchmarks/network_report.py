@@ -26,14 +26,14 @@ def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     """Milliseconds of a step by contender: compute, encode, communicate, decode.
 
     Computing is what a step takes that communicates nothing; encoding and decoding were measured by
-    themselves; communicating is the rest. PyTorch's are left out: their parts are not measured.
+    themselves; communicating is the rest. Of Horovod and PyTorch the parts are not measured.
     """
     compute = next((milliseconds(r) for r in records if r["contender"] == jobs.NOTHING), None)
     if compute is None:
         return {}
     parts = {}
     for record in records:
-        if record["contender"] in jobs.TORCH:
+        if jobs.framework(record["contender"]) != jobs.TENSORFLOW_NAME:
             continue
         stages = record["stages"] or {"encode": 0.0, "decode": 0.0}
         encode, decode = (1e3 * stages[name] for name in ("encode", "decode"))
@@ -171,7 +171,7 @@ def _even(measured: dict[str, Any], job: str, workers: int) -> list[str]:
         return []
     body = []
     for name, curve in curves.items():
-        if name in (*jobs.DENSE, jobs.NOTHING):
+        if name in (*jobs.DENSE.values(), jobs.NOTHING):
             continue
         even = break_even(curve)
         where = f"{even:,.0f}" if even else "above all" if curve[-1][1] >= 1 else "below all"

@@ -52,7 +52,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
 
     def row(record: Record) -> Row:
         name, seconds = record["contender"], record["seconds"]
-        dense = medians[jobs.TORCH_ALL_REDUCE if name in jobs.TORCH else jobs.ALL_REDUCE]
+        dense = medians[jobs.DENSE[jobs.framework(name)]]
         return Row(
             name,
             medians[name],

@@ -98,7 +98,8 @@ def test_it_says_what_it_cannot_do(monkeypatch):
     assert links.missing() == "Only root can make network namespaces."
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)
     monkeypatch.setattr(links.shutil, "which", lambda command: None)
-    assert links.missing() == "There is no ip and no tc here; Debian has both in iproute2."
+    nothing = "There is no ip and no tc and no unshare here; "
+    assert links.missing() == f"{nothing}Debian has them in iproute2 and util-linux."
     monkeypatch.setattr(links.shutil, "which", lambda command: command)
     monkeypatch.setattr(links, "_run", refuse)
     assert links.missing() == "Links cannot be shaped here: ip: Operation not permitted."

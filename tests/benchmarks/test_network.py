@@ -39,13 +39,17 @@ def measure(folder, *options):
 
 
 def test_on_the_loopback(tmp_path):
-    few = ["--contender", jobs.ALL_REDUCE, "--contender", "adacomp"]
+    few = ["--contender", "adacomp", "--contender", jobs.HOROVOD_ADACOMP]
     measured, rows, said = measure(tmp_path, "--loopback", "--job", "mlp", "--workers", "2", *few)
     assert {record["link"] for record in measured["records"]} == {links.LOOPBACK}
-    assert set(rows) == {jobs.ALL_REDUCE, "adacomp"}
-    assert rows["adacomp"].counted < rows[jobs.ALL_REDUCE].counted / 10
+    pairs = {"adacomp": jobs.ALL_REDUCE}
+    if network.version("horovod.tensorflow"):
+        pairs[jobs.HOROVOD_ADACOMP] = jobs.HOROVOD_ALL_REDUCE
+    assert set(rows) == {*pairs, *pairs.values()}
+    for sparse, dense in pairs.items():
+        assert rows[sparse].counted < rows[dense].counted / 10
     assert all(math.isfinite(row.median) for row in rows.values())
-    assert f"{sys.executable} has no PyTorch" in said or network.torch_version(sys.executable)
+    assert f"{sys.executable} has no PyTorch" in said or network.version("torch.distributed")
 
 
 @pytest.mark.alone
@@ -70,24 +74,30 @@ def test_on_a_shaped_link(tmp_path):
 
 def test_cells_can_be_chosen():
     (cell,) = cells.chosen(
-        cells.FULL, only_jobs=["mlp"], only_workers=[2], only_links=["1 Gbit/s"], with_torch=False
+        cells.FULL,
+        only_jobs=["mlp"],
+        only_workers=[2],
+        only_links=["1 Gbit/s"],
+        frameworks=[jobs.TENSORFLOW_NAME],
     )
     assert (cell.job, cell.links) == ("mlp", ["1 Gbit/s"])
     assert tuple(cell.contenders) == cells.EVERYONE
-    assert cell.of_torch == []
+    assert list(cell.by_framework) == [jobs.TENSORFLOW_NAME]
     (cell,) = cells.chosen(cells.FULL, only_jobs=["lstm"], only_contenders=["power_sgd"])
     assert cell.contenders == [jobs.ALL_REDUCE, "power_sgd"]  # to compare with
     whole = cells.chosen(cells.FULL)
     assert [cell.job for cell in whole] == [cell.job for cell in cells.FULL]
-    assert whole[0].of_torch == list(jobs.TORCH)
+    assert whole[0].by_framework[jobs.TORCH_NAME] == list(jobs.TORCH)
+    assert whole[0].by_framework[jobs.HOROVOD_NAME] == list(jobs.HOROVOD)
     assert {tuple(cell.links) for cell in cells.chosen(cells.SHORT, shaped=False)} == {
         (links.LOOPBACK,)
     }
 
 
 def test_a_python_without_pytorch_is_found_out(tmp_path):
-    assert network.torch_version("/bin/false") == ""
-    assert network.torch_version(str(tmp_path / "python")) == ""
+    assert network.version("torch.distributed", "/bin/false") == ""
+    assert network.version("torch.distributed", str(tmp_path / "python")) == ""
+    assert network.version("no_such_module") == ""
 
 
 def test_pytorch_is_given_the_shapes_that_keras_has():

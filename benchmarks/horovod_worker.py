@@ -1,0 +1,153 @@
+"""One rank of Horovod in the network benchmark, over gloo; `network.py` starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import jobs
+import keras
+import models
+import tensorflow as tf
+import turns
+from gradients import Gradients, Reduction
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+import tf_gradcomp as gc
+from tf_gradcomp.distribute.communicator import dense_ring_bytes
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.method import Candidate, Method
+
+PLAIN = {
+    jobs.HOROVOD_ALL_REDUCE: hvd.Compression.none,
+    jobs.HOROVOD_FLOAT16: hvd.Compression.fp16,
+}
+COMPRESSORS = {jobs.HOROVOD_ADACOMP: "adacomp"}
+_ELEMENT_BYTES = {jobs.HOROVOD_ALL_REDUCE: 4, jobs.HOROVOD_FLOAT16: 2}
+
+
+def main() -> None:
+    plan = turns.Plan.from_command_line()
+    join(json.loads(os.environ.pop("TF_CONFIG")), plan.network.interface)
+    work = Exchanges().contender if plan.job == jobs.EXCHANGE else training
+    contenders = {name: work(name) for name in plan.contenders}
+    records = turns.take_turns(plan, contenders, mean_over_ranks(), hvd.rank())
+    if hvd.rank() == 0:
+        Path(plan.output).write_text(json.dumps(records))
+    hvd.shutdown()
+
+
+def join(tf_config: dict, interface: str) -> None:
+    """Initializes Horovod: the first rank tells all of each other, at the first worker's address.
+
+    `horovodrun` would serve them from this machine, which the workers' network does not reach.
+    """
+    rank, addresses = tf_config["task"]["index"], tf_config["cluster"]["worker"]
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    counted = ",".join(f"{host}:{slots}" for host, slots in Counter(hosts).items())
+    slots = get_host_assignments(parse_hosts(counted), len(hosts))
+    port = int(addresses[0].rpartition(":")[2])
+    if rank == 0:
+        server = RendezvousHTTPServer((hosts[0], port), RendezvousHandler, 0)
+        server.init(slots)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    of_job = create_run_env_vars(hosts[0], [interface], port)
+    of_rank = create_slot_env_vars(slots[rank])
+    os.environ.update({name: str(value) for name, value in {**of_job, **of_rank}.items()})
+    hvd.init()
+
+
+def mean_over_ranks() -> Callable[[float], float]:
+    """The mean of a number of each rank; it is there when all have asked for it."""
+    on_all = tf.function(lambda number: hvd.allreduce(number, op=hvd.Average), autograph=False)
+    return lambda number: float(on_all(tf.constant(number, tf.float64)))
+
+
+class Exchanges:
+    """The gradient of a ResNet-50 is exchanged, and nothing else done."""
+
+    def __init__(self) -> None:
+        model = keras.applications.ResNet50(weights=None)
+        self._variables = model.trainable_variables
+        self._policy = gc.Policy.from_model(model)
+        self._gradients = Gradients(self._variables, hvd.rank())
+
+    def contender(self, name: str) -> turns.Contender:
+        """The one of that name."""
+        exchange = None if name in PLAIN else self._exchange(COMPRESSORS[name])
+        reduce = self._reduction(name, exchange)
+        values = self._gradients.values
+        step = tf.function(lambda: reduce([v.read_value() for v in values]), autograph=False)
+        return _contender(name, step, self._gradients.draw, exchange, self._variables)
+
+    def _exchange(self, compressor: str) -> GradientExchange:
+        candidates = [Candidate(gc.compressors.get(compressor))]
+        method = Method(compressor, candidates, lambda _group, of, _specs: of[0])
+        exchange = GradientExchange(method, self._policy, gc.HorovodGroup)
+        exchange.build(self._variables)
+        return exchange
+
+    def _reduction(self, name: str, exchange: GradientExchange | None) -> Reduction:
+        if exchange is not None:
+            member = exchange.group.member()
+            return lambda gradients: exchange.reduce(gradients, self._variables, member)[0]
+        return lambda gradients: [
+            hvd.allreduce(one, op=hvd.Sum, compression=PLAIN[name]) for one in gradients
+        ]
+
+
+def training(name: str) -> turns.Contender:
+    """Whole steps of training the MLP."""
+    batches = models.batches(jobs.MLP, hvd.rank())
+    model = models.build(jobs.MLP)
+    variables = model.trainable_variables
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.SGD(jobs.LEARNING_RATE, jobs.MOMENTUM)
+    exchange = None
+    if name in COMPRESSORS:
+        policy = gc.Policy.from_model(model)
+        optimizer = gc.CompressedOptimizer(optimizer, COMPRESSORS[name], policy, group="horovod")
+        exchange = optimizer.exchange
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def train(inputs: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(inputs, training=True))
+        if name in PLAIN:
+            tape = hvd.DistributedGradientTape(tape, compression=PLAIN[name])
+        # Horovod's tape asks for variables of TensorFlow.
+        gradients = tape.gradient(value, [variable.value for variable in variables])
+        optimizer.apply(gradients, variables)
+
+    return _contender(name, lambda: train(*next(batches)), None, exchange, variables)
+
+
+def _contender(
+    name: str,
+    step: Callable[[], object],
+    prepare: Callable[[], object] | None,
+    exchange: GradientExchange | None,
+    variables: Sequence[keras.Variable],
+) -> turns.Contender:
+    if exchange is None:
+        elements = sum(variable.value.shape.num_elements() for variable in variables)
+        sent = dense_ring_bytes(hvd.size(), _ELEMENT_BYTES[name] * elements)
+        return turns.Contender(step, prepare, step_bytes=sent)
+    return turns.Contender(
+        step,
+        prepare,
+        sent_bytes=lambda: exchange.traffic().sent_bytes,
+        keeps_residual=exchange.keeps_residual,
+    )
+
+
+if __name__ == "__main__":
+    main()
