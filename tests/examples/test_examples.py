@@ -57,7 +57,10 @@ def series(record, name):
 
 @pytest.mark.parametrize(
     ("program", "compressor"),
-    [*((program, "adacomp") for program in SHORT), *((program, "none") for program in ALSO_DENSE)],
+    [
+        *((program, "adacomp") for program in SHORT),
+        *((program, "no_compression") for program in ALSO_DENSE),
+    ],
 )
 def test_learns_on_two_workers(program, compressor):
     record = trained(program, 2, compressor)
@@ -76,7 +79,7 @@ def test_learns_on_two_workers(program, compressor):
 @pytest.mark.parametrize("program", ALSO_DENSE)
 def test_two_workers_train_as_one_does(program):
     """So they share the batches: each has its own part, and together the size is as stated."""
-    one, two = trained(program, 1, "adacomp"), trained(program, 2, "none")
+    one, two = trained(program, 1, "adacomp"), trained(program, 2, "no_compression")
     np.testing.assert_allclose(series(one, "loss"), series(two, "loss"), rtol=0.02)
 
 
@@ -89,8 +92,9 @@ def test_compressed_runs_say_what_they_sent(program):
 
 
 @pytest.mark.parametrize("program", ALSO_DENSE)
-def test_dense_runs_have_nothing_to_say(program):
-    assert trained(program, 2, "none")["traffic"] is None
+def test_dense_runs_send_all(program):
+    traffic = trained(program, 2, "no_compression")["traffic"]
+    assert traffic["payload_bytes"] == pytest.approx(traffic["dense_bytes"], rel=1e-3)
 
 
 @pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py", "transformer_lm.py"])
