@@ -12,8 +12,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
-from tests.workers import PYTHON, python_path, run_workers, server
+from tests.workers import ONE_THREAD, PYTHON, python_path, run_workers, server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
 SHORT = {
@@ -153,6 +154,37 @@ def test_the_demonstration(tmp_path):
     ):
         assert row in output
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_a_vision_model_trains_on_a_folder_of_images(tmp_path):
+    digits, labels = load_digits(n_class=2, return_X_y=True)
+    for label in (0, 1):
+        (tmp_path / str(label)).mkdir()
+        for number, pixels in enumerate(digits[labels == label][:60]):
+            image = 15 * pixels.reshape(8, 8, 1)
+            keras.utils.save_img(tmp_path / str(label) / f"{number}.png", image, scale=False)
+    args = ["--images", tmp_path, "--image-size", "32", "--batch-size", "16"]
+    args += ["--epochs", "2", "--steps-per-epoch", "5"]
+    chief, other = run_workers(EXAMPLES / "vision.py", n=2, args=args, env=ONE_THREAD)
+    first, last = map(float, re.findall(r" loss: (\S+)", chief.stdout))
+    assert last < first
+    assert "all           │             │ 3,209,026" in chief.stdout  # MobileNet for two classes
+    assert "replicas exchange gradients by AdaComp" in chief.stderr
+    assert "Found 120 files belonging to 2 classes" in chief.stdout
+    assert "Epoch" not in other.stdout
+
+
+def test_digits_are_enlarged_for_vision_models(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import vision
+
+    train, test, classes = vision.load_digits(48, seed=0)
+    images, labels = next(iter(train.batch(64)))
+    assert images.shape == (64, 48, 48, 3)
+    assert 200 < np.max(images) <= 255
+    assert np.min(images) == 0
+    assert set(labels.numpy()) == set(range(classes))
+    assert (len(train), len(test)) == (1437, 360)
 
 
 def test_files_are_shared_out_and_a_train_step_is_compressed(tmp_path):
