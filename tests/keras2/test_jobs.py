@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.keras2.programs.optimizers import OPTIMIZERS
+from tests.keras2.programs.optimizers import OPTIMIZERS, of_layers
 from tests.workers import result, run_workers
 from tf_gradcomp.launch import horovod_ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
+WRAPPED = [*OPTIMIZERS, *of_layers()]
 BY_STRATEGY = [
     *("SGD", "Adam", "EMA", "loss scale", "legacy loss scale", "legacy Adam"),
     *("LAMB", "LazyAdam", "MovingAverage", "SWA", "Lookahead"),
@@ -20,6 +21,7 @@ METHODS = [
     *("Adam:adacomp", "Adam:adacomp:none", "legacy Adam:adacomp", "AdamW:top_k", "SGD:qsgd"),
     *("LAMB:adacomp", "tfa AdamW:adacomp", "MovingAverage:adacomp", "Lookahead:scalecom"),
     *("SGD:power_sgd", "SGD:adacomp:scaled", "legacy SGD:top_k:scaled", "loss scale:adacomp"),
+    "MultiOptimizer:adacomp",
 ]
 METHODS_BY_HOROVOD = ["Adam:adacomp", "MovingAverage:adacomp", "SGD:adacomp:scaled"]
 AS_THEY_ARE = ["SGD::scaled", "legacy SGD::scaled", "LAMB::scaled", "MovingAverage"]
@@ -48,7 +50,7 @@ def largest_difference(left, right):
 
 @pytest.fixture(scope="module")
 def wrapped():
-    return by_strategy("exact.py", "wrapped", ",".join(OPTIMIZERS))
+    return by_strategy("exact.py", "wrapped", ",".join(WRAPPED))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def ranks():
 @pytest.mark.parametrize(
     ("job", "name"),
     [
-        *(("wrapped", name) for name in OPTIMIZERS),
+        *(("wrapped", name) for name in WRAPPED),
         *(("as_they_are", name) for name in BY_STRATEGY),
         *(pytest.param("ranks", name, marks=needs_horovod) for name in BY_HOROVOD),
     ],
