@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from tests.horovod.jobs import needs_horovod
 from tests.workers import ONE_THREAD, PYTHON, python_path, run_workers, server
+from tf_gradcomp.launch import horovod_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
 SHORT = {
@@ -104,6 +106,20 @@ def test_the_monitor_shows_in_the_history(program):
     names = {"payload_bytes", "sent_bytes", "dense_bytes", "compression_ratio", "wire_ratio"}
     assert names | {"skipped_steps", "residual_norm", "seconds_per_step"} <= set(record["history"])
     assert series(record, "skipped_steps")[-1] == 0
+
+
+@needs_horovod
+@pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py"])
+def test_ranks_of_horovod_train_as_workers_of_a_strategy_do(program, tmp_path):
+    file = tmp_path / "history.json"
+    with horovod_ranks(2) as each:
+        args = ["--horovod", "--history", file, *SHORT[program]]
+        run_workers(EXAMPLES / program, 2, args, per_worker_env=each)
+    ranks, workers = json.loads(file.read_text()), trained(program, 2, "adacomp")
+    metric = "val_accuracy" if program == "digits_cnn.py" else "val_bits_per_character"
+    assert series(ranks, metric)[-1] == pytest.approx(series(workers, metric)[-1], rel=0.05)
+    one, other = (run["traffic"]["payload_bytes"] for run in (ranks, workers))
+    assert one == pytest.approx(other, rel=0.2)
 
 
 def test_digits_checkpoints(tmp_path):
