@@ -56,7 +56,10 @@ def test_earlier_results_are_refused(command, args, file, tmp_path):
     ("command", "file"),
     [
         (convergence.main, "convergence/digits-2workers-adam-no_compression-seed0.json"),
-        (time_to_accuracy.main, "time-to-accuracy/100mbit/digits-2workers-adam-no_compression-seed0.json"),
+        (
+            time_to_accuracy.main,
+            "time-to-accuracy/100mbit/digits-2workers-adam-no_compression-seed0.json",
+        ),
     ],
 )
 def test_runs_that_are_reused_are_kept(command, file, tmp_path):
