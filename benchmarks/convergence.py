@@ -34,6 +34,8 @@ from trainings import DIGITS, RESULTS, TEXT, Bench, Run, Task, checked_compresso
 
 from tf_gradcomp.cli.results import results_folder, results_options
 
+DENSE = "no_compression"
+
 
 def compare(task: Task, runs: Sequence[Run], dense: str, compressed: str) -> list[dict[str, Any]]:
     """A row for each number of workers and optimizer: means and deviations over the seeds."""
@@ -121,7 +123,7 @@ def plot(task: Task, runs: Sequence[Run], path: Path) -> None:
         for run in runs:
             if (run.workers, run.optimizer) != (workers, optimizer):
                 continue
-            label = "dense" if run.compressor == "none" else run.compressor
+            label = "dense" if run.compressor == DENSE else run.compressor
             style = {"color": colours[run.compressor], "alpha": 0.7, "lw": 1.2}
             style["label"] = label if run.seed == 0 else None
             left.plot(run.steps, run.curve, **style)
@@ -152,9 +154,7 @@ def _job_options(default_workers: int) -> Callable[[Callable[..., None]], Callab
             click.option("--optimizer", multiple=True, default=["adam"], type=_OPTIMIZERS),
             click.option("--seeds", default=3, help="How many: 0, 1, ..."),
             click.option("--compressor", default="adacomp", callback=checked_compressors),
-            click.option(
-                "--precondition", default="auto", type=click.Choice(["auto", "local", "none"])
-            ),
+            click.option("--precondition", default="auto", type=click.Choice(["auto", "none"])),
             results_options(str(RESULTS)),
             click.option("--reuse", is_flag=True, help="Take runs that are there already."),
         ):
@@ -202,14 +202,14 @@ def _measure(
         for count in workers
         for name in optimizer
         for seed in range(seeds)
-        for method in ("none", compressor)
+        for method in (DENSE, compressor)
     ]
     tables = [f"convergence-{task.name}.{suffix}" for suffix in ("json", "md", "png")]
     records = [] if reuse else [f"convergence/{run.name}.json" for run in runs]
     folder = results_folder(results, [*tables, *records], overwrite or reuse)
     bench = Bench(folder / "convergence", reuse)
     runs = bench.run_all(runs, [*args, "--precondition", precondition], epochs)
-    rows = compare(task, runs, "none", compressor)
+    rows = compare(task, runs, DENSE, compressor)
     files = [folder / table for table in tables]
     files[0].write_text(json.dumps(rows, indent=1) + "\n")
     table = "\n".join(markdown(task, rows, compressor)) + "\n"

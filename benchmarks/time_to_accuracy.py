@@ -29,7 +29,7 @@ from trainings import DIGITS, RESULTS, TEXT, Bench, Run, checked_compressors
 
 from tf_gradcomp.cli.results import results_folder, results_options
 
-DENSE = "none"
+DENSE = "no_compression"
 WORKERS = 2
 TASKS = {task.name: task for task in (DIGITS, TEXT)}
 STEPS_PER_EPOCH = 200  # of the text, which has no natural epochs

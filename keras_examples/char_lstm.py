@@ -35,18 +35,11 @@ def build_model(characters: int) -> keras.Model:
     )
 
 
-def make_optimizer(
-    name: str,
-    learning_rate: float,
-    compressor: str,
-    precondition: str | None = "auto",
-    group: str | None = None,
-) -> keras.optimizers.Optimizer:
+def make_optimizer(name: str, learning_rate: float | None = None) -> keras.optimizers.Optimizer:
+    learning_rate = learning_rate or LEARNING_RATES[name]
     if name == "adam":
-        optimizer = keras.optimizers.Adam(learning_rate)
-    else:
-        optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9, global_clipnorm=1.0)
-    return common.compressed(optimizer, compressor, precondition, group)
+        return keras.optimizers.Adam(learning_rate)
+    return keras.optimizers.SGD(learning_rate, momentum=0.9, global_clipnorm=1.0)
 
 
 def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
@@ -84,12 +77,11 @@ def train(
 
     with job.strategy.scope():  # (2) in here, what belongs to the model is created
         model = compiled_model(
-            make_optimizer(  # (3) gc.CompressedOptimizer around it
-                optimizer,
-                learning_rate or LEARNING_RATES[optimizer],
+            gc.CompressedOptimizer(  # (3) around your optimizer
+                make_optimizer(optimizer, learning_rate),
                 compressor,
-                precondition,
-                job.group,
+                precondition=precondition,
+                group=job.group,
             )
         )
     fitted = model.fit(
@@ -121,7 +113,7 @@ def simulation_task(
     """For `gradcomp simulate char_lstm.py`: the same training, by learners in one process."""
     keras.utils.set_random_seed(seed)
     text, held_out = texts.load(dataset)
-    model = compiled_model(make_optimizer(optimizer, LEARNING_RATES[optimizer], "none"))
+    model = compiled_model(make_optimizer(optimizer))
     batches = texts.shuffled(text, batch_size, seed).take(STEPS_PER_EPOCH)
     validation = texts.in_order(held_out, batch_size)
     return gc.simulation.Task(model, batches, STEPS_PER_EPOCH, validation)

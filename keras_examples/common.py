@@ -22,20 +22,19 @@ IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10")
 
 
 def _check_compressor(_context: click.Context, _option: click.Parameter, name: str) -> str:
-    if name != "none":
-        try:
-            gc.compressors.get(name)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
+    try:
+        gc.compressors.get(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
     return name
 
 
 compressor_option = click.option(
     "--compressor",
     default="adacomp",
-    metavar="none|adacomp|...",
+    metavar="adacomp|no_compression|...",
     callback=_check_compressor,
-    help="Compress gradients by this method; none leaves the dense sum to the strategy.",
+    help="Compress gradients by this method; no_compression sends them dense.",
 )
 precondition_option = click.option(
     "--precondition",
@@ -93,23 +92,6 @@ def start_job(horovod: bool) -> Job:
 
     hvd.init()
     return Job(tf.distribute.get_strategy(), "horovod", hvd.size(), hvd.rank())
-
-
-def compressed(
-    optimizer: keras.optimizers.Optimizer,
-    compressor: str,
-    precondition: str | None,
-    group: str | None,
-) -> keras.optimizers.Optimizer:
-    """The optimizer of a job; `"none"` leaves it to the strategy to sum gradients.
-
-    Horovod does not sum those of Keras 3 by itself: there, `"none"` means `"no_compression"`.
-    """
-    if compressor == "none":
-        if group is None:
-            return optimizer
-        compressor = "no_compression"
-    return gc.CompressedOptimizer(optimizer, compressor, precondition=precondition, group=group)
 
 
 def load_images(name: str, seed: int) -> tuple[Arrays, Arrays]:

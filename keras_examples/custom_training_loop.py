@@ -36,12 +36,11 @@ def build_model(image_shape: tuple[int, ...], classes: int) -> keras.Model:
     )
 
 
-def make_optimizer(name: str, learning_rate: float, compressor: str) -> keras.optimizers.Optimizer:
+def make_optimizer(name: str, learning_rate: float | None) -> keras.optimizers.Optimizer:
+    learning_rate = learning_rate or LEARNING_RATES[name]
     if name == "adam":
-        optimizer = keras.optimizers.Adam(learning_rate)
-    else:
-        optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
-    return optimizer if compressor == "none" else gc.CompressedOptimizer(optimizer, compressor)
+        return keras.optimizers.Adam(learning_rate)
+    return keras.optimizers.SGD(learning_rate, momentum=0.9)
 
 
 class Trainer:
@@ -115,8 +114,9 @@ def train(
 
     with strategy.scope():  # (2) in here, what belongs to the model is created
         model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
-        # (3) gc.CompressedOptimizer around the optimizer
-        wrapped = make_optimizer(optimizer, learning_rate or LEARNING_RATES[optimizer], compressor)
+        wrapped = gc.CompressedOptimizer(  # (3) around your optimizer
+            make_optimizer(optimizer, learning_rate), compressor
+        )
         # Variables can't be created inside of a step that runs on several workers.
         wrapped.build(model.trainable_variables)
         trainer = Trainer(strategy, model, wrapped, batch_size)
@@ -127,10 +127,8 @@ def train(
         losses = []
         for batch in train:
             losses.append(trainer.train_step(batch))
-            if isinstance(wrapped, gc.CompressedOptimizer):
-                autoencoder.train(wrapped.exchange)
-        if isinstance(wrapped, gc.CompressedOptimizer):
-            wrapped.exchange.plan_settings()  # for --compressor lgreco, on all workers alike
+            autoencoder.train(wrapped.exchange)
+        wrapped.exchange.plan_settings()  # for --compressor lgreco, on all workers alike
         trainer.accuracy.reset_state()
         for batch in validation:
             trainer.test_step(batch)
@@ -141,7 +139,7 @@ def train(
             print(f"Epoch {epoch}: loss {loss:.4f}, test accuracy {accuracy:.2%}")
 
     if is_chief:
-        if isinstance(wrapped, gc.CompressedOptimizer) and strategy.num_replicas_in_sync > 1:
+        if strategy.num_replicas_in_sync > 1:
             traffic = wrapped.exchange.traffic()
             payload, dense = traffic.payload_bytes, traffic.dense_bytes
             print(f"Payload of a step: {payload / traffic.exchanges:,.0f} bytes")

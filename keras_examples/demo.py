@@ -31,7 +31,7 @@ from tf_gradcomp.launch import LocalJob
 
 PROGRAM = Path(__file__).with_name("digits_cnn.py")
 RESULTS = Path(__file__).resolve().parents[1] / "results"  # which git ignores
-NAMES = {"none": "dense", "adacomp": "AdaComp"}
+NAMES = {"no_compression": "dense", "adacomp": "AdaComp"}
 LAST_EPOCHS = 5
 
 Record = dict[str, Any]
@@ -74,15 +74,14 @@ def dense_ring_bytes(record: Record) -> float:
 
 def sent_bytes_by_epoch(record: Record) -> np.ndarray:
     """Bytes sent by a worker in a step, as the mean of each epoch."""
-    epochs = len(record["history"]["loss"])
-    return np.array(record["history"].get("sent_bytes", [dense_ring_bytes(record)] * epochs))
+    return np.array(record["history"]["sent_bytes"])
 
 
 def measures(record: Record) -> dict[str, float]:
     """What the table shows of a run."""
     history, traffic = record["history"], record["traffic"]
     dense = 4 * record["weights"]
-    payload = traffic["payload_bytes"] / traffic["exchanges"] if traffic else dense
+    payload = traffic["payload_bytes"] / traffic["exchanges"]
     sent = float(sent_bytes_by_epoch(record).mean())
     return {
         "accuracy": statistics.mean(history["val_accuracy"][-LAST_EPOCHS:]),
@@ -156,7 +155,7 @@ def plot(records: dict[str, Record], path: Path) -> None:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--workers", default=2)
+@click.option("--workers", default=2, type=click.IntRange(min=2))
 @click.option("--epochs", default=30)
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), default="adam")
 @click.option("--seed", default=0)
@@ -169,7 +168,7 @@ def main(workers: int, epochs: int, optimizer: str, seed: int, results: str) -> 
         records = {name: train(name, workers, args, Path(results), progress) for name in NAMES}
     console = Console()
     console.print(comparison(records))
-    console.print(verdict_on_time(records["none"], records["adacomp"]))
+    console.print(verdict_on_time(records["no_compression"], records["adacomp"]))
     picture = Path(results) / "demo.png"
     plot(records, picture)
     console.print(f"Loss over steps and over bytes sent: {picture}", soft_wrap=True)

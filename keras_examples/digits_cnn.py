@@ -2,7 +2,7 @@
 
     python digits_cnn.py
     gradcomp run -n 2 digits_cnn.py --compressor adacomp
-    gradcomp run -n 2 digits_cnn.py --compressor none
+    gradcomp run -n 2 digits_cnn.py --compressor no_compression
     horovodrun -np 2 python digits_cnn.py --horovod --compressor adacomp
 
 What makes this program a distributed and compressed one are three lines: the strategy, its scope,
@@ -38,18 +38,11 @@ def build_model(image_shape: tuple[int, ...], classes: int) -> keras.Model:
     )
 
 
-def make_optimizer(
-    name: str,
-    learning_rate: float,
-    compressor: str,
-    precondition: str | None = "auto",
-    group: str | None = None,
-) -> keras.optimizers.Optimizer:
+def make_optimizer(name: str, learning_rate: float | None = None) -> keras.optimizers.Optimizer:
+    learning_rate = learning_rate or LEARNING_RATES[name]
     if name == "adam":
-        optimizer = keras.optimizers.Adam(learning_rate)
-    else:
-        optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
-    return common.compressed(optimizer, compressor, precondition, group)
+        return keras.optimizers.Adam(learning_rate)
+    return keras.optimizers.SGD(learning_rate, momentum=0.9)
 
 
 def train(
@@ -85,12 +78,11 @@ def train(
     with job.strategy.scope():  # (2) in here, what belongs to the model is created
         model = build_model(train_x.shape[1:], classes=int(train_y.max()) + 1)
         model.compile(
-            optimizer=make_optimizer(  # (3) gc.CompressedOptimizer around it
-                optimizer,
-                learning_rate or LEARNING_RATES[optimizer],
+            optimizer=gc.CompressedOptimizer(  # (3) around your optimizer
+                make_optimizer(optimizer, learning_rate),
                 compressor,
-                precondition,
-                job.group,
+                precondition=precondition,
+                group=job.group,
             ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
@@ -126,7 +118,7 @@ def simulation_task(
     train, test = common.load_images("digits", seed)
     model = build_model(train[0].shape[1:], classes=10)
     model.compile(
-        optimizer=make_optimizer(optimizer, LEARNING_RATES[optimizer], "none"),
+        optimizer=make_optimizer(optimizer),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -2,7 +2,7 @@
 
     python keras2_addons.py
     gradcomp run -n 2 keras2_addons.py
-    gradcomp run -n 2 keras2_addons.py --compressor none
+    gradcomp run -n 2 keras2_addons.py --compressor no_compression
     horovodrun -np 2 python keras2_addons.py --horovod
 
 For TensorFlow 2.15 with Keras 2.15 and tensorflow-addons 0.23. The optimizers of tensorflow-addons
@@ -33,14 +33,8 @@ def build_model() -> keras.Model:
     )
 
 
-def compressed(optimizer: keras.optimizers.Optimizer, compressor: str, group: str | None):
-    if compressor == "none":
-        compressor = "no_compression"
-    return gc.CompressedOptimizer(optimizer, compressor, group=group)
-
-
 @click.command(context_settings={"show_default": True})
-@click.option("--compressor", default="adacomp", metavar="none|adacomp|...")
+@click.option("--compressor", default="adacomp", metavar="adacomp|no_compression|...")
 @click.option("--horovod", is_flag=True, help="Exchange gradients by Horovod.")
 @click.option("--epochs", default=10)
 @click.option("--batch-size", default=64, help="Of all workers together.")
@@ -72,7 +66,7 @@ def main(compressor: str, horovod: bool, epochs: int, batch_size: int) -> None:
         model = build_model()
         averaged = tfa.optimizers.MovingAverage(tfa.optimizers.LAMB(0.01), average_decay=0.9)
         model.compile(
-            compressed(averaged, compressor, group),
+            gc.CompressedOptimizer(averaged, compressor, group=group),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )

@@ -98,11 +98,9 @@ def train(
 
     with strategy.scope():  # (2) in here, what belongs to the model is created
         optimizer = make_optimizer(epochs * steps_per_epoch, learning_rate)
-        if compressor != "none":
-            optimizer = gc.CompressedOptimizer(  # (3)
-                optimizer, compressor, precondition=precondition
-            )
-        model = compiled_model(optimizer)
+        model = compiled_model(
+            gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)  # (3)
+        )
     fitted = model.fit(
         texts.shuffled(text, batch_size, seed),
         epochs=epochs,

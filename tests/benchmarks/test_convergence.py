@@ -34,13 +34,13 @@ def runs():
             optimizer="adam",
             compressor=compressor,
             seed=seed,
-            record=record(accuracies, compressed=compressor != "none"),
+            record=record(accuracies, compressed=compressor != "no_compression"),
         )
 
     return [
-        run("none", 0, [0.5, 0.9]),
+        run("no_compression", 0, [0.5, 0.9]),
         run("adacomp", 0, [0.5, 0.8]),
-        run("none", 1, [0.5, 0.7]),
+        run("no_compression", 1, [0.5, 0.7]),
         run("adacomp", 1, [0.5, 0.7]),
     ]
 
@@ -62,7 +62,7 @@ def test_bytes_over_steps(runs):
 
 
 def test_comparison(runs):
-    (row,) = convergence.compare(convergence.DIGITS, runs, "none", "adacomp")
+    (row,) = convergence.compare(convergence.DIGITS, runs, "no_compression", "adacomp")
     assert (row["workers"], row["optimizer"], row["seeds"]) == (4, "adam", 2)
     assert row["dense"] == pytest.approx((65.0, np.std([70, 60], ddof=1)))
     assert row["difference"][0] == pytest.approx(np.mean([-5, 0]))

@@ -14,12 +14,12 @@ PROGRAMS = {
     "convergence, a run": (
         convergence.main,
         ["digits"],
-        "convergence/digits-2workers-adam-none-seed0.json",
+        "convergence/digits-2workers-adam-no_compression-seed0.json",
     ),
     "time to accuracy, a run": (
         time_to_accuracy.main,
         ["digits"],
-        "time-to-accuracy/100mbit/digits-2workers-adam-none-seed0.json",
+        "time-to-accuracy/100mbit/digits-2workers-adam-no_compression-seed0.json",
     ),
     "network": (network.main, [], "network.json"),
     "layerwise": (layerwise.main, ["families", "digits"], "layerwise-digits.md"),
@@ -55,8 +55,11 @@ def test_earlier_results_are_refused(command, args, file, tmp_path):
 @pytest.mark.parametrize(
     ("command", "file"),
     [
-        (convergence.main, "convergence/digits-2workers-adam-none-seed0.json"),
-        (time_to_accuracy.main, "time-to-accuracy/100mbit/digits-2workers-adam-none-seed0.json"),
+        (convergence.main, "convergence/digits-2workers-adam-no_compression-seed0.json"),
+        (
+            time_to_accuracy.main,
+            "time-to-accuracy/100mbit/digits-2workers-adam-no_compression-seed0.json",
+        ),
     ],
 )
 def test_runs_that_are_reused_are_kept(command, file, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from tests.workers import result, run_workers
 
 PROGRAMS = Path(__file__).parent / "programs"
-WAYS = ("none", "optimizer", "strategy")
+WAYS = ("unwrapped", "optimizer", "strategy")
 COMPRESSED = WAYS[1:]
 
 
@@ -29,7 +29,7 @@ def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fit")
     reports = [{}, {}]
     for way, checks in {
-        "none": CHECKS,
+        "unwrapped": CHECKS,
         "optimizer": CHECKS_OF_OPTIMIZER,
         "strategy": CHECKS_OF_COMPRESSED,
     }.items():
@@ -64,7 +64,9 @@ def test_both_ways_to_compress_train_to_the_last_bit_alike(seen, check):
 
 def test_compressed_training_differs_from_uncompressed(seen):
     # else the tests above would hold for a compressor that is never called
-    dense, compressed = (seen[0][way]["callbacks_and_metrics"] for way in ("none", "optimizer"))
+    dense, compressed = (
+        seen[0][way]["callbacks_and_metrics"] for way in ("unwrapped", "optimizer")
+    )
     assert dense["weights"] != compressed["weights"]
 
 

@@ -12,8 +12,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from sklearn.datasets import load_digits
 
-from tests.workers import PYTHON, python_path, run_workers, server
+from tests.horovod.jobs import needs_horovod
+from tests.workers import ONE_THREAD, PYTHON, python_path, run_workers, server
+from tf_gradcomp.launch import horovod_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
 SHORT = {
@@ -57,7 +61,10 @@ def series(record, name):
 
 @pytest.mark.parametrize(
     ("program", "compressor"),
-    [*((program, "adacomp") for program in SHORT), *((program, "none") for program in ALSO_DENSE)],
+    [
+        *((program, "adacomp") for program in SHORT),
+        *((program, "no_compression") for program in ALSO_DENSE),
+    ],
 )
 def test_learns_on_two_workers(program, compressor):
     record = trained(program, 2, compressor)
@@ -76,7 +83,7 @@ def test_learns_on_two_workers(program, compressor):
 @pytest.mark.parametrize("program", ALSO_DENSE)
 def test_two_workers_train_as_one_does(program):
     """So they share the batches: each has its own part, and together the size is as stated."""
-    one, two = trained(program, 1, "adacomp"), trained(program, 2, "none")
+    one, two = trained(program, 1, "adacomp"), trained(program, 2, "no_compression")
     np.testing.assert_allclose(series(one, "loss"), series(two, "loss"), rtol=0.02)
 
 
@@ -89,8 +96,9 @@ def test_compressed_runs_say_what_they_sent(program):
 
 
 @pytest.mark.parametrize("program", ALSO_DENSE)
-def test_dense_runs_have_nothing_to_say(program):
-    assert trained(program, 2, "none")["traffic"] is None
+def test_dense_runs_send_all(program):
+    traffic = trained(program, 2, "no_compression")["traffic"]
+    assert traffic["payload_bytes"] == pytest.approx(traffic["dense_bytes"], rel=1e-3)
 
 
 @pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py", "transformer_lm.py"])
@@ -99,6 +107,20 @@ def test_the_monitor_shows_in_the_history(program):
     names = {"payload_bytes", "sent_bytes", "dense_bytes", "compression_ratio", "wire_ratio"}
     assert names | {"skipped_steps", "residual_norm", "seconds_per_step"} <= set(record["history"])
     assert series(record, "skipped_steps")[-1] == 0
+
+
+@needs_horovod
+@pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py"])
+def test_ranks_of_horovod_train_as_workers_of_a_strategy_do(program, tmp_path):
+    file = tmp_path / "history.json"
+    with horovod_ranks(2) as each:
+        args = ["--horovod", "--history", file, *SHORT[program]]
+        run_workers(EXAMPLES / program, 2, args, per_worker_env=each)
+    ranks, workers = json.loads(file.read_text()), trained(program, 2, "adacomp")
+    metric = "val_accuracy" if program == "digits_cnn.py" else "val_bits_per_character"
+    assert series(ranks, metric)[-1] == pytest.approx(series(workers, metric)[-1], rel=0.05)
+    one, other = (run["traffic"]["payload_bytes"] for run in (ranks, workers))
+    assert one == pytest.approx(other, rel=0.2)
 
 
 def test_digits_checkpoints(tmp_path):
@@ -149,6 +171,37 @@ def test_the_demonstration(tmp_path):
     ):
         assert row in output
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_a_vision_model_trains_on_a_folder_of_images(tmp_path):
+    digits, labels = load_digits(n_class=2, return_X_y=True)
+    for label in (0, 1):
+        (tmp_path / str(label)).mkdir()
+        for number, pixels in enumerate(digits[labels == label][:60]):
+            image = tf.io.encode_png((15 * pixels).astype("uint8").reshape(8, 8, 1))
+            (tmp_path / str(label) / f"{number}.png").write_bytes(image.numpy())
+    args = ["--images", tmp_path, "--image-size", "32", "--batch-size", "16"]
+    args += ["--epochs", "2", "--steps-per-epoch", "5"]
+    chief, other = run_workers(EXAMPLES / "vision.py", n=2, args=args, env=ONE_THREAD)
+    first, last = map(float, re.findall(r" loss: (\S+)", chief.stdout))
+    assert last < first
+    assert "all           │             │ 3,209,026" in chief.stdout  # MobileNet for two classes
+    assert "replicas exchange gradients by AdaComp" in chief.stderr
+    assert "Found 120 files belonging to 2 classes" in chief.stdout
+    assert "Epoch" not in other.stdout
+
+
+def test_digits_are_enlarged_for_vision_models(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import vision
+
+    train, test, classes = vision.load_digits(48, seed=0)
+    images, labels = next(iter(train.batch(64)))
+    assert images.shape == (64, 48, 48, 3)
+    assert 200 < np.max(images) <= 255
+    assert np.min(images) == 0
+    assert set(labels.numpy()) == set(range(classes))
+    assert (len(train), len(test)) == (1437, 360)
 
 
 def test_files_are_shared_out_and_a_train_step_is_compressed(tmp_path):

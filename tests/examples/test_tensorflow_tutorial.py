@@ -45,7 +45,7 @@ def compiled_model():
         ]
     )
     optimizer = tf.keras.optimizers.SGD(learning_rate=0.001)
-    if COMPRESSOR != "none":
+    if COMPRESSOR != "unwrapped":
         optimizer = gc.CompressedOptimizer(optimizer, COMPRESSOR)
     model.compile(
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -118,7 +118,7 @@ with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
 """
 
 
-@pytest.mark.parametrize(("compressor", "steps"), [("none", 20), ("adacomp", 70)])
+@pytest.mark.parametrize(("compressor", "steps"), [("unwrapped", 20), ("adacomp", 70)])
 def test_the_tutorial_runs(compressor, steps, tmp_path):
     args = [tmp_path, compressor, steps]
     chief, other = map(result, run_workers(PROGRAM, args=args, deadline=300))

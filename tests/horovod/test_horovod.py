@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.horovod.jobs import PROGRAMS, needs_horovod, run_ranks
-from tests.workers import python_path, result, run_workers
+from tests.workers import ONE_THREAD, python_path, result, run_workers
 from tf_gradcomp import compressors
 
 pytestmark = needs_horovod
@@ -64,17 +64,33 @@ def methods():
 
 
 @pytest.fixture(scope="module")
+def methods_of_three():
+    return results(run_ranks("methods.py", 3, env=ONE_THREAD))
+
+
+@pytest.fixture(scope="module")
 def methods_by_strategy():
     return results(run_workers(PROGRAMS / "methods.py"))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_ranks_stay_equal_and_skip_a_step_together(methods, method):
-    first, second = (rank[method] for rank in methods)
-    assert first["weights"] == second["weights"]
-    assert first["skipped"] == second["skipped"] == 1
-    assert first["sums"].get("residual") == second["sums"].get("residual")
-    assert np.isfinite(np.concatenate(list(map(np.ravel, first["values"])))).all()
+@pytest.mark.parametrize("ranks", ["methods", "methods_of_three"])
+def test_ranks_stay_equal_and_skip_a_step_together(request, ranks, method):
+    seen = [rank[method] for rank in request.getfixturevalue(ranks)]
+    only([rank["weights"] for rank in seen])
+    only([rank["sums"].get("residual") for rank in seen])
+    assert only([rank["skipped"] for rank in seen]) == 1
+    assert np.isfinite(np.concatenate(list(map(np.ravel, seen[0]["values"])))).all()
+    if method != "auto":  # which may choose any
+        has_none = method in ("no_compression", "cast", "bfloat16")
+        assert len({rank["own residuals"] for rank in seen}) == (1 if has_none else len(seen))
+
+
+@pytest.mark.parametrize("ranks", ["methods", "methods_of_three"])
+def test_ranks_learn_an_autoencoder_and_plan_together(request, ranks):
+    seen = request.getfixturevalue(ranks)
+    assert only([rank["lgc"]["phase"] for rank in seen]) == 3
+    assert only([rank["lgreco"]["plan"] for rank in seen])
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "auto"])

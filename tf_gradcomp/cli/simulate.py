@@ -106,8 +106,9 @@ def simulate(
 ) -> None:
     """Train with many learners in one process, and compare compressors.
 
-    FUNCTION of the program, by default simulation_task, takes batch_size and seed and returns a
-    gc.simulation.Task: a model, its batches, and data to validate on. The program is trained anew
+    FILE.py is imported, so what it trains by itself has to be under if __name__ == "__main__".
+    FUNCTION in it, by default simulation_task, takes batch_size and seed and returns a
+    gc.simulation.Task: a model, its batches, and data to validate on. The model is trained anew
     for each compressor and number of learners. A table, a JSON file and a plot then show what it
     reached, what a learner would send, and how alike the learners are. Another plot shows the
     settings that L-GreCo has planned for each layer.

@@ -35,8 +35,8 @@ def _the_strategy(compressor):
 class Setup:
     """One of the ways to train: how the gradients of the workers come together.
 
-    `none`: by our strategy, uncompressed; `optimizer`: by `CompressedOptimizer`; `strategy`: by a
-    compressor on the strategy; `alone`: there is nothing to bring together.
+    `unwrapped`: by our strategy, without a compressor; `optimizer`: by `CompressedOptimizer`;
+    `strategy`: by a compressor on the strategy; `alone`: there is nothing to bring together.
 
     A program can have one strategy, as TensorFlow cannot start its collectives twice: so `strategy`
     is the only way of its program.

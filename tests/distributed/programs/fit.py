@@ -39,7 +39,7 @@ def callbacks_and_metrics(setup):
         keras.callbacks.EarlyStopping("val_loss", min_delta=100, patience=1),
         keras.callbacks.TensorBoard(board),
     ]
-    if setup.way != "none":
+    if setup.way != "unwrapped":
         callbacks.insert(0, gc.callbacks.CompressionMonitor(table=False))
     history = model.fit(
         x,

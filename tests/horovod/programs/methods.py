@@ -5,11 +5,22 @@ import numpy as np
 import tensorflow as tf
 from common import RANK, SIZE, compressed, digest, report, strategy, values
 
+import tf_gradcomp as gc
 from tf_gradcomp import compressors
 
-STEPS, BAD_STEP, ROWS = 50, 20, 12
+STEPS, BAD_STEP, PLANNED, ROWS = 50, 20, 30, 12
+PAIRS = {  # an autoencoder that keeps the mean of two
+    "encoder": [[1, 2, 2]],
+    "decoder": [[1, 2, 2]],
+    "slope": 1.0,
+    "weights": [0.5, 0.5, 0, 1, 1, 0, 0.5, 0],
+}
 METHODS = {
     **{name: name for name in compressors.names()},
+    "lgc": compressors.LGC(
+        density=0.1, dense_steps=10, training_steps=6, guard=0.9, autoencoder=PAIRS
+    ),
+    "lgreco": compressors.LGreCo("top_k"),
     "bfloat16": compressors.Cast("bfloat16"),
     "warmed up": compressors.ScaleCom(20, warmup_steps=BAD_STEP + 2),
 }
@@ -18,7 +29,7 @@ METHODS = {
 def batches():
     """Other rows on each rank, and the targets of one linear model."""
     rng = np.random.default_rng(3)
-    kernel = rng.normal(size=(40, 3))
+    kernel = rng.normal(size=(40, 32))
     for step in range(STEPS):
         x = rng.normal(size=(SIZE * ROWS, 40)).astype("float32")
         y = (x @ kernel).astype("float32")
@@ -30,7 +41,7 @@ def batches():
 def train(method):
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        variables = [keras.Variable("glorot_uniform", shape=(40, 3)), keras.Variable([0.0] * 3)]
+        variables = [keras.Variable("glorot_uniform", shape=(40, 32)), keras.Variable([0.0] * 32)]
         optimizer = compressed(keras.optimizers.SGD(0.05), METHODS[method], precondition=None)
         optimizer.build(variables)
 
@@ -42,9 +53,13 @@ def train(method):
         optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
 
     step = tf.function(lambda x, y: strategy.run(replica_step, [x, y]), autograph=False)
-    for x, y in batches():
+    autoencoder = gc.callbacks.AutoencoderTraining()
+    for number, (x, y) in enumerate(batches()):
+        if number == PLANNED:
+            optimizer.exchange.plan_settings()
         own = slice(RANK * ROWS, (RANK + 1) * ROWS)
         step(tf.constant(x[own]), tf.constant(y[own]))
+        autoencoder.train(optimizer.exchange)
     own_residuals = digest(optimizer.group.local(r, 0) for r in optimizer.exchange.residuals)
     with optimizer.exchange.saving.all_save():
         sums = {
@@ -61,6 +76,8 @@ def train(method):
         "payload": traffic.payload_bytes,
         "sent": traffic.sent_bytes,
         "exchanges": traffic.exchanges,
+        "phase": method == "lgc" and optimizer.exchange.autoencoder.phase,
+        "plan": method == "lgreco" and optimizer.exchange.plan_in_force().settings,
     }
 
 

@@ -16,11 +16,12 @@ from common import (
     report,
     state_of,
 )
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, of_layers
 
 import tf_gradcomp as gc
 
 STEPS = 8
+OPTIMIZERS |= of_layers()
 
 
 def together(name, strategy):

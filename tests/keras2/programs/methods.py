@@ -21,11 +21,12 @@ from common import (
     report,
     state_of,
 )
-from optimizers import OPTIMIZERS
+from optimizers import OPTIMIZERS, of_layers
 
 from tf_gradcomp.wrapper.compressed import compressed_optimizer
 
 STEPS, BAD = 12, 5
+OPTIMIZERS |= of_layers()
 SETTINGS = {"local": {"precondition": "local"}, "none": {"precondition": None}, "": {}}
 
 

@@ -38,3 +38,19 @@ if importlib.util.find_spec("tensorflow_addons"):
             tfa.optimizers.Lookahead(tfa.optimizers.LAMB(1e-2), 3), 2, 2
         ),
     }
+
+
+def of_layers():
+    """Optimizers that know layers by the names of their weights: those of `words_model`."""
+    if not importlib.util.find_spec("tensorflow_addons"):
+        return {}
+
+    def multi_optimizer():
+        dense = [
+            f"{layer}/{kind}:0" for layer in ("dense", "dense_1") for kind in ("kernel", "bias")
+        ]
+        first = {"optimizer": legacy.Adam(1e-2), "weights": ["embedding/embeddings:0"]}
+        others = {"optimizer": legacy.SGD(0.1), "weights": dense}
+        return tfa.optimizers.MultiOptimizer(optimizer_specs=[first, others])
+
+    return {"MultiOptimizer": multi_optimizer}

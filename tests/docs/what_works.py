@@ -1,0 +1,187 @@
+"""The tests behind README's table of what works with what.
+
+For each row, in the order of the columns: the tests of a cell that says "yes"; or what else it
+says, with its tests if it has any. A name in brackets is one that the test is parametrized with.
+"""
+
+STRATEGY = "distributed/test_"
+HOROVOD = "horovod/test_horovod.py::test_"
+KERAS2 = "keras2/test_jobs.py::test_"
+AS_ONE_PROCESS = "dense_training_is_that_of_one_process_on_whole_batches"
+
+COLUMNS = (
+    "Keras 3, strategy",
+    "Keras 3, Horovod",
+    "Keras 2, strategy",
+    "Keras 2, Horovod",
+)
+NOT_THERE, UNTESTED = "-", "untested"
+
+ROWS = {
+    "`fit`": (
+        [f"{STRATEGY}fit.py::test_weights_and_slots_are_bit_equal_on_all_workers"],
+        [f"{HOROVOD}{AS_ONE_PROCESS}[Adam]"],
+        [f"{KERAS2}{AS_ONE_PROCESS}[wrapped]"],
+        [f"{KERAS2}{AS_ONE_PROCESS}[ranks]"],
+    ),
+    "`evaluate`, `predict` over the data of all workers": (
+        [
+            f"{STRATEGY}fit.py::test_evaluate_is_over_the_data_of_all_workers",
+            f"{STRATEGY}fit.py::test_predict_returns_all_rows_in_order_on_every_worker",
+        ],
+        NOT_THERE,
+        UNTESTED,
+        NOT_THERE,
+    ),
+    "a training loop": (
+        [f"{STRATEGY}optimizer_features.py::test_training_loop_trains_as_one_process"],
+        [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together"],
+        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together"],
+        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do"],
+    ),
+    "a compressor on the strategy": (
+        [f"{STRATEGY}fit.py::test_both_ways_to_compress_train_to_the_last_bit_alike"],
+        NOT_THERE,
+        [f"{KERAS2}workers_stay_equal_with_a_method_of_the_strategy"],
+        NOT_THERE,
+    ),
+    "three workers": (
+        [f"{STRATEGY}fit.py::test_more_workers_have_bit_equal_weights_and_slots"],
+        [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together[methods_of_three]"],
+        UNTESTED,
+        UNTESTED,
+    ),
+    "AdaComp": (
+        [f"{STRATEGY}methods.py::test_weights_and_slots_are_bit_equal"],
+        [f"{HOROVOD}a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
+        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
+        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[Adam:adacomp]"],
+    ),
+    "ScaleCom, top-k, random-k, PowerSGD, QSGD, SignSGD, casts": (
+        [f"{STRATEGY}methods.py::test_weights_and_slots_are_bit_equal"],
+        [f"{HOROVOD}a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
+        [
+            f"{KERAS2}workers_stay_equal_and_skip_a_step_together[{case}]"
+            for case in (
+                *("Lookahead:scalecom", "AdamW:top_k", "SGD:random_k", "SGD:power_sgd"),
+                *("SGD:qsgd", "SGD:sign_sgd", "SGD:cast"),
+            )
+        ],
+        UNTESTED,
+    ),
+    "L-GreCo, LGC": (
+        [
+            f"{STRATEGY}lgreco.py::test_both_ways_to_train_plan_alike_also_with_several_steps_in_an"
+            "_execution",
+            f"{STRATEGY}lgc.py::test_all_workers_go_through_all_phases_together",
+        ],
+        [f"{HOROVOD}ranks_learn_an_autoencoder_and_plan_together"],
+        [f"{KERAS2}callbacks_log_and_a_backup_is_gone_on_with"],
+        [f"{KERAS2}callbacks_do_so_under_horovod"],
+    ),
+    '`compressor="auto"`': (
+        [f"{STRATEGY}auto.py::test_all_workers_choose_the_same_and_train_alike"],
+        [f"{HOROVOD}advice_and_the_choice_are_the_same_on_all_ranks"],
+        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[SGD:auto]"],
+        UNTESTED,
+    ),
+    "`gc.advise`": (
+        [f"{STRATEGY}auto.py::test_all_workers_are_given_the_same_advice"],
+        [f"{HOROVOD}advice_and_the_choice_are_the_same_on_all_ranks"],
+        UNTESTED,
+        UNTESTED,
+    ),
+    "Adam's second moment in front": (
+        [
+            f"{STRATEGY}simulation_agrees.py::test_simulation_and_job_agree_step_by_step",
+            f"{STRATEGY}auto.py::test_preconditioning_is_that_of_the_choice_and_state_of_all",
+        ],
+        [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
+        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[LAMB:adacomp]"],
+        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[MovingAverage:adacomp]"],
+    ),
+    "clipping, EMA": (
+        [
+            f"{STRATEGY}optimizer_features.py::test_clipping_clips",
+            f"{STRATEGY}optimizer_features.py::test_two_workers_train_as_one_process_with",
+        ],
+        [f"{HOROVOD}{AS_ONE_PROCESS}[clipnorm]", f"{HOROVOD}{AS_ONE_PROCESS}[EMA]"],
+        [f"{KERAS2}{AS_ONE_PROCESS}[wrapped]"],
+        [f"{KERAS2}{AS_ONE_PROCESS}[clipnorm]", f"{KERAS2}{AS_ONE_PROCESS}[EMA]"],
+    ),
+    "gradient accumulation": (
+        [f"{STRATEGY}optimizer_features.py::test_exchanges_on_update_steps_only"],
+        [f"{HOROVOD}{AS_ONE_PROCESS}[accumulation]"],
+        NOT_THERE,
+        NOT_THERE,
+    ),
+    "`LossScaleOptimizer`, `mixed_float16`": (
+        [
+            f"{STRATEGY}faults.py::test_loss_scale_is_halved_on_all_workers",
+            f"{STRATEGY}fit.py::test_keras_scales_the_loss_under_mixed_float16",
+        ],
+        [f"{HOROVOD}steps_are_skipped_until_the_loss_scale_fits"],
+        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[SGD:adacomp:scaled]"],
+        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[SGD:adacomp:scaled]"],
+    ),
+    "a step with a NaN is skipped by all": (
+        [f"{STRATEGY}methods.py::test_the_spoilt_step_is_skipped_by_all_and_training_goes_on"],
+        [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together"],
+        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together"],
+        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do"],
+    ),
+    "`CompressionMonitor`": (
+        [f"{STRATEGY}fit.py::test_monitor_counts_all_bytes_of_a_step"],
+        [f"{HOROVOD}plans_and_logs_are_those_of_the_job"],
+        [f"{KERAS2}callbacks_log_and_a_backup_is_gone_on_with"],
+        [f"{KERAS2}callbacks_do_so_under_horovod"],
+    ),
+    "checkpoints: Keras' files and `tf.train.Checkpoint`": (
+        [f"{STRATEGY}checkpoints.py::test_sum_of_residuals_is_restored_from"],
+        [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
+        [f"{KERAS2}a_job_goes_on_from_what_was_saved"],
+        [f"{KERAS2}ranks_of_horovod_go_on_from_what_was_saved"],
+    ),
+    "`BackupAndRestore`": (
+        [f"{STRATEGY}faults.py::test_killed_job_resumes_with"],
+        [f"{HOROVOD}a_backup_holds_the_residuals_of_all"],
+        [f"{KERAS2}callbacks_log_and_a_backup_is_gone_on_with"],
+        [f"{KERAS2}callbacks_do_so_under_horovod"],
+    ),
+    "going on with another number of workers": (
+        [
+            f"{STRATEGY}checkpoints.py::test_training_goes_on_from",
+            f"{STRATEGY}methods.py::test_more_workers_go_on_from_a_backup",
+        ],
+        [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
+        UNTESTED,
+        UNTESTED,
+    ),
+    "workers that differ, or die, end the job with an error": (
+        [
+            f"{STRATEGY}faults.py::test_every_worker_is_told_what_differs_in",
+            f"{STRATEGY}faults.py::test_survivor_of_a_killed_worker_ends_with_a_named_error",
+        ],
+        [
+            f"{HOROVOD}ranks_are_told_in_what_they_differ",
+            f"{HOROVOD}the_others_end_with_an_error_when_a_rank_is_killed",
+        ],
+        UNTESTED,
+        UNTESTED,
+    ),
+    "simulation of many workers, in one process": (
+        ["test_simulation.py::test_256_learners"],
+        NOT_THERE,
+        {"refused": ["keras2/test_optimizer.py::test_parts_for_keras_3_say_so"]},
+        NOT_THERE,
+    ),
+}
+
+
+def said(cell):
+    """What a cell of the table says."""
+    return cell if isinstance(cell, str) else "yes" if isinstance(cell, list) else next(iter(cell))
+
+
+def named_in(cell):
+    return cell if isinstance(cell, list) else [] if isinstance(cell, str) else cell[said(cell)]
