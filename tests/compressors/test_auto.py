@@ -16,7 +16,7 @@ def names(auto):
 
 
 def test_default_candidates():
-    assert names(compressors.get("auto")) == ["no_compression", "cast", "adacomp", "scalecom"]
+    assert names(compressors.get("auto")) == ["no_compression", "cast", "adacomp"]
 
 
 def test_candidates_are_names_configs_or_compressors():

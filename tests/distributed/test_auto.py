@@ -26,7 +26,7 @@ def workers(jobs):
 
 def test_all_workers_choose_the_same_and_train_alike(workers):
     first, second = workers
-    assert first["chosen"] in ("no_compression", "cast", "adacomp", "scalecom")
+    assert first["chosen"] in ("no_compression", "cast", "adacomp")
     assert first["chosen"] == second["chosen"]
     assert first["weights"] == second["weights"]
     assert first["slots"] == second["slots"]
@@ -50,7 +50,6 @@ def test_one_line_of_the_chief_says_what_was_chosen_and_predicted(jobs, workers)
         "no_compression",
         "cast",
         "adacomp",
-        "scalecom",
     ]
 
 
@@ -59,7 +58,7 @@ def test_all_workers_are_given_the_same_advice(workers):
     assert first["text"] == second["text"]
     assert [method for method, _, _ in first["predicted"]] == ["no_compression", "top_k", "adacomp"]
     assert all(step > 0.5 for _, step, _ in first["predicted"])  # with what was said to be computed
-    assert first["best"] == min(first["predicted"], key=lambda one: one[1])[0]
+    assert first["best"] == "no_compression"  # nothing saves a twentieth of what is computed
 
 
 def test_what_methods_would_send_is_known(workers):
