@@ -62,7 +62,7 @@ DIGITS = Task(
 )
 _BITS = ("val_bits_per_character", "bits per character", 3, 1.0, 1, False, 32)
 TEXT = Task("text", "char_lstm.py", *_BITS)
-TRANSFORMER = Task("transformer", "transformer_lm.py", *_BITS, optimizers=["adamw"])
+TRANSFORMER = Task("transformer", "transformer_lm.py", *_BITS, optimizers=("adamw",))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Sample:
 def _late(waits: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]) -> float:
     """The squares of what waits, over those of all that there was to send."""
     of_all = sum(float(tf.nn.l2_loss(a + b)) for a, b in zip(waits, sent, strict=True))
-    return sum(map(float, map(tf.nn.l2_loss, waits))) / of_all
+    return sum(float(tf.nn.l2_loss(a)) for a in waits) / of_all if of_all else 0.0
 
 
 def _merged(specs: Sequence[GradientSpec], share: float) -> list[GradientSpec]:
