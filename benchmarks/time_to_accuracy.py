@@ -157,14 +157,21 @@ def markdown(label: str, rows: Sequence[dict[str, Any]]) -> str:
         faster = "" if row["times faster"] is None else f"{row['times faster']:.1f}"
         share = row["of a free network's"]
         of_free = "" if share is None else f"{100 * share:.0f}"
-        cells = [_name(row), str(row["seed"]), f"{row['goal']:.3f}", needed, faster, of_free]
+        cells = [
+            _label(row["compressor"], row["chosen"]),
+            str(row["seed"]),
+            f"{row['goal']:.3f}",
+            needed,
+            faster,
+            of_free,
+        ]
         cells += [f"{row['in the end']:.3f}", f"{1e3 * row['seconds of a step']:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _name(row: dict[str, Any]) -> str:
-    return f"auto: {row['chosen']}" if row["compressor"] == "auto" else row["compressor"]
+def _label(compressor: str, chosen: str) -> str:
+    return f"auto: {chosen}" if compressor == "auto" else compressor
 
 
 def plot(runs: Sequence[Run], link: str, path: Path) -> None:
@@ -172,7 +179,7 @@ def plot(runs: Sequence[Run], link: str, path: Path) -> None:
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     names = list(dict.fromkeys(run.compressor for run in runs if run.compressor != FREE))
     for run in runs:
-        label = "dense" if run.compressor == DENSE else run.compressor
+        label = "dense" if run.compressor == DENSE else _label(run.compressor, run.chosen)
         if run.compressor == FREE:
             label, style = "dense, on a free network", {"color": "gray", "ls": "--"}
         else:
