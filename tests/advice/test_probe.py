@@ -80,6 +80,7 @@ def test_less_is_late_if_the_largest_entries_are_sent_or_more_of_them():
         ("adacomp", ADAM, True),
         ("adacomp", None, None),  # with Adam it is behind without, and others were hardly measured
         ("adacomp(bin_sizes=2000)", ADAM, None),
+        ("scalecom", ADAM, False),
         ("random_k", None, False),
     ],
 )
