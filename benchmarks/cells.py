@@ -16,7 +16,7 @@ AUTO = "auto"  # chooses on each link anew
 _LEFT_OUT = (compressors.LGreCo.name, compressors.LGC.name)
 METHODS = [name for name in compressors.names() if name not in _LEFT_OUT]
 EVERYONE = (jobs.ALL_REDUCE, jobs.FLOAT16, *METHODS, jobs.NOTHING)
-SOME = (jobs.ALL_REDUCE, jobs.FLOAT16, *CANDIDATES, "power_sgd", AUTO, jobs.NOTHING)
+SOME = (jobs.ALL_REDUCE, jobs.FLOAT16, *CANDIDATES, "scalecom", "power_sgd", AUTO, jobs.NOTHING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ SHORT = (
         jobs.MLP,
         2,
         ("100 Mbit/s", UNSHAPED),
-        (jobs.ALL_REDUCE, *CANDIDATES, AUTO, jobs.NOTHING, *_OTHERS),
+        (jobs.ALL_REDUCE, *CANDIDATES, "scalecom", AUTO, jobs.NOTHING, *_OTHERS),
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import tf_gradcomp as gc
+from tf_gradcomp.launch import JobResult
 
 _ROOT = Path(__file__).resolve().parents[1]
 RESULTS = _ROOT / "results"  # which git ignores
@@ -39,6 +41,8 @@ class Task:
         scale: From the metric's unit to the printed one.
         last: Over how many of the last epochs the metric is averaged.
         rises: Whether a higher metric is better.
+        batch_size: Of all workers together.
+        optimizers: Those that the program takes; with one there is nothing to say.
     """
 
     name: str
@@ -49,12 +53,16 @@ class Task:
     scale: float
     last: int
     rises: bool
+    batch_size: int
+    optimizers: Sequence[str] = ("adam", "sgd")
 
 
-DIGITS = Task("digits", "digits_cnn.py", "val_accuracy", "accuracy, %", 2, 100.0, LAST_EPOCHS, True)
-TEXT = Task(
-    "text", "char_lstm.py", "val_bits_per_character", "bits per character", 3, 1.0, 1, False
+DIGITS = Task(
+    "digits", "digits_cnn.py", "val_accuracy", "accuracy, %", 2, 100.0, LAST_EPOCHS, True, 64
 )
+_BITS = ("val_bits_per_character", "bits per character", 3, 1.0, 1, False, 32)
+TEXT = Task("text", "char_lstm.py", *_BITS)
+TRANSFORMER = Task("transformer", "transformer_lm.py", *_BITS, optimizers=("adamw",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +81,16 @@ class Run:
         """The run's name, and its file's."""
         parts = (self.task.name, f"{self.workers}workers", self.optimizer, self.compressor)
         return "-".join([*parts, f"seed{self.seed}"])
+
+    @property
+    def files_without_exchange(self) -> list[str]:
+        """Where `Bench.without_exchange` keeps what each worker measured."""
+        return [f"{self.name}-alone{i}.json" for i in range(self.workers)]
+
+    @property
+    def chosen(self) -> str:
+        """The method that it trained by, which with `auto` is its choice."""
+        return self.record.get("compressor") or self.compressor
 
     @property
     def curve(self) -> np.ndarray:
@@ -181,6 +199,30 @@ class Bench:
                 )
         return finished
 
+    def without_exchange(self, run: Run, args: Sequence[str]) -> float:
+        """Seconds of a step that needs no network; `run` says which training, and how many workers.
+
+        So many processes train at once, each alone with its share of the batch. That of the slowest
+        counts, in its last epoch.
+        """
+        files = [self._folder / file for file in run.files_without_exchange]
+        if not (self._reuse and all(file.exists() for file in files)):
+            share = str(run.task.batch_size // run.workers)
+            command = [*_command(run), "--batch-size", share, *args, "--history"]
+            with contextlib.ExitStack() as stack:
+                alone = [
+                    stack.enter_context(
+                        placed_job([*command, str(file)], Network(1), self._threads, _ignore)
+                    )
+                    for file in files
+                ]
+                while sum(job.step() for job in alone):
+                    pass
+                for job in alone:
+                    _check(f"{run.name}, a worker alone,", job.result())
+        records = [json.loads(file.read_text()) for file in files]
+        return max(float(record["history"]["seconds_per_step"][-1]) for record in records)
+
     def _run(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> Run:
         file = self._folder / f"{run.name}.json"
         if not (self._reuse and file.exists()):
@@ -193,11 +235,24 @@ class Bench:
             if worker == 0 and line.startswith("Epoch "):
                 on_epoch()
 
-        settings = ("--compressor", run.compressor, "--optimizer", run.optimizer)
-        command = [sys.executable, str(_EXAMPLES / run.task.program), *settings]
-        command += ["--seed", str(run.seed), *args]
+        command = [*_command(run), *args]
         network = self._network or Network(run.workers)
         with placed_job(command, network, self._threads, on_line) as job:
-            result = job.run()
-        if result.exit_code:
-            raise click.ClickException("\n".join([f"{run.name} failed.", *result.summary()]))
+            _check(run.name, job.run())
+
+
+def _ignore(_worker: int, _stream: str, _line: str) -> None:
+    """What a job without an audience does with its output."""
+
+
+def _check(what: str, result: JobResult) -> None:
+    if result.exit_code:
+        raise click.ClickException("\n".join([f"{what} failed.", *result.summary()]))
+
+
+def _command(run: Run) -> list[str]:
+    """The example program, with what the run says."""
+    settings = ["--compressor", run.compressor, "--seed", str(run.seed)]
+    if len(run.task.optimizers) > 1:
+        settings += ["--optimizer", run.optimizer]
+    return [sys.executable, str(_EXAMPLES / run.task.program), *settings]

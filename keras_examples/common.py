@@ -177,16 +177,20 @@ def write_history(
     if path is None:
         return
     series = {name: [float(value) for value in values] for name, values in measured.items()}
-    record = {**facts, "history": series, "traffic": _traffic(optimizer)}
+    record = {**facts, **_exchanged(optimizer), "history": series}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _traffic(optimizer: keras.optimizers.Optimizer) -> dict[str, Any] | None:
+def _exchanged(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """By which method, which "auto" has chosen, and how many bytes; None for both if by none."""
     if not isinstance(optimizer, gc.CompressedOptimizer) or not optimizer.exchange.built:
-        return None
+        return {"compressor": None, "traffic": None}
     exchange = optimizer.exchange
     variables = {
         spec.path: {"kind": spec.kind, "elements": spec.elements} for spec in exchange.specs
     }
-    return {**dataclasses.asdict(exchange.traffic()), "variables": variables}
+    return {
+        "compressor": gc.compressors.text_of(exchange.compressor),
+        "traffic": {**dataclasses.asdict(exchange.traffic()), "variables": variables},
+    }

@@ -17,8 +17,8 @@ def line(places):
     return [(place, LATENCY + PER_BYTE * place) for place in places]
 
 
-def prediction(method, compute=0.0, transfer=0.0):
-    return Prediction(method, compute, 0.001, 0.002, transfer, 0.001, 10.0, 20.0)
+def prediction(method, compute=0.0, transfer=0.0, like_dense=True):
+    return Prediction(method, compute, 0.001, 0.002, transfer, 0.001, 10.0, 20.0, 0.5, like_dense)
 
 
 @pytest.mark.parametrize("sent_bytes", [0, 500, 1000, 30_000, 64_000, 9_000_000])
@@ -57,8 +57,9 @@ def test_a_step_is_the_sum_of_its_parts():
 
 
 def test_a_sample_is_scaled_to_the_model():
-    work = Work(0.010, 0.005, 800.0, [Asked(SUM, 1000.0)]).scaled(3.0)
-    assert work == Work(pytest.approx(0.03), pytest.approx(0.015), 2400.0, [Asked(SUM, 3000.0)])
+    work = Work(0.010, 0.005, 800.0, [Asked(SUM, 1000.0)], late=0.25).scaled(3.0)
+    asked = [Asked(SUM, 3000.0)]
+    assert work == Work(pytest.approx(0.03), pytest.approx(0.015), 2400.0, asked, late=0.25)
 
 
 def test_it_says_what_to_use():
@@ -70,18 +71,29 @@ def test_it_says_what_to_use():
     assert "the exchange of a step takes 4.0 ms instead of 304.0 ms" in report.verdict(exchanges)
 
 
+def test_it_says_what_accuracy_it_does_not_promise():
+    slow = prediction("dense", 0.1, 0.3)
+    untried, worse = (prediction("qsgd", like_dense=known) for known in (None, False))
+    assert report.verdict([slow, untried]).endswith("trains like dense was not measured.")
+    assert report.verdict([slow, worse]).endswith("it trained less well than dense.")
+
+
 @pytest.mark.parametrize("baseline_transfer", [0.0, 0.003])
 def test_it_says_that_compression_will_not_pay(baseline_transfer):
     dense, other = prediction("dense", 0.1, baseline_transfer), prediction("cast", 0.1, 0.001)
     assert report.verdict([dense, other]).startswith("Compression will not pay: ")
+    assert advice_on(Probed([dense, other], {}), 0.1).best == "dense"
 
 
 def test_advice_is_a_table_and_a_sentence():
-    predictions = [prediction("dense", transfer=0.3), prediction("top_k(density=0.5)")]
+    sparse = prediction("top_k(density=0.5)", like_dense=None)
+    predictions = [prediction("dense", transfer=0.3), sparse]
     advice = advice_on(Probed(predictions, {SUM: Curve(line([1000, 8000]))}), 0.1)
     assert advice.best == "top_k(density=0.5)"
     text = str(advice)
     assert all(one.method in text for one in predictions)
+    rows = [line for line in text.splitlines() if line.endswith(" 50.0 │")]  # late
+    assert [row.split("│")[-3].strip() for row in rows] == ["yes", "not tried"]
     assert "AllReduce, float32: 2.0 ms, 2.8 ms for 8,000 B" in text
     assert text.endswith(advice.verdict)
     assert [one.compute for one in advice.predictions] == [0.1, 0.1]

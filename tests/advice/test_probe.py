@@ -7,6 +7,7 @@ from tests.replicas import collective
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import sample
+from tf_gradcomp.advice.accuracy import trains_like_dense
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
 from tf_gradcomp.advice.probe import QUICK, probe
@@ -48,6 +49,43 @@ def test_a_residual_is_as_after_many_steps(monkeypatch, preconditioner):
     monkeypatch.setattr(sample, "_WARM_UP", 150)
     late = work("adacomp", preconditioner).payload_bytes
     assert 0.7 < soon / late < 1.4
+
+
+@pytest.mark.parametrize(
+    ("name", "preconditioner", "late"),
+    [
+        ("no_compression", None, 0),
+        ("cast", None, 0),
+        ("random_k(density=0.1)", None, 0.9),  # gathers nothing: what it sums is of all replicas
+        ("top_k(density=1.0)", ADAM, 0),
+        ("qsgd(bits=8)", None, 0),
+    ],
+)
+def test_what_waits_for_later_steps_is_known(name, preconditioner, late):
+    assert work(name, preconditioner).late == pytest.approx(late, abs=0.02)
+
+
+def test_less_is_late_if_the_largest_entries_are_sent_or_more_of_them():
+    random, leader, most, more = (
+        work(name, ADAM if name != "random_k" else None).late
+        for name in ("random_k", "scalecom", "top_k", "top_k(density=0.1)")
+    )
+    assert 1 > random > leader > most > more > 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "preconditioner", "like_dense"),
+    [
+        ("cast", None, True),
+        ("adacomp", ADAM, True),
+        ("adacomp", None, None),  # with Adam it is behind without, and others were hardly measured
+        ("adacomp(bin_sizes=2000)", ADAM, None),
+        ("scalecom", ADAM, False),
+        ("random_k", None, False),
+    ],
+)
+def test_what_was_measured_of_accuracy_is_known(name, preconditioner, like_dense):
+    assert trains_like_dense(Candidate(compressors.get(name), preconditioner)) is like_dense
 
 
 def test_all_replicas_of_a_process_take_part():

@@ -23,7 +23,11 @@ PROGRAMS = {
     ),
     "network": (network.main, [], "network.json"),
     "layerwise": (layerwise.main, ["families", "digits"], "layerwise-digits.md"),
-    "time to accuracy": (time_to_accuracy.main, ["digits"], "time-to-accuracy-digits-adam.md"),
+    "time to accuracy": (
+        time_to_accuracy.main,
+        ["digits"],
+        "time-to-accuracy-digits-adam-2workers-100mbit.md",
+    ),
 }
 
 

@@ -1,40 +1,133 @@
-"""When a run is as good as the dense one was in the end."""
+"""When a run is as good as the dense one was in the end, and what a free network would give."""
+
+import json
 
 import pytest
 import time_to_accuracy
-from trainings import DIGITS, TEXT, Run
+import trainings
+from click.testing import CliRunner
+from links import Network
+from time_to_accuracy import DENSE, FREE
+from trainings import DIGITS, TEXT, TRANSFORMER, Run
+
+FREE_STEP = 0.05
 
 
-def run(task, compressor, curve, seconds_per_step):
+def run(task, compressor, curve, seconds_per_step, seed=0, chosen=None):
     history = {task.metric: curve, "seconds_per_step": [seconds_per_step] * len(curve)}
-    record = {"history": history, "steps_per_epoch": 10}
-    return Run(task, 2, "adam", compressor, 0, record)
+    record = {"history": history, "steps_per_epoch": 10, "compressor": chosen, "traffic": None}
+    return Run(task, 2, "adam", compressor, seed, record)
+
+
+def compared(*runs, within=0.0):
+    """The rows of dense runs, of the same on a free network, and of others."""
+    dense = (one for one in runs if one.compressor == DENSE)
+    free = [time_to_accuracy.on_free_network(one, FREE_STEP) for one in dense]
+    rows = time_to_accuracy.compare([*runs, *free], within)
+    return {(row["compressor"], row["seed"]): row for row in rows}
 
 
 def test_it_is_when_the_figure_is_reached_first():
-    dense = run(TEXT, "no_compression", [4.0, 3.0, 2.5], 1.0)
-    compressed = run(TEXT, "adacomp", [4.5, 2.4, 2.6, 2.3], 0.1)
-    one, other = time_to_accuracy.compare([dense, compressed])
+    dense = run(TEXT, DENSE, [4.0, 3.0, 2.5], 1.0)
+    rows = compared(dense, run(TEXT, "adacomp", [4.5, 2.4, 2.6, 2.3], 0.1))
+    one, other = rows[DENSE, 0], rows["adacomp", 0]
     assert (one["goal"], one["seconds"], one["times faster"]) == (2.5, pytest.approx(30), 1)
     assert (other["goal"], other["seconds"]) == (2.5, pytest.approx(2))
     assert other["times faster"] == pytest.approx(15)
     assert other["seconds of a step"] == pytest.approx(0.1)
 
 
+def test_a_free_network_saves_all_but_computing():
+    dense = run(TEXT, DENSE, [4.0, 3.0, 2.5], 1.0)
+    rows = compared(dense, run(TEXT, "adacomp", [4.5, 2.4], 0.1))
+    free = rows[FREE, 0]
+    assert (free["seconds"], free["times faster"]) == (pytest.approx(1.5), pytest.approx(20))
+    assert free["of a free network's"] == 1
+    assert rows["adacomp", 0]["of a free network's"] == pytest.approx(0.75)
+    assert rows[DENSE, 0]["of a free network's"] == pytest.approx(0.05)
+
+
 def test_a_mean_over_the_last_epochs_may_be_reached_before_the_end():
-    dense = run(DIGITS, "no_compression", [0.5, 0.9, 0.97, 0.96, 0.98, 0.97], 1.0)
+    dense = run(DIGITS, DENSE, [0.5, 0.9, 0.97, 0.96, 0.98, 0.97], 1.0)
     assert dense.quality == pytest.approx(95.6)
     assert time_to_accuracy.seconds_to(dense, dense.quality) == 30
 
 
+@pytest.mark.parametrize(("task", "best", "near"), [(TEXT, 2.0, 2.04), (DIGITS, 1.0, 0.96)])
+def test_near_enough_may_be_as_good(task, best, near):
+    runs = run(task, DENSE, [best], 1.0), run(task, "cast", [near], 0.5)
+    assert compared(*runs)["cast", 0]["seconds"] is None
+    enough = compared(*runs, within=task.scale * 0.05)["cast", 0]
+    assert enough["seconds"] == pytest.approx(5)
+
+
 def test_what_is_never_reached_is_said():
-    dense, compressed = run(TEXT, "no_compression", [2.0], 1.0), run(TEXT, "top_k", [3.0, 2.1], 0.1)
-    rows = time_to_accuracy.compare([dense, compressed])
-    assert rows[1]["seconds"] is None
-    assert "| top_k | 0 | 2.000 | never |  | 2.100 | 100.0 |" in time_to_accuracy.markdown("", rows)
+    rows = compared(run(TEXT, DENSE, [2.0], 1.0), run(TEXT, "top_k", [3.0, 2.1], 0.1))
+    row = rows["top_k", 0]
+    assert row["seconds"] is None
+    table = time_to_accuracy.markdown("", [row])
+    assert "| top_k | 0 | 2.000 | never |  |  | 2.100 | 100.0 |" in table
+
+
+def test_seeds_are_averaged_and_a_choice_is_named():
+    chosen = ["adacomp", "cast"]
+    rows = compared(
+        *(run(TEXT, DENSE, [3.0, 2.0], 1.0, seed) for seed in (0, 1)),
+        *(run(TEXT, "auto", [2.0], 0.1 * (seed + 1), seed, chosen[seed]) for seed in (0, 1)),
+        *(run(TEXT, "qsgd", [2.0 + seed], 0.1, seed) for seed in (0, 1)),
+    )
+    means = {row["compressor"]: row for row in time_to_accuracy.means(list(rows.values()))}
+    assert means["auto"]["seconds"] == pytest.approx(1.5)
+    assert means["auto"]["times faster"] == pytest.approx(20 / 1.5)
+    assert means["auto"]["of a free network's"] == pytest.approx(1 / 1.5)
+    assert means["qsgd"]["seconds"] is means["qsgd"]["times faster"] is None  # not in both
+    assert "| auto: adacomp, cast | mean |" in time_to_accuracy.markdown("", means.values())
 
 
 def test_plot(tmp_path):
-    runs = [run(TEXT, "no_compression", [4.0, 2.5], 1.0), run(TEXT, "adacomp", [3.0, 2.4], 0.1)]
+    dense = run(TEXT, DENSE, [4.0, 2.5], 1.0)
+    free = time_to_accuracy.on_free_network(dense, FREE_STEP)
+    runs = [dense, free, run(TEXT, "adacomp", [3.0, 2.4], 0.1)]
     time_to_accuracy.plot(runs, "100 Mbit/s", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+PROGRAM = """
+import json, os, pathlib, sys
+args = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]) == 1  # alone
+slow = args["--history"].endswith("alone1.json")
+history = {"seconds_per_step": [9.0, 0.2 if slow else 0.1]}
+record = {"args": args, "history": history}
+pathlib.Path(args["--history"]).write_text(json.dumps(record))
+"""
+
+
+def test_steps_without_exchange_are_of_workers_that_train_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainings, "_EXAMPLES", tmp_path)
+    (tmp_path / TRANSFORMER.program).write_text(PROGRAM)
+    one = Run(TRANSFORMER, 2, "adamw", DENSE, 3)
+    bench = trainings.Bench(tmp_path, False, Network(2), 1)
+    assert (
+        bench.without_exchange(one, ["--epochs", "2"]) == 0.2
+    )  # of the slowest, in its last epoch
+    record = json.loads((tmp_path / one.files_without_exchange[0]).read_text())
+    args = {key: record["args"][key] for key in ("--batch-size", "--compressor", "--seed")}
+    assert args == {"--batch-size": "16", "--compressor": "no_compression", "--seed": "3"}
+    assert "--optimizer" not in record["args"]  # the program has one
+    (tmp_path / TRANSFORMER.program).write_text("raise SystemExit('no such text')")
+    with pytest.raises(Exception, match="a worker alone, failed"):
+        bench.without_exchange(one, [])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["transformer", "--optimizer", "sgd"], "transformer is trained by adamw"),
+        (["digits", "--workers", "3"], "3 workers cannot share 64 rows equally"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(args, words):
+    result = CliRunner().invoke(time_to_accuracy.main, args)
+    assert result.exit_code == 2
+    assert words in result.output

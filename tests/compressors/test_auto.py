@@ -16,7 +16,17 @@ def names(auto):
 
 
 def test_default_candidates():
-    assert names(compressors.get("auto")) == ["no_compression", "cast", "adacomp", "scalecom"]
+    assert names(compressors.get("auto")) == ["no_compression", "cast", "adacomp"]
+
+
+def test_with_adam_as_it_is_what_lags_is_no_default_candidate():
+    def of(auto, precondition, inner="adam"):
+        optimizer = gc.CompressedOptimizer(inner, auto, precondition=precondition)
+        return [candidate.compressor.name for candidate in optimizer.exchange._method.candidates]
+
+    assert of("auto", "auto") == of("auto", None, "sgd") == ["no_compression", "cast", "adacomp"]
+    assert of("auto", None) == ["no_compression", "cast"]
+    assert of(Auto(["adacomp", "top_k"]), None) == ["adacomp", "top_k"]  # the user's choice
 
 
 def test_candidates_are_names_configs_or_compressors():

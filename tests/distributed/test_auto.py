@@ -6,6 +6,10 @@ import pytest
 
 from tests.workers import result, run_workers
 
+CANDIDATES = {
+    "optimizer": ["no_compression", "cast", "adacomp"],
+    "strategy": ["no_compression", "cast"],  # where Adam's second moment is in front of nothing
+}
 PROGRAM = Path(__file__).parent / "programs" / "auto.py"
 
 
@@ -24,9 +28,9 @@ def workers(jobs):
     return [result(worker) for worker in jobs]
 
 
-def test_all_workers_choose_the_same_and_train_alike(workers):
+def test_all_workers_choose_the_same_and_train_alike(workers, way):
     first, second = workers
-    assert first["chosen"] in ("no_compression", "cast", "adacomp", "scalecom")
+    assert first["chosen"] in CANDIDATES[way]
     assert first["chosen"] == second["chosen"]
     assert first["weights"] == second["weights"]
     assert first["slots"] == second["slots"]
@@ -36,22 +40,17 @@ def test_preconditioning_is_that_of_the_choice_and_state_of_all(workers, way):
     for worker in workers:
         in_front = way == "optimizer"  # the strategy knows no optimizer
         assert worker["preconditioned"] == (worker["helped"] and in_front)
-        assert worker["state"] == ["residual", *(["second_moment"] if in_front else [])]
+        assert worker["state"] == (["residual", "second_moment"] if in_front else [])
 
 
-def test_one_line_of_the_chief_says_what_was_chosen_and_predicted(jobs, workers):
+def test_one_line_of_the_chief_says_what_was_chosen_and_predicted(jobs, workers, way):
     of_each = [
         [line for line in job.stderr.splitlines() if "the probe predicted" in line] for job in jobs
     ]
     assert [len(lines) for lines in of_each] == [1, 0]
     chosen, predicted = of_each[0][0].split(", of which the probe predicted: ")
     assert workers[0]["chosen"].replace("_", "") in chosen.lower()
-    assert [part.split()[0] for part in predicted.split(", ")] == [
-        "no_compression",
-        "cast",
-        "adacomp",
-        "scalecom",
-    ]
+    assert [part.split()[0] for part in predicted.split(", ")] == CANDIDATES[way]
 
 
 def test_all_workers_are_given_the_same_advice(workers):
@@ -59,7 +58,7 @@ def test_all_workers_are_given_the_same_advice(workers):
     assert first["text"] == second["text"]
     assert [method for method, _, _ in first["predicted"]] == ["no_compression", "top_k", "adacomp"]
     assert all(step > 0.5 for _, step, _ in first["predicted"])  # with what was said to be computed
-    assert first["best"] == min(first["predicted"], key=lambda one: one[1])[0]
+    assert first["best"] == "no_compression"  # nothing saves a twentieth of what is computed
 
 
 def test_what_methods_would_send_is_known(workers):

@@ -89,7 +89,9 @@ def test_two_workers_train_as_one_does(program):
 
 @all_programs
 def test_compressed_runs_say_what_they_sent(program):
-    traffic = trained(program, 2, "adacomp")["traffic"]
+    record = trained(program, 2, "adacomp")
+    assert record["compressor"] == "adacomp"
+    traffic = record["traffic"]
     # In its first steps, Adam's divided gradients are all alike, and so many are sent.
     assert traffic["dense_bytes"] > 15 * traffic["payload_bytes"]
     assert set(traffic["tensor_bytes"]) == set(traffic["variables"])

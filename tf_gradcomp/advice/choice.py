@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_gradcomp.advice import report
+from tf_gradcomp.advice.cost_model import best_of
 from tf_gradcomp.advice.probe import QUICK, probe
+from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.distribute.notices import tell_user
@@ -15,14 +17,21 @@ from tf_gradcomp.policy import GradientSpec
 def choose(
     group: Group, candidates: Sequence[Candidate], specs: Sequence[GradientSpec]
 ) -> Candidate:
-    """Chooses the fastest candidate by a probe, alike on all replicas; the log says which."""
+    """Chooses the fastest candidate by a probe, alike on all replicas; the log says which.
+
+    Where no compression is a candidate, another one has to be faster by `WORTHWHILE`.
+    """
     if len(candidates) == 1:
         chosen = candidates[0]
         how = repr(chosen.compressor)
     else:
         predictions = probe(group, specs, candidates, QUICK).predictions
-        exchanges = [prediction.exchange for prediction in predictions]
-        chosen = candidates[exchanges.index(min(exchanges))]
+        dense = (
+            prediction
+            for prediction, candidate in zip(predictions, candidates, strict=True)
+            if candidate.compressor.name == BASELINE
+        )
+        chosen = candidates[predictions.index(best_of(predictions, next(dense, None)))]
         how = f"{chosen.compressor!r}, of which the probe predicted: {report.line(predictions)}"
     tell_user(f"{group.size} replicas exchange gradients by {how}.")
     return chosen

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.advice.cost_model import Asked, Kind, Work
 from tf_gradcomp.advice.timing import call_seconds, timed
-from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.wishes import AllGather, Wish, WithRider, given
 from tf_gradcomp.distribute.communicator import Communicator, Sent
 from tf_gradcomp.distribute.replica_step import ReplicaStep
@@ -19,7 +19,18 @@ Agree = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Echo(Communicator):
-    """Answers each wish at once, as if all replicas had given the same as this one."""
+    """Answers each wish at once, as if all replicas had given the same as this one.
+
+    Args:
+        size: The number of replicas.
+        rank: That of this one.
+        sums: Whether a sum is that of all replicas. Otherwise it is what this one gave: of a whole
+            model's gradients, multiplying would take time that no method takes.
+    """
+
+    def __init__(self, size: int, rank: tf.Tensor | int, sums: bool) -> None:
+        super().__init__(size, rank)
+        self._factor = size if sums else 1
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
         """A row for each replica."""
@@ -30,12 +41,12 @@ class Echo(Communicator):
         return self.all_gather(payload), tf.size(payload) + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns `values` as they are."""
-        return values
+        """The sum, or `values` as they are."""
+        return values * tf.cast(self._factor, values.dtype) if self._factor > 1 else values
 
     def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
-        """Returns `values` as they are, followed by the sum of equal riders."""
-        return tf.concat([values, rider * self.size], 0)
+        """The same, followed by the sum of equal riders."""
+        return tf.concat([self.all_reduce(values), rider * self.size], 0)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
         """Returns `payload` as it is."""
@@ -69,6 +80,11 @@ class CodecSpeed:
             self._prepare()
             self._step()
 
+    def reduced(self) -> Sequence[tf.Tensor]:
+        """Does a step of a method with a residual, and returns the reduced gradients."""
+        self._prepare()
+        return self._step().reduced
+
     def measure(self, repeats: int, agree: Agree = list) -> Work:
         """Medians of some steps.
 
@@ -96,7 +112,8 @@ class CodecSpeed:
         start = tf.timestamp()
         with tf.control_dependencies([start]):
             step = self._next()
-        echo = Echo(step.inputs.size, step.inputs.rank)
+        inputs = step.inputs
+        echo = Echo(inputs.size, inputs.rank, sums=RESIDUAL in inputs.state)
         talk = step.talk(self._compressor)
         answer: Any = None
         asked = start

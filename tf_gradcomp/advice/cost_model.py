@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+WORTHWHILE = 0.05  # of a step: predictions are not more exact than that
+
 
 class Kind(NamedTuple):
     """A kind of wish: wishes of one kind differ only in how many bytes they send.
@@ -77,12 +79,15 @@ class Work:
         decode: Seconds after that.
         payload_bytes: What a worker gives to be sent.
         asked: Its wishes, in their order.
+        late: What waits for later steps, of all that a worker has to send: a share of the sum of
+            squares.
     """
 
     encode: float
     decode: float
     payload_bytes: float
     asked: Sequence[Asked]
+    late: float = 0.0
 
     def scaled(self, factor: float) -> Work:
         """The work for a model that is `factor` times as large."""
@@ -91,6 +96,7 @@ class Work:
             factor * self.decode,
             factor * self.payload_bytes,
             [Asked(kind, factor * sent_bytes) for kind, sent_bytes in self.asked],
+            self.late,
         )
 
 
@@ -107,6 +113,9 @@ class Prediction:
         decode: See `Work`.
         payload_bytes: What a worker gives to be sent.
         sent_bytes: What the collectives make it send.
+        late: See `Work`.
+        trains_like_dense: Whether it was measured to; None if that was not measured, or not with
+            these settings.
     """
 
     method: str
@@ -117,6 +126,8 @@ class Prediction:
     decode: float
     payload_bytes: float
     sent_bytes: float
+    late: float = 0.0
+    trains_like_dense: bool | None = None
 
     @property
     def exchange(self) -> float:
@@ -129,8 +140,20 @@ class Prediction:
         return self.compute + self.exchange
 
 
+def best_of(predictions: Sequence[Prediction], baseline: Prediction | None) -> Prediction:
+    """The shortest step; but the baseline, if there is one, where nothing is really shorter."""
+    shortest = min(predictions, key=lambda one: one.step)
+    if baseline and shortest.step > (1 - WORTHWHILE) * baseline.step:
+        return baseline
+    return shortest
+
+
 def predict(
-    method: str, work: Work, curves: Mapping[Kind, Curve], compute: float = 0.0
+    method: str,
+    work: Work,
+    curves: Mapping[Kind, Curve],
+    compute: float = 0.0,
+    trains_like_dense: bool | None = None,
 ) -> Prediction:
     """Adds up the time of a step.
 
@@ -139,6 +162,7 @@ def predict(
         work: What the method does in a step.
         curves: The curves for all kinds of its wishes.
         compute: Seconds of a step without its exchange.
+        trains_like_dense: See `Prediction`.
     """
     latency = sum(curves[kind].latency for kind, _ in work.asked)
     communicate = sum(curves[kind].seconds(sent_bytes) for kind, sent_bytes in work.asked)
@@ -151,4 +175,6 @@ def predict(
         work.decode,
         work.payload_bytes,
         sum(sent_bytes for _, sent_bytes in work.asked),
+        work.late,
+        trains_like_dense,
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_gradcomp.advice.accuracy import trains_like_dense
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, predict
 from tf_gradcomp.advice.sample import Sample
@@ -87,7 +88,12 @@ def _probe(
                 most[kind] = max(sent_bytes, most.get(kind, 0.0))
         curves = {kind: collectives.curve(kind, most[kind], effort.seconds) for kind in most}
     predictions = [
-        predict(text_of(candidate.compressor), work, curves)
+        predict(
+            text_of(candidate.compressor),
+            work,
+            curves,
+            trains_like_dense=trains_like_dense(candidate),
+        )
         for candidate, work in zip(candidates, works, strict=True)
     ]
     return Probed(predictions, curves)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tf_gradcomp.advice import report
-from tf_gradcomp.advice.cost_model import Prediction
+from tf_gradcomp.advice.cost_model import Prediction, best_of
 from tf_gradcomp.advice.probe import Probed
 
 
@@ -16,7 +16,8 @@ class Advice:
 
     Attributes:
         predictions: For each method; the dense baseline first. Empty with one replica.
-        best: What `compressor=` should be: the method whose step is the shortest.
+        best: What `compressor=` should be: the method whose step is the shortest, or the baseline
+            if none is shorter by a twentieth.
         table: The predictions, and what was measured of the collectives.
         verdict: What to use and what it saves, or that compression will not pay.
     """
@@ -55,7 +56,7 @@ def advice_on(probed: Probed, compute: float) -> Advice:
     )
     return Advice(
         predictions,
-        min(predictions, key=lambda one: one.step).method,
+        best_of(predictions, predictions[0]).method,
         report.table(predictions, probed.curves),
         report.verdict(predictions),
     )

@@ -86,7 +86,14 @@ class Sample:
 
         speed = CodecSpeed(compressor, next_step, self._draw)
         speed.run(_WARM_UP if state else 0)
-        return speed.measure(_REPEATS, agree).scaled(self._factor)
+        measured = speed.measure(_REPEATS, agree).scaled(self._factor)
+        if RESIDUAL not in state:
+            return measured
+        # On to a step that this worker leads, if the method has leaders.
+        step.assign_add((self._rank - 1 - step) % self._size)
+        sent = [total / self._size for total in speed.reduced()]
+        waits = [residual / compressor.residual_scale for residual in state[RESIDUAL]]
+        return dataclasses.replace(measured, late=agree([_late(waits, sent)])[0])
 
     @tf.function(autograph=False)
     def _draw(self) -> None:
@@ -95,6 +102,12 @@ class Sample:
         parts = tf.split(self._noise[start : start + sum(sizes)], sizes)
         for gradient, part in zip(self._gradients, parts, strict=True):
             gradient.assign(tf.cast(tf.reshape(part, gradient.shape), gradient.dtype))
+
+
+def _late(waits: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]) -> float:
+    """The squares of what waits, over those of all that there was to send."""
+    of_all = sum(float(tf.nn.l2_loss(a + b)) for a, b in zip(waits, sent, strict=True))
+    return sum(float(tf.nn.l2_loss(a)) for a in waits) / of_all if of_all else 0.0
 
 
 def _merged(specs: Sequence[GradientSpec], share: float) -> list[GradientSpec]:

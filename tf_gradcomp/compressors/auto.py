@@ -9,7 +9,8 @@ from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import Compressor
 
 BASELINE = "no_compression"
-CANDIDATES = (BASELINE, "cast", "adacomp", "scalecom")
+# Each was measured to train about as well as dense: docs/advise.md has the limits and figures.
+CANDIDATES = (BASELINE, "cast", "adacomp")
 
 
 @registry.register
@@ -21,9 +22,12 @@ class Auto:
     exchange of a step will take with each, and take the same one. The log says which, and what was
     predicted for all; `gc.advise` tells it beforehand.
 
-    Use it where a program runs on different networks. It chooses by time alone: the methods differ
-    in what they cost in accuracy, so list those that are good enough. State is kept for all of
-    them, as a job that resumes chooses anew. With one replica nothing is exchanged or chosen.
+    Use it where a program runs on different networks. By default it chooses only between methods
+    that train about as well as dense: `"no_compression"`, `"cast"` and, unless Adam would have to
+    do without its second moment in front, `"adacomp"`. Among candidates of yours it chooses by
+    time alone: list those that are good enough. If `"no_compression"` is one of them, another has
+    to be faster by a twentieth. State is kept for all, as a job that resumes chooses anew. With one
+    replica nothing is exchanged or chosen.
 
     Args:
         candidates: Compressors, their names or their configs.
@@ -66,6 +70,16 @@ class Auto:
         return f"Auto(candidates={list(self.candidates)!r})"
 
 
-def methods_of(compressor: Compressor | Auto) -> tuple[Compressor, ...]:
-    """The methods that may be used: the compressor itself, or the candidates of a choice."""
-    return compressor.candidates if isinstance(compressor, Auto) else (compressor,)
+def methods_of(compressor: Compressor | Auto, *, lags: bool = False) -> tuple[Compressor, ...]:
+    """The methods that may be used: the compressor itself, or the candidates of a choice.
+
+    Args:
+        compressor: What the user gave.
+        lags: Whether methods that Adam's second moment helps may have to do without it. Training
+            lags then, so that they are no default candidates.
+    """
+    if not isinstance(compressor, Auto):
+        return (compressor,)
+    if lags and compressor.get_config() == Auto().get_config():
+        return tuple(one for one in compressor.candidates if not one.helped_by_precondition)
+    return compressor.candidates

@@ -57,10 +57,12 @@ class Compressed:
         self.inner_optimizer = inner
         self.precondition = precondition
         self._given = compressors.get(compressor)
-        candidates = [self._candidate(method) for method in compressors.methods_of(self._given)]
+        possible = self._possible_preconditioner()
+        methods = compressors.methods_of(self._given, lags=bool(possible) and precondition is None)
+        candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
             candidates = [Candidate(compressors.get(BASELINE))]
-        method = Method(repr(self._given), candidates, choose, self._possible_preconditioner())
+        method = Method(repr(self._given), candidates, choose, possible)
         self.exchange = GradientExchange(method, policy, self._find_group)
         self._measuring: measuring.Measuring | None = None
         self._values_agreed = False

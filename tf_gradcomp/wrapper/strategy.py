@@ -34,5 +34,6 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
 
     @staticmethod
     def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
-        candidates = [Candidate(method) for method in compressors.methods_of(compressor)]
+        methods = compressors.methods_of(compressor, lags=True)  # the optimizer may be Adam
+        candidates = [Candidate(method) for method in methods]
         return Method(repr(compressor), candidates, choose)
