@@ -9,6 +9,7 @@
 //   gradcomp_adacomp_pack     a block for each piece   writes codes, subtracts what is sent; if not all
 //                                                      was finite, gives everything back instead
 // Decoding is one, with a block for each block of the payload format, of spans that were checked.
+#include "adacomp_tables.h"
 #include "device.h"
 
 namespace gradcomp {
@@ -51,15 +52,8 @@ struct Piece {
 __device__ inline long long Least(long long a, long long b) { return a < b ? a : b; }
 
 __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
-  long long first = 0;
-  for (long long end = step.num_tensors; end - first > 1;) {
-    const long long middle = (first + end) / 2;
-    if (step.tensors[middle].first_piece <= piece) {
-      first = middle;
-    } else {
-      end = middle;
-    }
-  }
+  const long long first =
+      LastUpTo(step.tensors, step.num_tensors, &EncodeTensor::first_piece, piece);
   const EncodeTensor& tensor = step.tensors[first];
   const long long index = piece - tensor.first_piece;
   const long long block = index / tensor.pieces_per_block;
@@ -76,15 +70,6 @@ __device__ inline float Square(const EncodeTensor& tensor, long long i, float va
   return tensor.squares ? tensor.squares[i] : __fmul_rn(value, value);
 }
 
-__device__ inline bool AreFinite(float value, float square) {
-  return Magnitude(value) < kInfinity && Magnitude(square) < kInfinity;
-}
-
-__device__ inline float Quotient(const EncodeStep& step, float value, float moment) {
-  const float root = __fsqrt_rn(__fmul_rn(step.moment_scale, moment));
-  return __fdiv_rn(value, __fadd_rn(root, step.epsilon));
-}
-
 // What is added to a residual: the gradient; where there is a second moment, divided. That is NaN where
 // it or its square is not finite, so that the bin is left as it is.
 template <bool kUpdates>
@@ -95,11 +80,10 @@ __device__ float Addend(const EncodeStep& step, const EncodeTensor& tensor, long
   if (!AreFinite(value, square)) return __uint_as_float(kQuietNaN);
   float moment = tensor.second_moment[i];
   if (kUpdates) {
-    const float change = __fsub_rn(square, moment);
-    moment = __fadd_rn(moment, __fmul_rn(step.share, change));
+    moment = MovedMoment(moment, square, step.share);
     tensor.second_moment[i] = moment;
   }
-  return Quotient(step, value, moment);
+  return Quotient(value, moment, step.moment_scale, step.epsilon);
 }
 
 // What Addend<true> returned; gives back the second moment.

@@ -16,13 +16,7 @@ namespace {
 
 using Tensors = std::vector<std::vector<float>>;
 
-const EmulatedKernels kKernels = {
-    {"gradcomp_adacomp_scan", Emulated(gpu::gradcomp_adacomp_scan)},
-    {"gradcomp_adacomp_tensors", Emulated(gpu::gradcomp_adacomp_tensors)},
-    {"gradcomp_adacomp_layout", Emulated(gpu::gradcomp_adacomp_layout)},
-    {"gradcomp_adacomp_pack", Emulated(gpu::gradcomp_adacomp_pack)},
-    {"gradcomp_adacomp_decode", Emulated(gpu::gradcomp_adacomp_decode)},
-};
+const EmulatedKernels kKernels = {GRADCOMP_ADACOMP_KERNELS(EMULATED)};
 constexpr AdamSettings kAdam{0.999f, 1e-7f, 300.0f};
 
 struct GpuEncoded {

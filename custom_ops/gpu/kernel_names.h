@@ -1,0 +1,20 @@
+// The names of all kernels, by method.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_
+
+#define GRADCOMP_ADACOMP_KERNELS(KERNEL) \
+  KERNEL(gradcomp_adacomp_scan)          \
+  KERNEL(gradcomp_adacomp_tensors)       \
+  KERNEL(gradcomp_adacomp_layout)        \
+  KERNEL(gradcomp_adacomp_pack)          \
+  KERNEL(gradcomp_adacomp_decode)
+
+#define GRADCOMP_PRECONDITION_KERNELS(KERNEL) \
+  KERNEL(gradcomp_precondition_check)         \
+  KERNEL(gradcomp_precondition_divide)
+
+#define GRADCOMP_ALL_KERNELS(KERNEL) \
+  GRADCOMP_ADACOMP_KERNELS(KERNEL)   \
+  GRADCOMP_PRECONDITION_KERNELS(KERNEL)
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_
