@@ -1,6 +1,7 @@
 """Compares ops on the device GPU:0 of an emulated GPU with those on the host.
 
-python gpu_program.py LIBRARY kernels|host|without_nvrtc|exchange|benchmark
+python gpu_program.py LIBRARY kernels|host|without_nvrtc|benchmark
+python gpu_program.py LIBRARY exchange on_gpu|copied
 """
 
 import ctypes
@@ -17,11 +18,21 @@ from tensorflow.python.framework import load_library
 from tests import test_exchange
 from tests.replicas import copies, stepper
 from tf_gradcomp import compressors, ops
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
+from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.ops import gpu, library
 
 FINGERPRINT, STEP = 7, 3
 SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
 DTYPES = ["float32", "float16", "bfloat16"]
+METHODS = {
+    "on_gpu": [compressors.AdaComp(50)],
+    "copied": [compressors.QSGD()],  # but for the second moments
+}
 
 
 def numbers(seed, scale=1.0):
@@ -124,9 +135,38 @@ def compare_errors():
         decode("GPU:0", broken[np.newaxis])
 
 
+def divide(device, moments, gradients, with_squares):
+    squares = [tf.abs(gradient) if i % 2 else None for i, gradient in enumerate(numbers(8))]
+    with tf.device(device):
+        given = ops.SecondMoments(moments, 5, 0.999, 1e-7, 2.0, (), squares if with_squares else ())
+        return ops.precondition(given, gradients)
+
+
+def compare_divided(wrap, dtype):
+    moments = {}
+    for device in ("GPU:0", "CPU:0"):
+        with tf.device(device):
+            moments[device] = [tf.Variable(tf.fill([size], 0.01)) for size in SIZES]
+    for bad in (1.0, np.nan):
+        gradients = numbers(1, 0.3)
+        gradients[4][8000] *= bad
+        gradients = [tf.cast(value, dtype) for value in gradients]
+        shared = moments["GPU:0"][0].read_value()
+        before = shared.numpy()
+        divided = [
+            wrap(lambda device=device: divide(device, moments[device], gradients, bad == 1))()  # noqa: B023
+            for device in moments
+        ]
+        same(*divided)
+        same(*moments.values())
+        assert shared.numpy().tobytes() == before.tobytes()
+        assert np.isnan(divided[0][0].numpy()).all() == np.isnan(bad)
+
+
 def compare(*cases):
     for wrap, dtype, divides in cases:
         compare_steps(wrap, dtype, divides)
+        compare_divided(wrap, dtype)
     compare_not_finite()
     compare_errors()
 
@@ -135,22 +175,42 @@ def eager(function):
     return function
 
 
-def exchange(gradients, devices):
-    """The reduced gradients of all steps, and the residuals after them."""
+class Dividing(test_exchange.Exchanging):
+    """An exchange of gradients that are divided by the roots of their second moments."""
+
+    def __init__(self, compressor):
+        super().__init__(compressor=compressor)
+        with tf.device("CPU:0"):
+            self.inner = [tf.Variable(tf.zeros(variable.shape)) for variable in self.variables]
+
+    def reduce(self, gradients):
+        inner = InnerState(tf.constant(3, tf.int64), {SECOND_MOMENT: self.inner}, self.inner)
+        member = current_group().member()
+        self.reduced[member.local_replica], self.finite = self.exchange.reduce(
+            gradients, self.variables, member, inner
+        )
+
+
+def exchange(gradients, devices, compressor):
+    """The reduced gradients of all steps, and the state after them."""
     test_exchange.mirrored = lambda _: tf.distribute.MirroredStrategy(
         devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
-    exchanging = test_exchange.Exchanging(compressor=compressors.AdaComp(50))
+    adam = Preconditioner(0.999, 1e-7)
+    test_exchange.exchange_by = lambda method, policy: GradientExchange(
+        Method(repr(method), [Candidate(method, adam)], choose, adam), policy
+    )
+    exchanging = Dividing(compressor=compressor)
     reduced = []
     for number, step in enumerate(gradients):
         by = stepper(exchanging.strategy, exchanging.reduce, graph=number % 2 == 0)
         by(step)
         reduced += [] if number % 2 == 0 else exchanging.reduced[0] + exchanging.reduced[1]
-    residuals = [copies(exchanging.strategy, one) for one in exchanging.exchange.residuals]
-    return [value.numpy() for value in reduced] + residuals
+    state = [one for of_all in exchanging.exchange.state.values() for one in of_all]
+    return [value.numpy() for value in reduced] + [copies(exchanging.strategy, s) for s in state]
 
 
-def compare_exchange():
+def compare_exchange(methods):
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     generator = np.random.default_rng(0)
@@ -159,13 +219,14 @@ def compare_exchange():
         for _ in range(4)
     ]
     gradients[2][1][0][3, 3] = np.nan
-    pairs = zip(
-        exchange(gradients, ["GPU:0", "CPU:0"]),
-        exchange(gradients, ["CPU:0", "CPU:1"]),
-        strict=True,
-    )
-    for ours, theirs in pairs:
-        np.testing.assert_array_equal(ours, theirs)
+    for compressor in METHODS[methods]:
+        pairs = zip(
+            exchange(gradients, ["GPU:0", "CPU:0"], compressor),
+            exchange(gradients, ["CPU:0", "CPU:1"], compressor),
+            strict=True,
+        )
+        for ours, theirs in pairs:
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def run_benchmark(path):
@@ -179,7 +240,8 @@ def run_benchmark(path):
 
 
 def main():
-    path, part = sys.argv[1:]
+    path, part, *_ = sys.argv[1:]
+    methods = sys.argv[-1]
     load_library.load_pluggable_device_library(path)
     fake = ctypes.CDLL(path)
     if part == "without_nvrtc":
@@ -190,7 +252,7 @@ def main():
         cases = [(eager, dtype, dtype != "float16") for dtype in DTYPES]
         compare(*cases, (tf.function, "float32", True))
     elif part == "exchange":
-        compare_exchange()
+        compare_exchange(methods)
     elif part == "benchmark":
         run_benchmark(path)
     else:

@@ -56,8 +56,8 @@ def fake_gpu(tmp_path_factory):
     return path
 
 
-def run(fake_gpu, part, **env):
-    (worker,) = run_workers(PROGRAM, 1, [fake_gpu, part], env={**ONE_THREAD, **env})
+def run(fake_gpu, *parts, **env):
+    (worker,) = run_workers(PROGRAM, 1, [fake_gpu, *parts], env={**ONE_THREAD, **env})
     return worker
 
 
@@ -117,13 +117,20 @@ def test_without_nvrtc_ops_work_on_the_host(fake_gpu):
 
 @needs_nvrtc
 def test_an_exchange_leaves_its_state_on_a_gpu_and_is_the_same(fake_gpu):
-    worker = run(fake_gpu, "exchange")
+    worker = run(fake_gpu, "exchange", "on_gpu")
     assert result(worker)["launches"] > 0
     assert "copied from the GPU" not in worker.stdout + worker.stderr
 
 
+@needs_nvrtc
+def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(fake_gpu):
+    worker = run(fake_gpu, "exchange", "copied")
+    assert result(worker)["launches"] > 0
+    assert "copied from the GPU to the host for compression." in worker.stdout + worker.stderr
+
+
 def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake_gpu):
-    worker = run(fake_gpu, "exchange", GRADCOMP_GPU="0")
+    worker = run(fake_gpu, "exchange", "on_gpu", GRADCOMP_GPU="0")
     assert result(worker)["launches"] == 0
     told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
     assert (worker.stdout + worker.stderr).count(told) == 1
