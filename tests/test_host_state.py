@@ -140,6 +140,8 @@ WARMED_UP = gc.compressors.QSGD(warmup_steps=1, warmup=gc.compressors.AdaComp())
     ("compressor", "on_gpu"),
     [
         (gc.compressors.AdaComp(), ALL),
+        (gc.compressors.ScaleCom(), ALL),
+        (gc.compressors.ScaleCom(value_bits=8), ALL - {"residual"}),
         (gc.compressors.QSGD(), ALL - {"residual"}),
         (gc.compressors.AdaComp(warmup_steps=1), set()),
         (WARMED_UP, set()),

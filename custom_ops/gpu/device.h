@@ -120,9 +120,10 @@ __device__ inline double BlockSum(double value) {
   return sum;
 }
 
-__device__ inline unsigned WarpMax(unsigned value) {
+template <typename Value>
+__device__ Value WarpMax(Value value) {
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    const unsigned other = __shfl_xor_sync(kAllLanes, value, distance);
+    const Value other = __shfl_xor_sync(kAllLanes, value, distance);
     value = other > value ? other : value;
   }
   return value;

@@ -18,6 +18,8 @@
 #define GRADCOMP_SOURCES(SOURCE)                       \
   SOURCE(gradcomp_source_adacomp, "adacomp.cu")        \
   SOURCE(gradcomp_source_adacomp_tables, "adacomp_tables.h") \
+  SOURCE(gradcomp_source_chunks, "chunks.cu") \
+  SOURCE(gradcomp_source_chunks_tables, "chunks_tables.h") \
   SOURCE(gradcomp_source_device, "device.h")           \
   SOURCE(gradcomp_source_precondition, "precondition.cu") \
   SOURCE(gradcomp_source_precondition_tables, "precondition_tables.h") \

@@ -13,8 +13,17 @@
   KERNEL(gradcomp_precondition_check)         \
   KERNEL(gradcomp_precondition_divide)
 
+#define GRADCOMP_CHUNKS_KERNELS(KERNEL) \
+  KERNEL(gradcomp_chunks_choose)        \
+  KERNEL(gradcomp_chunks_pack)          \
+  KERNEL(gradcomp_chunks_take)          \
+  KERNEL(gradcomp_chunks_keep)          \
+  KERNEL(gradcomp_chunks_spread)        \
+  KERNEL(gradcomp_chunks_place)
+
 #define GRADCOMP_ALL_KERNELS(KERNEL) \
   GRADCOMP_ADACOMP_KERNELS(KERNEL)   \
+  GRADCOMP_CHUNKS_KERNELS(KERNEL)    \
   GRADCOMP_PRECONDITION_KERNELS(KERNEL)
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_

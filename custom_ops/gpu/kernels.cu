@@ -1,3 +1,4 @@
 // All kernels: what NVRTC compiles. Their names are in kernel_names.h, too.
 #include "adacomp.cu"
+#include "chunks.cu"
 #include "precondition.cu"

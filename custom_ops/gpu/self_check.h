@@ -14,6 +14,7 @@ Status CheckAgainstCpu(DriverQueue* queue);
 // Its parts, by method.
 Status CheckAdaComp(DriverQueue* queue);
 Status CheckPrecondition(DriverQueue* queue);
+Status CheckChunks(DriverQueue* queue);
 
 }  // namespace gradcomp
 

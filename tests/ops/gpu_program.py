@@ -28,9 +28,14 @@ from tf_gradcomp.ops import gpu, library
 
 FINGERPRINT, STEP = 7, 3
 SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
+CHUNK_SIZES, GROUPS = [50, 25, 25, 1, 5000, 25], [0, 1, 1, 2, 3, 1]
 DTYPES = ["float32", "float16", "bfloat16"]
 METHODS = {
-    "on_gpu": [compressors.AdaComp(50)],
+    "on_gpu": [
+        compressors.AdaComp(50),
+        compressors.ScaleCom(rates=20, beta=0.5),
+        compressors.RandomK(density=0.1),
+    ],
     "copied": [compressors.QSGD()],  # but for the second moments
 }
 
@@ -163,10 +168,48 @@ def compare_divided(wrap, dtype):
         assert np.isnan(divided[0][0].numpy()).all() == np.isnan(bad)
 
 
+def step_in_chunks(residuals, gradients, lead, own_finite, with_rests):
+    """What the ops for chunks give in a step."""
+    chunked = ops.Chunked(residuals, gradients, CHUNK_SIZES, GROUPS)
+    selected, finite = ops.chunk_select(chunked, lead)
+    offsets = selected if lead else ops.chunk_draw(chunked, STEP, seed=5)
+    split = ops.chunk_split(chunked)
+    values = ops.chunk_take(chunked, offsets, own_finite)
+    rests = values[:-1] / 4 if with_rests else None
+    reduced, taken = ops.chunk_apply(
+        chunked, offsets, values, own_finite, finite, rests=rests, filter=0.3
+    )
+    return [offsets, finite, *split, values, *reduced, taken]
+
+
+def compare_chunks(wrap, dtype):
+    residuals = {}
+    for device in ("GPU:0", "CPU:0"):
+        with tf.device(device):
+            residuals[device] = [tf.Variable(value) for value in numbers(0)]
+    for lead, bad in ((True, 1), (False, 1), (True, np.nan)):
+        gradients = numbers(1, 0.3)
+        gradients[4][8000] *= bad
+        gradients = [tf.cast(value, dtype) for value in gradients]
+        shared = residuals["GPU:0"][0].read_value()
+        before = shared.numpy()
+
+        def step(device, lead=lead, gradients=gradients, finite=bad == 1):
+            with tf.device("GPU:0"):
+                return step_in_chunks(residuals[device], gradients, lead, finite, not lead)
+
+        done = [wrap(lambda device=device: step(device))() for device in residuals]  # noqa: B023
+        same(*done)
+        assert done[0][-1].numpy() == (bad == 1)
+        same(*residuals.values())
+        assert shared.numpy().tobytes() == before.tobytes()
+
+
 def compare(*cases):
     for wrap, dtype, divides in cases:
         compare_steps(wrap, dtype, divides)
         compare_divided(wrap, dtype)
+        compare_chunks(wrap, dtype)
     compare_not_finite()
     compare_errors()
 

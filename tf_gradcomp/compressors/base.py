@@ -158,7 +158,7 @@ class Compressor(abc.ABC):
     name: ClassVar[str]
     helped_by_precondition: bool = False
     preconditions: ClassVar[bool] = False
-    has_gpu_kernels: ClassVar[bool] = False
+    has_gpu_kernels: bool = False
     keeps_slices: ClassVar[bool] = False
     delays_unless: ClassVar[int | None] = None
     residual_scale: float = 1.0
