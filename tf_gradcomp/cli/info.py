@@ -157,8 +157,8 @@ def _describe_gpu(ordinal: int) -> str:
     if found.error:
         return f"{device} (gradients are copied to the host for the exchange: {found.error})"
     return (
-        f"{device} (on it run {', '.join(_methods_on_gpus())} and, for all methods, dividing by second "
-        "moments; the kernels are compiled, and agree with the CPU's)"
+        f"{device} (on it run {', '.join(_methods_on_gpus())} and, for all methods, dividing "
+        "by second moments; the kernels are compiled, and agree with the CPU's)"
     )
 
 

@@ -72,7 +72,7 @@ class Parts:
 
     @property
     def on_gpu(self) -> frozenset[str]:
-        """The state that stays on a GPU in a step, for all that is done with it can be done there."""
+        """The state that stays on a GPU in a step: all that is done with it can be done there."""
         methods = list(in_turn(self.compressor))
         names = {SECOND_MOMENT, LARGEST}
         if len(methods) == 1 and self.compressor.has_gpu_kernels:
