@@ -8,6 +8,8 @@
 //   gradcomp_adacomp_layout   one block                where those of tensors begin; the table
 //   gradcomp_adacomp_pack     a block for each piece   writes codes, subtracts what is sent; if not all
 //                                                      was finite, gives everything back instead
+// Where there turns out to be no memory on the host for the payload, one more gives all back:
+//   gradcomp_adacomp_unpack   a block for each piece
 // Decoding is one, with a block for each block of the payload format, of spans that were checked.
 #include "adacomp_tables.h"
 #include "device.h"
@@ -449,6 +451,29 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_pack(Enc
   } else {
     PackCodes(step, piece);
   }
+}
+
+// What pack did, and then what scan did, for a payload that can't be sent.
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_unpack(EncodeStep step) {
+  if (!step.summary->finite) return;  // pack has given all back
+  const Piece piece = FindPiece(step, blockIdx.x);
+  const EncodeTensor& tensor = step.tensors[piece.tensor];
+  float* residual = tensor.residual + piece.begin;
+  if (tensor.sent_whole) {
+    const int* words = step.body + step.first_word[piece.tensor] + piece.begin;
+    for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+      residual[i] = __uint_as_float(static_cast<unsigned>(words[i]));
+    }
+  } else {
+    const unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
+    const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]);
+    ForEachCode(codes, step.piece_codes[blockIdx.x], tensor.code_bytes,
+                [&](unsigned, unsigned code, unsigned bin) {
+                  AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
+                });
+  }
+  __syncthreads();
+  GiveBack(step, piece);
 }
 
 __device__ inline void DecodeWhole(const DecodeStep& step, const DecodeBlock& block) {

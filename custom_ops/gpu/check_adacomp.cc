@@ -92,6 +92,21 @@ Status CheckNotFinite(DriverQueue* queue) {
   return {};
 }
 
+// Where there is no memory for a payload.
+Status CheckTakeBack(DriverQueue* queue) {
+  Tensors residuals = Numbers(1);
+  Tensors gradients = Numbers(2);
+  const std::vector<float*> gpu_residuals = Upload(residuals, queue);
+  TakeBackAdaComp(
+      EncodeAdaComp(Encoded(gpu_residuals, Upload(gradients, queue), {}), 2, kAdam, queue), queue);
+  AdaCompEncoder encoder(Encoded(Pointers(&residuals), Pointers(&gradients), {}), 2, OnThisThread,
+                         BestSimd(), kAdam);
+  encoder.Run();
+  encoder.Rollback();
+  if (AreEqual(gpu_residuals, residuals, queue)) return {};
+  return {"the encoder does not take back a payload as the CPU's does"};
+}
+
 Status CheckDecode(std::vector<int32_t> payload, DriverQueue* queue) {
   PayloadHeader header;
   header.method = static_cast<uint16_t>(Method::kAdaComp);
@@ -127,6 +142,7 @@ Status CheckAdaComp(DriverQueue* queue) {
   Status status = CheckEncode(/*divides=*/true, queue, &payload);
   if (status.ok()) status = CheckEncode(/*divides=*/false, queue, &payload);
   if (status.ok()) status = CheckNotFinite(queue);
+  if (status.ok()) status = CheckTakeBack(queue);
   if (status.ok()) status = CheckDecode(payload, queue);
   return status;
 }

@@ -60,12 +60,19 @@ class AdaCompEncodeGpuOp : public AsyncOpKernel {
             const AdaCompEncodeInputs::Step& step, const EncodedOnGpu& encoded,
             const gpu::EncodeSummary& summary) const {
     const PayloadHeader header = inputs_.Header(step, summary.finite, summary.body_words);
-    int32_t* words;
-    OP_REQUIRES_OK_ASYNC(context, inputs_.AllocatePayload(context, header, &words), done);
+    AdaCompEncodeInputs::Outputs outputs;
+    const absl::Status allocated = inputs_.Allocate(context, header, &outputs);
     const CurrentContext current(queue->driver(), queue->context());
-    queue->CopyToHost(encoded.body, 4 * summary.body_words, words + kHeaderWords);
-    const bool goes_on = queue->Then([this, context, done, header, words] {
-      OP_REQUIRES_OK_ASYNC(context, inputs_.FinishPayload(context, header, words), done);
+    if (!allocated.ok()) {
+      // Nothing has seen the variables since: what uses them waits for this op.
+      TakeBackAdaComp(encoded, queue);
+      queue->KeepUntilDone().IgnoreError();  // the first error counts
+      context->SetStatus(allocated);
+      return done();
+    }
+    queue->CopyToHost(encoded.body, 4 * summary.body_words, outputs.payload + kHeaderWords);
+    const bool goes_on = queue->Then([this, done, header, outputs] {
+      inputs_.Finish(header, outputs);
       done();
     });
     if (goes_on) return;

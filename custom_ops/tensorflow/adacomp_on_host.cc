@@ -32,14 +32,6 @@ absl::Status TensorsOnHost(OpKernelContext* context, const AdaCompEncodeInputs& 
   return absl::OkStatus();
 }
 
-absl::Status WritePayload(OpKernelContext* context, const AdaCompEncodeInputs& inputs,
-                          const PayloadHeader& header, AdaCompEncoder* encoder) {
-  int32_t* words;
-  TF_RETURN_IF_ERROR(inputs.AllocatePayload(context, header, &words));
-  if (!header.non_finite()) encoder->WriteBody(words + kHeaderWords);
-  return inputs.FinishPayload(context, header, words);
-}
-
 }  // namespace
 
 absl::Status EncodeAdaCompOnHost(OpKernelContext* context, const AdaCompEncodeInputs& inputs,
@@ -51,9 +43,12 @@ absl::Status EncodeAdaCompOnHost(OpKernelContext* context, const AdaCompEncodeIn
                          step->adam);
   const bool finite = encoder.Run();
   const PayloadHeader header = inputs.Header(*step, finite, encoder.body_words());
-  const absl::Status written = WritePayload(context, inputs, header, &encoder);
-  if (!written.ok()) encoder.Rollback();
-  TF_RETURN_IF_ERROR(written);
+  AdaCompEncodeInputs::Outputs outputs;
+  const absl::Status allocated = inputs.Allocate(context, header, &outputs);
+  if (!allocated.ok()) encoder.Rollback();
+  TF_RETURN_IF_ERROR(allocated);
+  if (finite) encoder.WriteBody(outputs.payload + kHeaderWords);
+  inputs.Finish(header, outputs);
   return host.Finish();
 }
 

@@ -8,6 +8,7 @@
 #include "../gpu/kernels.cu"
 #include "../gpu/kernel_names.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -84,6 +85,8 @@ class Work {
   uint64_t done_ = 0;
 };
 
+std::atomic<bool> host_is_full{false};
+
 std::mutex launches_mutex;
 std::map<const void*, int> launches;  // of each kernel
 
@@ -147,6 +150,8 @@ int fake_gpu_launches(const char* kernel) {
   const std::lock_guard<std::mutex> lock(launches_mutex);
   return launches[&Kernels().at(kernel)];
 }
+
+void fake_gpu_fill_host() { host_is_full = true; }
 
 int cuInit(unsigned) { return 0; }
 int cuGetExportTable(const void**, const void*) { return kNotFound; }  // NVRTC asks for it
@@ -282,7 +287,7 @@ void FillExecutor(SP_StreamExecutor* executor) {
     std::free(memory->opaque);
   };
   executor->host_memory_allocate = [](Device, uint64_t size) {
-    return std::aligned_alloc(256, (size + 255) / 256 * 256);
+    return host_is_full ? nullptr : std::aligned_alloc(256, (size + 255) / 256 * 256);
   };
   executor->host_memory_deallocate = [](Device, void* memory) {
     Work::Get().WaitForAll();

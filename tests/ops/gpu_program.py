@@ -208,6 +208,19 @@ def compare_chunks(wrap, dtype):
         assert shared.numpy().tobytes() == before.tobytes()
 
 
+def encode_without_memory(fake):
+    """A payload that finds no memory on the host is taken back."""
+    values = tf.random.stateless_normal([600_000], [1, 2])
+    with tf.device("GPU:0"):
+        residual = tf.Variable(values)
+        gradient = tf.identity(values / 2)
+    before = residual.numpy()
+    fake.fake_gpu_fill_host()
+    with tf.device("GPU:0"), pytest.raises(tf.errors.ResourceExhaustedError):
+        ops.adacomp_encode([residual], [gradient], STEP, bin_sizes=[0], fingerprint=FINGERPRINT)
+    np.testing.assert_allclose(residual.numpy(), before, atol=1e-6)
+
+
 def compare(*cases):
     for wrap, dtype, divides in cases:
         compare_steps(wrap, dtype, divides)
@@ -302,6 +315,7 @@ def main():
     if part == "kernels":
         cases = [(eager, dtype, dtype != "float16") for dtype in DTYPES]
         compare(*cases, (tf.function, "float32", True))
+        encode_without_memory(fake)
     elif part == "exchange":
         compare_exchange(methods)
     elif part == "benchmark":

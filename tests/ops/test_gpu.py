@@ -124,7 +124,7 @@ def test_without_nvrtc_ops_work_on_the_host(fake_gpu):
 @needs_nvrtc
 def test_an_exchange_leaves_its_state_on_a_gpu_and_is_the_same(fake_gpu):
     worker = run(fake_gpu, "exchange", "on_gpu")
-    assert result(worker)["launches"].keys() == set(kernel_names())
+    assert result(worker)["launches"].keys() == set(kernel_names()) - {"gradcomp_adacomp_unpack"}
     assert "copied from the GPU" not in worker.stdout + worker.stderr
 
 
