@@ -23,7 +23,9 @@
   SOURCE(gradcomp_source_device, "device.h")           \
   SOURCE(gradcomp_source_precondition, "precondition.cu") \
   SOURCE(gradcomp_source_precondition_tables, "precondition_tables.h") \
-  SOURCE(gradcomp_source_tables, "tables.h")
+  SOURCE(gradcomp_source_tables, "tables.h") \
+  SOURCE(gradcomp_source_top_k, "top_k.cu") \
+  SOURCE(gradcomp_source_top_k_tables, "top_k_tables.h")
 
 #define GRADCOMP_EMBED_ONE(name, file) GRADCOMP_EMBED(name, GRADCOMP_GPU_SOURCES file);
 GRADCOMP_SOURCES(GRADCOMP_EMBED_ONE)

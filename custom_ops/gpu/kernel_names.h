@@ -22,9 +22,18 @@
   KERNEL(gradcomp_chunks_spread)        \
   KERNEL(gradcomp_chunks_place)
 
+#define GRADCOMP_TOP_K_KERNELS(KERNEL) \
+  KERNEL(gradcomp_top_k_count)         \
+  KERNEL(gradcomp_top_k_pick)          \
+  KERNEL(gradcomp_top_k_tally)         \
+  KERNEL(gradcomp_top_k_places)        \
+  KERNEL(gradcomp_top_k_send)          \
+  KERNEL(gradcomp_top_k_decode)
+
 #define GRADCOMP_ALL_KERNELS(KERNEL) \
   GRADCOMP_ADACOMP_KERNELS(KERNEL)   \
   GRADCOMP_CHUNKS_KERNELS(KERNEL)    \
-  GRADCOMP_PRECONDITION_KERNELS(KERNEL)
+  GRADCOMP_PRECONDITION_KERNELS(KERNEL) \
+  GRADCOMP_TOP_K_KERNELS(KERNEL)
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_

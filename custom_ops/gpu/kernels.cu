@@ -2,3 +2,4 @@
 #include "adacomp.cu"
 #include "chunks.cu"
 #include "precondition.cu"
+#include "top_k.cu"

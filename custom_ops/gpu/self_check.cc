@@ -5,7 +5,7 @@
 namespace gradcomp {
 
 Status CheckAgainstCpu(DriverQueue* queue) {
-  for (const auto check : {CheckAdaComp, CheckPrecondition, CheckChunks}) {
+  for (const auto check : {CheckAdaComp, CheckPrecondition, CheckChunks, CheckTopK}) {
     const Status status = check(queue);
     const Status device = queue->status();
     const Status& first = device.ok() ? status : device;

@@ -32,12 +32,14 @@ KERNEL_NAMES = Path(__file__).parents[2] / "custom_ops" / "gpu" / "kernel_names.
 FINGERPRINT, STEP = 7, 3
 SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
 CHUNK_SIZES, GROUPS = [50, 25, 25, 1, 5000, 25], [0, 1, 1, 2, 3, 1]
+ENTRIES = [50, 0, 700, 1, 90, 0]
 DTYPES = ["float32", "float16", "bfloat16"]
 METHODS = {
     "on_gpu": [
         compressors.AdaComp(50),
         compressors.ScaleCom(rates=20, beta=0.5),
         compressors.RandomK(density=0.1),
+        compressors.TopK(density=0.05),
     ],
     "copied": [compressors.QSGD()],  # but for the second moments
 }
@@ -171,6 +173,45 @@ def compare_divided(wrap, dtype):
         assert np.isnan(divided[0][0].numpy()).all() == np.isnan(bad)
 
 
+def compare_top_k(wrap, dtype):
+    residuals = {}
+    for device in ("GPU:0", "CPU:0"):
+        with tf.device(device):
+            residuals[device] = [tf.Variable(value) for value in numbers(0)]
+    layout = {"entries": ENTRIES, "fingerprint": FINGERPRINT}
+    for largest in (1, 3e37, 1e38, np.inf):  # nine of which are finite, may be, are not
+        gradients = numbers(1, 0.3)
+        gradients[4][8000] = largest
+        gradients = [tf.cast(value, dtype) for value in gradients]
+        shared = residuals["GPU:0"][0].read_value()
+        before = shared.numpy()
+
+        def encode(device, gradients=gradients):
+            with tf.device("GPU:0"):
+                return ops.top_k_encode(residuals[device], gradients, STEP, **layout)
+
+        def decode_and_put_back(device, payload):
+            with tf.device(device):
+                shapes = [[size] for size in SIZES]
+                rows = tf.stack([payload] * 9)
+                reduced, finite = ops.top_k_decode(rows, STEP, shapes=shapes, **layout)
+            with tf.device("GPU:0"):
+                ops.top_k_put_back(residuals[device], payload, **layout)
+            return [*reduced, finite]
+
+        sent = [wrap(lambda device=device: encode(device))() for device in residuals]
+        same(*sent)
+        same(*residuals.values())
+        assert shared.numpy().tobytes() == before.tobytes()
+        same(
+            *[
+                wrap(lambda device=device: decode_and_put_back(device, sent[0][0]))()  # noqa: B023
+                for device in residuals
+            ]
+        )
+        same(*residuals.values())
+
+
 def step_in_chunks(residuals, gradients, lead, own_finite, with_rests):
     """What the ops for chunks give in a step."""
     chunked = ops.Chunked(residuals, gradients, CHUNK_SIZES, GROUPS)
@@ -226,6 +267,7 @@ def compare(*cases):
         compare_steps(wrap, dtype, divides)
         compare_divided(wrap, dtype)
         compare_chunks(wrap, dtype)
+        compare_top_k(wrap, dtype)
     compare_not_finite()
     compare_errors()
 
