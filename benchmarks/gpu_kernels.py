@@ -25,7 +25,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "custom_ops" / "gpu"
-HEADERS = ("device.h", "adacomp_tables.h")
+HEADERS = ("device.h", "adacomp_tables.h", "tables.h")
 THREADS, TILE_ELEMENTS, PIECE_BINS, BLOCK_ELEMENTS = 512, 4096, 1024, 1 << 16
 WHOLE_BIN_SIZE = 1024
 HEADER_WORDS = 14

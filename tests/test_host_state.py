@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc as garbage
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.replicas import copies
 from tests.test_exchange import Exchanging
 from tf_gradcomp.distribute import host_state
 from tf_gradcomp.distribute.host_state import OnHost
+from tf_gradcomp.distribute.replica_exchange import Parts
 
 SHAPE = (3, 4)
 
@@ -128,3 +130,31 @@ def test_an_exchange_is_the_same_with_state_on_an_accelerator(monkeypatch):
     pretend(monkeypatch)
     for ours, theirs in zip(residuals(), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+ALL = {"residual", "second_moment", "largest_second_moment"}
+WARMED_UP = gc.compressors.QSGD(warmup_steps=1, warmup=gc.compressors.AdaComp())
+
+
+@pytest.mark.parametrize(
+    ("compressor", "on_gpu"),
+    [
+        (gc.compressors.AdaComp(), ALL),
+        (gc.compressors.ScaleCom(), ALL),
+        (gc.compressors.ScaleCom(value_bits=8), ALL - {"residual"}),
+        (gc.compressors.TopK(), ALL),
+        (gc.compressors.TopK(momentum=0.9), ALL - {"residual"}),
+        (gc.compressors.TopK(clip_norm=1.0), ALL - {"residual"}),
+        (gc.compressors.QSGD(), ALL - {"residual"}),
+        (gc.compressors.AdaComp(warmup_steps=1), set()),
+        (WARMED_UP, set()),
+        (gc.compressors.QSGD(warmup_steps=1), ALL - {"residual"}),
+        (gc.compressors.LGC(), ALL - {"residual"}),
+    ],
+    ids=repr,
+)
+def test_state_stays_on_a_gpu_if_every_op_that_has_it_runs_there(compressor, on_gpu):
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Parts))
+    parts = Parts(**{**fields, "compressor": compressor, "state": {name: [] for name in ALL}})
+    assert parts.on_gpu == on_gpu
+    assert parts.is_copied == (on_gpu != ALL)

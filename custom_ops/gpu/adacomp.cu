@@ -8,7 +8,10 @@
 //   gradcomp_adacomp_layout   one block                where those of tensors begin; the table
 //   gradcomp_adacomp_pack     a block for each piece   writes codes, subtracts what is sent; if not all
 //                                                      was finite, gives everything back instead
+// Where there turns out to be no memory on the host for the payload, one more gives all back:
+//   gradcomp_adacomp_unpack   a block for each piece
 // Decoding is one, with a block for each block of the payload format, of spans that were checked.
+#include "adacomp_tables.h"
 #include "device.h"
 
 namespace gradcomp {
@@ -51,15 +54,8 @@ struct Piece {
 __device__ inline long long Least(long long a, long long b) { return a < b ? a : b; }
 
 __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
-  long long first = 0;
-  for (long long end = step.num_tensors; end - first > 1;) {
-    const long long middle = (first + end) / 2;
-    if (step.tensors[middle].first_piece <= piece) {
-      first = middle;
-    } else {
-      end = middle;
-    }
-  }
+  const long long first =
+      LastUpTo(step.tensors, step.num_tensors, &EncodeTensor::first_piece, piece);
   const EncodeTensor& tensor = step.tensors[first];
   const long long index = piece - tensor.first_piece;
   const long long block = index / tensor.pieces_per_block;
@@ -76,15 +72,6 @@ __device__ inline float Square(const EncodeTensor& tensor, long long i, float va
   return tensor.squares ? tensor.squares[i] : __fmul_rn(value, value);
 }
 
-__device__ inline bool AreFinite(float value, float square) {
-  return Magnitude(value) < kInfinity && Magnitude(square) < kInfinity;
-}
-
-__device__ inline float Quotient(const EncodeStep& step, float value, float moment) {
-  const float root = __fsqrt_rn(__fmul_rn(step.moment_scale, moment));
-  return __fdiv_rn(value, __fadd_rn(root, step.epsilon));
-}
-
 // What is added to a residual: the gradient; where there is a second moment, divided. That is NaN where
 // it or its square is not finite, so that the bin is left as it is.
 template <bool kUpdates>
@@ -95,11 +82,10 @@ __device__ float Addend(const EncodeStep& step, const EncodeTensor& tensor, long
   if (!AreFinite(value, square)) return __uint_as_float(kQuietNaN);
   float moment = tensor.second_moment[i];
   if (kUpdates) {
-    const float change = __fsub_rn(square, moment);
-    moment = __fadd_rn(moment, __fmul_rn(step.share, change));
+    moment = MovedMoment(moment, square, step.share);
     tensor.second_moment[i] = moment;
   }
-  return Quotient(step, value, moment);
+  return Quotient(value, moment, step.moment_scale, step.epsilon);
 }
 
 // What Addend<true> returned; gives back the second moment.
@@ -465,6 +451,29 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_pack(Enc
   } else {
     PackCodes(step, piece);
   }
+}
+
+// What pack did, and then what scan did, for a payload that can't be sent.
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_unpack(EncodeStep step) {
+  if (!step.summary->finite) return;  // pack has given all back
+  const Piece piece = FindPiece(step, blockIdx.x);
+  const EncodeTensor& tensor = step.tensors[piece.tensor];
+  float* residual = tensor.residual + piece.begin;
+  if (tensor.sent_whole) {
+    const int* words = step.body + step.first_word[piece.tensor] + piece.begin;
+    for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+      residual[i] = __uint_as_float(static_cast<unsigned>(words[i]));
+    }
+  } else {
+    const unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
+    const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]);
+    ForEachCode(codes, step.piece_codes[blockIdx.x], tensor.code_bytes,
+                [&](unsigned, unsigned code, unsigned bin) {
+                  AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
+                });
+  }
+  __syncthreads();
+  GiveBack(step, piece);
 }
 
 __device__ inline void DecodeWhole(const DecodeStep& step, const DecodeBlock& block) {

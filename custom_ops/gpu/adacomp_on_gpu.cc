@@ -137,7 +137,12 @@ EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scal
   queue->Launch("gradcomp_adacomp_tensors", num_tensors, &step);
   queue->Launch("gradcomp_adacomp_layout", 1, &step);
   if (sums.pieces > 0) queue->Launch("gradcomp_adacomp_pack", sums.pieces, &step);
-  return {step.summary, step.body};
+  return {step.summary, step.body, step, sums.pieces};
+}
+
+void TakeBackAdaComp(const EncodedOnGpu& encoded, GpuQueue* queue) {
+  if (encoded.num_pieces == 0) return;
+  queue->Launch("gradcomp_adacomp_unpack", encoded.num_pieces, &encoded.step);
 }
 
 bool ReduceAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,

@@ -17,6 +17,8 @@ namespace gradcomp {
 struct EncodedOnGpu {
   const gpu::EncodeSummary* summary = nullptr;
   const int32_t* body = nullptr;  // the payload behind the header, of summary->body_words
+  gpu::EncodeStep step = {};      // how it was encoded
+  int64_t num_pieces = 0;
 };
 
 // What AdaCompEncoder does with tensors whose pointers are the device's, with Rollback where not all is
@@ -24,6 +26,9 @@ struct EncodedOnGpu {
 // of any sizes, also 0.
 EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scale_factor,
                            const AdamSettings& adam, GpuQueue* queue);
+
+// Takes back what EncodeAdaComp did with the tensors, on the same queue.
+void TakeBackAdaComp(const EncodedOnGpu& encoded, GpuQueue* queue);
 
 // What AdaCompDecoder::Reduce does with outputs in the device's memory. The decoder has read
 // the `num_words` words that begin at `words`, on the host. Returns whether all was finite.

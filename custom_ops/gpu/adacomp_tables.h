@@ -1,13 +1,13 @@
-// What the host tells AdaComp's kernels on a GPU, and what they tell it. Plain C++ without includes,
-// for NVRTC reads this file, too.
+// What the host tells AdaComp's kernels on a GPU, and what they tell it. NVRTC reads this file,
+// too.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_TABLES_H_
+
+#include "tables.h"
 
 namespace gradcomp {
 namespace gpu {
 
-constexpr int kThreads = 512;           // of a CUDA block, in every kernel
-constexpr int kTileElements = 4096;     // that a CUDA block keeps in its shared memory
 constexpr int kPieceBins = 2 * kThreads;  // at most
 
 // A tensor of a step. It is cut into bins and blocks as kernels/adacomp_layout.h says, and blocks into

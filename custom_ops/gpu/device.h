@@ -3,7 +3,7 @@
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_DEVICE_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_DEVICE_H_
 
-#include "adacomp_tables.h"
+#include "tables.h"
 
 namespace gradcomp {
 namespace gpu {
@@ -30,6 +30,51 @@ __device__ inline float LoadGradient(const void* gradient, int type, long long i
   if (type == kFloat) return static_cast<const float*>(gradient)[i];
   const unsigned bits = static_cast<const unsigned short*>(gradient)[i];
   return type == kHalf ? WidenHalf(bits) : __uint_as_float(bits << 16);
+}
+
+__device__ inline bool AreFinite(float value, float square) {
+  return Magnitude(value) < kInfinity && Magnitude(square) < kInfinity;
+}
+
+// Adam's second moment after a step, and what is divided by its root.
+__device__ inline float MovedMoment(float moment, float square, float share) {
+  return __fadd_rn(moment, __fmul_rn(share, __fsub_rn(square, moment)));
+}
+__device__ inline float Quotient(float value, float moment, float scale, float epsilon) {
+  const float root = __fsqrt_rn(__fmul_rn(scale, moment));
+  return __fdiv_rn(value, __fadd_rn(root, epsilon));
+}
+
+// The last of `count` entries whose `first` is at most `i`.
+template <typename Entry>
+__device__ long long LastUpTo(const Entry* entries, long long count, long long Entry::* first,
+                              long long i) {
+  long long begin = 0;
+  for (long long end = count; end - begin > 1;) {
+    const long long middle = (begin + end) / 2;
+    if (entries[middle].*first <= i) {
+      begin = middle;
+    } else {
+      end = middle;
+    }
+  }
+  return begin;
+}
+
+// The elements of a tensor that a CUDA block goes through; tensors have a `first_slice` and a `size`.
+struct Slice {
+  long long tensor;
+  long long begin;
+  long long end;
+};
+
+template <typename Tensor>
+__device__ Slice FindSlice(const Tensor* tensors, long long num_tensors, long long slice) {
+  const long long tensor = LastUpTo(tensors, num_tensors, &Tensor::first_slice, slice);
+  const long long begin = (slice - tensors[tensor].first_slice) * kSliceElements;
+  const long long end = begin + kSliceElements;
+  const long long size = tensors[tensor].size;
+  return {tensor, begin, end < size ? end : size};
 }
 
 template <typename Value>
@@ -75,9 +120,10 @@ __device__ inline double BlockSum(double value) {
   return sum;
 }
 
-__device__ inline unsigned WarpMax(unsigned value) {
+template <typename Value>
+__device__ Value WarpMax(Value value) {
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    const unsigned other = __shfl_xor_sync(kAllLanes, value, distance);
+    const Value other = __shfl_xor_sync(kAllLanes, value, distance);
     value = other > value ? other : value;
   }
   return value;

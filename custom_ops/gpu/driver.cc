@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <iterator>
 #include <mutex>
 
 // The kernels' source as it lies in the tree, with a zero behind it. Compilers start in the root.
@@ -14,12 +15,30 @@
 #define GRADCOMP_GPU_SOURCES "custom_ops/gpu/"
 #endif
 
-GRADCOMP_EMBED(gradcomp_adacomp_source, GRADCOMP_GPU_SOURCES "adacomp.cu");
-GRADCOMP_EMBED(gradcomp_device_source, GRADCOMP_GPU_SOURCES "device.h");
-GRADCOMP_EMBED(gradcomp_adacomp_tables_source, GRADCOMP_GPU_SOURCES "adacomp_tables.h");
+#define GRADCOMP_SOURCES(SOURCE)                       \
+  SOURCE(gradcomp_source_adacomp, "adacomp.cu")        \
+  SOURCE(gradcomp_source_adacomp_tables, "adacomp_tables.h") \
+  SOURCE(gradcomp_source_chunks, "chunks.cu") \
+  SOURCE(gradcomp_source_chunks_tables, "chunks_tables.h") \
+  SOURCE(gradcomp_source_device, "device.h")           \
+  SOURCE(gradcomp_source_precondition, "precondition.cu") \
+  SOURCE(gradcomp_source_precondition_tables, "precondition_tables.h") \
+  SOURCE(gradcomp_source_tables, "tables.h") \
+  SOURCE(gradcomp_source_top_k, "top_k.cu") \
+  SOURCE(gradcomp_source_top_k_tables, "top_k_tables.h")
+
+#define GRADCOMP_EMBED_ONE(name, file) GRADCOMP_EMBED(name, GRADCOMP_GPU_SOURCES file);
+GRADCOMP_SOURCES(GRADCOMP_EMBED_ONE)
+GRADCOMP_EMBED(gradcomp_source_kernels, GRADCOMP_GPU_SOURCES "kernels.cu");
 
 namespace gradcomp {
 namespace {
+
+// What kernels.cu includes.
+#define GRADCOMP_TEXT(name, file) name,
+#define GRADCOMP_FILE(name, file) file,
+const char* const kTexts[] = {GRADCOMP_SOURCES(GRADCOMP_TEXT)};
+const char* const kFiles[] = {GRADCOMP_SOURCES(GRADCOMP_FILE)};
 
 void* OpenFirst(const std::vector<std::string>& names, std::string* errors) {
   for (const std::string& name : names) {
@@ -151,10 +170,9 @@ Status CompileKernels(int capability, std::vector<char>* cubin) {
   Nvrtc nvrtc = {};
   const Status loaded = Load(&nvrtc);
   if (!loaded.ok()) return loaded;
-  const char* headers[] = {gradcomp_device_source, gradcomp_adacomp_tables_source};
-  const char* names[] = {"device.h", "adacomp_tables.h"};
   nvrtcProgram program;
-  if (nvrtc.create(&program, gradcomp_adacomp_source, "adacomp.cu", 2, headers, names) != 0) {
+  if (nvrtc.create(&program, gradcomp_source_kernels, "kernels.cu", std::size(kTexts), kTexts,
+                   kFiles) != 0) {
     return {"NVRTC can't be used"};
   }
   const Status compiled = Compile(nvrtc, program, capability, cubin);

@@ -4,8 +4,9 @@
 #include <memory>
 #include <mutex>
 
-#include "adacomp_tables.h"
+#include "kernel_names.h"
 #include "self_check.h"
+#include "tables.h"
 
 namespace gradcomp {
 namespace {
@@ -14,9 +15,8 @@ constexpr int kCapabilityMajor = 75;  // of CUdevice_attribute
 constexpr int kCapabilityMinor = 76;
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 
-constexpr const char* kKernels[] = {"gradcomp_adacomp_scan", "gradcomp_adacomp_tensors",
-                                    "gradcomp_adacomp_layout", "gradcomp_adacomp_pack",
-                                    "gradcomp_adacomp_decode"};
+#define GRADCOMP_NAME(kernel) #kernel,
+constexpr const char* kKernels[] = {GRADCOMP_ALL_KERNELS(GRADCOMP_NAME)};
 
 bool IsSwitchedOff() {
   const char* value = std::getenv("GRADCOMP_GPU");

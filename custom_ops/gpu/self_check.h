@@ -11,6 +11,12 @@ class DriverQueue;
 // Some thousand elements through each kernel; says where results differ from the CPU's.
 Status CheckAgainstCpu(DriverQueue* queue);
 
+// Its parts, by method.
+Status CheckAdaComp(DriverQueue* queue);
+Status CheckPrecondition(DriverQueue* queue);
+Status CheckChunks(DriverQueue* queue);
+Status CheckTopK(DriverQueue* queue);
+
 }  // namespace gradcomp
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_SELF_CHECK_H_

@@ -44,6 +44,7 @@ class ChunkLayout {
     int64_t num_chunks;
   };
 
+  const std::vector<Group>& groups() const { return groups_; }
   const std::vector<Block>& blocks() const { return blocks_; }
 
  private:

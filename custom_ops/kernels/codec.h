@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "common.h"
@@ -71,6 +72,11 @@ class Codec {
   // Adds what the words, which have been checked, say of the elements of one block. `values` is the
   // tensor, not the block.
   virtual void AddBlock(const int32_t* words, int64_t block, float* values) const = 0;
+
+  // No value that the words, which have been checked, say is of a larger magnitude.
+  virtual double LargestMagnitude(const int32_t*) const {
+    return std::numeric_limits<double>::infinity();
+  }
 
   static constexpr int64_t kBlockSize = 1 << 16;  // what a block should have, about
 

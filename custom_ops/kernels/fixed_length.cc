@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace gradcomp {
@@ -59,6 +60,11 @@ void EncodeFixedLength(const Codecs& codecs, const std::vector<Source>& sources,
   int32_t* body = payload + kHeaderWords;
   const Encoders encoders = NewEncoders(codecs, sources, sender, body);
   const bool finite = Run(encoders, BlocksOf(codecs), parallel_for);
+  if (!finite) std::fill_n(body, PayloadWords(codecs) - kHeaderWords, 0);
+  WriteFixedHeader(codecs, sender, finite, payload);
+}
+
+void WriteFixedHeader(const Codecs& codecs, const Sender& sender, bool finite, int32_t* payload) {
   PayloadHeader header;
   header.method = static_cast<uint16_t>(sender.method);
   header.fingerprint = sender.fingerprint;
@@ -67,7 +73,6 @@ void EncodeFixedLength(const Codecs& codecs, const std::vector<Source>& sources,
   header.flags = finite ? 0 : kNonFiniteFlag;
   header.num_tensors = codecs.size();
   header.length = PayloadWords(codecs);
-  if (!finite) std::fill_n(body, header.length - kHeaderWords, 0);
   WriteHeader(header, payload);
 }
 
@@ -117,6 +122,23 @@ Status FixedLengthDecoder::CheckZeros(const PayloadView& payload) const {
 bool FixedLengthDecoder::finite() const {
   return std::none_of(payloads_.begin(), payloads_.end(),
                       [](const PayloadView& payload) { return payload.header.non_finite(); });
+}
+
+bool FixedLengthDecoder::ReducesToFinite() const {
+  if (!finite()) return false;
+  std::atomic<bool> finite{true};
+  const int64_t num_tensors = codecs_.size();
+  parallel_for_(num_tensors, kCyclesPerBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t tensor = begin; tensor < end; ++tensor) {
+      double sum = 0;
+      for (size_t payload = 0; payload < payloads_.size(); ++payload) {
+        sum += codecs_[tensor]->LargestMagnitude(WordsOf(payload, tensor));
+      }
+      // Rounding adds less than the half by which this is below the largest float.
+      if (!(sum < std::numeric_limits<float>::max() / 2)) finite = false;
+    }
+  });
+  return finite;
 }
 
 bool FixedLengthDecoder::Reduce(const std::vector<float*>& outputs) const {

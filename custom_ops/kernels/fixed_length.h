@@ -33,6 +33,9 @@ struct Sender {
 void EncodeFixedLength(const Codecs& codecs, const std::vector<Source>& sources,
                        const Sender& sender, const ParallelFor& parallel_for, int32_t* payload);
 
+// Writes the header in front of a body that is there, zeros if not all is finite.
+void WriteFixedHeader(const Codecs& codecs, const Sender& sender, bool finite, int32_t* payload);
+
 class FixedLengthDecoder {
  public:
   // The codecs must outlive the decoder.
@@ -46,6 +49,12 @@ class FixedLengthDecoder {
 
   // Whether all replicas were finite.
   bool finite() const;
+
+  // Whether all of that holds which Reduce returns, as far as can be told without adding anything up:
+  // false says nothing.
+  bool ReducesToFinite() const;
+
+  const std::vector<PayloadView>& payloads() const { return payloads_; }
 
   // What a payload says of a tensor.
   const int32_t* WordsOf(int64_t payload, int64_t tensor) const {

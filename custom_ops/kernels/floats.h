@@ -59,6 +59,7 @@ inline uint32_t MagnitudeBits(float value) { return ToBits(value) & ~kSignBit; }
 inline bool IsFiniteMagnitude(uint32_t bits) { return bits < kInfinityBits; }
 
 // Of float32 values.
+float LargestMagnitude(const void* values, int64_t size);
 bool AllFinite(const void* values, int64_t size);
 
 inline float ToFloat(float value) { return value; }

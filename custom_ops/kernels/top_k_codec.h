@@ -22,6 +22,9 @@ class TopKCodec : public Codec {
                                             int32_t* words) const override;
   Status Check(const int32_t* words) const override;
   void AddBlock(const int32_t* words, int64_t block, float* values) const override;
+  double LargestMagnitude(const int32_t* words) const override {
+    return gradcomp::LargestMagnitude(words + entries_, entries_);
+  }
 
   // Sets `values` to zero where the words, which have been checked, say something.
   void ClearSent(const int32_t* words, float* values) const;

@@ -17,6 +17,9 @@ class WholeCodec : public Codec {
                                             int32_t* words) const override;
   Status Check(const int32_t* words) const override;
   void AddBlock(const int32_t* words, int64_t block, float* values) const override;
+  double LargestMagnitude(const int32_t* words) const override {
+    return gradcomp::LargestMagnitude(words, size());
+  }
 };
 
 }  // namespace gradcomp

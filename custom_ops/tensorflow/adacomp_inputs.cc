@@ -93,30 +93,26 @@ PayloadHeader AdaCompEncodeInputs::Header(const Step& step, bool finite,
   return header;
 }
 
-absl::Status AdaCompEncodeInputs::AllocatePayload(OpKernelContext* context,
-                                                  const PayloadHeader& header,
-                                                  int32_t** words) const {
+absl::Status AdaCompEncodeInputs::Allocate(OpKernelContext* context, const PayloadHeader& header,
+                                           Outputs* outputs) const {
   Tensor* payload;
   tensorflow::AllocatorAttributes attributes = context->output_alloc_attr(0);
   attributes.set_gpu_compatible(true);  // a GPU copies without waiting then; others don't mind
   TF_RETURN_IF_ERROR(
       context->allocate_output(0, TensorShape({header.length}), &payload, attributes));
-  *words = payload->flat<int32_t>().data();
+  Tensor* tensor_bytes;
+  TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({num_tensors_}), &tensor_bytes));
+  *outputs = {payload->flat<int32_t>().data(), tensor_bytes->flat<int64_t>().data()};
   return absl::OkStatus();
 }
 
-absl::Status AdaCompEncodeInputs::FinishPayload(OpKernelContext* context,
-                                                const PayloadHeader& header,
-                                                int32_t* words) const {
-  WriteHeader(header, words);
-  Tensor* tensor_bytes;
-  TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({num_tensors_}), &tensor_bytes));
-  int64_t* bytes = tensor_bytes->flat<int64_t>().data();
-  std::fill_n(bytes, num_tensors_, 0);
+void AdaCompEncodeInputs::Finish(const PayloadHeader& header, const Outputs& outputs) const {
+  WriteHeader(header, outputs.payload);
+  std::fill_n(outputs.tensor_bytes, num_tensors_, 0);
   for (int i = 0; i < num_tensors_ && !header.non_finite(); ++i) {
-    bytes[i] = 4 * (kTableEntryWords + EntryOf(words + kHeaderWords, i).code_words);
+    const int64_t words = EntryOf(outputs.payload + kHeaderWords, i).code_words;
+    outputs.tensor_bytes[i] = 4 * (kTableEntryWords + words);
   }
-  return absl::OkStatus();
 }
 
 absl::Status AdaCompDecodeInputs::ReadAttributes(OpKernelConstruction* context) {

@@ -42,13 +42,16 @@ class AdaCompEncodeInputs {
 
   PayloadHeader Header(const Step& step, bool finite, int64_t body_words) const;
 
-  // The output, on the host, of which `words` is the beginning.
-  absl::Status AllocatePayload(tensorflow::OpKernelContext* context, const PayloadHeader& header,
-                               int32_t** words) const;
+  // The outputs, on the host.
+  struct Outputs {
+    int32_t* payload = nullptr;
+    int64_t* tensor_bytes = nullptr;
+  };
+  absl::Status Allocate(tensorflow::OpKernelContext* context, const PayloadHeader& header,
+                        Outputs* outputs) const;
 
-  // Once the body is written: the header, and the other output.
-  absl::Status FinishPayload(tensorflow::OpKernelContext* context, const PayloadHeader& header,
-                             int32_t* words) const;
+  // Once the body is written: all the rest.
+  void Finish(const PayloadHeader& header, const Outputs& outputs) const;
 
   float scale_factor() const { return scale_factor_; }
   int first_squares() const { return 2 * num_tensors_ + num_moments_ + 2; }  // input

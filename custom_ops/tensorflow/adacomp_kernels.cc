@@ -1,11 +1,7 @@
 #include <memory>
-#include <vector>
 
-#include "../kernels/adacomp_decoder.h"
-#include "../kernels/adacomp_encoder.h"
-#include "../kernels/payload.h"
 #include "adacomp_inputs.h"
-#include "op_support.h"
+#include "adacomp_on_host.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
@@ -25,25 +21,10 @@ class AdaCompEncodeOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     AdaCompEncodeInputs::Step step;
     OP_REQUIRES_OK(context, inputs_.Read(context, &step));
-    OP_REQUIRES_OK(context, step.variables.Unshare(context));
-    AdaCompEncoder encoder(inputs_.Tensors(context, step), inputs_.scale_factor(),
-                           ThreadPool(context), BestSimd(), step.adam);
-    const bool finite = encoder.Run();
-    const PayloadHeader header = inputs_.Header(step, finite, encoder.body_words());
-    const absl::Status status = Write(context, header, &encoder);
-    if (!status.ok()) encoder.Rollback();
-    OP_REQUIRES_OK(context, status);
+    OP_REQUIRES_OK(context, EncodeAdaCompOnHost(context, inputs_, &step));
   }
 
  private:
-  absl::Status Write(OpKernelContext* context, const PayloadHeader& header,
-                     AdaCompEncoder* encoder) const {
-    int32_t* words;
-    TF_RETURN_IF_ERROR(inputs_.AllocatePayload(context, header, &words));
-    if (!header.non_finite()) encoder->WriteBody(words + kHeaderWords);
-    return inputs_.FinishPayload(context, header, words);
-  }
-
   AdaCompEncodeInputs inputs_;
 };
 
@@ -56,10 +37,7 @@ class AdaCompDecodeOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     std::unique_ptr<AdaCompDecoder> decoder;
     OP_REQUIRES_OK(context, inputs_.Read(context, &decoder));
-    std::vector<float*> reduced;
-    bool* finite;
-    OP_REQUIRES_OK(context, inputs_.AllocateOutputs(context, &reduced, &finite));
-    *finite = decoder->Reduce(reduced);
+    OP_REQUIRES_OK(context, DecodeAdaCompOnHost(context, inputs_, decoder.get()));
   }
 
  private:
@@ -76,9 +54,7 @@ class AdaCompPutBackOp : public OpKernel {
     LockedResiduals residuals;
     std::unique_ptr<AdaCompDecoder> decoder;
     OP_REQUIRES_OK(context, inputs_.Read(context, &residuals, &decoder));
-    if (!decoder->finite()) return;
-    OP_REQUIRES_OK(context, residuals.Unshare(context));
-    decoder->AddTo(residuals.all_data());
+    OP_REQUIRES_OK(context, PutBackAdaCompOnHost(context, &residuals, decoder.get()));
   }
 
  private:

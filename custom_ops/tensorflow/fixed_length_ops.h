@@ -17,6 +17,7 @@
 
 #include "../kernels/fixed_length.h"
 #include "../kernels/payload.h"
+#include "host_tensors.h"
 #include "op_support.h"
 #include "shape_support.h"
 #include "tensorflow/core/framework/op.h"
@@ -24,10 +25,11 @@
 
 namespace gradcomp {
 
-template <typename Settings>
-class FixedLengthOp : public tensorflow::OpKernel {
+// Kernel is OpKernel or AsyncOpKernel.
+template <typename Settings, typename Kernel>
+class FixedLengthOp : public Kernel {
  public:
-  explicit FixedLengthOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+  explicit FixedLengthOp(tensorflow::OpKernelConstruction* context) : Kernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
     OP_REQUIRES_OK(context, settings_.Read(context));
@@ -70,54 +72,89 @@ class FixedLengthOp : public tensorflow::OpKernel {
   Settings settings_;
 };
 
-template <typename Settings>
-class FixedLengthEncodeOp : public FixedLengthOp<Settings> {
+// What the kernels of <Method>Encode share.
+template <typename Settings, typename Kernel>
+class FixedLengthEncode : public FixedLengthOp<Settings, Kernel> {
  public:
-  explicit FixedLengthEncodeOp(tensorflow::OpKernelConstruction* context)
-      : FixedLengthOp<Settings>(context) {
+  explicit FixedLengthEncode(tensorflow::OpKernelConstruction* context) : Base(context) {
     constexpr int kOwnInputs = (Settings::kDependsOnReplica ? 2 : 1) + Base::kMainInputs;
     OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, kOwnInputs));
   }
 
-  void Compute(tensorflow::OpKernelContext* context) override {
-    std::vector<int64_t> main;
-    OP_REQUIRES_OK(context, this->GetMain(context, &main));
-    Sender sender = {Settings::kMethod, this->fingerprint_, PlanOf(main), 0, 0};
-    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_, "step", &sender.step));
-    if constexpr (Settings::kDependsOnReplica) {
-      OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_ + 1, "replica", &sender.replica));
-    }
+ protected:
+  struct Step {
+    Sender sender;
     LockedResiduals residuals;
-    OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors_));
-    OP_REQUIRES_OK(context, CheckGradientShapes(context, residuals, num_tensors_));
+    Codecs codecs;
+    int32_t* payload;  // the output
+  };
 
-    const Codecs codecs = this->NewCodecs(main, residuals);
+  // Reads and checks everything but the values of tensors, and allocates the outputs.
+  absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const {
+    std::vector<int64_t> main;
+    TF_RETURN_IF_ERROR(this->GetMain(context, &main));
+    step->sender = {Settings::kMethod, this->fingerprint_, PlanOf(main), 0, 0};
+    TF_RETURN_IF_ERROR(GetScalar(context, 2 * num_tensors_, "step", &step->sender.step));
+    if constexpr (Settings::kDependsOnReplica) {
+      TF_RETURN_IF_ERROR(
+          GetScalar(context, 2 * num_tensors_ + 1, "replica", &step->sender.replica));
+    }
+    TF_RETURN_IF_ERROR(step->residuals.Lock(context, num_tensors_));
+    TF_RETURN_IF_ERROR(CheckGradientShapes(context, step->residuals, num_tensors_));
+    step->codecs = this->NewCodecs(main, step->residuals);
     tensorflow::Tensor* payload;
     tensorflow::Tensor* tensor_bytes;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {PayloadWords(codecs)}, &payload));
-    OP_REQUIRES_OK(context, context->allocate_output(1, {num_tensors_}, &tensor_bytes));
-    OP_REQUIRES_OK(context, residuals.Unshare(context));
+    tensorflow::AllocatorAttributes attributes = context->output_alloc_attr(0);
+    attributes.set_gpu_compatible(true);  // a GPU copies without waiting then; others don't mind
+    const tensorflow::TensorShape shape({PayloadWords(step->codecs)});
+    TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &payload, attributes));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {num_tensors_}, &tensor_bytes));
+    for (int i = 0; i < num_tensors_; ++i) {
+      tensor_bytes->flat<int64_t>()(i) = 4 * step->codecs[i]->words();
+    }
+    step->payload = payload->flat<int32_t>().data();
+    return absl::OkStatus();
+  }
 
+  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const {
+    HostTensors host(context);
+    std::vector<float*> residuals;
+    TF_RETURN_IF_ERROR(host.Variables(&step->residuals, /*writes=*/true, &residuals));
     std::vector<Source> sources;
     for (int i = 0; i < num_tensors_; ++i) {
-      const tensorflow::Tensor& gradient = context->input(num_tensors_ + i);
-      sources.push_back({residuals.data(i), gradient.data(), ToGradientType(gradient.dtype())});
-      tensor_bytes->flat<int64_t>()(i) = 4 * codecs[i]->words();
+      const tensorflow::Tensor* gradient;
+      TF_RETURN_IF_ERROR(host.Input(num_tensors_ + i, &gradient));
+      sources.push_back({residuals[i], gradient->data(), ToGradientType(gradient->dtype())});
     }
-    EncodeFixedLength(codecs, sources, sender, ThreadPool(context),
-                      payload->flat<int32_t>().data());
+    EncodeFixedLength(step->codecs, sources, step->sender, ThreadPool(context), step->payload);
+    return host.Finish();
   }
 
  private:
-  using Base = FixedLengthOp<Settings>;
+  using Base = FixedLengthOp<Settings, Kernel>;
+
+ protected:
   using Base::num_tensors_;
 };
 
 template <typename Settings>
-class FixedLengthDecodeOp : public FixedLengthOp<Settings> {
+class FixedLengthEncodeOp : public FixedLengthEncode<Settings, tensorflow::OpKernel> {
+ public:
+  using Base = FixedLengthEncode<Settings, tensorflow::OpKernel>;
+  using Base::Base;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    typename Base::Step step;
+    OP_REQUIRES_OK(context, this->Read(context, &step));
+    OP_REQUIRES_OK(context, this->OnHost(context, &step));
+  }
+};
+
+template <typename Settings>
+class FixedLengthDecodeOp : public FixedLengthOp<Settings, tensorflow::OpKernel> {
  public:
   explicit FixedLengthDecodeOp(tensorflow::OpKernelConstruction* context)
-      : FixedLengthOp<Settings>(context) {
+      : FixedLengthOp<Settings, tensorflow::OpKernel>(context) {
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
     OP_REQUIRES(context, static_cast<int>(shapes_.size()) == num_tensors_,
                 InvalidArgument("shapes has ", shapes_.size(), " entries; expected ", num_tensors_,
@@ -136,28 +173,36 @@ class FixedLengthDecodeOp : public FixedLengthOp<Settings> {
     OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payloads.flat<int32_t>().data(),
                                                       payloads.dim_size(0), payloads.dim_size(1),
                                                       step)));
-    std::vector<float*> outputs;
-    for (int i = 0; i < num_tensors_; ++i) {
-      tensorflow::Tensor* output;
-      OP_REQUIRES_OK(context, context->allocate_output(i, shapes_[i], &output));
-      outputs.push_back(output->flat<float>().data());
-    }
     tensorflow::Tensor* finite;
     OP_REQUIRES_OK(context, context->allocate_output(num_tensors_, {}, &finite));
-    finite->scalar<bool>()() = decoder.Reduce(outputs);
+    OP_REQUIRES_OK(context,
+                   Reduce(context, codecs, decoder, &finite->template scalar<bool>()()));
   }
 
   const tensorflow::TensorShape& shape(int i) const { return shapes_[i]; }
 
+ protected:
+  virtual absl::Status Reduce(tensorflow::OpKernelContext* context, const Codecs&,
+                              const FixedLengthDecoder& decoder, bool* finite) const {
+    HostTensors host(context);
+    std::vector<float*> outputs(num_tensors_);
+    for (int i = 0; i < num_tensors_; ++i) {
+      TF_RETURN_IF_ERROR(host.Output(i, shapes_[i], &outputs[i]));
+    }
+    *finite = decoder.Reduce(outputs);
+    return host.Finish();
+  }
+
+  using FixedLengthOp<Settings, tensorflow::OpKernel>::num_tensors_;
+
  private:
-  using FixedLengthOp<Settings>::num_tensors_;
   std::vector<tensorflow::TensorShape> shapes_;
 };
 
 template <typename Settings>
-class FixedLengthPutBackOp : public FixedLengthOp<Settings> {
+class FixedLengthPutBackOp : public FixedLengthOp<Settings, tensorflow::OpKernel> {
  public:
-  using FixedLengthOp<Settings>::FixedLengthOp;
+  using FixedLengthOp<Settings, tensorflow::OpKernel>::FixedLengthOp;
 
   void Compute(tensorflow::OpKernelContext* context) override {
     const tensorflow::Tensor& payload = context->input(num_tensors_);
@@ -169,14 +214,21 @@ class FixedLengthPutBackOp : public FixedLengthOp<Settings> {
     FixedLengthDecoder decoder = this->NewDecoder(context, codecs, main);
     OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(), 1,
                                                       payload.NumElements(), std::nullopt)));
-    OP_REQUIRES_OK(context, residuals.Unshare(context));
+    OP_REQUIRES_OK(context, AddTo(context, codecs, decoder, &residuals));
+  }
+
+ protected:
+  virtual absl::Status AddTo(tensorflow::OpKernelContext* context, const Codecs&,
+                             const FixedLengthDecoder& decoder, LockedResiduals* residuals) const {
+    HostTensors host(context);
     std::vector<float*> values;
-    for (int i = 0; i < num_tensors_; ++i) values.push_back(residuals.data(i));
+    TF_RETURN_IF_ERROR(host.Variables(residuals, /*writes=*/true, &values));
     decoder.AddTo(values);
+    return host.Finish();
   }
 
  private:
-  using FixedLengthOp<Settings>::num_tensors_;
+  using FixedLengthOp<Settings, tensorflow::OpKernel>::num_tensors_;
 };
 
 }  // namespace gradcomp

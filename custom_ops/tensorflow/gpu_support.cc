@@ -26,13 +26,6 @@ bool HasStream(OpKernelContext* context) {
   return context->op_device_context() && context->op_device_context()->stream();
 }
 
-AllocatorAttributes OnHost(bool pinned) {
-  AllocatorAttributes attributes;
-  attributes.set_on_host(true);
-  attributes.set_gpu_compatible(pinned);
-  return attributes;
-}
-
 void SayOnce(const std::string& why) {
   static std::mutex mutex;
   static auto* const said = new std::set<std::string>();
@@ -84,7 +77,7 @@ void* TensorFlowQueue::AllocateWith(AllocatorAttributes attributes, int64_t byte
 void* TensorFlowQueue::Allocate(int64_t bytes) { return AllocateWith({}, bytes); }
 
 void* TensorFlowQueue::AllocateOnHost(int64_t bytes) {
-  return AllocateWith(OnHost(/*pinned=*/true), bytes);
+  return AllocateWith(PinnedOnHost(), bytes);
 }
 
 void* TensorFlowQueue::Upload(const void* data, int64_t bytes) {
@@ -125,23 +118,16 @@ absl::Status TensorFlowQueue::KeepUntilDone() {
   return ToTensorFlow();
 }
 
+absl::Status TensorFlowQueue::Unshare(LockedResiduals* variables) {
+  return variables->Unshare(context_, [this](const float* from, int64_t size, float* to) {
+    CopyOnGpu(from, 4 * size, to);
+    return ToTensorFlow();
+  });
+}
+
 absl::Status TensorFlowQueue::ToTensorFlow() const {
   if (status().ok()) return absl::OkStatus();
   return absl::InternalError(status().message);
-}
-
-absl::Status CopyToHost(OpKernelContext* context, const Tensor& from, Tensor* to) {
-  TF_RETURN_IF_ERROR(
-      context->allocate_temp(from.dtype(), from.shape(), to, OnHost(/*pinned=*/true)));
-  if (from.NumElements() == 0) return absl::OkStatus();
-  auto* device = static_cast<tensorflow::Device*>(context->device());
-  return context->op_device_context()->CopyDeviceTensorToCPUSync(&from, "", device, to);
-}
-
-absl::Status CopyToDevice(OpKernelContext* context, const Tensor& from, Tensor* to) {
-  if (from.NumElements() == 0) return absl::OkStatus();
-  auto* device = static_cast<tensorflow::Device*>(context->device());
-  return context->op_device_context()->CopyCPUTensorToDeviceSync(&from, device, to);
 }
 
 }  // namespace gradcomp

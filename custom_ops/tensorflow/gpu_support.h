@@ -33,6 +33,9 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
   void CopyToHost(const void* from, int64_t bytes, void* to);
   void CopyOnGpu(const void* from, int64_t bytes, void* to);
 
+  // Before the first write to variables.
+  absl::Status Unshare(LockedResiduals* variables);
+
   // Runs `work` on a thread of TensorFlow's, once all work so far is done. Whether that is certain:
   // if not, it will not run.
   bool Then(std::function<void()> work);
@@ -49,12 +52,6 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
   tensorflow::thread::ThreadPool* const threads_;
   std::vector<tensorflow::Tensor> memory_;
 };
-
-// For an op whose kernels can't be used.
-absl::Status CopyToHost(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
-                        tensorflow::Tensor* to);
-absl::Status CopyToDevice(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
-                          tensorflow::Tensor* to);
 
 }  // namespace gradcomp
 

@@ -24,6 +24,13 @@ GradientType ToGradientType(tensorflow::DataType dtype) {
   }
 }
 
+tensorflow::AllocatorAttributes PinnedOnHost() {
+  tensorflow::AllocatorAttributes attributes;
+  attributes.set_on_host(true);
+  attributes.set_gpu_compatible(true);
+  return attributes;
+}
+
 ParallelFor ThreadPool(OpKernelContext* context) {
   const auto* workers = context->device()->tensorflow_cpu_worker_threads();
   return [workers](int64_t count, int64_t cost, const Work& work) {

@@ -17,6 +17,9 @@ namespace gradcomp {
 
 GradientType ToGradientType(tensorflow::DataType dtype);
 
+// Memory of the host from and to which a device copies without waiting.
+tensorflow::AllocatorAttributes PinnedOnHost();
+
 // TensorFlow's intra-op threads.
 ParallelFor ThreadPool(tensorflow::OpKernelContext* context);
 

@@ -5,9 +5,11 @@
 #include <optional>
 #include <vector>
 
+#include "../gpu/top_k_on_gpu.h"
 #include "../kernels/momentum.h"
 #include "../kernels/top_k_codec.h"
 #include "../kernels/whole_codec.h"
+#include "fixed_length_gpu_ops.h"
 #include "fixed_length_ops.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 
@@ -15,6 +17,7 @@ namespace gradcomp {
 namespace {
 
 using ::tensorflow::DEVICE_CPU;
+using ::tensorflow::DEVICE_GPU;
 using ::tensorflow::OpInputList;
 using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
@@ -50,6 +53,10 @@ struct TopKSettings {
     if (entries == 0) return std::make_unique<WholeCodec>(size);
     return std::make_unique<TopKCodec>(size, std::min(size, entries));
   }
+
+  static constexpr auto EncodeOnGpu = EncodeTopKOnGpu;
+  static constexpr auto ReduceOnGpu = ReduceTopKOnGpu;
+  static constexpr auto AddOnGpu = AddTopKOnGpu;
 };
 
 class MomentumCorrectionOp : public OpKernel {
@@ -97,7 +104,7 @@ class MomentumCorrectionOp : public OpKernel {
 
 // Makes the corrected gradients the velocities, and, where they were sent, zeros (Lin et al. 2018,
 // section 3.3, momentum factor masking). What was not finite is dropped.
-class TopKKeepVelocityOp : public FixedLengthOp<TopKSettings> {
+class TopKKeepVelocityOp : public FixedLengthOp<TopKSettings, OpKernel> {
  public:
   using FixedLengthOp::FixedLengthOp;
 
@@ -178,6 +185,27 @@ REGISTER_KERNEL_BUILDER(Name("TopKEncode").Device(DEVICE_CPU), FixedLengthEncode
 REGISTER_KERNEL_BUILDER(Name("TopKDecode").Device(DEVICE_CPU), FixedLengthDecodeOp<TopKSettings>);
 REGISTER_KERNEL_BUILDER(Name("TopKPutBack").Device(DEVICE_CPU),
                         FixedLengthPutBackOp<TopKSettings>);
+REGISTER_KERNEL_BUILDER(Name("TopKEncode")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("residuals")
+                            .HostMemory("step")
+                            .HostMemory("entries")
+                            .HostMemory("payload")
+                            .HostMemory("tensor_bytes"),
+                        FixedLengthEncodeGpuOp<TopKSettings>);
+REGISTER_KERNEL_BUILDER(Name("TopKDecode")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("payloads")
+                            .HostMemory("step")
+                            .HostMemory("entries")
+                            .HostMemory("finite"),
+                        FixedLengthDecodeGpuOp<TopKSettings>);
+REGISTER_KERNEL_BUILDER(Name("TopKPutBack")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("residuals")
+                            .HostMemory("payload")
+                            .HostMemory("entries"),
+                        FixedLengthPutBackGpuOp<TopKSettings>);
 REGISTER_KERNEL_BUILDER(Name("MomentumCorrection").Device(DEVICE_CPU), MomentumCorrectionOp);
 REGISTER_KERNEL_BUILDER(Name("TopKKeepVelocity").Device(DEVICE_CPU), TopKKeepVelocityOp);
 

@@ -9,12 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "../gpu/kernel_names.h"
 #include "../gpu/queue.h"
 #include "check.h"
 
 namespace gradcomp {
 
 using EmulatedKernels = std::map<std::string, std::function<void(const void* parameter)>>;
+
+// An entry for each name of gpu/kernel_names.h.
+#define EMULATED(kernel) {#kernel, Emulated(gpu::kernel)},
 
 template <typename Parameter>
 std::function<void(const void*)> Emulated(void (*kernel)(Parameter)) {

@@ -5,7 +5,8 @@
 // GRADCOMP_FAKE_GPU says what is wrong with it: "wrong_sums" or "no_memory".
 #include "gpu_emulator.h"
 
-#include "../gpu/adacomp.cu"
+#include "../gpu/kernels.cu"
+#include "../gpu/kernel_names.h"
 
 #include <atomic>
 #include <chrono>
@@ -25,9 +26,6 @@ struct SP_Event_st {
 struct SP_Timer_st {};
 
 namespace {
-
-using gradcomp::gpu::DecodeStep;
-using gradcomp::gpu::EncodeStep;
 
 bool Is(const char* fault) {
   const char* faults = std::getenv("GRADCOMP_FAKE_GPU");
@@ -87,9 +85,13 @@ class Work {
   uint64_t done_ = 0;
 };
 
-std::atomic<int> num_launches{0};
+std::atomic<bool> host_is_full{false};
 
-void WrongDecode(DecodeStep step) {
+std::mutex launches_mutex;
+std::map<const void*, int> launches;  // of each kernel
+
+
+void WrongDecode(gradcomp::gpu::DecodeStep step) {
   gradcomp::gpu::gradcomp_adacomp_decode(step);
   const auto& block = step.blocks[gpu_emulator::block_index.x];
   if (Is("wrong_sums") && !step.adds && gpu_emulator::ThreadIndex().x == 0 && block.size > 3) {
@@ -97,23 +99,33 @@ void WrongDecode(DecodeStep step) {
   }
 }
 
-template <typename Parameter, void (*kernel)(Parameter)>
-void LaunchAs(unsigned num_blocks, void** parameters) {
-  const Parameter parameter = *static_cast<Parameter*>(parameters[0]);
-  Work::Get().Give([=] {
-    static unsigned seed = 1;
-    gpu_emulator::Launch(num_blocks, gradcomp::gpu::kThreads, seed++, [&] { kernel(parameter); });
-  });
+// What is given to a stream where a kernel is launched: it and its parameter.
+using Launched = std::function<void()>;
+using Launcher = std::function<Launched(void** parameters)>;
+
+template <typename Parameter>
+Launcher LauncherOf(void (*kernel)(Parameter)) {
+  return [kernel](void** parameters) {
+    return [kernel, parameter = *static_cast<Parameter*>(parameters[0])] { kernel(parameter); };
+  };
 }
 
-using LaunchFunction = void (*)(unsigned num_blocks, void** parameters);
-const std::map<std::string, LaunchFunction> kKernels = {
-    {"gradcomp_adacomp_scan", LaunchAs<EncodeStep, gradcomp::gpu::gradcomp_adacomp_scan>},
-    {"gradcomp_adacomp_tensors", LaunchAs<EncodeStep, gradcomp::gpu::gradcomp_adacomp_tensors>},
-    {"gradcomp_adacomp_layout", LaunchAs<EncodeStep, gradcomp::gpu::gradcomp_adacomp_layout>},
-    {"gradcomp_adacomp_pack", LaunchAs<EncodeStep, gradcomp::gpu::gradcomp_adacomp_pack>},
-    {"gradcomp_adacomp_decode", LaunchAs<DecodeStep, WrongDecode>},
-};
+#define LAUNCHER(kernel) {#kernel, LauncherOf(gradcomp::gpu::kernel)},
+const std::map<std::string, Launcher>& Kernels() {
+  static const auto* const kernels = [] {
+    auto* all = new std::map<std::string, Launcher>{GRADCOMP_ALL_KERNELS(LAUNCHER)};
+    (*all)["gradcomp_adacomp_decode"] = LauncherOf(WrongDecode);
+    return all;
+  }();
+  return *kernels;
+}
+
+void Launch(const Launcher& launcher, unsigned num_blocks, void** parameters) {
+  Work::Get().Give([num_blocks, kernel = launcher(parameters)] {
+    static unsigned seed = 1;
+    gpu_emulator::Launch(num_blocks, gradcomp::gpu::kThreads, seed++, kernel);
+  });
+}
 
 void Copy(void* to, const void* from, size_t bytes) {
   Work::Get().Give([=] { std::memcpy(to, from, bytes); });
@@ -134,7 +146,12 @@ int CopyInContext(void* to, const void* from, size_t bytes) {
 // The driver, as far as gpu/driver.h asks for it. What needs a context refuses to work without.
 extern "C" {
 
-int fake_gpu_launches() { return num_launches; }
+int fake_gpu_launches(const char* kernel) {
+  const std::lock_guard<std::mutex> lock(launches_mutex);
+  return launches[&Kernels().at(kernel)];
+}
+
+void fake_gpu_fill_host() { host_is_full = true; }
 
 int cuInit(unsigned) { return 0; }
 int cuGetExportTable(const void**, const void*) { return kNotFound; }  // NVRTC asks for it
@@ -179,17 +196,20 @@ int cuModuleLoadData(void** module, const void* image) {
   return num_pushed > 0 && is_elf ? 0 : kInvalidValue;
 }
 int cuModuleGetFunction(void** function, void*, const char* name) {
-  const auto found = kKernels.find(name);
-  if (found == kKernels.end()) return kNotFound;
-  *function = reinterpret_cast<void*>(found->second);
+  const auto found = Kernels().find(name);
+  if (found == Kernels().end()) return kNotFound;
+  *function = const_cast<Launcher*>(&found->second);
   return 0;
 }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned,
                    unsigned, unsigned, void*, void** parameters, void**) {
   if (x == 0 || y != 1 || z != 1 || threads != gradcomp::gpu::kThreads) return kInvalidValue;
   if (num_pushed == 0) return kInvalidValue;
-  ++num_launches;
-  reinterpret_cast<LaunchFunction>(function)(x, parameters);
+  {
+    const std::lock_guard<std::mutex> lock(launches_mutex);
+    ++launches[function];
+  }
+  Launch(*static_cast<const Launcher*>(function), x, parameters);
   return 0;
 }
 int cuLaunchHostFunc(void*, void (*function)(void*), void* data) {
@@ -267,7 +287,7 @@ void FillExecutor(SP_StreamExecutor* executor) {
     std::free(memory->opaque);
   };
   executor->host_memory_allocate = [](Device, uint64_t size) {
-    return std::aligned_alloc(256, (size + 255) / 256 * 256);
+    return host_is_full ? nullptr : std::aligned_alloc(256, (size + 255) / 256 * 256);
   };
   executor->host_memory_deallocate = [](Device, void* memory) {
     Work::Get().WaitForAll();

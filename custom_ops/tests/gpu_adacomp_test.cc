@@ -16,13 +16,7 @@ namespace {
 
 using Tensors = std::vector<std::vector<float>>;
 
-const EmulatedKernels kKernels = {
-    {"gradcomp_adacomp_scan", Emulated(gpu::gradcomp_adacomp_scan)},
-    {"gradcomp_adacomp_tensors", Emulated(gpu::gradcomp_adacomp_tensors)},
-    {"gradcomp_adacomp_layout", Emulated(gpu::gradcomp_adacomp_layout)},
-    {"gradcomp_adacomp_pack", Emulated(gpu::gradcomp_adacomp_pack)},
-    {"gradcomp_adacomp_decode", Emulated(gpu::gradcomp_adacomp_decode)},
-};
+const EmulatedKernels kKernels = {GRADCOMP_ADACOMP_KERNELS(EMULATED)};
 constexpr AdamSettings kAdam{0.999f, 1e-7f, 300.0f};
 
 struct GpuEncoded {
@@ -252,6 +246,38 @@ void ANonFiniteStepGivesEverythingBack() {
   }
 }
 
+// As AdaCompEncoder::Rollback does where there is no memory for the payload.
+void WhatCannotBeSentIsTakenBackAsOnTheCpu() {
+  const std::vector<int64_t> bin_sizes = {50, 500, 0, 6000, 7};
+  for (bool divides : {false, true}) {
+    Tensors gradients, on_cpu, on_gpu, cpu_moments, gpu_moments;
+    for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
+      gradients.push_back(Normal(13000, 0.3f, i));
+      on_cpu.push_back(Normal(13000, 1, 10 + i));
+      cpu_moments.emplace_back(13000, 0.01f);
+    }
+    on_gpu = on_cpu;
+    gpu_moments = cpu_moments;
+    const auto tensors = [&](Tensors* residuals, Tensors* moments) {
+      std::vector<EncoderTensor> all;
+      for (size_t i = 0; i < bin_sizes.size(); ++i) {
+        all.push_back({(*residuals)[i].data(), gradients[i].data(), GradientType::kFloat, 13000,
+                       bin_sizes[i], divides ? (*moments)[i].data() : nullptr});
+      }
+      return all;
+    };
+    AdaCompEncoder encoder(tensors(&on_cpu, &cpu_moments), 2, Threads(1), BestSimd(), kAdam);
+    CHECK(encoder.Run());
+    encoder.Rollback();
+    EmulatedQueue queue(kKernels, 1);
+    TakeBackAdaComp(EncodeAdaComp(tensors(&on_gpu, &gpu_moments), 2, kAdam, &queue), &queue);
+    for (size_t i = 0; i < bin_sizes.size(); ++i) {
+      CHECK(SameBits(on_gpu[i], on_cpu[i]));
+      CHECK(SameBits(gpu_moments[i], cpu_moments[i]));
+    }
+  }
+}
+
 void AnOverflowingSumIsNotWritten() {
   const Tensors residuals = {{1, 2, 3e38f, 3e38f}};
   const auto encoded = EncodeOnGpu<float>(residuals, {{0.5f, 1, 3e38f, 0}}, {2}, {});
@@ -347,6 +373,7 @@ int main() {
   RUN(TheScaleIsTheMeanToItsLastBit);
   RUN(TheOrderOfThreadsAndBlocksDoesNotMatter);
   RUN(ANonFiniteStepGivesEverythingBack);
+  RUN(WhatCannotBeSentIsTakenBackAsOnTheCpu);
   RUN(AnOverflowingSumIsNotWritten);
   RUN(DecodesAsTheCpuDoes);
   RUN(PutsBackAsTheCpuDoes);

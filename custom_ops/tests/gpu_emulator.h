@@ -331,6 +331,19 @@ Value __shfl_xor_sync(unsigned, Value value, int mask) {
   return gpu_emulator::Shuffle(kXorOperation, value, mask);
 }
 
+// Threads change places only where they synchronize.
+template <typename Value>
+Value atomicExch(Value* at, Value value) {
+  std::swap(*at, value);
+  return value;
+}
+template <typename Value>
+Value atomicAdd(Value* at, Value value) {
+  const Value before = *at;
+  *at += value;
+  return before;
+}
+
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline unsigned __float_as_uint(float value) { return gpu_emulator::Bits<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return gpu_emulator::Bits<float>(bits); }

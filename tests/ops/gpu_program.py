@@ -1,11 +1,14 @@
 """Compares ops on the device GPU:0 of an emulated GPU with those on the host.
 
-python gpu_program.py LIBRARY kernels|host|without_nvrtc|exchange|benchmark
+python gpu_program.py LIBRARY kernels|host|without_nvrtc|benchmark
+python gpu_program.py LIBRARY exchange on_gpu|copied
 """
 
+import collections
 import ctypes
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -17,11 +20,29 @@ from tensorflow.python.framework import load_library
 from tests import test_exchange
 from tests.replicas import copies, stepper
 from tf_gradcomp import compressors, ops
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
+from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.ops import gpu, library
 
+KERNEL_NAMES = Path(__file__).parents[2] / "custom_ops" / "gpu" / "kernel_names.h"
 FINGERPRINT, STEP = 7, 3
 SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
+CHUNK_SIZES, GROUPS = [50, 25, 25, 1, 5000, 25], [0, 1, 1, 2, 3, 1]
+ENTRIES = [50, 0, 700, 1, 90, 0]
 DTYPES = ["float32", "float16", "bfloat16"]
+METHODS = {
+    "on_gpu": [
+        compressors.AdaComp(50),
+        compressors.ScaleCom(rates=20, beta=0.5),
+        compressors.RandomK(density=0.1),
+        compressors.TopK(density=0.05),
+    ],
+    "copied": [compressors.QSGD()],  # but for the second moments
+}
 
 
 def numbers(seed, scale=1.0):
@@ -124,9 +145,129 @@ def compare_errors():
         decode("GPU:0", broken[np.newaxis])
 
 
+def divide(device, moments, gradients, with_squares):
+    squares = [tf.abs(gradient) if i % 2 else None for i, gradient in enumerate(numbers(8))]
+    with tf.device(device):
+        given = ops.SecondMoments(moments, 5, 0.999, 1e-7, 2.0, (), squares if with_squares else ())
+        return ops.precondition(given, gradients)
+
+
+def compare_divided(wrap, dtype):
+    moments = {}
+    for device in ("GPU:0", "CPU:0"):
+        with tf.device(device):
+            moments[device] = [tf.Variable(tf.fill([size], 0.01)) for size in SIZES]
+    for bad in (1.0, np.nan):
+        gradients = numbers(1, 0.3)
+        gradients[4][8000] *= bad
+        gradients = [tf.cast(value, dtype) for value in gradients]
+        shared = moments["GPU:0"][0].read_value()
+        before = shared.numpy()
+        divided = [
+            wrap(lambda device=device: divide(device, moments[device], gradients, bad == 1))()  # noqa: B023
+            for device in moments
+        ]
+        same(*divided)
+        same(*moments.values())
+        assert shared.numpy().tobytes() == before.tobytes()
+        assert np.isnan(divided[0][0].numpy()).all() == np.isnan(bad)
+
+
+def compare_top_k(wrap, dtype):
+    residuals = {}
+    for device in ("GPU:0", "CPU:0"):
+        with tf.device(device):
+            residuals[device] = [tf.Variable(value) for value in numbers(0)]
+    layout = {"entries": ENTRIES, "fingerprint": FINGERPRINT}
+    for largest in (1, 3e37, 1e38, np.inf):  # nine of which are finite, may be, are not
+        gradients = numbers(1, 0.3)
+        gradients[4][8000] = largest
+        gradients = [tf.cast(value, dtype) for value in gradients]
+        shared = residuals["GPU:0"][0].read_value()
+        before = shared.numpy()
+
+        def encode(device, gradients=gradients):
+            with tf.device("GPU:0"):
+                return ops.top_k_encode(residuals[device], gradients, STEP, **layout)
+
+        def decode_and_put_back(device, payload):
+            with tf.device(device):
+                shapes = [[size] for size in SIZES]
+                rows = tf.stack([payload] * 9)
+                reduced, finite = ops.top_k_decode(rows, STEP, shapes=shapes, **layout)
+            with tf.device("GPU:0"):
+                ops.top_k_put_back(residuals[device], payload, **layout)
+            return [*reduced, finite]
+
+        sent = [wrap(lambda device=device: encode(device))() for device in residuals]
+        same(*sent)
+        same(*residuals.values())
+        assert shared.numpy().tobytes() == before.tobytes()
+        same(
+            *[
+                wrap(lambda device=device: decode_and_put_back(device, sent[0][0]))()  # noqa: B023
+                for device in residuals
+            ]
+        )
+        same(*residuals.values())
+
+
+def step_in_chunks(residuals, gradients, lead, own_finite, with_rests):
+    """What the ops for chunks give in a step."""
+    chunked = ops.Chunked(residuals, gradients, CHUNK_SIZES, GROUPS)
+    selected, finite = ops.chunk_select(chunked, lead)
+    offsets = selected if lead else ops.chunk_draw(chunked, STEP, seed=5)
+    split = ops.chunk_split(chunked)
+    values = ops.chunk_take(chunked, offsets, own_finite)
+    rests = values[:-1] / 4 if with_rests else None
+    reduced, taken = ops.chunk_apply(
+        chunked, offsets, values, own_finite, finite, rests=rests, filter=0.3
+    )
+    return [offsets, finite, *split, values, *reduced, taken]
+
+
+def compare_chunks(wrap, dtype):
+    residuals = {}
+    for device in ("GPU:0", "CPU:0"):
+        with tf.device(device):
+            residuals[device] = [tf.Variable(value) for value in numbers(0)]
+    for lead, bad in ((True, 1), (False, 1), (True, np.nan)):
+        gradients = numbers(1, 0.3)
+        gradients[4][8000] *= bad
+        gradients = [tf.cast(value, dtype) for value in gradients]
+        shared = residuals["GPU:0"][0].read_value()
+        before = shared.numpy()
+
+        def step(device, lead=lead, gradients=gradients, finite=bad == 1):
+            with tf.device("GPU:0"):
+                return step_in_chunks(residuals[device], gradients, lead, finite, not lead)
+
+        done = [wrap(lambda device=device: step(device))() for device in residuals]
+        same(*done)
+        assert done[0][-1].numpy() == (bad == 1)
+        same(*residuals.values())
+        assert shared.numpy().tobytes() == before.tobytes()
+
+
+def encode_without_memory(fake):
+    """A payload that finds no memory on the host is taken back."""
+    values = tf.random.stateless_normal([600_000], [1, 2])
+    with tf.device("GPU:0"):
+        residual = tf.Variable(values)
+        gradient = tf.identity(values / 2)
+    before = residual.numpy()
+    fake.fake_gpu_fill_host()
+    with tf.device("GPU:0"), pytest.raises(tf.errors.ResourceExhaustedError):
+        ops.adacomp_encode([residual], [gradient], STEP, bin_sizes=[0], fingerprint=FINGERPRINT)
+    np.testing.assert_allclose(residual.numpy(), before, atol=1e-6)
+
+
 def compare(*cases):
     for wrap, dtype, divides in cases:
         compare_steps(wrap, dtype, divides)
+        compare_divided(wrap, dtype)
+        compare_chunks(wrap, dtype)
+        compare_top_k(wrap, dtype)
     compare_not_finite()
     compare_errors()
 
@@ -135,22 +276,42 @@ def eager(function):
     return function
 
 
-def exchange(gradients, devices):
-    """The reduced gradients of all steps, and the residuals after them."""
+class Dividing(test_exchange.Exchanging):
+    """An exchange of gradients that are divided by the roots of their second moments."""
+
+    def __init__(self, compressor):
+        super().__init__(compressor=compressor)
+        with tf.device("CPU:0"):
+            self.inner = [tf.Variable(tf.zeros(variable.shape)) for variable in self.variables]
+
+    def reduce(self, gradients):
+        inner = InnerState(tf.constant(3, tf.int64), {SECOND_MOMENT: self.inner}, self.inner)
+        member = current_group().member()
+        self.reduced[member.local_replica], self.finite = self.exchange.reduce(
+            gradients, self.variables, member, inner
+        )
+
+
+def exchange(gradients, devices, compressor):
+    """The reduced gradients of all steps, and the state after them."""
     test_exchange.mirrored = lambda _: tf.distribute.MirroredStrategy(
         devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
-    exchanging = test_exchange.Exchanging(compressor=compressors.AdaComp(50))
+    adam = Preconditioner(0.999, 1e-7)
+    test_exchange.exchange_by = lambda method, policy: GradientExchange(
+        Method(repr(method), [Candidate(method, adam)], choose, adam), policy
+    )
+    exchanging = Dividing(compressor=compressor)
     reduced = []
     for number, step in enumerate(gradients):
         by = stepper(exchanging.strategy, exchanging.reduce, graph=number % 2 == 0)
         by(step)
         reduced += [] if number % 2 == 0 else exchanging.reduced[0] + exchanging.reduced[1]
-    residuals = [copies(exchanging.strategy, one) for one in exchanging.exchange.residuals]
-    return [value.numpy() for value in reduced] + residuals
+    state = [one for of_all in exchanging.exchange.state.values() for one in of_all]
+    return [value.numpy() for value in reduced] + [copies(exchanging.strategy, s) for s in state]
 
 
-def compare_exchange():
+def compare_exchange(methods):
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     generator = np.random.default_rng(0)
@@ -159,13 +320,14 @@ def compare_exchange():
         for _ in range(4)
     ]
     gradients[2][1][0][3, 3] = np.nan
-    pairs = zip(
-        exchange(gradients, ["GPU:0", "CPU:0"]),
-        exchange(gradients, ["CPU:0", "CPU:1"]),
-        strict=True,
-    )
-    for ours, theirs in pairs:
-        np.testing.assert_array_equal(ours, theirs)
+    for compressor in METHODS[methods]:
+        pairs = zip(
+            exchange(gradients, ["GPU:0", "CPU:0"], compressor),
+            exchange(gradients, ["CPU:0", "CPU:1"], compressor),
+            strict=True,
+        )
+        for ours, theirs in pairs:
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def run_benchmark(path):
@@ -178,24 +340,32 @@ def run_benchmark(path):
     gpu_kernels.measure(bare, [5000])
 
 
+def launches(fake):
+    names = re.findall(r"KERNEL\((gradcomp_\w+)\)", KERNEL_NAMES.read_text())
+    return collections.Counter({name: fake.fake_gpu_launches(name.encode()) for name in names})
+
+
 def main():
-    path, part = sys.argv[1:]
+    path, part, *_ = sys.argv[1:]
+    methods = sys.argv[-1]
     load_library.load_pluggable_device_library(path)
     fake = ctypes.CDLL(path)
     if part == "without_nvrtc":
         library._NVRTC_PACKAGE = "nothing.of.this.name"
-    error = "" if part in ("exchange", "benchmark") else gpu.info(0).error
-    by_check = fake.fake_gpu_launches()
+    error = gpu.info(0).error  # with the first call, the check
+    by_check = launches(fake)
     if part == "kernels":
         cases = [(eager, dtype, dtype != "float16") for dtype in DTYPES]
         compare(*cases, (tf.function, "float32", True))
+        encode_without_memory(fake)
     elif part == "exchange":
-        compare_exchange()
+        compare_exchange(methods)
     elif part == "benchmark":
         run_benchmark(path)
     else:
         compare((tf.function, "float16", True))
-    report = {"error": error, "launches": fake.fake_gpu_launches() - by_check}
+    # How often each kernel was launched, without the check.
+    report = {"error": error, "launches": dict(launches(fake) - by_check)}
     with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
         json.dump(report, file)
 

@@ -7,6 +7,7 @@ kernels themselves are compared with the CPU's in `custom_ops/tests/gpu_adacomp_
 
 import ctypes
 import importlib.util
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -56,8 +57,13 @@ def fake_gpu(tmp_path_factory):
     return path
 
 
-def run(fake_gpu, part, **env):
-    (worker,) = run_workers(PROGRAM, 1, [fake_gpu, part], env={**ONE_THREAD, **env})
+def kernel_names():
+    names = (ROOT / "custom_ops" / "gpu" / "kernel_names.h").read_text()
+    return re.findall(r"KERNEL\((gradcomp_\w+)\)", names)
+
+
+def run(fake_gpu, *parts, **env):
+    (worker,) = run_workers(PROGRAM, 1, [fake_gpu, *parts], env={**ONE_THREAD, **env})
     return worker
 
 
@@ -81,15 +87,16 @@ def test_without_a_driver_the_kernels_are_not_used():
 
 def test_the_sources_are_in_the_library():
     built = library.PATH.read_bytes()
-    for name in ("adacomp.cu", "device.h", "adacomp_tables.h"):
-        assert (ROOT / "custom_ops" / "gpu" / name).read_bytes() in built
+    folder = ROOT / "custom_ops" / "gpu"
+    for path in [*folder.glob("*.cu"), *folder.glob("*tables.h"), folder / "device.h"]:
+        assert path.read_bytes() in built
 
 
 @needs_nvrtc
 def test_on_a_gpu_the_ops_do_what_they_do_on_the_host(fake_gpu):
     found = result(run(fake_gpu, "kernels"))
     assert found["error"] == ""
-    assert found["launches"] > 0
+    assert found["launches"].keys() == set(kernel_names())
 
 
 @needs_nvrtc
@@ -104,26 +111,34 @@ def test_on_a_gpu_the_ops_do_what_they_do_on_the_host(fake_gpu):
 def test_where_kernels_cannot_be_used_ops_work_on_the_host(fake_gpu, env, why):
     found = result(run(fake_gpu, "host", **env))
     assert why in found["error"]
-    assert found["launches"] == 0
+    assert not found["launches"]
 
 
 @pytest.mark.skipif(is_on_this_system("libnvrtc.so.12"), reason="NVRTC is installed")
 def test_without_nvrtc_ops_work_on_the_host(fake_gpu):
     found = result(run(fake_gpu, "without_nvrtc"))
     assert "NVRTC was not found" in found["error"]
-    assert found["launches"] == 0
+    assert not found["launches"]
 
 
 @needs_nvrtc
 def test_an_exchange_leaves_its_state_on_a_gpu_and_is_the_same(fake_gpu):
-    worker = run(fake_gpu, "exchange")
-    assert result(worker)["launches"] > 0
+    worker = run(fake_gpu, "exchange", "on_gpu")
+    assert result(worker)["launches"].keys() == set(kernel_names()) - {"gradcomp_adacomp_unpack"}
     assert "copied from the GPU" not in worker.stdout + worker.stderr
 
 
+@needs_nvrtc
+def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(fake_gpu):
+    worker = run(fake_gpu, "exchange", "copied")
+    launched = result(worker)["launches"]
+    assert launched.keys() == {"gradcomp_precondition_check", "gradcomp_precondition_divide"}
+    assert "copied from the GPU to the host for compression." in worker.stdout + worker.stderr
+
+
 def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake_gpu):
-    worker = run(fake_gpu, "exchange", GRADCOMP_GPU="0")
-    assert result(worker)["launches"] == 0
+    worker = run(fake_gpu, "exchange", "on_gpu", GRADCOMP_GPU="0")
+    assert not result(worker)["launches"]
     told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
     assert (worker.stdout + worker.stderr).count(told) == 1
 
@@ -131,6 +146,6 @@ def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake
 @needs_nvrtc
 def test_the_benchmark_checks_and_measures(fake_gpu):
     worker = run(fake_gpu, "benchmark")
-    assert result(worker)["launches"] > 0
+    assert result(worker)["launches"]
     table = [line for line in worker.stdout.splitlines() if line.startswith("| 5000 ")]
     assert len(table) == 2 * 7

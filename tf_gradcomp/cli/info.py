@@ -156,7 +156,17 @@ def _describe_gpu(ordinal: int) -> str:
     device = f", {found.name}, sm_{found.capability}" if found.name else ""
     if found.error:
         return f"{device} (gradients are copied to the host for the exchange: {found.error})"
-    return f"{device} (AdaComp runs on it; its kernels are compiled, and agree with the CPU's)"
+    return (
+        f"{device} (on it run {', '.join(_methods_on_gpus())} and, for all methods, dividing "
+        "by second moments; the kernels are compiled, and agree with the CPU's)"
+    )
+
+
+def _methods_on_gpus() -> list[str]:
+    from tf_gradcomp import compressors
+
+    methods = map(compressors.get, compressors.names())
+    return [type(m).__name__ for m in methods if getattr(m, "has_gpu_kernels", False)]
 
 
 def _add_tf_config(report: _Report) -> None:

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import hashlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
@@ -145,8 +145,9 @@ class Compressor(abc.ABC):
         preconditions: Whether `exchange` itself divides gradients by the roots of second moments,
             with the same bits as `ExchangeInputs.preconditioned`. If it does not, `conversation`
             divides them before; always so with AMSGrad.
-        has_gpu_kernels: Whether its ops run on a GPU as well, on residuals and second moments that
-            are there. State of other methods is copied to the host for each step.
+        has_gpu_kernels: Whether its ops run on a GPU as well, on residuals that are there, and on
+            second moments if it divides by itself. Residuals of other methods are copied to the
+            host for each step.
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
         keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.
@@ -157,7 +158,7 @@ class Compressor(abc.ABC):
     name: ClassVar[str]
     helped_by_precondition: bool = False
     preconditions: ClassVar[bool] = False
-    has_gpu_kernels: ClassVar[bool] = False
+    has_gpu_kernels: bool = False
     keeps_slices: ClassVar[bool] = False
     delays_unless: ClassVar[int | None] = None
     residual_scale: float = 1.0
@@ -301,3 +302,13 @@ class Compressor(abc.ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({settings})"
+
+
+def in_turn(compressor: Compressor) -> Iterator[Compressor]:
+    """The methods that exchange in its place in a job, or it alone: warm-ups and phases."""
+    if not compressor.phases:
+        yield compressor
+    for phase in compressor.phases:
+        yield from in_turn(phase)
+    if compressor.warmup:
+        yield from in_turn(compressor.warmup)

@@ -49,6 +49,7 @@ class RandomK(Compressor):
 
     name = "random_k"
     delays_unless = _SENT_WHOLE
+    has_gpu_kernels = True
 
     def __init__(
         self,

@@ -112,6 +112,7 @@ class ScaleCom(Compressor):
                 f"{value_bits!r}."
             )
         self.value_bits = value_bits
+        self.has_gpu_kernels = value_bits == FLOAT_BITS
 
     def rate(self, spec: GradientSpec) -> int:
         """Of how many entries of this variable one is sent."""

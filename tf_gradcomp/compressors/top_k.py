@@ -99,6 +99,7 @@ class TopK(Compressor):
             )
         self.momentum = float(momentum)
         self.clip_norm = None if clip_norm is None else float(clip_norm)
+        self.has_gpu_kernels = not self.momentum and self.clip_norm is None
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """A residual; with momentum, also a velocity."""

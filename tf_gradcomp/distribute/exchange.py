@@ -482,7 +482,7 @@ def _announce(parts: Parts) -> None:
     if parts.preconditioner:
         tell_user(f"Each replica keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
     gpus = [device for device in parts.group.devices if "GPU" in device]
-    if gpus and not parts.has_gpu_kernels:
+    if gpus and parts.is_copied:
         tell_user(f"{_COPIED}.")
     elif problem := next(filter(None, map(gpu.problem, gpus)), None):
         tell_user(f"{_COPIED}: {problem}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,25 +19,28 @@ class OnHost:
 
     Args:
         state: The variables, by name.
-        has_gpu_kernels: Whether there are such kernels.
+        on_gpu: Of which of them there are such kernels.
     """
 
     def __init__(
-        self, state: Mapping[str, Sequence[tf.Variable]], has_gpu_kernels: bool = False
+        self, state: Mapping[str, Sequence[tf.Variable]], on_gpu: Collection[str] = ()
     ) -> None:
         self._state = state
-        self._has_gpu_kernels = has_gpu_kernels
+        self._on_gpu = on_gpu
         self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def __enter__(self) -> dict[str, list[tf.Tensor]]:
-        return {name: [self._handle(v) for v in of_all] for name, of_all in self._state.items()}
+        return {
+            name: [self._handle(variable, name in self._on_gpu) for variable in of_all]
+            for name, of_all in self._state.items()
+        }
 
     def __exit__(self, *_: Any) -> None:
         for variable, handle in self._copies:
             variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
 
-    def _handle(self, variable: tf.Variable) -> tf.Tensor:
-        if _on_host(variable) or (self._has_gpu_kernels and not gpu.problem(variable.device)):
+    def _handle(self, variable: tf.Variable, has_kernels: bool) -> tf.Tensor:
+        if _on_host(variable) or (has_kernels and not gpu.problem(variable.device)):
             return variable.handle
         handle = _host_copy(variable)
         self._copies.append((variable, handle))

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import HandOver, InnerState
-from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
-from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor, in_turn
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
 from tf_gradcomp.distribute.gradients import all_finite, as_tensors, plus_residual
@@ -71,11 +71,20 @@ class Parts:
     label: str
 
     @property
-    def has_gpu_kernels(self) -> bool:
-        """Whether all that is done with the state in a step can be done on a GPU."""
-        takes_turns = self.compressor.warmup or self.compressor.phases
-        is_known = set(self.state) <= {RESIDUAL, SECOND_MOMENT}
-        return self.compressor.has_gpu_kernels and is_known and not takes_turns
+    def on_gpu(self) -> frozenset[str]:
+        """The state that stays on a GPU in a step: all that is done with it can be done there."""
+        methods = list(in_turn(self.compressor))
+        names = {SECOND_MOMENT, LARGEST}
+        if len(methods) == 1 and self.compressor.has_gpu_kernels:
+            names.add(RESIDUAL)
+        elif any(method.preconditions for method in methods):
+            return frozenset()  # one op has second moments and residuals
+        return frozenset(names & self.state.keys())
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether state on a GPU is copied to the host and back in a step, all of it or some."""
+        return self.on_gpu != self.state.keys()
 
     def is_large(self, number: int) -> bool:
         """Whether a table is too large to be made dense."""
@@ -289,7 +298,7 @@ class ReplicaExchange:
         specs = [parts.specs[number] for number in numbers]
         if parts.ahead:
             communicator.ahead = self._local(parts.ahead.words)
-        with OnHost(self._state(numbers), parts.has_gpu_kernels) as handles:
+        with OnHost(self._state(numbers), parts.on_gpu) as handles:
             moments = None
             if parts.preconditioner and inner:
                 moments = parts.preconditioner.second_moments(

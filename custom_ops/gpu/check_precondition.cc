@@ -1,0 +1,61 @@
+#include <limits>
+#include <vector>
+
+#include "../kernels/precondition.h"
+#include "check_support.h"
+#include "precondition_on_gpu.h"
+#include "self_check.h"
+
+namespace gradcomp {
+namespace {
+
+const std::vector<int64_t> kSizes = {9001, 70, 4096};
+constexpr AdamSettings kAdam{0.999f, 1e-7f, 10.0f};
+
+// Where there are squares, the first tensor has them.
+std::vector<PreconditionTensor> Divided(const std::vector<float*>& moments,
+                                        const std::vector<float*>& gradients,
+                                        const std::vector<float*>& squares,
+                                        const std::vector<float*>& outputs) {
+  std::vector<PreconditionTensor> tensors;
+  for (size_t i = 0; i < kSizes.size(); ++i) {
+    tensors.push_back({moments[i], gradients[i], GradientType::kFloat, kSizes[i], outputs[i],
+                       i == 0 ? squares[i] : nullptr});
+  }
+  return tensors;
+}
+
+Tensors Squared(Tensors tensors) {
+  for (auto& tensor : tensors) {
+    for (float& value : tensor) value *= value;
+  }
+  return tensors;
+}
+
+Status CheckStep(bool finite, DriverQueue* queue) {
+  Tensors moments = Squared(NumbersOf(kSizes, 11));
+  Tensors gradients = NumbersOf(kSizes, 12);
+  Tensors squares = Squared(NumbersOf(kSizes, 13));
+  Tensors outputs = NumbersOf(kSizes, 14);
+  if (!finite) gradients[2][4000] = std::numeric_limits<float>::infinity();
+  const std::vector<float*> gpu_moments = Upload(moments, queue);
+  const std::vector<float*> gpu_outputs = Upload(outputs, queue);
+  PreconditionOnGpu(Divided(gpu_moments, Upload(gradients, queue), Upload(squares, queue),
+                            gpu_outputs),
+                    kAdam, queue);
+  Precondition(Divided(Pointers(&moments), Pointers(&gradients), Pointers(&squares),
+                       Pointers(&outputs)),
+               kAdam, OnThisThread);
+  if (!AreEqual(gpu_moments, moments, queue)) return {"second moments are not the CPU's"};
+  if (!AreEqual(gpu_outputs, outputs, queue)) return {"divided gradients are not the CPU's"};
+  return {};
+}
+
+}  // namespace
+
+Status CheckPrecondition(DriverQueue* queue) {
+  const Status status = CheckStep(/*finite=*/true, queue);
+  return status.ok() ? CheckStep(/*finite=*/false, queue) : status;
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,166 @@
+// Chunks of ScaleCom and RandomK on a GPU: what kernels/chunks.cc does, to the bit.
+//
+//   select: choose  a block for each piece of a group
+//           pack    a thread for each word of the offsets
+//   take:   take    a thread for each chunk
+//   apply:  keep    a thread for each chunk: what its chosen place will keep
+//           spread  a block for each slice of a tensor: adds the gradient, clears the output
+//           place   a thread for each chunk: the total, and what is kept
+#include "chunks_tables.h"
+#include "device.h"
+
+namespace gradcomp {
+namespace gpu {
+
+// Finds the tensors of places in a group that are asked for in ascending order.
+struct ChunkCursor {
+  const ChunkTensor* tensors;
+  long long num_tensors;
+  const ChunkTensor* tensor;
+  long long end;  // of the tensor, in the group
+};
+
+__device__ inline ChunkCursor CursorOf(const ChunkStep& step, const ChunkGroup& group) {
+  return {step.tensors + group.first_tensor, group.num_tensors, nullptr, 0};
+}
+
+__device__ inline void MoveTo(long long place, ChunkCursor* cursor) {
+  if (place < cursor->end) return;
+  cursor->tensor = cursor->tensors + LastUpTo(cursor->tensors, cursor->num_tensors,
+                                              &ChunkTensor::start, place);
+  cursor->end = cursor->tensor->start + cursor->tensor->size;
+}
+
+__device__ inline float ChunkSum(const ChunkTensor& tensor, long long i) {
+  return __fadd_rn(tensor.residual[i], LoadGradient(tensor.gradient, tensor.gradient_type, i));
+}
+
+// The largest magnitude, and of equals the first, is the largest number.
+__device__ inline unsigned long long Rank(unsigned magnitude, unsigned offset) {
+  return static_cast<unsigned long long>(magnitude) << 32 | ~offset;
+}
+
+__device__ inline unsigned long long BlockMax(unsigned long long value) {
+  __shared__ unsigned long long of_warps[kWarps];
+  if (threadIdx.x % kLanes == 0) of_warps[threadIdx.x / kLanes] = value;
+  __syncthreads();
+  for (int i = 0; i < kWarps; ++i) value = of_warps[i] > value ? of_warps[i] : value;
+  return value;
+}
+
+// kWidth threads have a chunk together.
+template <int kWidth>
+__device__ void ChooseInPiece(const ChunkStep& step, const ChunkGroup& group, long long piece) {
+  const long long chunk = piece * (kThreads / kWidth) + threadIdx.x / kWidth;
+  const long long begin = chunk * group.chunk_size;
+  const long long end =
+      begin + group.chunk_size < group.size ? begin + group.chunk_size : group.size;
+  ChunkCursor cursor = CursorOf(step, group);
+  unsigned long long first = 0;
+  for (long long place = begin + threadIdx.x % kWidth; place < end; place += kWidth) {
+    MoveTo(place, &cursor);
+    const float sum = ChunkSum(*cursor.tensor, place - cursor.tensor->start);
+    const unsigned long long rank = Rank(Magnitude(sum), static_cast<unsigned>(place - begin));
+    first = rank > first ? rank : first;
+  }
+  if (kWidth >= kLanes) first = WarpMax(first);
+  if (kWidth > kLanes) first = BlockMax(first);
+  if (threadIdx.x % kWidth != 0 || chunk >= group.num_chunks) return;
+  if (static_cast<unsigned>(first >> 32) >= kInfinity) atomicExch(step.not_finite, 1);
+  if (step.chosen) step.chosen[group.first_chunk + chunk] = ~static_cast<unsigned>(first);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_choose(ChunkStep step) {
+  const long long group = LastUpTo(step.groups, step.num_groups, &ChunkGroup::first_piece,
+                                   static_cast<long long>(blockIdx.x));
+  const long long piece = blockIdx.x - step.groups[group].first_piece;
+  if (step.groups[group].width == 1) {
+    ChooseInPiece<1>(step, step.groups[group], piece);
+  } else if (step.groups[group].width == kLanes) {
+    ChooseInPiece<kLanes>(step, step.groups[group], piece);
+  } else {
+    ChooseInPiece<kThreads>(step, step.groups[group], piece);
+  }
+}
+
+__device__ inline long long OwnNumber() {
+  return static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_pack(ChunkStep step) {
+  const long long word = OwnNumber();
+  if (word >= step.num_words) return;
+  const ChunkGroup& group =
+      step.groups[LastUpTo(step.groups, step.num_groups, &ChunkGroup::first_word, word)];
+  const long long first_bit = 32 * (word - group.first_word);
+  unsigned bits = 0;
+  for (long long chunk = first_bit / group.bits; chunk < group.num_chunks; ++chunk) {
+    const long long at = chunk * group.bits - first_bit;
+    if (at >= 32) break;
+    const unsigned chosen = step.chosen[group.first_chunk + chunk];
+    bits |= at >= 0 ? chosen << at : chosen >> -at;
+  }
+  step.offsets[word] = static_cast<int>(bits);
+}
+
+struct ChosenPlace {
+  const ChunkTensor* tensor;
+  long long element;
+};
+
+__device__ inline ChosenPlace FindChosen(const ChunkStep& step, long long number) {
+  const ChunkGroup& group =
+      step.groups[LastUpTo(step.groups, step.num_groups, &ChunkGroup::first_chunk, number)];
+  const long long chunk = number - group.first_chunk;
+  long long place = chunk * group.chunk_size;
+  if (group.bits > 0) {
+    const long long bit = chunk * group.bits;
+    const int* words = step.offsets + group.first_word + bit / 32;
+    const int shift = static_cast<int>(bit % 32);
+    unsigned long long both = static_cast<unsigned>(words[0]);
+    if (shift + group.bits > 32) {
+      both |= static_cast<unsigned long long>(static_cast<unsigned>(words[1])) << 32;
+    }
+    place += static_cast<long long>(both >> shift & ((1ull << group.bits) - 1));
+  }
+  ChunkCursor cursor = CursorOf(step, group);
+  MoveTo(place, &cursor);
+  return {cursor.tensor, place - cursor.tensor->start};
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_take(ChunkStep step) {
+  const long long chunk = OwnNumber();
+  if (chunk >= step.num_chunks) return;
+  const ChosenPlace chosen = FindChosen(step, chunk);
+  step.values[chunk] = ChunkSum(*chosen.tensor, chosen.element);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_keep(ChunkStep step) {
+  const long long chunk = OwnNumber();
+  if (chunk >= step.num_chunks) return;
+  const ChosenPlace chosen = FindChosen(step, chunk);
+  float kept = __fmul_rn(step.kept_share, chosen.tensor->residual[chosen.element]);
+  if (step.rests) kept = __fadd_rn(kept, __fmul_rn(step.filter, step.rests[chunk]));
+  step.values[chunk] = kept;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_spread(ChunkStep step) {
+  const Slice slice = FindSlice(step.tensors, step.num_tensors, blockIdx.x);
+  const ChunkTensor& tensor = step.tensors[slice.tensor];
+  for (long long i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
+    const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
+    tensor.residual[i] = __fadd_rn(tensor.residual[i], __fmul_rn(step.filter, value));
+    if (tensor.output) tensor.output[i] = 0;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_place(ChunkStep step) {
+  const long long chunk = OwnNumber();
+  if (chunk >= step.num_chunks) return;
+  const ChosenPlace chosen = FindChosen(step, chunk);
+  chosen.tensor->residual[chosen.element] = step.values[chunk];
+  chosen.tensor->output[chosen.element] = step.totals[chunk];
+}
+
+}  // namespace gpu
+}  // namespace gradcomp

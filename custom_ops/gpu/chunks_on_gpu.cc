@@ -1,0 +1,125 @@
+#include "chunks_on_gpu.h"
+
+#include "chunks_tables.h"
+
+namespace gradcomp {
+namespace {
+
+constexpr int kLanes = 32;
+constexpr int64_t kSmallChunk = 16;         // up to it, a chunk is a thread's
+constexpr int64_t kLargeChunk = 1 << 12;    // from it on, a block's
+
+int WidthOf(int64_t chunk_size) {
+  if (chunk_size <= kSmallChunk) return 1;
+  return chunk_size < kLargeChunk ? kLanes : gpu::kThreads;
+}
+
+// Tensors and groups in the memory of the device, and how many blocks there are to launch.
+struct Planned {
+  gpu::ChunkStep step = {};
+  int64_t num_pieces = 0;
+  int64_t num_slices = 0;
+};
+
+Planned Plan(const ChunkLayout& layout, const std::vector<Source>& sources,
+             const std::vector<float*>& outputs, GpuQueue* queue) {
+  Planned planned;
+  std::vector<gpu::ChunkTensor> tensors;
+  std::vector<gpu::ChunkGroup> groups;
+  for (const ChunkLayout::Group& group : layout.groups()) {
+    gpu::ChunkGroup to = {};
+    to.chunk_size = group.chunk_size;
+    to.bits = group.bits;
+    to.size = group.size;
+    to.num_chunks = CeilDiv(group.size, group.chunk_size);
+    to.first_chunk = group.first_chunk;
+    to.first_word = group.first_word;
+    to.first_tensor = tensors.size();
+    to.num_tensors = group.tensors.size();
+    to.first_piece = planned.num_pieces;
+    to.width = WidthOf(group.chunk_size);
+    groups.push_back(to);
+    planned.num_pieces += CeilDiv(to.num_chunks, gpu::kThreads / to.width);
+    for (size_t i = 0; i < group.tensors.size(); ++i) {
+      const Source& source = sources[group.tensors[i]];
+      const int64_t size = group.starts[i + 1] - group.starts[i];
+      tensors.push_back({source.residual, source.gradient,
+                         outputs.empty() ? nullptr : outputs[group.tensors[i]],
+                         static_cast<int>(source.type), group.starts[i], size,
+                         planned.num_slices});
+      planned.num_slices += CeilDiv(size, gpu::kSliceElements);
+    }
+  }
+  planned.step.tensors = CopyToGpu(queue, tensors);
+  planned.step.num_tensors = tensors.size();
+  planned.step.groups = CopyToGpu(queue, groups);
+  planned.step.num_groups = groups.size();
+  planned.step.num_chunks = layout.num_chunks();
+  planned.step.num_words = layout.num_words();
+  return planned;
+}
+
+void LaunchByThreads(const char* kernel, int64_t num_threads, const gpu::ChunkStep& step,
+                     GpuQueue* queue) {
+  if (num_threads > 0) queue->Launch(kernel, CeilDiv(num_threads, gpu::kThreads), &step);
+}
+
+int* UploadOffsets(const ChunkLayout& layout, const int32_t* offsets, GpuQueue* queue) {
+  return static_cast<int*>(queue->Upload(offsets, 4 * layout.num_words()));
+}
+
+}  // namespace
+
+SelectedOnGpu SelectLargestOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
+                                 bool chooses, GpuQueue* queue) {
+  Planned planned = Plan(layout, tensors, {}, queue);
+  gpu::ChunkStep& step = planned.step;
+  if (planned.num_pieces == 0) return {nullptr, nullptr};
+  step.not_finite = NewOnGpu<int>(queue, 1);
+  queue->Zero(step.not_finite, sizeof(int));
+  if (chooses) {
+    step.chosen = NewOnGpu<unsigned>(queue, step.num_chunks);
+    step.offsets = NewOnGpu<int>(queue, step.num_words);
+  }
+  queue->Launch("gradcomp_chunks_choose", planned.num_pieces, &step);
+  if (chooses) LaunchByThreads("gradcomp_chunks_pack", step.num_words, step, queue);
+  return {step.offsets, step.not_finite};
+}
+
+const float* TakeChosenOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
+                             const int32_t* offsets, GpuQueue* queue) {
+  gpu::ChunkStep step = Plan(layout, tensors, {}, queue).step;
+  step.offsets = UploadOffsets(layout, offsets, queue);
+  step.values = NewOnGpu<float>(queue, step.num_chunks);
+  LaunchByThreads("gradcomp_chunks_take", step.num_chunks, step, queue);
+  return step.values;
+}
+
+void ApplyTotalsOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
+                      const int32_t* offsets, const float* totals, const float* rests,
+                      float filter, GpuQueue* queue, const std::vector<float*>& outputs) {
+  Planned planned = Plan(layout, tensors, outputs, queue);
+  gpu::ChunkStep& step = planned.step;
+  if (step.num_chunks == 0) return;
+  const int64_t bytes = 4 * step.num_chunks;
+  step.offsets = UploadOffsets(layout, offsets, queue);
+  step.totals = static_cast<const float*>(queue->Upload(totals, bytes));
+  if (rests) step.rests = static_cast<const float*>(queue->Upload(rests, bytes));
+  step.values = NewOnGpu<float>(queue, step.num_chunks);
+  step.filter = filter;
+  step.kept_share = 1 - filter;
+  LaunchByThreads("gradcomp_chunks_keep", step.num_chunks, step, queue);
+  queue->Launch("gradcomp_chunks_spread", planned.num_slices, &step);
+  LaunchByThreads("gradcomp_chunks_place", step.num_chunks, step, queue);
+}
+
+void KeepGradientsOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
+                        float filter, GpuQueue* queue) {
+  Planned planned = Plan(layout, tensors, {}, queue);
+  planned.step.filter = filter;
+  if (planned.num_slices > 0) {
+    queue->Launch("gradcomp_chunks_spread", planned.num_slices, &planned.step);
+  }
+}
+
+}  // namespace gradcomp

@@ -1,0 +1,39 @@
+// The names of all kernels, by method.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_
+
+#define GRADCOMP_ADACOMP_KERNELS(KERNEL) \
+  KERNEL(gradcomp_adacomp_scan)          \
+  KERNEL(gradcomp_adacomp_tensors)       \
+  KERNEL(gradcomp_adacomp_layout)        \
+  KERNEL(gradcomp_adacomp_pack)          \
+  KERNEL(gradcomp_adacomp_unpack)        \
+  KERNEL(gradcomp_adacomp_decode)
+
+#define GRADCOMP_PRECONDITION_KERNELS(KERNEL) \
+  KERNEL(gradcomp_precondition_check)         \
+  KERNEL(gradcomp_precondition_divide)
+
+#define GRADCOMP_CHUNKS_KERNELS(KERNEL) \
+  KERNEL(gradcomp_chunks_choose)        \
+  KERNEL(gradcomp_chunks_pack)          \
+  KERNEL(gradcomp_chunks_take)          \
+  KERNEL(gradcomp_chunks_keep)          \
+  KERNEL(gradcomp_chunks_spread)        \
+  KERNEL(gradcomp_chunks_place)
+
+#define GRADCOMP_TOP_K_KERNELS(KERNEL) \
+  KERNEL(gradcomp_top_k_count)         \
+  KERNEL(gradcomp_top_k_pick)          \
+  KERNEL(gradcomp_top_k_tally)         \
+  KERNEL(gradcomp_top_k_places)        \
+  KERNEL(gradcomp_top_k_send)          \
+  KERNEL(gradcomp_top_k_decode)
+
+#define GRADCOMP_ALL_KERNELS(KERNEL) \
+  GRADCOMP_ADACOMP_KERNELS(KERNEL)   \
+  GRADCOMP_CHUNKS_KERNELS(KERNEL)    \
+  GRADCOMP_PRECONDITION_KERNELS(KERNEL) \
+  GRADCOMP_TOP_K_KERNELS(KERNEL)
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_

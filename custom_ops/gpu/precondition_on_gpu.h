@@ -1,0 +1,18 @@
+// Gives Adam's division to a queue. What the kernels do: precondition.cu.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_ON_GPU_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_ON_GPU_H_
+
+#include <vector>
+
+#include "../kernels/precondition.h"
+#include "queue.h"
+
+namespace gradcomp {
+
+// What Precondition does with tensors whose pointers are the device's.
+void PreconditionOnGpu(const std::vector<PreconditionTensor>& tensors,
+                       const AdamSettings& settings, GpuQueue* queue);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_ON_GPU_H_

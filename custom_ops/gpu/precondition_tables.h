@@ -1,0 +1,33 @@
+// What the host tells the kernels that divide by second moments. NVRTC reads this file, too.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_TABLES_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_TABLES_H_
+
+#include "tables.h"
+
+namespace gradcomp {
+namespace gpu {
+
+struct DividedTensor {
+  float* second_moment;  // updated in place
+  const void* gradient;
+  const float* squares;  // in place of the gradient's own, if given
+  float* preconditioned;
+  int gradient_type;     // GradientType: float, half, bfloat16
+  long long size;        // elements
+  long long first_slice;
+};
+
+// One launch of each kernel.
+struct PreconditionStep {
+  const DividedTensor* tensors;
+  long long num_tensors;
+  int* not_finite;  // 0 before the first launch
+  float share;      // 1 - beta_2
+  float scale;
+  float epsilon;
+};
+
+}  // namespace gpu
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_TABLES_H_

@@ -1,0 +1,16 @@
+// What host and kernels both know, whatever the method. Plain C++ without includes, for NVRTC reads
+// this file, too.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_TABLES_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_TABLES_H_
+
+namespace gradcomp {
+namespace gpu {
+
+constexpr int kThreads = 512;          // of a CUDA block, in every kernel
+constexpr int kTileElements = 4096;    // that a CUDA block keeps in its shared memory
+constexpr int kSliceElements = 4096;   // of a tensor, that a CUDA block goes through
+
+}  // namespace gpu
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_TABLES_H_

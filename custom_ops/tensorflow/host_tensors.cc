@@ -1,0 +1,85 @@
+#include "host_tensors.h"
+
+#include "tensorflow/core/framework/device.h"
+
+namespace gradcomp {
+
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+
+HostTensors::HostTensors(OpKernelContext* context)
+    : context_(context),
+      on_gpu_(context->device()->attributes().device_type() == tensorflow::DEVICE_GPU) {}
+
+absl::Status HostTensors::Input(int i, const Tensor** input) {
+  *input = &context_->input(i);
+  if (!on_gpu_) return absl::OkStatus();
+  inputs_.emplace_back();
+  TF_RETURN_IF_ERROR(CopyToHost(**input, &inputs_.back()));
+  *input = &inputs_.back();
+  return absl::OkStatus();
+}
+
+absl::Status HostTensors::Variables(LockedResiduals* variables, bool writes,
+                                    std::vector<float*>* data) {
+  if (!on_gpu_) {
+    if (writes) TF_RETURN_IF_ERROR(variables->Unshare(context_));
+    *data = variables->all_data();
+    return absl::OkStatus();
+  }
+  for (int i = 0; i < variables->size(); ++i) {
+    Tensor on_host;
+    TF_RETURN_IF_ERROR(CopyToHost(*variables->tensor(i), &on_host));
+    data->push_back(on_host.flat<float>().data());
+    if (writes) {
+      variables_.push_back({on_host, variables->tensor(i)});
+    } else {
+      inputs_.push_back(on_host);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostTensors::Output(int i, const tensorflow::TensorShape& shape, float** data) {
+  Tensor* output;
+  TF_RETURN_IF_ERROR(context_->allocate_output(i, shape, &output));
+  Tensor on_host = *output;
+  if (on_gpu_) {
+    TF_RETURN_IF_ERROR(context_->allocate_temp(output->dtype(), shape, &on_host, PinnedOnHost()));
+    outputs_.push_back({on_host, output});
+  }
+  *data = on_host.flat<float>().data();
+  return absl::OkStatus();
+}
+
+absl::Status HostTensors::Finish() {
+  for (const Copy& output : outputs_) {
+    TF_RETURN_IF_ERROR(CopyToDevice(output.on_host, output.on_device));
+  }
+  // Into new buffers: values that were read may share the old ones. All of them, before any changes.
+  std::vector<Tensor> written;
+  for (const Copy& variable : variables_) {
+    const Tensor& on_host = variable.on_host;
+    written.emplace_back();
+    TF_RETURN_IF_ERROR(
+        context_->allocate_temp(on_host.dtype(), on_host.shape(), &written.back()));
+    TF_RETURN_IF_ERROR(CopyToDevice(on_host, &written.back()));
+  }
+  for (size_t i = 0; i < variables_.size(); ++i) *variables_[i].on_device = written[i];
+  return absl::OkStatus();
+}
+
+absl::Status HostTensors::CopyToHost(const Tensor& from, Tensor* to) {
+  TF_RETURN_IF_ERROR(context_->allocate_temp(from.dtype(), from.shape(), to, PinnedOnHost()));
+  if (from.NumElements() == 0) return absl::OkStatus();
+  auto* device = static_cast<tensorflow::Device*>(context_->device());
+  return context_->op_device_context()->CopyDeviceTensorToCPUSync(&from, "", device, to);
+}
+
+absl::Status HostTensors::CopyToDevice(const Tensor& from, Tensor* to) {
+  if (from.NumElements() == 0) return absl::OkStatus();
+  auto* device = static_cast<tensorflow::Device*>(context_->device());
+  return context_->op_device_context()->CopyCPUTensorToDeviceSync(&from, device, to);
+}
+
+}  // namespace gradcomp

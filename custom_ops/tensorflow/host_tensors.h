@@ -1,0 +1,49 @@
+// The tensors of an op that does its work on the host, whatever device it runs on.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_HOST_TENSORS_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_HOST_TENSORS_H_
+
+#include <deque>
+#include <vector>
+
+#include "op_support.h"
+#include "status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace gradcomp {
+
+// On a CPU, inputs, variables and outputs as they are. On a GPU, where an op comes whose kernels can't be
+// used, copies of them; what was written goes to the device with Finish, and is lost without it.
+class HostTensors {
+ public:
+  explicit HostTensors(tensorflow::OpKernelContext* context);
+
+  // An input of the op that is on its device.
+  absl::Status Input(int i, const tensorflow::Tensor** input);
+
+  // Variables that are read and, if `writes`, written in place.
+  absl::Status Variables(LockedResiduals* variables, bool writes, std::vector<float*>* data);
+
+  // Allocates an output that is on the op's device.
+  absl::Status Output(int i, const tensorflow::TensorShape& shape, float** data);
+
+  absl::Status Finish();
+
+ private:
+  struct Copy {
+    tensorflow::Tensor on_host;
+    tensorflow::Tensor* on_device;
+  };
+
+  absl::Status CopyToHost(const tensorflow::Tensor& from, tensorflow::Tensor* to);
+  absl::Status CopyToDevice(const tensorflow::Tensor& from, tensorflow::Tensor* to);
+
+  tensorflow::OpKernelContext* const context_;
+  const bool on_gpu_;
+  std::deque<tensorflow::Tensor> inputs_;
+  std::vector<Copy> variables_;
+  std::vector<Copy> outputs_;
+};
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_HOST_TENSORS_H_

@@ -1,0 +1,174 @@
+// The kernels for GPUs of ScaleCom and RandomK in the emulator, beside those for CPUs.
+#include "gpu_emulator.h"
+
+#include "../gpu/chunks.cu"
+
+#include <limits>
+
+#include "../gpu/chunks_on_gpu.h"
+#include "check.h"
+#include "emulated_queue.h"
+#include "support.h"
+
+namespace gradcomp {
+namespace {
+
+using Tensors = std::vector<std::vector<float>>;
+
+const EmulatedKernels kKernels = {GRADCOMP_CHUNKS_KERNELS(EMULATED)};
+
+// Groups that span tensors, empty ones, and chunks of one, of few and of very many.
+const std::vector<int64_t> kSizes = {30001, 7, 0, 60, 0, 70003, 1, 3000, 9, 5000, 4999, 512, 0};
+const std::vector<int64_t> kChunkSizes = {400, 25, 25, 25, 3, 65536, 25, 1, 25, 16, 4096, 4096, 9};
+const std::vector<int64_t> kGroups = {0, 9, 9, 9, 5, 6, 9, 7, 9, 2, 8, 8, 1};
+
+struct Chunked {
+  Tensors residuals;
+  Tensors gradients;
+  std::vector<std::vector<uint16_t>> halves;  // the gradients' upper bits
+  Tensors outputs;
+
+  explicit Chunked(const std::vector<int64_t>& sizes) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      residuals.push_back(Normal(sizes[i], 1, i));
+      gradients.push_back(Normal(sizes[i], 0.3f, 100 + i));
+      halves.emplace_back();
+      for (float value : gradients[i]) halves[i].push_back(ToBits(value) >> 16);
+      outputs.emplace_back(sizes[i], 7.0f);
+    }
+  }
+
+  std::vector<Source> Of(GradientType type) {
+    std::vector<Source> sources;
+    for (size_t i = 0; i < residuals.size(); ++i) {
+      const void* gradient = halves[i].data();
+      if (type == GradientType::kFloat) gradient = gradients[i].data();
+      sources.push_back({residuals[i].data(), gradient, type});
+    }
+    return sources;
+  }
+};
+
+void CheckSame(const Tensors& a, const Tensors& b) {
+  for (size_t i = 0; i < a.size(); ++i) CHECK(SameBits(a[i], b[i]));
+}
+
+std::vector<int32_t> SelectOnGpu(const ChunkLayout& layout, const std::vector<Source>& sources,
+                                 unsigned seed, bool finite = true) {
+  EmulatedQueue queue(kKernels, seed);
+  const SelectedOnGpu selected = SelectLargestOnGpu(layout, sources, true, &queue);
+  CHECK(*selected.not_finite == !finite);
+  return {selected.offsets, selected.offsets + layout.num_words()};
+}
+
+// A step as the CPU makes it, and then in several orders of threads.
+void CheckStep(GradientType type, float filter, bool with_rests) {
+  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  Chunked expected(kSizes);
+  std::vector<int32_t> offsets(layout.num_words());
+  CHECK(SelectLargest(layout, expected.Of(type), Threads(1), offsets.data()));
+  std::vector<float> values(layout.num_chunks());
+  TakeChosen(layout, expected.Of(type), offsets.data(), Threads(1), values.data());
+  const std::vector<float> rests = Normal(layout.num_chunks(), 0.1f, 5);
+  const float* given = with_rests ? rests.data() : nullptr;
+  ApplyTotals(layout, expected.Of(type), offsets.data(), values.data(), given, filter, Threads(1),
+              Pointers(&expected.outputs));
+  for (unsigned seed : {1, 20}) {
+    Chunked chunked(kSizes);
+    const auto sources = chunked.Of(type);
+    CHECK(SelectOnGpu(layout, sources, seed) == offsets);
+    EmulatedQueue queue(kKernels, seed);
+    const float* taken = TakeChosenOnGpu(layout, sources, offsets.data(), &queue);
+    CHECK(SameBits({taken, taken + values.size()}, values));
+    ApplyTotalsOnGpu(layout, sources, offsets.data(), values.data(), given, filter, &queue,
+                     Pointers(&chunked.outputs));
+    CheckSame(chunked.residuals, expected.residuals);
+    CheckSame(chunked.outputs, expected.outputs);
+  }
+}
+
+void StepsAreThoseOfTheCpu() {
+  CheckStep(GradientType::kFloat, 1, false);
+  CheckStep(GradientType::kHalf, 0.3f, true);
+  CheckStep(GradientType::kBFloat16, 0.1f, false);
+}
+
+void OfEqualMagnitudesTheFirstIsChosen() {
+  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  for (uint32_t kinds : {1, 2, 5}) {
+    Chunked chunked(kSizes);
+    std::mt19937 engine(kinds);
+    for (size_t i = 0; i < kSizes.size(); ++i) {
+      for (float& value : chunked.residuals[i]) value = engine() % 2 ? 0.0f : -0.0f;
+      for (float& value : chunked.gradients[i]) {
+        value = (engine() % 2 ? 1.0f : -1.0f) * (engine() % kinds);
+      }
+    }
+    const auto sources = chunked.Of(GradientType::kFloat);
+    std::vector<int32_t> offsets(layout.num_words());
+    SelectLargest(layout, sources, Threads(1), offsets.data());
+    CHECK(SelectOnGpu(layout, sources, kinds) == offsets);
+  }
+}
+
+void DrawnPlacesAreTakenAsOnTheCpu() {
+  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  Chunked chunked(kSizes);
+  const auto sources = chunked.Of(GradientType::kFloat);
+  std::vector<int32_t> offsets(layout.num_words());
+  DrawOffsets(layout, 3, 4, offsets.data());
+  std::vector<float> values(layout.num_chunks());
+  TakeChosen(layout, sources, offsets.data(), Threads(1), values.data());
+  EmulatedQueue queue(kKernels, 1);
+  const float* taken = TakeChosenOnGpu(layout, sources, offsets.data(), &queue);
+  CHECK(SameBits({taken, taken + values.size()}, values));
+}
+
+void WhatIsNotFiniteIsFoundInEveryKindOfChunk() {
+  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  for (size_t i : {0, 3, 5, 7, 9, 11}) {
+    for (float bad : {std::nanf(""), -std::numeric_limits<float>::infinity()}) {
+      Chunked chunked(kSizes);
+      chunked.gradients[i].back() = bad;
+      SelectOnGpu(layout, chunked.Of(GradientType::kFloat), 1, /*finite=*/false);
+      EmulatedQueue queue(kKernels, 1);
+      CHECK(*SelectLargestOnGpu(layout, chunked.Of(GradientType::kFloat), false, &queue)
+                 .not_finite == 1);
+    }
+  }
+}
+
+void SkippedGradientsAreKeptAsOnTheCpu() {
+  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  Chunked expected(kSizes);
+  KeepGradients(layout, expected.Of(GradientType::kFloat), 0.3f, Threads(1));
+  Chunked chunked(kSizes);
+  EmulatedQueue queue(kKernels, 1);
+  KeepGradientsOnGpu(layout, chunked.Of(GradientType::kFloat), 0.3f, &queue);
+  CheckSame(chunked.residuals, expected.residuals);
+}
+
+void OfNoElementsThereIsNothingToDo() {
+  const ChunkLayout layout({0, 0}, {25, 1}, {0, 1});
+  Chunked chunked({0, 0});
+  const auto sources = chunked.Of(GradientType::kFloat);
+  EmulatedQueue queue(kKernels, 1);
+  CHECK(SelectLargestOnGpu(layout, sources, true, &queue).not_finite == nullptr);
+  TakeChosenOnGpu(layout, sources, nullptr, &queue);
+  ApplyTotalsOnGpu(layout, sources, nullptr, nullptr, nullptr, 1, &queue,
+                   Pointers(&chunked.outputs));
+  KeepGradientsOnGpu(layout, sources, 1, &queue);
+}
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  using namespace gradcomp;
+  RUN(StepsAreThoseOfTheCpu);
+  RUN(OfEqualMagnitudesTheFirstIsChosen);
+  RUN(DrawnPlacesAreTakenAsOnTheCpu);
+  RUN(WhatIsNotFiniteIsFoundInEveryKindOfChunk);
+  RUN(SkippedGradientsAreKeptAsOnTheCpu);
+  RUN(OfNoElementsThereIsNothingToDo);
+}
