@@ -151,7 +151,7 @@ WARMED_UP = gc.compressors.QSGD(warmup_steps=1, warmup=gc.compressors.AdaComp())
         (gc.compressors.QSGD(warmup_steps=1), ALL - {"residual"}),
         (gc.compressors.LGC(), ALL - {"residual"}),
     ],
-    ids=repr,
+    ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else None,
 )
 def test_state_stays_on_a_gpu_if_every_op_that_has_it_runs_there(compressor, on_gpu):
     fields = dict.fromkeys(field.name for field in dataclasses.fields(Parts))

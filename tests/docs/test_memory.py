@@ -41,7 +41,7 @@ def test_every_method_is_on_the_page():
     assert named == own - {"auto"}
 
 
-@pytest.mark.parametrize(("compressor", "copies"), stated())
+@pytest.mark.parametrize(("compressor", "copies"), list(stated()))
 def test_a_method_keeps_as_many_copies_as_stated(compressor, copies):
     assert copies <= copies_of_the_model(compressor, keras.optimizers.SGD) < copies + 0.1
 

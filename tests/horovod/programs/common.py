@@ -1,51 +1,12 @@
 """What the programs of these tests share; each trains under Horovod or, to compare, a strategy."""
 
-import hashlib
-import json
-import os
-import sys
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tf_gradcomp as gc
+from tests.ranks import BATCH, BY_HOROVOD, SIZE, digest, inner_of, own_rows, values
 
-CLUSTER = json.loads(os.environ["TF_CONFIG"])
-BY_HOROVOD = "HOROVOD_SIZE" in os.environ
-if BY_HOROVOD:
-    del os.environ["TF_CONFIG"]  # which the tests give all workers
-
-    import horovod.tensorflow as hvd
-
-    hvd.init()
-    RANK, SIZE = hvd.rank(), hvd.size()
-    strategy = tf.distribute.get_strategy()
-else:
-    RANK, SIZE = CLUSTER["task"]["index"], len(CLUSTER["cluster"]["worker"])
-    strategy = gc.MultiWorkerMirroredStrategy()
-
-BATCH = 24  # rows of all ranks together
-
-
-def compressed(inner, *args, **kwargs):
-    """The optimizer of this job."""
-    group = "horovod" if BY_HOROVOD else None
-    return gc.CompressedOptimizer(inner, *args, group=group, **kwargs)
-
-
-def data(steps, seed=1):
-    """Separable points, equal on all ranks: word numbers and their class."""
-    rng = np.random.default_rng(seed)
-    x = rng.integers(0, 20, size=(BATCH * steps, 4))
-    return x.astype("int32"), (x.sum(1) % 3).astype("int32")
-
-
-def own_rows(values):
-    """This rank's part of each batch."""
-    parts = values.reshape(-1, SIZE, BATCH // SIZE, *values.shape[1:])[:, RANK]
-    return parts.reshape(-1, *values.shape[1:])
+strategy = tf.distribute.get_strategy() if BY_HOROVOD else gc.MultiWorkerMirroredStrategy()
 
 
 def words_model():
@@ -81,37 +42,9 @@ def fit(model, x, y, **kwargs):
     return model.fit(x, y, batch_size=BATCH, **given)
 
 
-def values(variables):
-    return [np.asarray(variable).tolist() for variable in variables]
-
-
-def digest(variables):
-    """Differs where a bit of the variables does."""
-    hasher = hashlib.sha256()
-    for variable in variables:
-        hasher.update(np.asarray(variable).tobytes())
-    return hasher.hexdigest()
-
-
-def inner_of(optimizer):
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
-
-
 def state_of(model):
     return {
         "values": values(model.trainable_variables),
         "weights": digest(model.trainable_variables),
         "slots": digest(inner_of(model.optimizer).variables),
     }
-
-
-def argument(number):
-    return sys.argv[number]
-
-
-def report(seen):
-    """Hands a JSON-serializable value to the test."""
-    with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
-        json.dump(seen, file)

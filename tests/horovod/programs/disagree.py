@@ -4,9 +4,10 @@ import time
 
 import keras
 import tensorflow as tf
-from common import RANK, compiled, compressed, data, fit, report
+from common import compiled, fit
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, compressed, data, report
 from tf_gradcomp.distribute import handshake
 
 

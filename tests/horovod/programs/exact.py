@@ -4,18 +4,10 @@ exact.py OPTIMIZER...
 """
 
 import keras
-from common import (
-    RANK,
-    argument,
-    compiled,
-    compressed,
-    data,
-    fit,
-    report,
-    state_of,
-)
+from common import compiled, fit, state_of
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, argument, compressed, data, report
 
 STEPS = 8
 OPTIMIZERS = {

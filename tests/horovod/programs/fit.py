@@ -5,23 +5,21 @@ import pathlib
 
 import keras
 import tensorflow as tf
-from common import (
+from common import compiled, fit, state_of
+
+import tf_gradcomp as gc
+from tests.ranks import (
     BATCH,
     RANK,
     SIZE,
     argument,
-    compiled,
     compressed,
     data,
     digest,
-    fit,
     own_rows,
     report,
-    state_of,
     values,
 )
-
-import tf_gradcomp as gc
 
 FOLDER = pathlib.Path(argument(1))
 

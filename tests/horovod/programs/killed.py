@@ -5,7 +5,9 @@ import signal
 import time
 
 import keras
-from common import RANK, compiled, compressed, data, fit, report
+from common import compiled, fit
+
+from tests.ranks import RANK, compressed, data, report
 
 alive = time.perf_counter()
 

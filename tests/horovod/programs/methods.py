@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from common import RANK, SIZE, compressed, digest, report, strategy, values
+from common import strategy
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, SIZE, compressed, digest, report, values
 from tf_gradcomp import compressors
 
 STEPS, BAD_STEP, PLANNED, ROWS = 50, 20, 30, 12

@@ -7,21 +7,10 @@ import pathlib
 
 import keras
 import tensorflow as tf
-from common import (
-    BY_HOROVOD,
-    RANK,
-    argument,
-    compiled,
-    compressed,
-    data,
-    fit,
-    report,
-    state_of,
-    strategy,
-    values,
-)
+from common import compiled, fit, state_of, strategy
 
 import tf_gradcomp as gc
+from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report, values
 
 FOLDER = pathlib.Path(argument(2))
 gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)

@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from common import RANK, hvd, report
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, hvd, report
 
 sets = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1])]
 own = next(one for one in sets if one.included())

@@ -7,9 +7,10 @@ import contextlib
 import os
 
 import tensorflow as tf
-from common import argument, compiled, compressed, data, digest, fit, new_strategy, report, state_of
+from common import compiled, fit, new_strategy, state_of
 
 import tf_gradcomp as gc
+from tests.ranks import argument, compressed, data, digest, report
 
 keras = tf.keras
 FOLDER = argument(1)

@@ -3,7 +3,9 @@
 import horovod.tensorflow.keras as hvd
 import numpy as np
 import tensorflow_addons as tfa
-from common import compiled, data, fit, legacy, new_strategy, report, values
+from common import compiled, fit, legacy, new_strategy
+
+from tests.ranks import data, report, values
 
 
 def reduced():

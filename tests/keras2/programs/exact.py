@@ -3,22 +3,11 @@
 exact.py wrapped|strategy OPTIMIZER...
 """
 
-from common import (
-    ALONE,
-    BY_HOROVOD,
-    RANK,
-    argument,
-    compiled,
-    compressed,
-    data,
-    fit,
-    new_strategy,
-    report,
-    state_of,
-)
+from common import ALONE, compiled, fit, new_strategy, state_of
 from optimizers import OPTIMIZERS, of_layers
 
 import tf_gradcomp as gc
+from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report
 
 STEPS = 8
 OPTIMIZERS |= of_layers()

@@ -7,22 +7,10 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-from common import (
-    BATCH,
-    BY_HOROVOD,
-    RANK,
-    SIZE,
-    argument,
-    compiled,
-    compressed,
-    data,
-    new_strategy,
-    own_rows,
-    report,
-    state_of,
-)
+from common import compiled, new_strategy, state_of
 from optimizers import OPTIMIZERS, of_layers
 
+from tests.ranks import BATCH, BY_HOROVOD, RANK, SIZE, argument, compressed, data, own_rows, report
 from tf_gradcomp.wrapper.compressed import compressed_optimizer
 
 STEPS, BAD = 12, 5

@@ -8,20 +8,10 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from common import (
-    BY_HOROVOD,
-    RANK,
-    argument,
-    compiled,
-    compressed,
-    data,
-    digest,
-    fit,
-    new_strategy,
-    report,
-    slots_of,
-)
+from common import compiled, fit, new_strategy, slots_of
 from optimizers import OPTIMIZERS
+
+from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, digest, report
 
 FORMATS = ("h5", "keras", "tf", "checkpoint")
 FOLDER = os.path.join(argument(1), f"rank{RANK}")
