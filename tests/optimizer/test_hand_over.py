@@ -172,10 +172,10 @@ HAND_OVERS = {
 
 @functools.cache
 def uninterrupted(inner, replicas, settings):
-    """What is saved of a job after 40 steps, and the largest move of a weight in the next ten."""
+    """What is saved of a job after 20 steps, and the largest move of a weight in the next ten."""
     job = Job(replicas, inner, **dict(settings))
-    job.train(range(40))
-    return job.saved(), max(job.train(range(40, 50)))
+    job.train(range(20))
+    return job.saved(), max(job.train(range(20, 30)))
 
 
 @pytest.mark.parametrize("inner", [adam, amsgrad, nadam, lamb])
@@ -186,7 +186,7 @@ def test_steps_stay_as_long_after_a_hand_over(inner, way):
     _, of_the_new_kind = uninterrupted(inner, others, tuple(new_settings.items()))
     other = Job(others, inner, **new_settings)
     other.load(saved)
-    assert max(other.train(range(40, 50))) <= 1.5 * max(before, of_the_new_kind)
+    assert max(other.train(range(20, 30))) <= 1.5 * max(before, of_the_new_kind)
 
 
 def test_one_variable_after_the_other_is_handed_over():
