@@ -1,4 +1,4 @@
-// Plans AdaComp's work on a GPU and gives it to a queue. What the kernels do: adacomp.cu.
+// Plans AdaComp's work on a GPU and gives it to a queue. What the kernels do: adacomp_*.cu.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_ON_GPU_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_ON_GPU_H_
 

@@ -15,15 +15,6 @@ const std::vector<int64_t> kSizes = {9001, 70, 5003, 6000, 55, 300};
 const std::vector<int64_t> kChunkSizes = {50, 25, 4500, 7, 25, 1};
 const std::vector<int64_t> kGroups = {0, 1, 2, 3, 1, 4};
 
-std::vector<Source> Sources(const std::vector<float*>& residuals,
-                            const std::vector<float*>& gradients) {
-  std::vector<Source> sources;
-  for (size_t i = 0; i < residuals.size(); ++i) {
-    sources.push_back({residuals[i], gradients[i], GradientType::kFloat});
-  }
-  return sources;
-}
-
 Status CheckNotFinite(const ChunkLayout& layout, DriverQueue* queue) {
   const Tensors residuals = NumbersOf(kSizes, 21);
   Tensors gradients = NumbersOf(kSizes, 22);

@@ -25,6 +25,15 @@ std::vector<float*> Pointers(Tensors* tensors) {
   return pointers;
 }
 
+std::vector<Source> Sources(const std::vector<float*>& residuals,
+                            const std::vector<float*>& gradients) {
+  std::vector<Source> sources;
+  for (size_t i = 0; i < residuals.size(); ++i) {
+    sources.push_back({residuals[i], gradients[i], GradientType::kFloat});
+  }
+  return sources;
+}
+
 std::vector<float*> Upload(const Tensors& tensors, DriverQueue* queue) {
   std::vector<float*> on_gpu;
   for (const auto& tensor : tensors) on_gpu.push_back(CopyToGpu(queue, tensor));

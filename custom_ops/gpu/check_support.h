@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../kernels/source.h"
 #include "kernels_on_gpu.h"
 
 namespace gradcomp {
@@ -17,6 +18,9 @@ void OnThisThread(int64_t count, int64_t cost, const Work& work);
 Tensors NumbersOf(const std::vector<int64_t>& sizes, uint32_t seed);
 
 std::vector<float*> Pointers(Tensors* tensors);
+
+std::vector<Source> Sources(const std::vector<float*>& residuals,
+                            const std::vector<float*>& gradients);
 
 std::vector<float*> Upload(const Tensors& tensors, DriverQueue* queue);
 

@@ -40,14 +40,6 @@ __device__ inline unsigned long long Rank(unsigned magnitude, unsigned offset) {
   return static_cast<unsigned long long>(magnitude) << 32 | ~offset;
 }
 
-__device__ inline unsigned long long BlockMax(unsigned long long value) {
-  __shared__ unsigned long long of_warps[kWarps];
-  if (threadIdx.x % kLanes == 0) of_warps[threadIdx.x / kLanes] = value;
-  __syncthreads();
-  for (int i = 0; i < kWarps; ++i) value = of_warps[i] > value ? of_warps[i] : value;
-  return value;
-}
-
 // kWidth threads have a chunk together.
 template <int kWidth>
 __device__ void ChooseInPiece(const ChunkStep& step, const ChunkGroup& group, long long piece) {
@@ -63,8 +55,7 @@ __device__ void ChooseInPiece(const ChunkStep& step, const ChunkGroup& group, lo
     const unsigned long long rank = Rank(Magnitude(sum), static_cast<unsigned>(place - begin));
     first = rank > first ? rank : first;
   }
-  if (kWidth >= kLanes) first = WarpMax(first);
-  if (kWidth > kLanes) first = BlockMax(first);
+  first = Maximum<kWidth>(first);
   if (threadIdx.x % kWidth != 0 || chunk >= group.num_chunks) return;
   if (static_cast<unsigned>(first >> 32) >= kInfinity) atomicExch(step.not_finite, 1);
   if (step.chosen) step.chosen[group.first_chunk + chunk] = ~static_cast<unsigned>(first);
@@ -92,15 +83,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_pack(Chun
   if (word >= step.num_words) return;
   const ChunkGroup& group =
       step.groups[LastUpTo(step.groups, step.num_groups, &ChunkGroup::first_word, word)];
-  const long long first_bit = 32 * (word - group.first_word);
-  unsigned bits = 0;
-  for (long long chunk = first_bit / group.bits; chunk < group.num_chunks; ++chunk) {
-    const long long at = chunk * group.bits - first_bit;
-    if (at >= 32) break;
-    const unsigned chosen = step.chosen[group.first_chunk + chunk];
-    bits |= at >= 0 ? chosen << at : chosen >> -at;
-  }
-  step.offsets[word] = static_cast<int>(bits);
+  const unsigned packed = PackedWord(
+      word - group.first_word, group.bits, group.num_chunks,
+      [&](long long chunk) { return step.chosen[group.first_chunk + chunk]; });
+  step.offsets[word] = static_cast<int>(packed);
 }
 
 struct ChosenPlace {
@@ -114,14 +100,7 @@ __device__ inline ChosenPlace FindChosen(const ChunkStep& step, long long number
   const long long chunk = number - group.first_chunk;
   long long place = chunk * group.chunk_size;
   if (group.bits > 0) {
-    const long long bit = chunk * group.bits;
-    const int* words = step.offsets + group.first_word + bit / 32;
-    const int shift = static_cast<int>(bit % 32);
-    unsigned long long both = static_cast<unsigned>(words[0]);
-    if (shift + group.bits > 32) {
-      both |= static_cast<unsigned long long>(static_cast<unsigned>(words[1])) << 32;
-    }
-    place += static_cast<long long>(both >> shift & ((1ull << group.bits) - 1));
+    place += UnpackedCode(step.offsets + group.first_word, chunk, group.bits);
   }
   ChunkCursor cursor = CursorOf(step, group);
   MoveTo(place, &cursor);

@@ -5,13 +5,12 @@
 namespace gradcomp {
 namespace {
 
-constexpr int kLanes = 32;
 constexpr int64_t kSmallChunk = 16;         // up to it, a chunk is a thread's
 constexpr int64_t kLargeChunk = 1 << 12;    // from it on, a block's
 
 int WidthOf(int64_t chunk_size) {
   if (chunk_size <= kSmallChunk) return 1;
-  return chunk_size < kLargeChunk ? kLanes : gpu::kThreads;
+  return chunk_size < kLargeChunk ? gpu::kLanes : gpu::kThreads;
 }
 
 // Tensors and groups in the memory of the device, and how many blocks there are to launch.

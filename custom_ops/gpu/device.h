@@ -9,7 +9,6 @@ namespace gradcomp {
 namespace gpu {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kLanes = 32;
 constexpr int kWarps = kThreads / kLanes;
 constexpr unsigned kInfinity = 0x7f800000u;
 constexpr unsigned kQuietNaN = 0x7fc00000u;
@@ -46,9 +45,8 @@ __device__ inline float Quotient(float value, float moment, float scale, float e
 }
 
 // The last of `count` entries whose `first` is at most `i`.
-template <typename Entry>
-__device__ long long LastUpTo(const Entry* entries, long long count, long long Entry::* first,
-                              long long i) {
+template <typename Entry, typename Member>
+__device__ long long LastUpTo(const Entry* entries, long long count, Member first, long long i) {
   long long begin = 0;
   for (long long end = count; end - begin > 1;) {
     const long long middle = (begin + end) / 2;
@@ -127,6 +125,44 @@ __device__ Value WarpMax(Value value) {
     value = other > value ? other : value;
   }
   return value;
+}
+
+// Of `kWidth` threads that follow each other, one, those of a warp, or all: all threads must call it
+// together.
+template <int kWidth, typename Value>
+__device__ Value Maximum(Value value) {
+  __shared__ Value of_warps[kWarps];
+  if (kWidth >= kLanes) value = WarpMax(value);
+  if (kWidth <= kLanes) return value;
+  __syncthreads();  // of_warps may still be read from the call before
+  if (threadIdx.x % kLanes == 0) of_warps[threadIdx.x / kLanes] = value;
+  __syncthreads();
+  for (int i = 0; i < kWarps; ++i) value = of_warps[i] > value ? of_warps[i] : value;
+  return value;
+}
+
+// Word number `word` of `count` packed codes of `bits` bits: see kernels/pack_bits.h. code(i) is one
+// of them.
+template <typename Integer, typename Code>
+__device__ unsigned PackedWord(Integer word, Integer bits, Integer count, const Code& code) {
+  unsigned packed = 0;
+  for (Integer i = 32 * word / bits; i < count; ++i) {
+    const Integer at = i * bits - 32 * word;
+    if (at >= 32) break;
+    packed |= at >= 0 ? code(i) << at : code(i) >> -at;
+  }
+  return packed;
+}
+
+// Code number `i` of packed ones of 1 to 32 bits.
+__device__ inline unsigned UnpackedCode(const int* packed, long long i, long long bits) {
+  const int* words = packed + i * bits / 32;
+  const int shift = static_cast<int>(i * bits % 32);
+  unsigned long long both = static_cast<unsigned>(words[0]);
+  if (shift + bits > 32) {
+    both |= static_cast<unsigned long long>(static_cast<unsigned>(words[1])) << 32;
+  }
+  return static_cast<unsigned>(both >> shift & ((1ull << bits) - 1));
 }
 
 }  // namespace gpu

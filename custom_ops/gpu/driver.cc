@@ -15,16 +15,26 @@
 #define GRADCOMP_GPU_SOURCES "custom_ops/gpu/"
 #endif
 
-#define GRADCOMP_SOURCES(SOURCE)                       \
-  SOURCE(gradcomp_source_adacomp, "adacomp.cu")        \
-  SOURCE(gradcomp_source_adacomp_tables, "adacomp_tables.h") \
-  SOURCE(gradcomp_source_chunks, "chunks.cu") \
-  SOURCE(gradcomp_source_chunks_tables, "chunks_tables.h") \
-  SOURCE(gradcomp_source_device, "device.h")           \
-  SOURCE(gradcomp_source_precondition, "precondition.cu") \
+#define GRADCOMP_SOURCES(SOURCE)                                       \
+  SOURCE(gradcomp_source_philox, "../kernels/philox.h")                \
+  SOURCE(gradcomp_source_adacomp_decode, "adacomp_decode.cu")          \
+  SOURCE(gradcomp_source_adacomp_device, "adacomp_device.h")           \
+  SOURCE(gradcomp_source_adacomp_pack, "adacomp_pack.cu")              \
+  SOURCE(gradcomp_source_adacomp_scan, "adacomp_scan.cu")              \
+  SOURCE(gradcomp_source_adacomp_tables, "adacomp_tables.h")           \
+  SOURCE(gradcomp_source_chunks, "chunks.cu")                          \
+  SOURCE(gradcomp_source_chunks_tables, "chunks_tables.h")             \
+  SOURCE(gradcomp_source_device, "device.h")                           \
+  SOURCE(gradcomp_source_fixed_device, "fixed_device.h")               \
+  SOURCE(gradcomp_source_fixed_tables, "fixed_tables.h")               \
+  SOURCE(gradcomp_source_precondition, "precondition.cu")              \
   SOURCE(gradcomp_source_precondition_tables, "precondition_tables.h") \
-  SOURCE(gradcomp_source_tables, "tables.h") \
-  SOURCE(gradcomp_source_top_k, "top_k.cu") \
+  SOURCE(gradcomp_source_qsgd, "qsgd.cu")                              \
+  SOURCE(gradcomp_source_qsgd_tables, "qsgd_tables.h")                 \
+  SOURCE(gradcomp_source_sign_sgd, "sign_sgd.cu")                      \
+  SOURCE(gradcomp_source_sign_sgd_tables, "sign_sgd_tables.h")         \
+  SOURCE(gradcomp_source_tables, "tables.h")                           \
+  SOURCE(gradcomp_source_top_k, "top_k.cu")                            \
   SOURCE(gradcomp_source_top_k_tables, "top_k_tables.h")
 
 #define GRADCOMP_EMBED_ONE(name, file) GRADCOMP_EMBED(name, GRADCOMP_GPU_SOURCES file);
@@ -128,8 +138,8 @@ Status Compile(const Nvrtc& nvrtc, nvrtcProgram program, int capability,
                std::vector<char>* cubin) {
   const std::string architecture = Concat("--gpu-architecture=sm_", capability);
   // The sources ask for every rounding by name; these say the same of the rest.
-  const char* options[] = {architecture.c_str(), "--std=c++17", "--fmad=false"};
-  const int error = nvrtc.compile(program, 3, options);
+  const char* options[] = {architecture.c_str(), "--std=c++17", "--fmad=false", "--device-int128"};
+  const int error = nvrtc.compile(program, std::size(options), options);
   size_t size = 0;
   if (error != 0) {
     nvrtc.log_size(program, &size);

@@ -30,10 +30,23 @@
   KERNEL(gradcomp_top_k_send)          \
   KERNEL(gradcomp_top_k_decode)
 
-#define GRADCOMP_ALL_KERNELS(KERNEL) \
-  GRADCOMP_ADACOMP_KERNELS(KERNEL)   \
-  GRADCOMP_CHUNKS_KERNELS(KERNEL)    \
+#define GRADCOMP_QSGD_KERNELS(KERNEL) \
+  KERNEL(gradcomp_qsgd_measure)       \
+  KERNEL(gradcomp_qsgd_send)          \
+  KERNEL(gradcomp_qsgd_decode)
+
+#define GRADCOMP_SIGN_SGD_KERNELS(KERNEL) \
+  KERNEL(gradcomp_sign_sgd_sum)           \
+  KERNEL(gradcomp_sign_sgd_mean)          \
+  KERNEL(gradcomp_sign_sgd_send)          \
+  KERNEL(gradcomp_sign_sgd_decode)
+
+#define GRADCOMP_ALL_KERNELS(KERNEL)    \
+  GRADCOMP_ADACOMP_KERNELS(KERNEL)      \
+  GRADCOMP_CHUNKS_KERNELS(KERNEL)       \
   GRADCOMP_PRECONDITION_KERNELS(KERNEL) \
+  GRADCOMP_QSGD_KERNELS(KERNEL)         \
+  GRADCOMP_SIGN_SGD_KERNELS(KERNEL)     \
   GRADCOMP_TOP_K_KERNELS(KERNEL)
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_

@@ -19,7 +19,7 @@ struct KernelsOnGpu {
   std::map<std::string, CUfunction> functions;
   Status status;  // why the kernels are not used, if they are not
 
-  // Does all the work with the first call for a device, and may then take a second or two. What it
+  // Does all the work with the first call for a device, and may then take some seconds. What it
   // returns stays as it is.
   static const KernelsOnGpu& Of(int ordinal);
 

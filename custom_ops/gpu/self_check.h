@@ -16,6 +16,8 @@ Status CheckAdaComp(DriverQueue* queue);
 Status CheckPrecondition(DriverQueue* queue);
 Status CheckChunks(DriverQueue* queue);
 Status CheckTopK(DriverQueue* queue);
+Status CheckQsgd(DriverQueue* queue);
+Status CheckSignSgd(DriverQueue* queue);
 
 }  // namespace gradcomp
 

@@ -9,15 +9,11 @@
 //   gradcomp_top_k_send    a block for each slice   writes them; updates the residual
 //
 // Decoding is one launch, with a block for each slice, of payloads that were checked.
-#include "device.h"
+#include "fixed_device.h"
 #include "top_k_tables.h"
 
 namespace gradcomp {
 namespace gpu {
-
-__device__ inline float TopKSum(const TopKTensor& tensor, long long i) {
-  return __fadd_rn(tensor.values[i], LoadGradient(tensor.gradient, tensor.gradient_type, i));
-}
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_count(TopKEncodeStep step) {
   __shared__ unsigned histogram[kTopKDigits];
@@ -28,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_count(TopK
   const unsigned magnitude = step.last[slice.tensor].magnitude;
   bool finite = true;
   for (long long i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
-    const unsigned own = Magnitude(TopKSum(tensor, i));
+    const unsigned own = Magnitude(FixedSum(tensor, i));
     finite = finite && own < kInfinity;
     const unsigned digit = (own - magnitude) >> step.shift;  // of smaller ones, too large
     if (digit < static_cast<unsigned>(step.num_digits)) atomicAdd(&histogram[digit], 1u);
@@ -73,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_tally(TopK
   int above = 0;
   int equal = 0;
   for (long long i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
-    const unsigned own = Magnitude(TopKSum(tensor, i));
+    const unsigned own = Magnitude(FixedSum(tensor, i));
     above += own > magnitude;
     equal += own == magnitude;
   }
@@ -96,20 +92,13 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_places(Top
   }
 }
 
-__device__ inline void SendWhole(const TopKTensor& tensor, const Slice& slice, int* words) {
-  for (long long i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
-    words[i] = static_cast<int>(__float_as_uint(TopKSum(tensor, i)));
-    tensor.values[i] = 0;
-  }
-}
-
 __device__ inline void SendLargest(const TopKTensor& tensor, const Slice& slice,
                                    const TopKLast& last, TopKCounts before, int* words) {
   constexpr unsigned kAbove = 1u << 16;  // two counts in one number
   for (long long begin = slice.begin; begin < slice.end; begin += kThreads) {
     const long long i = begin + threadIdx.x;
     const bool is_one = i < slice.end;
-    const float sum = is_one ? TopKSum(tensor, i) : 0.0f;
+    const float sum = is_one ? FixedSum(tensor, i) : 0.0f;
     const bool above = is_one && Magnitude(sum) > last.magnitude;
     const bool equal = is_one && Magnitude(sum) == last.magnitude;
     const Scanned<unsigned> scanned = BlockScan((above ? kAbove : 0u) + (equal ? 1u : 0u));
@@ -156,6 +145,7 @@ __device__ inline long long FirstFrom(const int* indices, long long count, long 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_decode(TopKDecodeStep step) {
   const Slice slice = FindSlice(step.tensors, step.num_tensors, blockIdx.x);
   const TopKTensor& tensor = step.tensors[slice.tensor];
+  if (tensor.sent_whole) return DecodeElements(step, slice, FloatAt());
   if (!step.adds) {
     for (long long i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
       tensor.values[i] = 0;
@@ -163,15 +153,12 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_decode(Top
   }
   for (int payload = 0; payload < step.num_payloads; ++payload) {
     __syncthreads();  // sums are in the order of the payloads
-    const int* words = step.bodies + payload * step.body_words + tensor.first_word;
-    const long long begin =
-        tensor.sent_whole ? slice.begin : FirstFrom(words, tensor.entries, slice.begin);
-    const long long end =
-        tensor.sent_whole ? slice.end : FirstFrom(words, tensor.entries, slice.end);
-    const int* values = tensor.sent_whole ? words : words + tensor.entries;
-    for (long long entry = begin + threadIdx.x; entry < end; entry += kThreads) {
-      const long long i = tensor.sent_whole ? entry : static_cast<unsigned>(words[entry]);
-      const float value = __uint_as_float(static_cast<unsigned>(values[entry]));
+    const int* words = step.bodies + payload * step.row_words + tensor.first_word;
+    const long long end = FirstFrom(words, tensor.entries, slice.end);
+    for (long long entry = FirstFrom(words, tensor.entries, slice.begin) + threadIdx.x; entry < end;
+         entry += kThreads) {
+      const unsigned i = static_cast<unsigned>(words[entry]);
+      const float value = FloatAt()(words, tensor.entries + entry);
       tensor.values[i] = __fadd_rn(tensor.values[i], value);
     }
   }

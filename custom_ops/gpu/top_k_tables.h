@@ -2,22 +2,15 @@
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_TOP_K_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_TOP_K_TABLES_H_
 
-#include "tables.h"
+#include "fixed_tables.h"
 
 namespace gradcomp {
 namespace gpu {
 
 constexpr int kTopKDigits = 1 << 11;  // of the first digit; the others have fewer
 
-struct TopKTensor {
-  float* values;  // the residual, updated in place; of a decoder, the output
-  const void* gradient;
-  int gradient_type;     // GradientType: float, half, bfloat16
-  int sent_whole;
-  long long size;        // elements
-  long long entries;     // that are sent
-  long long first_slice;
-  long long first_word;  // in the body of a payload
+struct TopKTensor : FixedTensor {
+  long long entries;  // that are sent
 };
 
 // What is known of the last entry to be sent, of a tensor.
@@ -34,26 +27,15 @@ struct TopKCounts {
 };
 
 // One launch of each encoding kernel; of count and pick one for each digit.
-struct TopKEncodeStep {
-  const TopKTensor* tensors;
-  long long num_tensors;
+struct TopKEncodeStep : FixedEncodeStep<TopKTensor> {
   unsigned long long* histograms;  // kTopKDigits of each tensor; 0 before each digit is counted
   TopKLast* last;                  // of each tensor; 0 and the number of entries at first
   TopKCounts* counts;              // of each slice
-  int* not_finite;                 // 0 before the first launch
-  int* body;                       // of the payload; 0 before, and where not all is finite
   int shift;                       // of the digit
   int num_digits;                  // how many values it has
 };
 
-struct TopKDecodeStep {
-  const TopKTensor* tensors;
-  long long num_tensors;
-  const int* bodies;       // of all payloads, one behind the other
-  long long body_words;    // of each
-  int num_payloads;
-  int adds;                // whether to add to the values; otherwise they are overwritten
-};
+using TopKDecodeStep = FixedDecodeStep<TopKTensor>;
 
 }  // namespace gpu
 }  // namespace gradcomp

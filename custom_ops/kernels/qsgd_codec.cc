@@ -123,7 +123,7 @@ GRADCOMP_VARIANTS void AddLevels(const uint8_t* levels, int64_t size, Scale scal
   for (int64_t i = 0; i < size; ++i) values[i] += ValueOf(scale, static_cast<float>(levels[i]));
 }
 
-GRADCOMP_VARIANTS void ToOffsets(const uint64_t* random, int64_t size, float* offsets) {
+GRADCOMP_VARIANTS void ToOffsets(const Philox::Word* random, int64_t size, float* offsets) {
   const char* from = reinterpret_cast<const char*>(random);
   for (int64_t i = 0; i < size; ++i) {
     uint16_t bits;
@@ -147,14 +147,14 @@ class Offsets {
   }
 
  private:
-  static constexpr int64_t kPerWord = sizeof(uint64_t) / sizeof(uint16_t);
+  static constexpr int64_t kPerWord = sizeof(Philox::Word) / sizeof(uint16_t);
   static constexpr int64_t kPerCounter = Philox::kWords * kPerWord;
 
   void Draw(int64_t begin, int64_t size) {
     const Philox philox = philox_;  // nothing else points to it: much of it moves out of the loop
     const int64_t first = begin / kPerCounter + 1;
     const int64_t count = CeilDiv(size, kPerCounter);
-    uint64_t random[kChunk / kPerWord];
+    Philox::Word random[kChunk / kPerWord];
     for (int64_t i = 0; i < count; ++i) {
       philox.Generate(first + i, turn_.tensor, turn_.step, 0, random + i * Philox::kWords);
     }
@@ -317,6 +317,19 @@ double QsgdError(const float* values, int64_t size, const QsgdSettings& settings
     }
   });
   return std::sqrt(std::accumulate(of_buckets.begin(), of_buckets.end(), 0.0));
+}
+
+double QsgdCodec::LargestMagnitude(const int32_t* words) const {
+  double largest = 0;
+  for (int64_t block = 0; block < num_blocks(); ++block) {
+    ForEachBucket(*this, settings_, block, words, [&](const int32_t* bucket, int64_t, int64_t) {
+      const Scale scale = LoadScale(bucket);
+      const double first = std::fabs(scale.minimum);
+      const double last = std::fabs(ValueOf(scale, LastLevel(settings_.bits)));
+      largest = std::max({largest, first, last});
+    });
+  }
+  return largest;
 }
 
 void QsgdCodec::AddBlock(const int32_t* words, int64_t block, float* values) const {

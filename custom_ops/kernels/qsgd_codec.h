@@ -28,10 +28,13 @@ class QsgdCodec : public Codec {
  public:
   QsgdCodec(int64_t size, const QsgdSettings& settings);
 
+  const QsgdSettings& settings() const { return settings_; }
+
   std::unique_ptr<TensorEncoder> NewEncoder(const Source& source, const Turn& turn,
                                             int32_t* words) const override;
   Status Check(const int32_t* words) const override;
   void AddBlock(const int32_t* words, int64_t block, float* values) const override;
+  double LargestMagnitude(const int32_t* words) const override;
 
  private:
   const QsgdSettings settings_;

@@ -13,8 +13,7 @@ namespace {
 constexpr int kBits = 1;
 constexpr int64_t kMeanWords = 1;
 
-// Element i of a block is added in lane i mod 8: vector instructions then add in this order, too.
-constexpr int64_t kLanes = 8;
+constexpr int64_t kLanes = SignSgdCodec::kLanes;
 
 int64_t WordsOf(int64_t size) { return size == 0 ? 0 : kMeanWords + PackedWords(size, kBits); }
 
@@ -106,6 +105,10 @@ Status SignSgdCodec::Check(const int32_t* words) const {
     return {Concat("mean magnitude ", FromBits(mean), "; expected a finite one, not negative")};
   }
   return CheckPadding(words + kMeanWords, size(), kBits);
+}
+
+double SignSgdCodec::LargestMagnitude(const int32_t* words) const {
+  return size() == 0 ? 0 : FromBits(words[0]);
 }
 
 void SignSgdCodec::AddBlock(const int32_t* words, int64_t block, float* values) const {

@@ -15,10 +15,15 @@ class SignSgdCodec : public Codec {
  public:
   explicit SignSgdCodec(int64_t size);
 
+  // Magnitudes of a block are added in so many lanes, element i in lane i mod kLanes, then the lanes,
+  // and then the blocks: vector instructions can add in this order, too.
+  static constexpr int64_t kLanes = 8;
+
   std::unique_ptr<TensorEncoder> NewEncoder(const Source& source, const Turn& turn,
                                             int32_t* words) const override;
   Status Check(const int32_t* words) const override;
   void AddBlock(const int32_t* words, int64_t block, float* values) const override;
+  double LargestMagnitude(const int32_t* words) const override;
 };
 
 }  // namespace gradcomp

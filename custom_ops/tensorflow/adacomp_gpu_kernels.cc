@@ -71,13 +71,7 @@ class AdaCompEncodeGpuOp : public AsyncOpKernel {
       return done();
     }
     queue->CopyToHost(encoded.body, 4 * summary.body_words, outputs.payload + kHeaderWords);
-    const bool goes_on = queue->Then([this, done, header, outputs] {
-      inputs_.Finish(header, outputs);
-      done();
-    });
-    if (goes_on) return;
-    context->SetStatus(queue->KeepUntilDone());
-    done();
+    queue->Finish(done, [this, header, outputs] { inputs_.Finish(header, outputs); });
   }
 
   AdaCompEncodeInputs inputs_;

@@ -22,7 +22,7 @@ using ::tensorflow::Tensor;
 class ChunkSelectGpuOp : public AsyncOpKernel {
  public:
   explicit ChunkSelectGpuOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context, 1));
+    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -48,13 +48,7 @@ class ChunkSelectGpuOp : public AsyncOpKernel {
     }
     // What comes behind on the stream sees the residuals as they are then.
     step.work.residuals.Unlock();
-    const bool goes_on = queue->Then([done, not_finite, finite = step.finite] {
-      *finite = *not_finite == 0;
-      done();
-    });
-    if (goes_on) return;
-    context->SetStatus(queue->KeepUntilDone());
-    done();
+    queue->Finish(done, [not_finite, finite = step.finite] { *finite = *not_finite == 0; });
   }
 
  private:
@@ -64,7 +58,7 @@ class ChunkSelectGpuOp : public AsyncOpKernel {
 class ChunkTakeGpuOp : public AsyncOpKernel {
  public:
   explicit ChunkTakeGpuOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context, 2));
+    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -83,9 +77,7 @@ class ChunkTakeGpuOp : public AsyncOpKernel {
                                           step.offsets, queue.get());
     queue->CopyToHost(values, 4 * layout.num_chunks(), step.values);
     step.work.residuals.Unlock();
-    if (queue->Then(done)) return;
-    context->SetStatus(queue->KeepUntilDone());
-    done();
+    queue->Finish(done, [] {});
   }
 
  private:

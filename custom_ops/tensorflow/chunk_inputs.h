@@ -55,6 +55,9 @@ class ChunkSelectInputs : public ChunkInputs {
     bool* finite = nullptr;
   };
 
+  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+    return ChunkInputs::ReadAttributes(context, 1);
+  }
   absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const;
   absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const;
 };
@@ -67,6 +70,9 @@ class ChunkTakeInputs : public ChunkInputs {
     float* values = nullptr;  // the output; the flag behind them is written
   };
 
+  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+    return ChunkInputs::ReadAttributes(context, 2);
+  }
   absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const;
   absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const;
 };

@@ -17,20 +17,22 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-class ChunkSelectOp : public OpKernel {
+// Inputs: one of the classes of chunk_inputs.h that say what an op does on the host.
+template <typename Inputs>
+class ChunkOp : public OpKernel {
  public:
-  explicit ChunkSelectOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context, 1));
+  explicit ChunkOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context));
   }
 
   void Compute(OpKernelContext* context) override {
-    ChunkSelectInputs::Step step;
+    typename Inputs::Step step;
     OP_REQUIRES_OK(context, inputs_.Read(context, &step));
     OP_REQUIRES_OK(context, inputs_.OnHost(context, &step));
   }
 
  private:
-  ChunkSelectInputs inputs_;
+  Inputs inputs_;
 };
 
 // This one and the next read no value of a tensor.
@@ -102,43 +104,11 @@ class ChunkSplitOp : public OpKernel {
   ChunkInputs inputs_;
 };
 
-class ChunkTakeOp : public OpKernel {
- public:
-  explicit ChunkTakeOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context, 2));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    ChunkTakeInputs::Step step;
-    OP_REQUIRES_OK(context, inputs_.Read(context, &step));
-    OP_REQUIRES_OK(context, inputs_.OnHost(context, &step));
-  }
-
- private:
-  ChunkTakeInputs inputs_;
-};
-
-class ChunkApplyOp : public OpKernel {
- public:
-  explicit ChunkApplyOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    ChunkApplyInputs::Step step;
-    OP_REQUIRES_OK(context, inputs_.Read(context, &step));
-    OP_REQUIRES_OK(context, inputs_.OnHost(context, &step));
-  }
-
- private:
-  ChunkApplyInputs inputs_;
-};
-
-REGISTER_KERNEL_BUILDER(Name("ChunkSelect").Device(DEVICE_CPU), ChunkSelectOp);
+REGISTER_KERNEL_BUILDER(Name("ChunkSelect").Device(DEVICE_CPU), ChunkOp<ChunkSelectInputs>);
 REGISTER_KERNEL_BUILDER(Name("ChunkDraw").Device(DEVICE_CPU), ChunkDrawOp);
 REGISTER_KERNEL_BUILDER(Name("ChunkSplit").Device(DEVICE_CPU), ChunkSplitOp);
-REGISTER_KERNEL_BUILDER(Name("ChunkTake").Device(DEVICE_CPU), ChunkTakeOp);
-REGISTER_KERNEL_BUILDER(Name("ChunkApply").Device(DEVICE_CPU), ChunkApplyOp);
+REGISTER_KERNEL_BUILDER(Name("ChunkTake").Device(DEVICE_CPU), ChunkOp<ChunkTakeInputs>);
+REGISTER_KERNEL_BUILDER(Name("ChunkApply").Device(DEVICE_CPU), ChunkOp<ChunkApplyInputs>);
 
 REGISTER_KERNEL_BUILDER(Name("ChunkDraw")
                             .Device(DEVICE_GPU)

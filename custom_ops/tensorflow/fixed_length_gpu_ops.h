@@ -1,11 +1,6 @@
 // The ops of fixed_length_ops.h on GPUs. What crosses to the host and back is payloads. Where the kernels
-// can't be used, an op does its work on the host. Settings have these functions of a method, too:
-//
-//   static EncodedFixedOnGpu EncodeOnGpu(const Codecs& codecs, const std::vector<Source>& sources,
-//                                        GpuQueue* queue);
-//   static void ReduceOnGpu(const Codecs& codecs, const FixedLengthDecoder& decoder,
-//                           const std::vector<float*>& outputs, GpuQueue* queue);
-//   static void AddOnGpu(...);  // likewise
+// can't be used, an op does its work on the host. Settings have two functions of the method, too:
+// kEncodeOnGpu and kDecodeOnGpu (gpu/fixed_on_gpu.h).
 #ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_GPU_OPS_H_
 #define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_GPU_OPS_H_
 
@@ -13,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../gpu/fixed_on_gpu.h"
 #include "../kernels/fixed_length.h"
 #include "fixed_length_ops.h"
 #include "gpu_support.h"
@@ -46,7 +42,8 @@ class FixedLengthEncodeGpuOp : public FixedLengthEncode<Settings, tensorflow::As
           {step->residuals.data(i), gradient.data(), ToGradientType(gradient.dtype())});
     }
     auto* not_finite = static_cast<int*>(queue->AllocateOnHost(sizeof(int)));
-    const auto encoded = Settings::EncodeOnGpu(step->codecs, sources, queue.get());
+    const EncodedFixedOnGpu encoded =
+        Settings::kEncodeOnGpu(step->codecs, sources, step->sender, queue.get());
     const int64_t body_words = PayloadWords(step->codecs) - kHeaderWords;
     queue->CopyToHost(encoded.body, 4 * body_words, step->payload + kHeaderWords);
     if (encoded.not_finite) {
@@ -56,13 +53,9 @@ class FixedLengthEncodeGpuOp : public FixedLengthEncode<Settings, tensorflow::As
     }
     // What comes behind on the stream sees the residuals as they are then.
     step->residuals.Unlock();
-    const bool goes_on = queue->Then([step, done, not_finite] {
+    queue->Finish(done, [step, not_finite] {
       WriteFixedHeader(step->codecs, step->sender, *not_finite == 0, step->payload);
-      done();
     });
-    if (goes_on) return;
-    context->SetStatus(queue->KeepUntilDone());
-    done();
   }
 };
 
@@ -88,7 +81,7 @@ class FixedLengthDecodeGpuOp : public FixedLengthDecodeOp<Settings> {
     }
     const CurrentContext current(*kernels->driver, kernels->context);
     auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
-    Settings::ReduceOnGpu(codecs, decoder, outputs, queue.get());
+    Settings::kDecodeOnGpu(codecs, decoder, outputs, /*adds=*/false, queue.get());
     *finite = true;
     return queue->KeepUntilDone();
   }
@@ -109,11 +102,40 @@ class FixedLengthPutBackGpuOp : public FixedLengthPutBackOp<Settings> {
     const CurrentContext current(*kernels->driver, kernels->context);
     auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
     TF_RETURN_IF_ERROR(queue->Unshare(residuals));
-    Settings::AddOnGpu(codecs, decoder, residuals->all_data(), queue.get());
+    Settings::kDecodeOnGpu(codecs, decoder, residuals->all_data(), /*adds=*/true, queue.get());
     return queue->KeepUntilDone();
   }
 };
 
 }  // namespace gradcomp
+
+// Registers the kernels of <Method>Encode, <Method>Decode and <Method>PutBack for both devices. Behind
+// the method and its settings come the HostMemory(...) of its own inputs: all of Encode's, and what the
+// others have of them.
+#define GRADCOMP_FIXED_LENGTH_KERNELS(method, Settings, encode_inputs, other_inputs)               \
+  REGISTER_KERNEL_BUILDER(Name(method "Encode").Device(tensorflow::DEVICE_CPU),                    \
+                          FixedLengthEncodeOp<Settings>);                                          \
+  REGISTER_KERNEL_BUILDER(Name(method "Decode").Device(tensorflow::DEVICE_CPU),                    \
+                          FixedLengthDecodeOp<Settings>);                                          \
+  REGISTER_KERNEL_BUILDER(Name(method "PutBack").Device(tensorflow::DEVICE_CPU),                   \
+                          FixedLengthPutBackOp<Settings>);                                         \
+  REGISTER_KERNEL_BUILDER(Name(method "Encode")                                                    \
+                              .Device(tensorflow::DEVICE_GPU)                                      \
+                              .HostMemory("residuals")                                             \
+                              .HostMemory("step")                                                  \
+                              .HostMemory("payload")                                               \
+                              .HostMemory("tensor_bytes") encode_inputs,                           \
+                          FixedLengthEncodeGpuOp<Settings>);                                       \
+  REGISTER_KERNEL_BUILDER(Name(method "Decode")                                                    \
+                              .Device(tensorflow::DEVICE_GPU)                                      \
+                              .HostMemory("payloads")                                              \
+                              .HostMemory("step")                                                  \
+                              .HostMemory("finite") other_inputs,                                  \
+                          FixedLengthDecodeGpuOp<Settings>);                                       \
+  REGISTER_KERNEL_BUILDER(Name(method "PutBack")                                                   \
+                              .Device(tensorflow::DEVICE_GPU)                                      \
+                              .HostMemory("residuals")                                             \
+                              .HostMemory("payload") other_inputs,                                 \
+                          FixedLengthPutBackGpuOp<Settings>)
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_GPU_OPS_H_

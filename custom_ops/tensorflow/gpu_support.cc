@@ -112,6 +112,17 @@ bool TensorFlowQueue::Then(std::function<void()> work) {
   return true;
 }
 
+void TensorFlowQueue::Finish(const tensorflow::AsyncOpKernel::DoneCallback& done,
+                             std::function<void()> work) {
+  const bool goes_on = Then([done, work = std::move(work)] {
+    work();
+    done();
+  });
+  if (goes_on) return;
+  context_->SetStatus(KeepUntilDone());
+  done();
+}
+
 absl::Status TensorFlowQueue::KeepUntilDone() {
   if (status().ok()) Then([] {});
   if (!status().ok()) driver().cuStreamSynchronize(stream());

@@ -40,6 +40,10 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
   // if not, it will not run.
   bool Then(std::function<void()> work);
 
+  // Ends an op that waits for nothing: `work` and then `done` run once all work so far is done. Where that
+  // is not certain, the op fails, and `done` runs at once.
+  void Finish(const tensorflow::AsyncOpKernel::DoneCallback& done, std::function<void()> work);
+
   // What an op returns that waits for nothing: all memory is kept as long as it is in use.
   absl::Status KeepUntilDone();
 

@@ -46,7 +46,7 @@ class PayloadWriteOp : public PayloadOp {
                 InvalidArgument("body has shape ", body.shape().DebugString(),
                                 "; expected a vector of words"));
     PayloadHeader header;
-    bool finite;
+    bool finite = false;
     std::vector<int64_t> settings;
     OP_REQUIRES_OK(context, GetScalar(context, 1, "step", &header.step));
     OP_REQUIRES_OK(context, GetScalar(context, 2, "finite", &finite));

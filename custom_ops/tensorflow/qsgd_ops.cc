@@ -3,8 +3,10 @@
 #include <memory>
 #include <vector>
 
+#include "../gpu/qsgd_on_gpu.h"
 #include "../kernels/qsgd_codec.h"
 #include "../kernels/whole_codec.h"
+#include "fixed_length_gpu_ops.h"
 #include "fixed_length_ops.h"
 
 namespace gradcomp {
@@ -42,6 +44,8 @@ class QsgdOpSettings {
   static constexpr Method kMethod = Method::kQsgd;
   static constexpr bool kDependsOnReplica = true;
   static constexpr const char* kMain = "bits";
+  static constexpr EncodeOnGpu* kEncodeOnGpu = EncodeQsgdOnGpu;
+  static constexpr DecodeOnGpu* kDecodeOnGpu = DecodeQsgdOnGpu;
 
   static Status Check(const std::vector<int64_t>& bits, int64_t num_tensors) {
     return CheckBits(bits, num_tensors);
@@ -131,12 +135,8 @@ REGISTER_OP("QsgdErrors")
     .Attr("stochastic: bool")
     .SetShapeFn(QsgdErrorsShape);
 
-REGISTER_KERNEL_BUILDER(Name("QsgdEncode").Device(DEVICE_CPU),
-                        FixedLengthEncodeOp<QsgdOpSettings>);
-REGISTER_KERNEL_BUILDER(Name("QsgdDecode").Device(DEVICE_CPU),
-                        FixedLengthDecodeOp<QsgdOpSettings>);
-REGISTER_KERNEL_BUILDER(Name("QsgdPutBack").Device(DEVICE_CPU),
-                        FixedLengthPutBackOp<QsgdOpSettings>);
+GRADCOMP_FIXED_LENGTH_KERNELS("Qsgd", QsgdOpSettings, .HostMemory("replica").HostMemory("bits"),
+                              .HostMemory("bits"));
 REGISTER_KERNEL_BUILDER(Name("QsgdErrors").Device(DEVICE_CPU), QsgdErrorsOp);
 
 }  // namespace

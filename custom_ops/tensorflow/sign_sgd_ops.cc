@@ -1,20 +1,22 @@
 // SignSGD's ops. What they compute: tf_gradcomp/ops/sign_sgd.py.
-#include "../kernels/sign_sgd_codec.h"
-
 #include <memory>
 
+#include "../gpu/sign_sgd_on_gpu.h"
+#include "../kernels/sign_sgd_codec.h"
+#include "fixed_length_gpu_ops.h"
 #include "fixed_length_ops.h"
 
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::DEVICE_CPU;
 using ::tensorflow::OpKernelConstruction;
 
 struct SignSgdSettings {
   static constexpr Method kMethod = Method::kSignSgd;
   static constexpr bool kDependsOnReplica = false;
   static constexpr const char* kMain = nullptr;
+  static constexpr EncodeOnGpu* kEncodeOnGpu = EncodeSignSgdOnGpu;
+  static constexpr DecodeOnGpu* kDecodeOnGpu = DecodeSignSgdOnGpu;
 
   absl::Status Read(OpKernelConstruction*) { return absl::OkStatus(); }
   std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t) const {
@@ -26,12 +28,7 @@ GRADCOMP_ENCODE_OP("SignSgdEncode").SetShapeFn(EncodeShape);
 GRADCOMP_DECODE_OP("SignSgdDecode").SetShapeFn(DecodeShape);
 GRADCOMP_PUT_BACK_OP("SignSgdPutBack").SetShapeFn(PutBackShape);
 
-REGISTER_KERNEL_BUILDER(Name("SignSgdEncode").Device(DEVICE_CPU),
-                        FixedLengthEncodeOp<SignSgdSettings>);
-REGISTER_KERNEL_BUILDER(Name("SignSgdDecode").Device(DEVICE_CPU),
-                        FixedLengthDecodeOp<SignSgdSettings>);
-REGISTER_KERNEL_BUILDER(Name("SignSgdPutBack").Device(DEVICE_CPU),
-                        FixedLengthPutBackOp<SignSgdSettings>);
+GRADCOMP_FIXED_LENGTH_KERNELS("SignSgd", SignSgdSettings, , );
 
 }  // namespace
 }  // namespace gradcomp

@@ -17,7 +17,6 @@ namespace gradcomp {
 namespace {
 
 using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::DEVICE_GPU;
 using ::tensorflow::OpInputList;
 using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
@@ -44,6 +43,8 @@ struct TopKSettings {
   static constexpr Method kMethod = Method::kTopK;
   static constexpr bool kDependsOnReplica = false;
   static constexpr const char* kMain = "entries";
+  static constexpr EncodeOnGpu* kEncodeOnGpu = EncodeTopKOnGpu;
+  static constexpr DecodeOnGpu* kDecodeOnGpu = DecodeTopKOnGpu;
 
   static Status Check(const std::vector<int64_t>& entries, int64_t num_tensors) {
     return CheckEntries(entries, num_tensors);
@@ -53,10 +54,6 @@ struct TopKSettings {
     if (entries == 0) return std::make_unique<WholeCodec>(size);
     return std::make_unique<TopKCodec>(size, std::min(size, entries));
   }
-
-  static constexpr auto EncodeOnGpu = EncodeTopKOnGpu;
-  static constexpr auto ReduceOnGpu = ReduceTopKOnGpu;
-  static constexpr auto AddOnGpu = AddTopKOnGpu;
 };
 
 class MomentumCorrectionOp : public OpKernel {
@@ -181,31 +178,8 @@ REGISTER_OP("TopKKeepVelocity")
     .SetIsStateful()
     .SetShapeFn(WithSettings<CheckEntries, tensorflow::shape_inference::NoOutputs>);
 
-REGISTER_KERNEL_BUILDER(Name("TopKEncode").Device(DEVICE_CPU), FixedLengthEncodeOp<TopKSettings>);
-REGISTER_KERNEL_BUILDER(Name("TopKDecode").Device(DEVICE_CPU), FixedLengthDecodeOp<TopKSettings>);
-REGISTER_KERNEL_BUILDER(Name("TopKPutBack").Device(DEVICE_CPU),
-                        FixedLengthPutBackOp<TopKSettings>);
-REGISTER_KERNEL_BUILDER(Name("TopKEncode")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("residuals")
-                            .HostMemory("step")
-                            .HostMemory("entries")
-                            .HostMemory("payload")
-                            .HostMemory("tensor_bytes"),
-                        FixedLengthEncodeGpuOp<TopKSettings>);
-REGISTER_KERNEL_BUILDER(Name("TopKDecode")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("payloads")
-                            .HostMemory("step")
-                            .HostMemory("entries")
-                            .HostMemory("finite"),
-                        FixedLengthDecodeGpuOp<TopKSettings>);
-REGISTER_KERNEL_BUILDER(Name("TopKPutBack")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("residuals")
-                            .HostMemory("payload")
-                            .HostMemory("entries"),
-                        FixedLengthPutBackGpuOp<TopKSettings>);
+GRADCOMP_FIXED_LENGTH_KERNELS("TopK", TopKSettings, .HostMemory("entries"),
+                              .HostMemory("entries"));
 REGISTER_KERNEL_BUILDER(Name("MomentumCorrection").Device(DEVICE_CPU), MomentumCorrectionOp);
 REGISTER_KERNEL_BUILDER(Name("TopKKeepVelocity").Device(DEVICE_CPU), TopKKeepVelocityOp);
 

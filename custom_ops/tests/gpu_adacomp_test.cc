@@ -1,7 +1,9 @@
 // AdaComp's kernels for GPUs in the emulator, beside those for CPUs.
 #include "gpu_emulator.h"
 
-#include "../gpu/adacomp.cu"
+#include "../gpu/adacomp_decode.cu"
+#include "../gpu/adacomp_pack.cu"
+#include "../gpu/adacomp_scan.cu"
 
 #include <cmath>
 #include <limits>

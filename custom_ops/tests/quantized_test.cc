@@ -93,6 +93,20 @@ void WhatIsSentAndKeptIsWhatWasThereAndCanBePutBack() {
   }
 }
 
+void NothingThatIsSentIsLargerThanTheLargestMagnitude() {
+  const Codecs codecs = AllKinds();
+  const auto payload = ValidFixed(kMethod, codecs);
+  FixedLengthDecoder decoder(codecs, kMethod, kFingerprint, kPlan, Threads(1));
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
+  std::vector<std::vector<float>> values = NormalTensors(codecs, 1, 1);
+  CHECK(decoder.Reduce(Pointers(&values)));
+  for (size_t i = 0; i < codecs.size(); ++i) {
+    float largest = 0;
+    for (float value : values[i]) largest = std::max(largest, std::fabs(value));
+    CHECK(codecs[i]->LargestMagnitude(decoder.WordsOf(0, i)) == largest);
+  }
+}
+
 void ANonFiniteGradientLeavesTheResidualsUntouched() {
   const Codecs codecs = AllKinds();
   for (float bad : {kInfinity, -kInfinity, std::nanf(""), -std::nanf(""), 3e38f}) {
@@ -240,6 +254,7 @@ int main() {
   RUN(CodesComeOutAsTheyWentIn);
   RUN(ThreadsDoNotChangeResults);
   RUN(WhatIsSentAndKeptIsWhatWasThereAndCanBePutBack);
+  RUN(NothingThatIsSentIsLargerThanTheLargestMagnitude);
   RUN(ANonFiniteGradientLeavesTheResidualsUntouched);
   RUN(ExtremeBucketsAreFinite);
   RUN(TensorsOfMoreThan2To31Elements);

@@ -1,7 +1,7 @@
 """Compares ops on the device GPU:0 of an emulated GPU with those on the host.
 
 python gpu_program.py LIBRARY kernels|host|without_nvrtc|benchmark
-python gpu_program.py LIBRARY exchange on_gpu|copied
+python gpu_program.py LIBRARY exchange on_gpu|one|copied
 """
 
 import collections
@@ -33,6 +33,7 @@ FINGERPRINT, STEP = 7, 3
 SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
 CHUNK_SIZES, GROUPS = [50, 25, 25, 1, 5000, 25], [0, 1, 1, 2, 3, 1]
 ENTRIES = [50, 0, 700, 1, 90, 0]
+BITS = [4, 2, 0, 3, 5, 8]
 DTYPES = ["float32", "float16", "bfloat16"]
 METHODS = {
     "on_gpu": [
@@ -40,8 +41,11 @@ METHODS = {
         compressors.ScaleCom(rates=20, beta=0.5),
         compressors.RandomK(density=0.1),
         compressors.TopK(density=0.05),
+        compressors.QSGD(),
+        compressors.SignSGD(),
     ],
-    "copied": [compressors.QSGD()],  # but for the second moments
+    "one": [compressors.AdaComp(50)],
+    "copied": [compressors.PowerSGD()],  # but for the second moments
 }
 
 
@@ -173,12 +177,14 @@ def compare_divided(wrap, dtype):
         assert np.isnan(divided[0][0].numpy()).all() == np.isnan(bad)
 
 
-def compare_top_k(wrap, dtype):
+def compare_fixed(wrap, dtype, method, layout, **to_encode):
+    encode, decode, put_back = (
+        getattr(ops, f"{method}_{what}") for what in ("encode", "decode", "put_back")
+    )
     residuals = {}
     for device in ("GPU:0", "CPU:0"):
         with tf.device(device):
             residuals[device] = [tf.Variable(value) for value in numbers(0)]
-    layout = {"entries": ENTRIES, "fingerprint": FINGERPRINT}
     for largest in (1, 3e37, 1e38, np.inf):  # nine of which are finite, may be, are not
         gradients = numbers(1, 0.3)
         gradients[4][8000] = largest
@@ -186,20 +192,20 @@ def compare_top_k(wrap, dtype):
         shared = residuals["GPU:0"][0].read_value()
         before = shared.numpy()
 
-        def encode(device, gradients=gradients):
+        def encode_on(device, gradients=gradients):
             with tf.device("GPU:0"):
-                return ops.top_k_encode(residuals[device], gradients, STEP, **layout)
+                return encode(residuals[device], gradients, STEP, **layout, **to_encode)
 
         def decode_and_put_back(device, payload):
             with tf.device(device):
                 shapes = [[size] for size in SIZES]
                 rows = tf.stack([payload] * 9)
-                reduced, finite = ops.top_k_decode(rows, STEP, shapes=shapes, **layout)
+                reduced, finite = decode(rows, STEP, shapes=shapes, **layout)
             with tf.device("GPU:0"):
-                ops.top_k_put_back(residuals[device], payload, **layout)
+                put_back(residuals[device], payload, **layout)
             return [*reduced, finite]
 
-        sent = [wrap(lambda device=device: encode(device))() for device in residuals]
+        sent = [wrap(lambda device=device: encode_on(device))() for device in residuals]
         same(*sent)
         same(*residuals.values())
         assert shared.numpy().tobytes() == before.tobytes()
@@ -210,6 +216,14 @@ def compare_top_k(wrap, dtype):
             ]
         )
         same(*residuals.values())
+
+
+def compare_all_fixed(wrap, dtype):
+    same_job = {"fingerprint": FINGERPRINT}
+    compare_fixed(wrap, dtype, "top_k", {"entries": ENTRIES, **same_job})
+    levels = {"bits": BITS, "bucket_size": 96, **same_job}
+    compare_fixed(wrap, dtype, "qsgd", levels, replica=2, stochastic=dtype == "float32", seed=5)
+    compare_fixed(wrap, dtype, "sign_sgd", same_job)
 
 
 def step_in_chunks(residuals, gradients, lead, own_finite, with_rests):
@@ -267,7 +281,7 @@ def compare(*cases):
         compare_steps(wrap, dtype, divides)
         compare_divided(wrap, dtype)
         compare_chunks(wrap, dtype)
-        compare_top_k(wrap, dtype)
+        compare_all_fixed(wrap, dtype)
     compare_not_finite()
     compare_errors()
 
@@ -335,7 +349,7 @@ def run_benchmark(path):
     import gpu_kernels
 
     bare = gpu_kernels.Gpu(path)
-    gpu_kernels.check(bare, sizes=[1, 70001], bin_sizes=[0, 7, 50, 500, 5000])
+    gpu_kernels.check(bare, (1, 70001))
     gpu_kernels.REPEATS = 1
     gpu_kernels.measure(bare, [5000])
 

@@ -2,7 +2,7 @@
 
 `custom_ops/tests/fake_gpu.cc` is CUDA's driver and a device of TensorFlow's in one. On it, all of
 the host's side runs as it does with a GPU: loading, the check, memory, the stream, placement. The
-kernels themselves are compared with the CPU's in `custom_ops/tests/gpu_adacomp_test.cc`.
+kernels themselves are compared with the CPU's in `custom_ops/tests/gpu_*_test.cc`.
 """
 
 import ctypes
@@ -10,6 +10,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tf_gradcomp.ops import gpu, library
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("gpu_program.py")
+PHILOX = "custom_ops/kernels/philox.h"  # CPUs' and GPUs'
 
 
 def has_nvrtc():
@@ -88,7 +90,8 @@ def test_without_a_driver_the_kernels_are_not_used():
 def test_the_sources_are_in_the_library():
     built = library.PATH.read_bytes()
     folder = ROOT / "custom_ops" / "gpu"
-    for path in [*folder.glob("*.cu"), *folder.glob("*tables.h"), folder / "device.h"]:
+    shared = [*folder.glob("*tables.h"), *folder.glob("*device.h"), ROOT / PHILOX]
+    for path in [*folder.glob("*.cu"), *shared]:
         assert path.read_bytes() in built
 
 
@@ -137,7 +140,7 @@ def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(fake_g
 
 
 def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake_gpu):
-    worker = run(fake_gpu, "exchange", "on_gpu", GRADCOMP_GPU="0")
+    worker = run(fake_gpu, "exchange", "one", GRADCOMP_GPU="0")
     assert not result(worker)["launches"]
     told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
     assert (worker.stdout + worker.stderr).count(told) == 1
@@ -146,6 +149,20 @@ def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake
 @needs_nvrtc
 def test_the_benchmark_checks_and_measures(fake_gpu):
     worker = run(fake_gpu, "benchmark")
-    assert result(worker)["launches"]
+    assert result(worker)["launches"].keys() == set(kernel_names())
     table = [line for line in worker.stdout.splitlines() if line.startswith("| 5000 ")]
-    assert len(table) == 2 * 7
+    for name in ("precondition", "AdaComp", "chunks", "TopK", "QSGD", "SignSGD"):
+        own = [line for line in table if line.startswith(f"| 5000 | {name}")]
+        assert len(own) > 1
+        assert re.search(r": a copy \| .* \| 100% \|$", own[0])
+
+
+@pytest.mark.skipif(is_on_this_system("libcuda.so.1"), reason="there is a CUDA driver")
+def test_without_a_driver_the_benchmark_says_what_is_missing():
+    program = ROOT / "benchmarks" / "gpu_kernels.py"
+    done = subprocess.run(
+        [sys.executable, program, "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("None of libcuda.so.1 can be loaded: ")
+    assert len(done.stderr.splitlines()) == 1

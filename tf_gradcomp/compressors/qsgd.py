@@ -61,6 +61,7 @@ class QSGD(Compressor):
     """
 
     name = "qsgd"
+    has_gpu_kernels = True
 
     def __init__(
         self,

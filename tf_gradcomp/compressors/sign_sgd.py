@@ -35,6 +35,7 @@ class SignSGD(Compressor):
     """
 
     name = "sign_sgd"
+    has_gpu_kernels = True
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up."""

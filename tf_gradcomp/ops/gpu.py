@@ -26,7 +26,7 @@ class GpuInfo:
 
 @functools.cache
 def info(ordinal: int) -> GpuInfo:
-    """Describes a device; the first call compiles and checks the kernels, in a second or two.
+    """Describes a device; the first call compiles and checks the kernels, in a few seconds.
 
     Args:
         ordinal: CUDA's number of the device, among those that are visible.

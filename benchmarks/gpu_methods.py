@@ -1,0 +1,605 @@
+"""The kernels of each method on one tensor: arguments, launches, and what NumPy says of them."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from gpu_device import CONSTANTS, STRUCTURES, Gpu
+
+PACKAGE = Path(__file__).parents[1] / "tf_gradcomp"
+HEADER_WORDS = 14
+STEP, REPLICA, SEED, BETA_2, EPSILON, FILTER = 5, 3, 7, 0.999, 1e-7, 0.3
+MOMENT = 0.01  # of each element, before the first step
+THREADS, LANES = CONSTANTS["kThreads"], CONSTANTS["kLanes"]
+SLICE = CONSTANTS["kSliceElements"]
+
+
+def oracle(name: str) -> Any:
+    """`tf_gradcomp.reference.<name>`, also where TensorFlow is not installed."""
+    package = types.ModuleType("tf_gradcomp")
+    package.__path__ = [str(PACKAGE)]
+    sys.modules.setdefault("tf_gradcomp", package)
+    return __import__(f"tf_gradcomp.reference.{name}", fromlist=[name])
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The number of pieces of b that a takes."""
+    return -(-a // b)
+
+
+def slices(size: int) -> int:
+    """How many blocks go through so many elements."""
+    return ceil_div(size, SLICE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """A tensor's residual and gradient, which has one of three types."""
+
+    residual: np.ndarray
+    gradient: np.ndarray  # as it lies in memory
+    meant: np.ndarray  # as NumPy can read it
+    gradient_type: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Some launches, which are timed together."""
+
+    name: str
+    launch: Callable[[], None]
+    bytes_each: float  # that must at least be read and written, for an element
+
+
+# What it is, what was found on the GPU, and what NumPy says it should be.
+Compared = tuple[str, np.ndarray, np.ndarray]
+
+
+class OnGpu:
+    """A method on one tensor of a GPU; it may be launched any number of times."""
+
+    def __init__(self, gpu: Gpu, inputs: Inputs) -> None:
+        self.gpu, self.inputs, self.size = gpu, inputs, inputs.residual.size
+        self.residual = gpu.put(inputs.residual)
+        self.gradient = gpu.put(inputs.gradient)
+
+    def works(self) -> Iterator[Work]:
+        """What is timed, after which nothing can be compared."""
+        raise NotImplementedError
+
+    def compared(self) -> Iterator[Compared]:
+        """Runs each kernel, and says what it did."""
+        raise NotImplementedError
+
+    def floats(self, memory: int, size: int | None = None) -> np.ndarray:
+        """Float32 numbers of the GPU's; by default as many as the tensor has."""
+        return np.frombuffer(self.gpu.get(memory, 4 * (size or self.size)), np.float32)
+
+
+class Precondition(OnGpu):
+    """Dividing by the root of the second moment."""
+
+    def __init__(self, gpu: Gpu, inputs: Inputs) -> None:
+        super().__init__(gpu, inputs)
+        self.moment = gpu.put(np.full(self.size, MOMENT, np.float32))
+        self.divided = gpu.room(4 * self.size)
+        tensor = STRUCTURES["DividedTensor"](
+            second_moment=self.moment,
+            gradient=self.gradient,
+            preconditioned=self.divided,
+            gradient_type=inputs.gradient_type,
+            size=self.size,
+        )
+        decay = np.float32(BETA_2)
+        self.step = STRUCTURES["PreconditionStep"](
+            tensors=gpu.put(tensor),
+            num_tensors=1,
+            not_finite=gpu.zeros(4),
+            share=np.float32(1) - decay,
+            scale=np.float32(1 / (1 - np.float64(decay) ** STEP)),
+            epsilon=EPSILON,
+        )
+
+    def divide(self) -> None:
+        """Both launches."""
+        self.gpu.launch("gradcomp_precondition_check", slices(self.size), self.step)
+        self.gpu.launch("gradcomp_precondition_divide", slices(self.size), self.step)
+
+    def works(self) -> Iterator[Work]:
+        """The division."""
+        yield Work("divide", self.divide, 16)
+
+    def compared(self) -> Iterator[Compared]:
+        """What is divided, and the second moment."""
+        self.divide()
+        divided, moment = oracle("precondition").precondition(
+            np.full(self.size, MOMENT, np.float32),
+            self.inputs.meant,
+            STEP,
+            beta_2=BETA_2,
+            epsilon=EPSILON,
+        )
+        yield "divided gradient", self.floats(self.divided), divided
+        yield "second moment", self.floats(self.moment), moment
+
+
+class AdaComp(OnGpu):
+    """Bins of one size, or a tensor that is sent whole, where it is 0."""
+
+    BLOCK_ELEMENTS, WHOLE_BIN_SIZE = 1 << 16, 1024
+
+    def __init__(self, gpu: Gpu, inputs: Inputs, bin_size: int, divides: bool = False) -> None:
+        super().__init__(gpu, inputs)
+        self.bin_size, self.whole, self.divides = bin_size, bin_size == 0, divides
+        self.bins = bin_size or self.WHOLE_BIN_SIZE
+        per_block = max(1, self.BLOCK_ELEMENTS // self.bins)
+        in_tile = CONSTANTS["kTileElements"] // self.bins
+        per_piece = min(max(1, min(in_tile, CONSTANTS["kPieceBins"])), per_block)
+        num_bins = ceil_div(self.size, self.bins)
+        self.blocks = ceil_div(num_bins, per_block)
+        last_bins = num_bins - (self.blocks - 1) * per_block
+        pieces_per_block = ceil_div(per_block, per_piece)
+        self.pieces = (self.blocks - 1) * pieces_per_block + ceil_div(last_bins, per_piece)
+        self.code_bytes = 1 if self.bins <= 63 else 2
+        self.block_size = per_block * self.bins
+        self.length_words = 0 if self.whole else self.blocks - 1
+        moment = gpu.put(np.full(self.size, MOMENT, np.float32)) if divides else None
+        tensor = STRUCTURES["EncodeTensor"](
+            residual=self.residual,
+            second_moment=moment,
+            gradient=self.gradient,
+            gradient_type=inputs.gradient_type,
+            sent_whole=self.whole,
+            code_bytes=self.code_bytes,
+            bins_per_piece=per_piece,
+            size=self.size,
+            bin_size=self.bins,
+            num_bins=num_bins,
+            bins_per_block=per_block,
+            pieces_per_block=pieces_per_block,
+            num_pieces=self.pieces,
+            length_words=self.length_words,
+        )
+        room = self.size * self.code_bytes + 4
+        self.summary_type = STRUCTURES["EncodeSummary"]
+        self.step = STRUCTURES["EncodeStep"](
+            tensors=gpu.put(tensor),
+            num_tensors=1,
+            boost=1,
+            share=1 - np.float32(BETA_2),
+            decay=BETA_2,
+            epsilon=EPSILON,
+            moment_scale=10,
+            bin_max=gpu.room(4 * num_bins),
+            room=gpu.room(room),
+            piece_codes=gpu.room(4 * self.pieces),
+            piece_sum=gpu.room(8 * self.pieces),
+            piece_byte=gpu.room(8 * self.pieces),
+            scale=gpu.room(4),
+            code_words=gpu.room(4),
+            first_word=gpu.room(8),
+            summary=gpu.room(ctypes.sizeof(self.summary_type)),
+            body=gpu.room(4 * (3 + self.length_words) + (4 * self.size if self.whole else room)),
+        )
+
+    def scan(self) -> None:
+        """The pass over gradient, residual and second moment."""
+        self.gpu.launch("gradcomp_adacomp_scan", self.pieces, self.step)
+
+    def encode(self) -> None:
+        """That and all that follows it."""
+        self.scan()
+        self.gpu.launch("gradcomp_adacomp_tensors", 1, self.step)
+        self.gpu.launch("gradcomp_adacomp_layout", 1, self.step)
+        self.gpu.launch("gradcomp_adacomp_pack", self.pieces, self.step)
+
+    def unpack(self) -> None:
+        """Takes back what `encode` has done."""
+        self.gpu.launch("gradcomp_adacomp_unpack", self.pieces, self.step)
+
+    def works(self) -> Iterator[Work]:
+        """A step's encoding, and decoding."""
+        bytes_each = 20 if self.divides else 12
+        yield Work("scan", self.scan, bytes_each)
+        yield Work("encode", self.encode, bytes_each)
+        if self.divides:
+            return
+        for _ in range(3):  # a residual that was left by steps
+            self.encode()
+        for number in (1, 8):
+            yield Work(f"decode of {number}", self.decoding([self.body()] * number)[0], 4)
+
+    def compared(self) -> Iterator[Compared]:
+        """Payload, residual and sum, and what is left after all is taken back."""
+        if self.divides:
+            return  # the last bits of second moments are the conformance tests'
+        adacomp = oracle("adacomp")
+        before, meant = self.inputs.residual, self.inputs.meant
+        payload, (left,), _ = adacomp.encode_payload(
+            [before], [meant], 0, bin_sizes=[self.bin_size], fingerprint=0
+        )
+        self.encode()
+        yield "payload", self.body(), payload[HEADER_WORDS:]
+        yield "residual", self.floats(self.residual), left
+        (one,) = adacomp.decode_payload(payload, [[self.size]], [self.bin_size])
+        decode, values = self.decoding([payload[HEADER_WORDS:]] * 3)
+        decode()
+        yield "sum", self.floats(values), np.float32(0) + one + one + one
+        self.unpack()
+        restored = left + one - meant.astype(np.float32)
+        yield "residual taken back", self.floats(self.residual), restored
+
+    def body(self) -> np.ndarray:
+        """The payload behind the header, as int32."""
+        data = self.gpu.get(self.step.summary, ctypes.sizeof(self.summary_type))
+        words = self.summary_type.from_buffer_copy(data).body_words
+        return np.frombuffer(self.gpu.get(self.step.body, 4 * words), np.int32)
+
+    def decoding(self, bodies: list[np.ndarray]) -> tuple[Callable[[], None], int]:
+        """What launches the decoding of some payloads, and where their sum will be."""
+        spans = [span for body in bodies for span in self._spans(body)]
+        values = self.gpu.room(4 * self.size)
+        block_type = STRUCTURES["DecodeBlock"]
+        blocks = [
+            block_type(
+                values=values + 4 * begin,
+                size=min(self.block_size, self.size - begin),
+                bin_size=self.bins,
+                sent_whole=self.whole,
+                code_bytes=self.code_bytes,
+            )
+            for begin in range(0, self.size, self.block_size)
+        ]
+        step = STRUCTURES["DecodeStep"](
+            blocks=self.gpu.put((block_type * len(blocks))(*blocks)),
+            spans=self.gpu.put((STRUCTURES["DecodeSpan"] * len(spans))(*spans)),
+            num_blocks=len(blocks),
+            num_payloads=len(bodies),
+        )
+        launch = self.gpu.launch
+        return lambda: launch("gradcomp_adacomp_decode", step.num_blocks, step), values
+
+    def _spans(self, body: np.ndarray) -> list[Any]:
+        data = self.gpu.put(body) + 8
+        scale = body[:1].view(np.float32)[0]
+        if self.whole:
+            sizes = [self.block_size] * (self.blocks - 1)
+            sizes.append(self.size - sum(sizes))
+            begins = 4 * np.cumsum([0, *sizes[:-1]])
+        else:
+            codes = body[2 + self.length_words :].view(np.uint8 if self.code_bytes == 1 else "u2")
+            lengths = body[2 : 2 + self.length_words] // self.code_bytes
+            end = np.flatnonzero(codes & 1)[-1] + 1  # padding has no end of a bin
+            sizes = [*lengths.tolist(), int(end - lengths.sum())]
+            begins = 4 * self.length_words + self.code_bytes * np.cumsum([0, *sizes[:-1]])
+        return [
+            STRUCTURES["DecodeSpan"](codes=data + int(begin), num_codes=size, scale=scale)
+            for begin, size in zip(begins, sizes, strict=True)
+        ]
+
+
+class Chunks(OnGpu):
+    """A step of ScaleCom and RandomK, of a leader alone: what it takes is the total."""
+
+    def __init__(self, gpu: Gpu, inputs: Inputs, chunk_size: int) -> None:
+        super().__init__(gpu, inputs)
+        self.chunk_size = chunk_size
+        self.width = 1 if chunk_size <= 16 else LANES if chunk_size < 4096 else THREADS
+        self.chunks = ceil_div(self.size, chunk_size)
+        bits = (chunk_size - 1).bit_length()
+        self.words = ceil_div(self.chunks * bits, 32)
+        self.pieces = ceil_div(self.chunks, THREADS // self.width)
+        self.output = gpu.room(4 * self.size)
+        self.taken = gpu.room(4 * self.chunks)
+        tensor = STRUCTURES["ChunkTensor"](
+            residual=self.residual,
+            gradient=self.gradient,
+            output=self.output,
+            gradient_type=inputs.gradient_type,
+            size=self.size,
+        )
+        group = STRUCTURES["ChunkGroup"](
+            chunk_size=chunk_size,
+            bits=bits,
+            size=self.size,
+            num_chunks=self.chunks,
+            num_tensors=1,
+            width=self.width,
+        )
+        self.step = STRUCTURES["ChunkStep"](
+            tensors=gpu.put(tensor),
+            num_tensors=1,
+            groups=gpu.put(group),
+            num_groups=1,
+            num_chunks=self.chunks,
+            num_words=self.words,
+            chosen=gpu.room(4 * self.chunks),
+            not_finite=gpu.zeros(4),
+            offsets=gpu.room(4 * self.words),
+            values=self.taken,
+            filter=FILTER,
+            kept_share=np.float32(1) - np.float32(FILTER),
+        )
+        self.last = type(self.step).from_buffer_copy(self.step)
+        self.last.values = gpu.room(4 * self.chunks)  # what is kept
+        self.last.totals = self.taken
+
+    def _by_threads(self, kernel: str, threads: int, step: Any) -> None:
+        if threads:
+            self.gpu.launch(f"gradcomp_chunks_{kernel}", ceil_div(threads, THREADS), step)
+
+    def select(self) -> None:
+        """Chooses and packs offsets."""
+        self.gpu.launch("gradcomp_chunks_choose", self.pieces, self.step)
+        self._by_threads("pack", self.words, self.step)
+
+    def take(self) -> None:
+        """Takes what is sent."""
+        self._by_threads("take", self.chunks, self.step)
+
+    def apply(self) -> None:
+        """Spreads the totals, and keeps what is not sent."""
+        self._by_threads("keep", self.chunks, self.last)
+        self.gpu.launch("gradcomp_chunks_spread", slices(self.size), self.last)
+        self._by_threads("place", self.chunks, self.last)
+
+    def works(self) -> Iterator[Work]:
+        """The parts of a step."""
+        yield Work("select", self.select, 8)
+        yield Work("take", self.take, 12 / self.chunk_size)
+        yield Work("apply", self.apply, 16)
+
+    def compared(self) -> Iterator[Compared]:
+        """What each part of a step writes."""
+        chunks = oracle("chunks")
+        before, gradient = self.inputs.residual, self.inputs.meant.astype(np.float32)
+        sums = before + gradient
+        offsets = chunks.select(sums, self.chunk_size)
+        at = chunks.places(offsets, self.chunk_size)
+        self.select()
+        packed = np.frombuffer(self.gpu.get(self.step.offsets, 4 * self.words), np.int32)
+        yield "offsets", packed, chunks.pack(offsets, self.chunk_size)
+        self.take()
+        yield "what is taken", self.floats(self.taken, self.chunks), sums[at]
+        self.apply()
+        total = np.zeros(self.size, np.float32)
+        total[at] = sums[at]
+        yield "total", self.floats(self.output), total
+        yield "residual", self.floats(self.residual), chunks.keep(before, gradient, at, FILTER)
+
+
+class FixedLength(OnGpu):
+    """A method whose payloads have a fixed length; 0 as its main setting sends the tensor whole."""
+
+    reference: ClassVar[str]  # the oracle; so begin the names of the kernels
+    structures: ClassVar[str]  # so begin those of the structures
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        inputs: Inputs,
+        words: int,
+        launches: Sequence[tuple[str, int]],
+        tensor: Mapping[str, Any],
+        step: Mapping[str, Any],
+        layout: Mapping[str, Any],
+        to_encode: Mapping[str, Any],
+    ) -> None:
+        """Takes what differs between methods.
+
+        Args:
+            gpu: Where it is.
+            inputs: The tensor.
+            words: Of the payload behind its header.
+            launches: Kernels that encode, and on how many blocks.
+            tensor: Its own fields of the structure that describes a tensor.
+            step: Likewise for all that encoders are given.
+            layout: Arguments of the oracle's functions.
+            to_encode: Further ones of its `encode_payload`.
+        """
+        super().__init__(gpu, inputs)
+        self.words, self.launches, self.layout, self.to_encode = words, launches, layout, to_encode
+        self.tensor = STRUCTURES[f"{self.structures}Tensor"](
+            values=self.residual,
+            gradient=self.gradient,
+            gradient_type=inputs.gradient_type,
+            size=self.size,
+            **tensor,
+        )
+        self.step = STRUCTURES[f"{self.structures}EncodeStep"](
+            tensors=gpu.put(self.tensor),
+            num_tensors=1,
+            not_finite=gpu.zeros(4),
+            body=gpu.zeros(4 * words),
+            **step,
+        )
+
+    def encode(self) -> None:
+        """All launches."""
+        for kernel, blocks in self.launches:
+            self.gpu.launch(f"gradcomp_{self.reference}_{kernel}", blocks, self.step)
+
+    def decoding(self, bodies: list[np.ndarray]) -> tuple[Callable[[], None], int]:
+        """What launches the decoding of some payloads, and where their sum will be."""
+        values = self.gpu.room(4 * self.size)
+        tensor = type(self.tensor).from_buffer_copy(self.tensor)
+        tensor.values = values
+        step = STRUCTURES["FixedDecodeStep"](
+            tensors=self.gpu.put(tensor),
+            num_tensors=1,
+            bodies=self.gpu.put(np.concatenate(bodies)),
+            row_words=self.words,
+            num_payloads=len(bodies),
+        )
+        kernel, blocks = f"gradcomp_{self.reference}_decode", slices(self.size)
+        return lambda: self.gpu.launch(kernel, blocks, step), values
+
+    def works(self) -> Iterator[Work]:
+        """One step's encoding, and decoding."""
+        sent_each = 4 * self.words / self.size
+        yield Work("encode", self.encode, 12 + sent_each)
+        for number in (1, 8):
+            decode, _ = self.decoding([self.body()] * number)
+            yield Work(f"decode of {number}", decode, 4 + number * sent_each)
+
+    def compared(self) -> Iterator[Compared]:
+        """Payload, residual and sum."""
+        reference = oracle(self.reference)
+        before, meant = self.inputs.residual, self.inputs.meant
+        payload, (left,), _ = reference.encode_payload(
+            [before], [meant], STEP, fingerprint=0, **self.layout, **self.to_encode
+        )
+        self.encode()
+        yield "payload", self.body(), payload[HEADER_WORDS:]
+        yield "residual", self.floats(self.residual), left
+        (one,) = reference.decode_payload(payload, [[self.size]], **self.layout)
+        decode, values = self.decoding([payload[HEADER_WORDS:]] * 3)
+        decode()
+        yield "sum", self.floats(values), np.float32(0) + one + one + one
+
+    def body(self) -> np.ndarray:
+        """The payload behind the header, as int32."""
+        return np.frombuffer(self.gpu.get(self.step.body, 4 * self.words), np.int32)
+
+
+class TopK(FixedLength):
+    """A share of the entries."""
+
+    reference, structures = "top_k", "TopK"
+    DIGITS = ((20, 1 << 11), (10, 1 << 10), (0, 1 << 10))  # shift, and how many values it has
+
+    def __init__(self, gpu: Gpu, inputs: Inputs, density: float) -> None:
+        size = inputs.residual.size
+        blocks, entries = slices(size), ceil_div(size, int(1 / density)) if density else 0
+        self.start = gpu.put(STRUCTURES["TopKLast"](rank=entries))
+        super().__init__(
+            gpu,
+            inputs,
+            words=2 * entries or size,
+            launches=(("tally", blocks), ("places", 1), ("send", blocks)),
+            tensor={"entries": entries, "sent_whole": not entries},
+            step={
+                "histograms": gpu.zeros(8 * CONSTANTS["kTopKDigits"]),
+                "last": gpu.room(ctypes.sizeof(STRUCTURES["TopKLast"])),
+                "counts": gpu.room(blocks * ctypes.sizeof(STRUCTURES["TopKCounts"])),
+            },
+            layout={"entries": [entries]},
+            to_encode={},
+        )
+
+    def encode(self) -> None:
+        """Finds the last entry to be sent, and sends."""
+        self.gpu.copy(self.start, self.step.last, ctypes.sizeof(STRUCTURES["TopKLast"]))
+        for shift, num_digits in self.DIGITS:
+            self.step.shift, self.step.num_digits = shift, num_digits
+            self.gpu.launch("gradcomp_top_k_count", slices(self.size), self.step)
+            self.gpu.launch("gradcomp_top_k_pick", 1, self.step)
+        super().encode()
+
+
+class Qsgd(FixedLength):
+    """Levels of some bits."""
+
+    reference, structures = "qsgd", "Qsgd"
+
+    def __init__(
+        self, gpu: Gpu, inputs: Inputs, bits: int, bucket_size: int, stochastic: bool = True
+    ) -> None:
+        size = inputs.residual.size
+        measured = bucket_size if bits else SLICE
+        buckets = ceil_div(size, measured)
+        width = LANES if measured <= 4096 else THREADS
+        super().__init__(
+            gpu,
+            inputs,
+            words=2 * buckets + ceil_div(size * bits, 32) if bits else size,
+            launches=(("measure", ceil_div(buckets, THREADS // width)), ("send", slices(size))),
+            tensor={"bits": bits, "bucket_size": measured, "width": width, "sent_whole": not bits},
+            step={
+                "scales": gpu.room(buckets * ctypes.sizeof(STRUCTURES["QsgdScale"])),
+                "stochastic": stochastic,
+                "seed": SEED,
+                "replica": REPLICA,
+                "step": STEP,
+            },
+            layout={"bits": [bits], "bucket_size": bucket_size},
+            to_encode={"replica": REPLICA, "stochastic": stochastic, "seed": SEED},
+        )
+
+
+class SignSgd(FixedLength):
+    """One bit."""
+
+    reference, structures = "sign_sgd", "SignSgd"
+
+    def __init__(self, gpu: Gpu, inputs: Inputs) -> None:
+        size = inputs.residual.size
+        blocks = ceil_div(size, CONSTANTS["kSignSgdBlock"])
+        super().__init__(
+            gpu,
+            inputs,
+            words=1 + ceil_div(size, 32),
+            launches=(("sum", blocks), ("mean", 1), ("send", slices(size))),
+            tensor={"num_blocks": blocks},
+            step={"block_sums": gpu.room(8 * blocks), "means": gpu.room(4)},
+            layout={},
+            to_encode={},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of the table: what is compared with NumPy, and what is timed."""
+
+    name: str
+    on_gpu: Callable[..., OnGpu]
+    checked: tuple[dict[str, Any], ...] = ({},)
+    timed: tuple[dict[str, Any], ...] = ({},)
+
+
+METHODS = (
+    Method("precondition", Precondition),
+    Method(
+        "AdaComp",
+        AdaComp,
+        tuple({"bin_size": size} for size in (0, 1, 7, 50, 63, 64, 500, 5000)),
+        (
+            {"bin_size": 50},
+            {"bin_size": 50, "divides": True},
+            {"bin_size": 500},
+            {"bin_size": 500, "divides": True},
+        ),
+    ),
+    Method(
+        "chunks",
+        Chunks,
+        tuple({"chunk_size": size} for size in (1, 7, 50, 5000)),
+        ({"chunk_size": 100},),
+    ),
+    Method(
+        "TopK",
+        TopK,
+        tuple({"density": density} for density in (0, 0.001, 0.25, 1)),
+        ({"density": 0.01},),
+    ),
+    Method(
+        "QSGD",
+        Qsgd,
+        (
+            {"bits": 0, "bucket_size": 32},
+            {"bits": 2, "bucket_size": 32},
+            {"bits": 3, "bucket_size": 96, "stochastic": False},
+            {"bits": 4, "bucket_size": 1024},
+            {"bits": 8, "bucket_size": 65536},
+        ),
+        ({"bits": 4, "bucket_size": 1024}, {"bits": 8, "bucket_size": 1024}),
+    ),
+    Method("SignSGD", SignSgd),
+)

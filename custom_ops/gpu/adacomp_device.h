@@ -1,0 +1,127 @@
+// What AdaComp's kernels share: codes, pieces of tensors, and what is added to a residual. Layout:
+// docs/payload_format.md.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_DEVICE_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_DEVICE_H_
+
+#include "adacomp_tables.h"
+#include "device.h"
+
+namespace gradcomp {
+namespace gpu {
+
+constexpr int kCodesPerThread = 4;
+constexpr unsigned kNegative = 2;
+constexpr unsigned kLastInBin = 1;
+
+__device__ inline unsigned EscapeIndex(int code_bytes) { return code_bytes == 1 ? 63 : 16383; }
+
+__device__ inline unsigned LoadCode(const unsigned char* codes, int code_bytes, long long i) {
+  if (code_bytes == 1) return codes[i];
+  // A payload has codes of two bytes at even places only.
+  return reinterpret_cast<const unsigned short*>(codes)[i];
+}
+
+__device__ inline void StoreCode(unsigned code, int code_bytes, long long i, unsigned char* codes) {
+  if (code_bytes == 1) {
+    codes[i] = static_cast<unsigned char>(code);
+  } else {
+    reinterpret_cast<unsigned short*>(codes)[i] = static_cast<unsigned short>(code);
+  }
+}
+
+// Visits the codes of whole bins, by visit(number, code, bin). All threads must call it together.
+template <typename Visit>
+__device__ void ForEachCode(const unsigned char* codes, unsigned num_codes, int code_bytes,
+                            const Visit& visit) {
+  unsigned bin = 0;
+  for (unsigned first = 0; first < num_codes; first += kThreads * kCodesPerThread) {
+    const unsigned begin = first + threadIdx.x * kCodesPerThread;
+    unsigned own[kCodesPerThread];
+    unsigned ends = 0;
+    for (int i = 0; i < kCodesPerThread; ++i) {
+      own[i] = begin + i < num_codes ? LoadCode(codes, code_bytes, begin + i) : 0;
+      ends += own[i] & kLastInBin;
+    }
+    const Scanned<unsigned> scanned = BlockScan(ends);
+    unsigned own_bin = bin + scanned.before;
+    for (int i = 0; i < kCodesPerThread; ++i) {
+      if (begin + i < num_codes) visit(begin + i, own[i], own_bin);
+      own_bin += own[i] & kLastInBin;
+    }
+    bin += scanned.total;
+  }
+}
+
+// Adds scale * sign where a code says so. No two codes of a payload are of the same element.
+__device__ inline void AddCode(unsigned code, int code_bytes, unsigned scale_bits, float* bin) {
+  const unsigned index = code >> 2;
+  if (index == EscapeIndex(code_bytes)) return;
+  bin[index] = __fadd_rn(bin[index], __uint_as_float(scale_bits ^ (code & kNegative) << 30));
+}
+
+// Whole bins of a tensor that follow each other in one block of it.
+struct Piece {
+  long long tensor;
+  long long index;  // in its tensor
+  long long first_bin;
+  long long begin;  // element
+  int num_bins;
+  int size;  // elements
+};
+
+__device__ inline long long Least(long long a, long long b) { return a < b ? a : b; }
+
+__device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
+  const long long first =
+      LastUpTo(step.tensors, step.num_tensors, &EncodeTensor::first_piece, piece);
+  const EncodeTensor& tensor = step.tensors[first];
+  const long long index = piece - tensor.first_piece;
+  const long long block = index / tensor.pieces_per_block;
+  const long long first_bin = block * tensor.bins_per_block +
+                              index % tensor.pieces_per_block * tensor.bins_per_piece;
+  const long long end_bin = Least(tensor.num_bins, (block + 1) * tensor.bins_per_block);
+  const long long num_bins = Least(tensor.bins_per_piece, end_bin - first_bin);
+  const long long begin = first_bin * tensor.bin_size;
+  return {first, index, first_bin, begin, static_cast<int>(num_bins),
+          static_cast<int>(Least(num_bins * tensor.bin_size, tensor.size - begin))};
+}
+
+__device__ inline float Square(const EncodeTensor& tensor, long long i, float value) {
+  return tensor.squares ? tensor.squares[i] : __fmul_rn(value, value);
+}
+
+// What is added to a residual: the gradient; where there is a second moment, divided. That is NaN
+// where it or its square is not finite, so that the bin is left as it is.
+template <bool kUpdates>
+__device__ float Addend(const EncodeStep& step, const EncodeTensor& tensor, long long i) {
+  const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
+  if (!tensor.second_moment) return value;
+  const float square = Square(tensor, i, value);
+  if (!AreFinite(value, square)) return __uint_as_float(kQuietNaN);
+  float moment = tensor.second_moment[i];
+  if (kUpdates) {
+    moment = MovedMoment(moment, square, step.share);
+    tensor.second_moment[i] = moment;
+  }
+  return Quotient(value, moment, step.moment_scale, step.epsilon);
+}
+
+// What Addend<true> returned; gives back the second moment.
+__device__ inline float TakeBack(const EncodeStep& step, const EncodeTensor& tensor, long long i) {
+  const float added = Addend<false>(step, tensor, i);
+  const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
+  const float square = Square(tensor, i, value);
+  if (tensor.second_moment && AreFinite(value, square)) {
+    const float moment = tensor.second_moment[i];
+    const float rounding = __fmul_rn(__uint_as_float(0x35000000u), moment);  // 2^-21
+    const float share = __fmul_rn(step.share, square);
+    const float before = __fsub_rn(__fsub_rn(moment, share), rounding);
+    tensor.second_moment[i] = __fdiv_rn(0 < before ? before : 0.0f, step.decay);
+  }
+  return added;
+}
+
+}  // namespace gpu
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_DEVICE_H_

@@ -1,0 +1,141 @@
+// AdaComp's encoding on a GPU behind adacomp_scan.cu, on the same stream. Nothing is needed from the
+// host in between:
+//   gradcomp_adacomp_tensors  a block for each tensor  scales, and where the codes of pieces begin
+//   gradcomp_adacomp_layout   one block                where those of tensors begin; the table
+//   gradcomp_adacomp_pack     a block for each piece   writes codes, subtracts what is sent; if not
+//                                                      all was finite, gives everything back instead
+// Where there turns out to be no memory on the host for the payload, one more gives all back:
+//   gradcomp_adacomp_unpack   a block for each piece
+#include "adacomp_device.h"
+
+namespace gradcomp {
+namespace gpu {
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(EncodeStep step) {
+  const EncodeTensor& tensor = step.tensors[blockIdx.x];
+  double sum = 0;
+  long long byte = 4 * tensor.length_words;
+  for (long long first = 0; first < tensor.num_pieces; first += kThreads) {
+    const bool is_one = first + threadIdx.x < tensor.num_pieces;
+    const long long piece = tensor.first_piece + first + threadIdx.x;
+    const unsigned bytes = is_one ? step.piece_codes[piece] * tensor.code_bytes : 0;
+    const Scanned<unsigned> scanned = BlockScan(bytes);
+    if (is_one) {
+      step.piece_byte[piece] = byte + scanned.before;
+      sum = __dadd_rn(sum, step.piece_sum[piece]);
+    }
+    byte += scanned.total;
+  }
+  sum = BlockSum(sum);
+  if (threadIdx.x != 0) return;
+  float scale = 0;
+  if (tensor.num_bins > 0) {
+    scale = __double2float_rn(__ddiv_rn(sum, static_cast<double>(tensor.num_bins)));
+  }
+  if (tensor.sent_whole && Magnitude(scale) < kInfinity) scale = 0;
+  step.scale[blockIdx.x] = scale;  // infinite or NaN: so is a bin
+  step.code_words[blockIdx.x] =
+      static_cast<unsigned>(tensor.sent_whole ? tensor.size : (byte + 3) / 4);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_layout(EncodeStep step) {
+  long long word = 2 * step.num_tensors;
+  long long num_bad = 0;
+  for (long long first = 0; first < step.num_tensors; first += kThreads) {
+    const long long tensor = first + threadIdx.x;
+    const bool is_one = tensor < step.num_tensors;
+    const Scanned<long long> words = BlockScan<long long>(is_one ? step.code_words[tensor] : 0);
+    const bool bad = is_one && Magnitude(step.scale[tensor]) >= kInfinity;
+    num_bad += BlockScan<int>(bad).total;
+    if (is_one) {
+      step.first_word[tensor] = word + words.before;
+      step.body[2 * tensor] = static_cast<int>(__float_as_uint(step.scale[tensor]));
+      step.body[2 * tensor + 1] = static_cast<int>(step.code_words[tensor]);
+    }
+    word += words.total;
+  }
+  if (threadIdx.x != 0) return;
+  step.summary->finite = num_bad == 0;
+  step.summary->body_words = num_bad == 0 ? word : 0;
+}
+
+__device__ inline void PackWhole(const EncodeTensor& tensor, const Piece& piece, int* words) {
+  for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+    words[piece.begin + i] = static_cast<int>(__float_as_uint(tensor.residual[piece.begin + i]));
+    tensor.residual[piece.begin + i] = 0;
+  }
+}
+
+__device__ inline void PackCodes(const EncodeStep& step, const Piece& piece) {
+  const EncodeTensor& tensor = step.tensors[piece.tensor];
+  const unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
+  int* words = step.body + step.first_word[piece.tensor];
+  unsigned char* bytes = reinterpret_cast<unsigned char*>(words);
+  const unsigned num_codes = step.piece_codes[blockIdx.x];
+  const long long begin = step.piece_byte[blockIdx.x];
+  const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]) ^ 0x80000000u;
+  float* residual = tensor.residual + piece.begin;
+  ForEachCode(codes, num_codes, tensor.code_bytes, [&](unsigned i, unsigned code, unsigned bin) {
+    StoreCode(code, tensor.code_bytes, i, bytes + begin);
+    AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
+  });
+  if (threadIdx.x != 0) return;
+  const long long block = piece.index / tensor.pieces_per_block;
+  if (piece.index % tensor.pieces_per_block == 0 && block < tensor.length_words) {
+    const long long next = step.piece_byte[blockIdx.x + tensor.pieces_per_block];
+    words[block] = static_cast<int>(next - begin);
+  }
+  if (piece.index == tensor.num_pieces - 1) {
+    const long long end = 4LL * step.code_words[piece.tensor];
+    for (long long i = begin + num_codes * tensor.code_bytes; i < end; ++i) bytes[i] = 0;
+  }
+}
+
+__device__ inline void GiveBack(const EncodeStep& step, const Piece& piece) {
+  const EncodeTensor& tensor = step.tensors[piece.tensor];
+  const float* bin_max = step.bin_max + tensor.first_bin + piece.first_bin;
+  for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+    const long long element = piece.begin + i;
+    const float added = TakeBack(step, tensor, element);
+    if (Magnitude(bin_max[i / static_cast<int>(tensor.bin_size)]) < kInfinity) {
+      tensor.residual[element] = __fsub_rn(tensor.residual[element], added);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_pack(EncodeStep step) {
+  const Piece piece = FindPiece(step, blockIdx.x);
+  if (!step.summary->finite) {
+    GiveBack(step, piece);
+  } else if (step.tensors[piece.tensor].sent_whole) {
+    PackWhole(step.tensors[piece.tensor], piece, step.body + step.first_word[piece.tensor]);
+  } else {
+    PackCodes(step, piece);
+  }
+}
+
+// What pack did, and then what scan did, for a payload that can't be sent.
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_unpack(EncodeStep step) {
+  if (!step.summary->finite) return;  // pack has given all back
+  const Piece piece = FindPiece(step, blockIdx.x);
+  const EncodeTensor& tensor = step.tensors[piece.tensor];
+  float* residual = tensor.residual + piece.begin;
+  if (tensor.sent_whole) {
+    const int* words = step.body + step.first_word[piece.tensor] + piece.begin;
+    for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+      residual[i] = __uint_as_float(static_cast<unsigned>(words[i]));
+    }
+  } else {
+    const unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
+    const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]);
+    ForEachCode(codes, step.piece_codes[blockIdx.x], tensor.code_bytes,
+                [&](unsigned, unsigned code, unsigned bin) {
+                  AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
+                });
+  }
+  __syncthreads();
+  GiveBack(step, piece);
+}
+
+}  // namespace gpu
+}  // namespace gradcomp

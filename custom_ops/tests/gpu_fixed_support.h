@@ -1,0 +1,172 @@
+// Kernels for GPUs of methods whose payloads have a fixed length, in the emulator, beside those for CPUs:
+// include the kernels in front of it.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_FIXED_SUPPORT_H_
+#define TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_FIXED_SUPPORT_H_
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "../gpu/fixed_on_gpu.h"
+#include "check.h"
+#include "emulated_queue.h"
+#include "fixed_length_support.h"
+
+namespace gradcomp {
+
+using Tensors = std::vector<std::vector<float>>;
+
+struct FixedMethod {
+  Method method;
+  EmulatedKernels kernels;
+  EncodeOnGpu* encode;
+  DecodeOnGpu* decode;
+};
+
+struct Inputs {
+  Tensors residuals;
+  std::vector<std::vector<uint32_t>> gradients;  // bytes of any type
+
+  std::vector<Source> Sources(GradientType type) {
+    std::vector<Source> sources;
+    for (size_t i = 0; i < residuals.size(); ++i) {
+      sources.push_back({residuals[i].data(), gradients[i].data(), type});
+    }
+    return sources;
+  }
+};
+
+inline Inputs InputsOf(const Tensors& residuals, const Tensors& gradients, GradientType type) {
+  Inputs inputs{residuals, {}};
+  for (const auto& gradient : gradients) {
+    inputs.gradients.emplace_back(gradient.size());
+    auto* halves = reinterpret_cast<uint16_t*>(inputs.gradients.back().data());
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      const uint32_t bits = ToBits(gradient[i]);
+      if (type == GradientType::kFloat) {
+        inputs.gradients.back()[i] = bits;
+      } else {
+        std::memcpy(reinterpret_cast<char*>(halves) + 2 * i,
+                    reinterpret_cast<const char*>(&bits) + 2, 2);
+      }
+    }
+  }
+  return inputs;
+}
+
+// Payloads and residuals are the CPU's, in orders of threads and blocks that depend on the seed.
+inline void CheckEncodes(const FixedMethod& method, const Codecs& codecs, const Tensors& residuals,
+                         const Tensors& gradients, GradientType type = GradientType::kFloat,
+                         const std::vector<unsigned>& seeds = {1, 50}) {
+  const Sender sender = {method.method, kFingerprint, kPlan, kStep, /*replica=*/3};
+  Inputs expected = InputsOf(residuals, gradients, type);
+  std::vector<int32_t> payload(PayloadWords(codecs));
+  EncodeFixedLength(codecs, expected.Sources(type), sender, Threads(1), payload.data());
+  std::vector<PayloadView> views;
+  CHECK(ReadRows(payload.data(), 1, payload.size(), &views).ok());
+  const PayloadView& view = views[0];
+  for (unsigned seed : seeds) {
+    Inputs inputs = InputsOf(residuals, gradients, type);
+    EmulatedQueue queue(method.kernels, seed);
+    const EncodedFixedOnGpu encoded = method.encode(codecs, inputs.Sources(type), sender, &queue);
+    CHECK(*encoded.not_finite == view.header.non_finite());
+    CHECK(std::equal(encoded.body, encoded.body + view.body_words(), view.body()));
+    for (size_t i = 0; i < codecs.size(); ++i) {
+      CHECK(SameBits(inputs.residuals[i], expected.residuals[i]));
+    }
+  }
+}
+
+inline void CheckEncodesAllTypes(const FixedMethod& method, const Codecs& codecs) {
+  uint32_t seed = 0;
+  for (const auto type : {GradientType::kFloat, GradientType::kHalf, GradientType::kBFloat16}) {
+    seed += 100;
+    CheckEncodes(method, codecs, NormalTensors(codecs, 1, seed),
+                 NormalTensors(codecs, 0.3f, seed + 50), type);
+  }
+}
+
+inline void CheckANonFiniteSumLeavesEverything(const FixedMethod& method, const Codecs& codecs,
+                                               const std::vector<size_t>& bad) {
+  for (size_t tensor : bad) {
+    for (float value : {std::nanf(""), -std::nanf(""), std::numeric_limits<float>::infinity(),
+                        -std::numeric_limits<float>::infinity()}) {
+      Tensors gradients = NormalTensors(codecs, 0.3f, 20);
+      gradients[tensor].back() = value;
+      CheckEncodes(method, codecs, NormalTensors(codecs, 1, 1), gradients, GradientType::kFloat, {1});
+    }
+  }
+}
+
+inline std::vector<int32_t> PayloadsOf(const FixedMethod& method, const Codecs& codecs,
+                                       int64_t num_payloads, float largest = 1) {
+  std::vector<int32_t> rows;
+  for (int64_t i = 0; i < num_payloads; ++i) {
+    Tensors residuals = NormalTensors(codecs, 1, 100 * i);
+    residuals[0][5] = largest;
+    const auto payload = EncodeFixed(method.method, codecs, &residuals,
+                                     NormalTensors(codecs, 0.3f, 100 * i + 50), Threads(1));
+    rows.insert(rows.end(), payload.begin(), payload.end());
+  }
+  return rows;
+}
+
+inline void CheckDecodes(const FixedMethod& method, const Codecs& codecs) {
+  for (int64_t num_payloads : {1, 3}) {
+    const std::vector<int32_t> rows = PayloadsOf(method, codecs, num_payloads);
+    FixedLengthDecoder decoder(codecs, method.method, kFingerprint, kPlan, Threads(1));
+    CHECK(decoder.Read(rows.data(), num_payloads, rows.size() / num_payloads, kStep).ok());
+    CHECK(decoder.ReducesToFinite());
+    Tensors sums = NormalTensors(codecs, 1, 7);
+    Tensors added = sums;
+    Tensors gpu_sums = sums;
+    Tensors gpu_added = sums;
+    CHECK(decoder.Reduce(Pointers(&sums)));
+    decoder.AddTo(Pointers(&added));
+    EmulatedQueue queue(method.kernels, 3);
+    method.decode(codecs, decoder, Pointers(&gpu_sums), /*adds=*/false, &queue);
+    method.decode(codecs, decoder, Pointers(&gpu_added), /*adds=*/true, &queue);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      CHECK(SameBits(gpu_sums[i], sums[i]));
+      CHECK(SameBits(gpu_added[i], added[i]));
+    }
+  }
+}
+
+// Its words are zeros, and say nothing: adding 0 would leave another sign of zeros.
+inline void CheckANonFinitePayloadPutsNothingBack(const FixedMethod& method, const Codecs& codecs) {
+  Tensors gradients = NormalTensors(codecs, 1, 1);
+  gradients[0][0] = std::nanf("");
+  Tensors before;
+  for (const auto& codec : codecs) before.emplace_back(codec->size(), -0.0f);
+  Tensors values = before;
+  const auto payload = EncodeFixed(method.method, codecs, &values, gradients, Threads(1));
+  FixedLengthDecoder decoder(codecs, method.method, kFingerprint, kPlan, Threads(1));
+  CHECK(decoder.Read(payload.data(), 1, payload.size(), kStep).ok());
+  EmulatedQueue queue(method.kernels, 1);
+  method.decode(codecs, decoder, Pointers(&values), /*adds=*/true, &queue);
+  for (size_t i = 0; i < before.size(); ++i) CHECK(SameBits(values[i], before[i]));
+}
+
+// Where the magnitudes in each of some payloads may add up to infinity.
+inline void CheckMayOverflow(const FixedMethod& method, const Codecs& codecs, int64_t num_payloads,
+                             float largest) {
+  const std::vector<int32_t> rows = PayloadsOf(method, codecs, num_payloads, largest);
+  FixedLengthDecoder decoder(codecs, method.method, kFingerprint, kPlan, Threads(1));
+  CHECK(decoder.Read(rows.data(), num_payloads, rows.size() / num_payloads, kStep).ok());
+  CHECK(!decoder.ReducesToFinite());
+}
+
+inline void CheckOfNoElementsThereIsNothingToDo(const FixedMethod& method, const Codecs& codecs) {
+  Inputs inputs = InputsOf({{}}, {{}}, GradientType::kFloat);
+  EmulatedQueue queue(method.kernels, 1);
+  const Sender sender = {method.method, kFingerprint, kPlan, kStep, 0};
+  const auto encoded =
+      method.encode(codecs, inputs.Sources(GradientType::kFloat), sender, &queue);
+  CHECK(encoded.body == nullptr && encoded.not_finite == nullptr);
+}
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_FIXED_SUPPORT_H_
