@@ -1,5 +1,6 @@
 """`CompressedOptimizer` of Keras 2 in one process: what it does alone, and what it refuses."""
 
+import importlib
 import importlib.util
 
 import numpy as np
@@ -8,7 +9,10 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.keras2.programs.optimizers import OPTIMIZERS
+from tests.replicas import copies, mirrored, stepper
+from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.keras2 import keras_private
+from tf_gradcomp.keras2.adam import momentum_only
 
 keras = tf.keras
 legacy = keras.optimizers.legacy
@@ -18,6 +22,20 @@ needs_addons = pytest.mark.skipif(
 ALONE = [
     name for name in ("EMA", "loss scale", "legacy Adam", "LazyAdam", "SWA") if name in OPTIMIZERS
 ]
+PRECONDITIONED = {
+    "Adam": lambda **settings: keras.optimizers.Adam(0.05, **settings),
+    "AdamW": lambda **settings: keras.optimizers.AdamW(0.05, 0.1, **settings),
+    "Nadam": lambda **settings: keras.optimizers.Nadam(0.05, **settings),
+    "legacy Adam": lambda **settings: legacy.Adam(0.05, **settings),
+    "legacy Nadam": lambda **settings: legacy.Nadam(0.05, **settings),
+}
+if importlib.util.find_spec("tensorflow_addons"):
+    import tensorflow_addons as tfa
+
+    PRECONDITIONED |= {
+        "tfa AdamW": lambda **settings: tfa.optimizers.AdamW(0.1, 0.05, **settings),
+        "LAMB": lambda **settings: tfa.optimizers.LAMB(0.05, **settings),
+    }
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not there"
 )
@@ -140,9 +158,115 @@ def test_preconditioning_is_for_adams_family():
         gc.CompressedOptimizer("sgd", precondition="local")
 
 
+def variables_and_gradients(step=0):
+    """Two new variables, and their gradients in a step."""
+    generator = np.random.default_rng(step)
+    shapes = [(8, 5), (5,)]
+    variables = [tf.Variable(np.full(shape, 0.5, "float32")) for shape in shapes]
+    return variables, [generator.normal(size=shape).astype("float32") for shape in shapes]
+
+
+def momentum_step(optimizer, gradients, variables, delayed=False, divided=2):
+    """A step in which the first variables' gradients are divided."""
+    with momentum_only(optimizer, variables[:divided], [tf.constant(delayed)] * divided):
+        pairs = zip(map(tf.constant, gradients), variables, strict=True)
+        keras_private.apply(optimizer, list(pairs), aggregate=False)
+
+
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_momentum_steps_are_those_of_keras_where_the_second_moment_is_constant(name):
+    (plain, gradients), (stepped, _) = variables_and_gradients(), variables_and_gradients()
+    optimizer, momentum = (PRECONDITIONED[name](epsilon=1e-12) for _ in range(2))
+    sizes = [np.abs(gradient) + 0.1 for gradient in gradients]
+    for optimizer_of, variables in ((optimizer, plain), (momentum, stepped)):
+        keras_private.build(optimizer_of, variables)
+    for sign in (1, 1, -1, 1, -1, -1, -1):
+        pairs = zip([tf.constant(sign * size) for size in sizes], plain, strict=True)
+        keras_private.apply(optimizer, list(pairs), aggregate=False)
+        momentum_step(momentum, [np.full_like(size, sign) for size in sizes], stepped)
+    for one, other in zip(plain, stepped, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_a_delayed_gradient_goes_past_the_momentum(name):
+    weights = []
+    for settings, delayed in (({}, True), ({"beta_1": 0.0}, False)):
+        optimizer = PRECONDITIONED[name](**settings)
+        variables, _ = variables_and_gradients()
+        keras_private.build(optimizer, variables)
+        for step in range(3):
+            momentum_step(optimizer, variables_and_gradients(step)[1], variables, delayed)
+        weights.append(variables)
+        if delayed:
+            assert not any(slot.numpy().any() for slot in _slots(optimizer, "m", variables))
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_nadam_multiplies_its_momentums_once_in_a_step_also_in_a_graph():
+    """Keras' own does so once for each variable; here it steps with one of the two."""
+    optimizer, expected = keras.optimizers.Nadam(), 1.0
+    variables, gradients = variables_and_gradients()
+    keras_private.build(optimizer, variables)
+    step = tf.function(lambda: momentum_step(optimizer, gradients, variables, divided=1))
+    for number in range(1, 4):
+        step()
+        expected *= 0.9 * (1 - 0.5 * 0.96**number)
+        product, _ = keras_private.nadam_schedule(optimizer, tf.float32)
+        assert float(product) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Nadam", "legacy Nadam"])
+def test_second_moments_are_handed_over_and_given_back(name):
+    """From two replicas to one, and to two again, by what files hold."""
+
+    def job(replicas, saved=None):
+        strategy = mirrored(replicas)
+        with strategy.scope():
+            variables, _ = variables_and_gradients()
+            inner = PRECONDITIONED[name](beta_2=0.9)
+            optimizer = gc.CompressedOptimizer(inner, "top_k(density=1.0)", precondition="local")
+            optimizer.build(variables)
+        if saved:
+            optimizer.set_weights(saved)
+        step = stepper(
+            strategy,
+            lambda grads: optimizer.apply_gradients(list(zip(grads, variables, strict=True))),
+            graph=False,
+        )
+        return optimizer, variables, strategy, step
+
+    def moments(of_job):
+        optimizer, _, strategy, _ = of_job
+        return [copies(strategy, v) for v in optimizer.exchange.state[SECOND_MOMENT]]
+
+    def saved(of_job):
+        return [np.array(weight.numpy()) for weight in of_job[0].variables]
+
+    given = [[variables_and_gradients(10 * replica)[1] for replica in (1, 2)] for _ in range(3)]
+    first = job(2)
+    for gradients in given:
+        first[3](gradients)
+    alone = job(1, saved(first))
+    alone[3](given[0][:1])
+    slots = [slot.numpy() for slot in _slots(alone[0].inner_optimizer, "v", alone[1])]
+    for slot, before, gradient in zip(slots, moments(first), given[0][0], strict=True):
+        np.testing.assert_allclose(slot, 0.9 * sum(before) + 0.1 * gradient**2, rtol=1e-4)
+    many = job(2, saved(alone))
+    many[3](given[0])
+    for slot, after, *gradients in zip(slots, moments(many), *given[0], strict=True):
+        for moment, gradient in zip(after, gradients, strict=True):
+            np.testing.assert_allclose(moment, 0.9 * slot / 2 + 0.1 * gradient**2, rtol=1e-4)
+
+
+def _slots(optimizer, kind, variables):
+    return keras_private.slots(optimizer, kind, variables)
+
+
 def test_parts_for_keras_3_say_so():
     with pytest.raises(ImportError, match=r"for Keras 3, and tf\.keras is Keras 2 here"):
-        gc.simulation.Learners  # noqa: B018
+        importlib.import_module("tf_gradcomp.keras3.optimizer")
 
 
 def test_kinds_are_read_off_a_model():
@@ -246,3 +370,22 @@ def test_a_callback_that_comes_too_late_says_so():
     late = [keras.callbacks.CSVLogger("unused.csv"), gc.callbacks.CompressionMonitor()]
     with pytest.warns(UserWarning, match="CompressionMonitor comes after CSVLogger"):
         keras.callbacks.CallbackList(late, model=model)
+
+
+@pytest.mark.parametrize("adam", [keras.optimizers.Adam, legacy.Adam])
+def test_replicas_of_one_process_stay_equal_with_second_moments_of_their_own(adam):
+    strategy, before = mirrored(), np.linspace(1, 2, 60, dtype="float32")
+    with strategy.scope():
+        variable = tf.Variable(before)
+        optimizer = gc.CompressedOptimizer(adam(0.01), gc.compressors.AdaComp(20))
+        optimizer.build([variable])
+
+    def apply(gradients):
+        optimizer.apply_gradients([(gradients[0], variable)])
+
+    step, random = stepper(strategy, apply), np.random.default_rng(0)
+    for _ in range(3):
+        step(random.normal(size=(2, 1, 60)).astype("float32"))
+    first, second = copies(strategy, variable)
+    np.testing.assert_array_equal(first, second)
+    assert np.abs(first - before).max() > 0

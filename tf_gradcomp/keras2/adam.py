@@ -1,4 +1,4 @@
-"""Connects Keras 2's Adam and AdamW, and tensorflow-addons' AdamW and LAMB, with our `adam`."""
+"""Connects Keras 2's Adam, AdamW and Nadam, and two of tensorflow-addons, with our `adam`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,11 @@ def momentum_only(
     """
     steps = [functools.partial(_update, delayed=of_one) for of_one in delayed]
     of_variables = zip(divided, steps, strict=True)
-    return keras_private.stepping(optimizer, _updating(optimizer), of_variables)
+    core = _updating(optimizer)
+    if isinstance(core, keras.optimizers.Nadam):
+        step = tf.cast(core.iterations + 1, tf.float32)
+        keras_private.set_nadam_product(core, momentum.nadam_product(core.beta_1, step))
+    return keras_private.stepping(optimizer, core, of_variables)
 
 
 def _updating(optimizer: Any) -> Any:
@@ -100,8 +104,9 @@ def _updating(optimizer: Any) -> Any:
 
 
 def _allowed() -> tuple[type, ...]:
-    own = (keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.legacy.Adam)
-    return (*own, *_of_addons("AdamW"), *_of_addons("LAMB"))
+    new_style = (keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.Nadam)
+    legacy = (keras.optimizers.legacy.Adam, keras.optimizers.legacy.Nadam)
+    return (*new_style, *legacy, *_of_addons("AdamW"), *_of_addons("LAMB"))
 
 
 def _of_addons(name: str) -> tuple[type, ...]:
@@ -120,7 +125,10 @@ def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any, delayed: tf
     momentums = slot + (gradient - slot) * (1 - beta_1)
     slot.assign(momentums)
     step = tf.cast(optimizer.iterations + 1, dtype)
-    update = momentum.adam(momentum.Given(weights, gradient, direct, momentums, beta_1, step))
+    is_nadam = isinstance(optimizer, (keras.optimizers.Nadam, keras.optimizers.legacy.Nadam))
+    product, schedule = keras_private.nadam_schedule(optimizer, dtype) if is_nadam else (None, 1.0)
+    given = momentum.Given(weights, gradient, direct, momentums, beta_1, step, product, schedule)
+    update = momentum.nadam(given) if is_nadam else momentum.adam(given)
     if isinstance(optimizer, _of_addons("LAMB")):
         update = _scaled_by_lamb(optimizer, update, variable, weights)
     variable.assign_sub(tf.cast(rate, dtype) * update)

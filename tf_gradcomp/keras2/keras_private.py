@@ -1,6 +1,6 @@
 """The one module that touches private API of Keras 2 and of tensorflow-addons.
 
-Each function says why the public API is not enough. `tests/keras2/test_private_api.py` has one test
+Each function says why the public API is not enough. `tests/keras2/test_optimizer.py` has one test
 for each name used here, and fails by that name when a release changes it.
 """
 
@@ -171,7 +171,10 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
     compiles, core.jit_compile = core.jit_compile, False  # what is compiled is kept
     try:
         with behaving_as(
-            core, update_step=update_step, _clip_gradients=lambda self, gradients: gradients
+            core,
+            update_step=update_step,
+            _clip_gradients=lambda self, gradients: gradients,
+            **_nadam_overrides(core),
         ):
             yield
     finally:
@@ -180,8 +183,10 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
 
 def _key(variable: Any) -> Any:
     """The same for a variable, a replica's part of it, and what casts it for mixed precision."""
-    if hasattr(variable, "_distributed_container"):
-        variable = variable._distributed_container()
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        for part in (variable, variable.handle):  # TensorFlow has it on one of them
+            if hasattr(part, "_distributed_container"):
+                variable = part._distributed_container()
     return variable._unique_id
 
 
@@ -216,6 +221,32 @@ def _rate(optimizer: Any, variable: Any, apply_state: Any) -> Any:
     key = (variable.device, variable.dtype.base_dtype)
     state = (apply_state or {}).get(key) or optimizer._fallback_apply_state(*key)
     return state["lr_t"]
+
+
+def set_nadam_product(nadam: Any, product: tf.Tensor) -> None:
+    """Sets a new-style Nadam's product of its momentum coefficients; called across replicas.
+
+    In a graph, Keras multiplies it once for each variable, and in `stepping` not at all.
+    """
+    nadam._u_product.assign(tf.cast(product, nadam._u_product.dtype))
+
+
+def _nadam_overrides(optimizer: Any) -> dict[str, Any]:
+    """Those by which a new-style Nadam finds its product as it has to be in this step."""
+    if not hasattr(optimizer, "_u_product_counter"):
+        return {}
+    counter = property(lambda self: self.iterations + 2, lambda self, value: None)
+    return {"_u_product_counter": counter}
+
+
+def nadam_schedule(nadam: Any, dtype: tf.DType) -> tuple[tf.Tensor, float]:
+    """Within a step of Nadam: its product of momentum coefficients, and how fast these grow.
+
+    Neither has a public name.
+    """
+    if isinstance(nadam, Legacy):
+        return tf.cast(nadam._m_cache, dtype), nadam._initial_decay
+    return tf.cast(nadam._u_product, dtype), 1.0
 
 
 def decays_in_step(lamb: Any, variable: Any) -> bool:

@@ -52,6 +52,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
       the loss scale follows what all replicas saw, and residuals are in unscaled units.
     - `tfa.optimizers.MovingAverage`, `SWA` and `Lookahead` go inside:
       `CompressedOptimizer(MovingAverage(LAMB()))`.
+    - Where workers have several replicas (GPUs), those of each sum their gradients first, and
+      the workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
     - Its residuals are saved with the model, as their sum over the replicas. Reading them is a
       collective: all workers must save, as Keras' own callbacks do under a strategy.
 
@@ -61,8 +63,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
         precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
             compresses them divided by its root; the inner optimizer applies their sum, and leaves
-            its momentum out for entries that are sent late. For Adam and AdamW, new-style and
-            legacy, and for `AdamW` and `LAMB` of tensorflow-addons.
+            its momentum out for entries that are sent late. For Adam and Nadam, new-style and
+            legacy, for AdamW, and for `AdamW` and `LAMB` of tensorflow-addons.
             None: the inner optimizer gets the sum of the gradients. With Adam, sparse methods then
             make the steps of early training too short.
             `"auto"`: as `"local"`, where the inner optimizer allows it and the method trains better
@@ -165,8 +167,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         present = keras_private.with_gradients(pairs)
         variables = [variable for _, variable in present]
 
-        def across(strategy: tf.distribute.Strategy, grads: list[Any]) -> list[Any]:
-            return strategy.extended.call_for_each_replica(reduce, args=(grads,))
+        def across(_: tf.distribute.Strategy, grads: list[Any]) -> list[Any]:
+            return self.group.on_each(reduce, grads)
 
         def reduce(grads: list[Gradient]) -> list[Gradient]:
             reduced, finite = self._reduce(grads, variables)
@@ -270,7 +272,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             with self._stepping(variables):
                 each_replica(apply, args=(reduced,))
 
-        reduced, finite = each_replica(reduce, args=(grads,))
+        on_each = self.group.on_each if aggregate else self.group.all_replicas.on_each
+        reduced, finite = on_each(reduce, grads)
         if self._scaler_inside:
             update()
         else:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,7 +13,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
-from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, norm
+from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, native, norm
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.lockstep import (
@@ -25,11 +24,10 @@ from tf_gradcomp.distribute.lockstep import (
 )
 from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
 from tf_gradcomp.distribute.state import residual_scale
-from tf_gradcomp.keras3 import keras_private
-from tf_gradcomp.keras3.adam import momentum_only, preconditioner_for
 from tf_gradcomp.keras_any.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras_any.callbacks.layerwise_plan import measures
+from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.simulation.similarity import (
     Similarity,
@@ -38,6 +36,8 @@ from tf_gradcomp.simulation.similarity import (
     union_density,
 )
 from tf_gradcomp.wrapper.precondition import AUTO
+
+adam, keras_private = door("adam"), door("keras_private")
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
 
@@ -121,7 +121,7 @@ class Learners:
         self._residual_scale = residual_scale(self.compressor, self.specs) or 1.0
         self._last_similarity: Similarity | None = None
         self._preconditioner = (
-            preconditioner_for(model.optimizer, self.compressor, precondition)
+            adam.preconditioner_for(model.optimizer, self.compressor, precondition)
             if learners > 1
             else None
         )
@@ -141,7 +141,7 @@ class Learners:
         )
         self._residual_norm = tf.function(self._mean_residual_norm)
         self._apply = tf.function(self._apply_reduced, reduce_retracing=True)
-        model.optimizer.build(model.trainable_variables)
+        keras_private.build(model.optimizer, model.trainable_variables)
 
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
         """One step of all learners.
@@ -156,11 +156,12 @@ class Learners:
         """
         size = len(self.state)
         losses, all_gradients = [], []
+        variables = self.model.trainable_variables
         for share in _shares(x, y, size):
             loss, gradients = self._gradients(*share)
             losses.append(loss)
             if self._preconditioner:
-                gradients = keras_private.clip(self.model.optimizer, gradients)
+                gradients = keras_private.clip(self.model.optimizer, gradients, variables)
             all_gradients.append(gradients)
         reduce = self._reduce if similarity else self._reduce_unseen
         reduced, finite, delayed, sent = reduce(all_gradients, similarity)
@@ -435,7 +436,7 @@ class Learners:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
             loss /= len(self.state)  # as Keras under a strategy: sums make the mean
-        return loss, tape.gradient(loss, [v.value for v in variables])
+        return loss, tape.gradient(loss, [native(v) for v in variables])
 
     def _mean_residual_norm(self) -> tf.Tensor:
         norms = [tf.linalg.global_norm(of_one) if of_one else 0.0 for of_one in self.residuals]
@@ -444,13 +445,14 @@ class Learners:
     def _apply_reduced(self, reduced: list[Gradient], delayed: list[tf.Tensor]) -> None:
         variables = self.model.trainable_variables
         optimizer = self.model.optimizer
+        pairs = list(zip(reduced, variables, strict=True))
         if not self._preconditioner:
-            optimizer.apply(reduced, variables)
+            optimizer.apply_gradients(pairs)
             return
         divided = [i for i, g in enumerate(reduced) if not self._stays_sparse(i, g)]
         of_divided = [variables[i] for i in divided], [delayed[i] for i in divided]
-        with momentum_only(optimizer, *of_divided):
-            optimizer.apply(reduced, variables)
+        with adam.momentum_only(optimizer, *of_divided):
+            optimizer.apply_gradients(pairs)
 
 
 def _talked(steps: list[ReplicaStep], method: compressors.Compressor) -> tuple[Stepped, list[Sent]]:
@@ -462,7 +464,7 @@ def _talked(steps: list[ReplicaStep], method: compressors.Compressor) -> tuple[S
 def _check_model(model: keras.Model) -> None:
     if tf.distribute.has_strategy():
         raise ValueError("Learners: leave the strategy's scope; all learners are in this process.")
-    if not model.built or not getattr(model, "compiled", False):
+    if not model.built or getattr(model, "optimizer", None) is None:
         raise ValueError(
             "Learners: the model must be built, and compiled with a loss and an optimizer, before "
             "it is given; call model.build and model.compile."
@@ -473,11 +475,13 @@ def _check_model(model: keras.Model) -> None:
             "optimizer, and give the compressor to Learners."
         )
     optimizer = model.optimizer
-    scaler = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scaler or optimizer.loss_scale_factor or optimizer.gradient_accumulation_steps:
+    scales = isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
+    of_keras_3 = ("loss_scale_factor", "gradient_accumulation_steps")
+    if scales or any(getattr(optimizer, setting, None) for setting in of_keras_3):
         raise ValueError(
             "Learners: the model's optimizer scales losses or accumulates gradients, and learners "
-            "do neither; use a plain one, and model.compile(..., auto_scale_loss=False)."
+            "do neither; use a plain one, and where Keras scales losses by itself another policy "
+            "than mixed_float16, or with Keras 3 model.compile(..., auto_scale_loss=False)."
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import keras
+from tf_gradcomp.keras_here import keras
 
 
 @dataclasses.dataclass(frozen=True)

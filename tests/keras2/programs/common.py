@@ -4,6 +4,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import BATCH, BY_HOROVOD, SIZE, digest, inner_of, own_rows, values
+from tf_gradcomp.keras2 import keras_private
 
 keras = tf.keras
 legacy = keras.optimizers.legacy
@@ -27,8 +28,13 @@ def words_model():
     )
 
 
-def compiled(make_optimizer, strategy, seed=0, policy="float32", build=words_model):
-    """A compiled model, the same in every process and at every call."""
+def compiled(
+    make_optimizer, strategy, seed=0, policy="float32", build=words_model, *, in_step=False
+):
+    """A compiled model, the same in every process and at every call.
+
+    The first step creates what the optimizer needs only if `in_step`: Keras would trace it twice.
+    """
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_global_policy(policy)
@@ -36,6 +42,8 @@ def compiled(make_optimizer, strategy, seed=0, policy="float32", build=words_mod
         model = build()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=make_optimizer(), loss=loss)
+        if not in_step:
+            keras_private.build(model.optimizer, model.trainable_variables)
     keras.mixed_precision.set_global_policy("float32")
     return model
 

@@ -1,6 +1,6 @@
-"""Trains dense with several optimizers in `fit`, and on the first worker also alone.
+"""Trains dense with several optimizers in `fit`; alone, one process does so on whole batches.
 
-exact.py wrapped|strategy OPTIMIZER...
+exact.py wrapped|strategy|alone OPTIMIZER,...
 """
 
 from common import ALONE, compiled, fit, new_strategy, state_of
@@ -10,6 +10,7 @@ import tf_gradcomp as gc
 from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report
 
 STEPS = 8
+BUILT_IN_STEP = ("EMA", "legacy loss scale", "LazyAdam")  # as where nobody builds the optimizer
 OPTIMIZERS |= of_layers()
 
 
@@ -21,7 +22,7 @@ def together(name, strategy):
         by_strategy = strategy is not ALONE and strategy.compressor is not None
         return inner if by_strategy else compressed(inner, "no_compression")
 
-    model = compiled(make, strategy, seed=RANK if BY_HOROVOD else 0)
+    model = compiled(make, strategy, seed=RANK if BY_HOROVOD else 0, in_step=name in BUILT_IN_STEP)
     callbacks = [gc.callbacks.BroadcastInitialState()]
     fit(model, *data(STEPS), callbacks=callbacks)
     return state_of(model)
@@ -29,19 +30,14 @@ def together(name, strategy):
 
 def alone(name):
     model = compiled(OPTIMIZERS[name], ALONE)
-    fit_alone(model)
+    fit(model, *data(STEPS))
     return state_of(model)
 
 
-def fit_alone(model):
-    x, y = data(STEPS)
-    model.fit(x, y, batch_size=24, shuffle=False, verbose=0)
-
-
 if __name__ == "__main__":
-    by_strategy = argument(1) == "strategy"
-    strategy = new_strategy(compressor="no_compression") if by_strategy else new_strategy()
-    seen = {"together": {name: together(name, strategy) for name in argument(2).split(",")}}
-    if RANK == 0:
-        seen["alone"] = {name: alone(name) for name in argument(2).split(",")}
-    report(seen)
+    way, names = argument(1), argument(2).split(",")
+    if way == "alone":
+        report({name: alone(name) for name in names})
+    else:
+        strategy = new_strategy(**({"compressor": "no_compression"} if way == "strategy" else {}))
+        report({name: together(name, strategy) for name in names})

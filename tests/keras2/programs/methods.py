@@ -10,8 +10,18 @@ import tensorflow as tf
 from common import compiled, new_strategy, state_of
 from optimizers import OPTIMIZERS, of_layers
 
-from tests.ranks import BATCH, BY_HOROVOD, RANK, SIZE, argument, compressed, data, own_rows, report
-from tf_gradcomp.wrapper.compressed import compressed_optimizer
+from tests.ranks import (
+    BATCH,
+    BY_HOROVOD,
+    RANK,
+    SIZE,
+    argument,
+    compressed,
+    data,
+    exchange_of,
+    own_rows,
+    report,
+)
 
 STEPS, BAD = 12, 5
 OPTIMIZERS |= of_layers()
@@ -28,10 +38,7 @@ def trained(case, strategy):
 
     by_strategy = getattr(strategy, "compressor", None) is not None
     model = compiled(make, strategy, policy=scaled)
-    if by_strategy:
-        exchange = strategy.gradient_exchange(model.trainable_variables)
-    else:
-        exchange = compressed_optimizer(model).exchange
+    exchange = exchange_of(model)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")
 
     def step(x, y, factor):

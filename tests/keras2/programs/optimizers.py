@@ -11,6 +11,7 @@ OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "Adam": lambda: keras.optimizers.Adam(1e-2),
     "AdamW": lambda: keras.optimizers.AdamW(1e-2),
+    "Nadam": lambda: keras.optimizers.Nadam(1e-2),
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
     "EMA": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
     "loss scale": lambda: keras.mixed_precision.LossScaleOptimizer(
@@ -18,6 +19,7 @@ OPTIMIZERS = {
     ),
     "legacy SGD": lambda: legacy.SGD(0.1, momentum=0.9),
     "legacy Adam": lambda: legacy.Adam(1e-2),
+    "legacy Nadam": lambda: legacy.Nadam(1e-2),
     "legacy clipnorm": lambda: legacy.SGD(0.1, clipnorm=0.05),
     "legacy loss scale": lambda: keras.mixed_precision.LossScaleOptimizer(
         legacy.SGD(0.1), initial_scale=16

@@ -1,0 +1,72 @@
+"""Learners in one process, with models of Keras 2; that workers do the same is in test_jobs."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+import tf_gradcomp as gc
+from tf_gradcomp.cli.main import main
+
+keras = tf.keras
+PROGRAM = """
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+
+def simulation_task(batch_size=16, seed=0):
+    tf.keras.utils.set_random_seed(seed)
+    x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    model = tf.keras.Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(1)])
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+    return gc.simulation.Task(model, batches, 32 // batch_size, (x, y))
+"""
+
+
+def new_model(optimizer="sgd"):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Input((3,), dtype="int32"), keras.layers.Embedding(6, 3)]
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def test_learners_without_compression_are_keras_own_training():
+    x = np.arange(48).reshape(16, 3) % 6
+    y = x.sum(1).astype("float32")
+    alone, shared = (new_model(keras.optimizers.Adam(0.1, clipnorm=0.5)) for _ in range(2))
+    alone.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    batches = [(x[:8], y[:8]), (x[8:], y[8:])]
+    gc.simulation.Learners(shared, 4, "no_compression").fit(batches, epochs=3)
+    for expected, actual in zip(alone.get_weights(), shared.get_weights(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_command_compares_methods(tmp_path):
+    program, folder = tmp_path / "program.py", tmp_path / "results"
+    program.write_text(PROGRAM)
+    options = ["-n", "4", "-c", "adacomp(bin_sizes=4)", "-c", "no_compression", "--epochs", "2"]
+    arguments = ["simulate", str(program), *options, "--no-plot", "--results", str(folder)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    runs = json.loads((folder / "simulation.json").read_text())
+    assert [run["compressor"] for run in runs] == ["adacomp(bin_sizes=4)", "no_compression"]
+    for run in runs:
+        assert run["history"]["val_loss"][1] < run["history"]["val_loss"][0]
+
+
+def test_models_that_cannot_be_simulated():
+    bare = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="must be built, and compiled"):
+        gc.simulation.Learners(bare, 2)
+    with pytest.raises(ValueError, match="optimizer is compressed already"):
+        gc.simulation.Learners(new_model(gc.CompressedOptimizer("sgd")), 2)
+    scaler = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="scales losses or accumulates gradients"):
+        gc.simulation.Learners(new_model(scaler), 2)
