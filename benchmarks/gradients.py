@@ -68,4 +68,5 @@ def mean_over_workers(strategy: tf.distribute.Strategy) -> Callable[[float], flo
         return tf.distribute.get_replica_context().all_reduce("mean", placed)
 
     on_all = tf.function(lambda number: strategy.run(mean, (number,)), autograph=False)
-    return lambda number: float(on_all(tf.constant(number, tf.float32)))
+    local = strategy.experimental_local_results
+    return lambda number: float(local(on_all(tf.constant(number, tf.float32)))[0])

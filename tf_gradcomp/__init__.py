@@ -86,5 +86,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-if {"keras", "tf_keras"} & sys.modules.keys():  # then load_model knows CompressedOptimizer
+if {"keras", "tf_keras"} & sys.modules.keys():  # then load_model knows what was saved
     __getattr__("CompressedOptimizer")
+    __getattr__("Autoencoder")

@@ -33,6 +33,7 @@ class Given(NamedTuple):
         step: Scalar, 1 in the first step.
         product: Scalar, Nadam's product of all momentum coefficients, this step's included; None
             for the others.
+        schedule: How fast Nadam's momentum coefficients grow; 1 in its paper.
     """
 
     variable: tf.Tensor
@@ -42,6 +43,7 @@ class Given(NamedTuple):
     beta_1: float
     step: tf.Tensor
     product: Any = None
+    schedule: float = 1.0
 
 
 Step = Callable[[Given], tf.Tensor]  # returns what is subtracted from the weights, without the rate
@@ -78,8 +80,23 @@ def to_length_of(variable: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
 
 def nadam(given: Given) -> tf.Tensor:
     """The step of Nadam: Adam's with Nesterov momentum."""
-    step = given.step
-    this = given.beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), step))
-    following = given.beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), step + 1))
+    this = _of_nadam(given.beta_1, given.step, given.schedule)
+    following = _of_nadam(given.beta_1, given.step + 1, given.schedule)
     ahead = following * given.momentum / (1 - given.product * following)
     return ahead + (1 - this) * given.gradient / (1 - given.product) + given.direct
+
+
+def nadam_product(beta_1: float, step: tf.Tensor) -> tf.Tensor:
+    """The product of Nadam's momentum coefficients from the first step to this one.
+
+    Args:
+        beta_1: Adam's decay rate of the momentum.
+        step: Scalar of a float type, 1 in the first step.
+    """
+    growing = tf.range(1.0, tf.minimum(step, 1000) + 1)  # after that, a coefficient is beta_1
+    return tf.pow(beta_1, step) * tf.reduce_prod(_of_nadam(1.0, growing, 1.0))
+
+
+def _of_nadam(beta_1: float, step: tf.Tensor, schedule: float) -> tf.Tensor:
+    """Nadam's coefficient of the momentum in a step."""
+    return beta_1 * (1 - 0.5 * tf.pow(tf.cast(0.96, step.dtype), schedule * step))

@@ -33,5 +33,5 @@ def choose(
         )
         chosen = candidates[predictions.index(best_of(predictions, next(dense, None)))]
         how = f"{chosen.compressor!r}, of which the probe predicted: {report.line(predictions)}"
-    tell_user(f"{group.size} replicas exchange gradients by {how}.")
+    tell_user(f"{group.size} {group.kind}s exchange gradients by {how}.")
     return chosen

@@ -158,7 +158,7 @@ def _describe_gpu(ordinal: int) -> str:
         return f"{device} (gradients are copied to the host for the exchange: {found.error})"
     return (
         f"{device} (on it run {', '.join(_methods_on_gpus())} and, for all methods, dividing "
-        "by second moments; the kernels are compiled, and agree with the CPU's)"
+        "by second moments; its kernels agree with the CPU's)"
     )
 
 

@@ -19,6 +19,7 @@ from tf_gradcomp.launch import (
     LocalJob,
     Rank,
     addresses_of_all,
+    gpus_of_workers,
     horovod_ranks,
     scheduled,
 )
@@ -88,6 +89,13 @@ class Threads(click.ParamType):
     "out. By default TensorFlow decides, and every worker takes all cores.",
 )
 @click.option(
+    "--gpus-per-worker",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Give each worker so many GPUs of this machine for itself, by CUDA_VISIBLE_DEVICES. By "
+    "default every worker sees all GPUs, and would take them all.",
+)
+@click.option(
     "--horovod",
     is_flag=True,
     help="Start the workers as ranks of Horovod, as `horovodrun --gloo` does, without TF_CONFIG.",
@@ -107,6 +115,7 @@ def run(
     grace: float,
     timeout: float | None,
     threads_per_worker: int | str | None,
+    gpus_per_worker: int | None,
     horovod: bool,
     as_json: bool,
     program: str,
@@ -131,8 +140,9 @@ def run(
     """  # noqa: D301
     _refuse_nested_start()
     place = scheduled()
-    check_scheduled(place, workers, horovod)
+    check_scheduled(place, workers, horovod, gpus_per_worker is not None)
     workers = 1 if place else _given(workers, args)
+    gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module), *args]
     env = {**os.environ, **thread_settings(threads_per_worker, workers)}
     if place:
@@ -140,7 +150,15 @@ def run(
     else:
         with _ranks(workers) if horovod else nullcontext() as ranks:
             result = run_job(
-                command, workers, env, output, grace, timeout, ranks, all_to_stderr=as_json
+                command,
+                workers,
+                env,
+                output,
+                grace,
+                timeout,
+                ranks or gpus,
+                tf_config=not horovod,
+                all_to_stderr=as_json,
             )
     report_end(result, shown_tails=output == "all")
     if as_json:
@@ -155,15 +173,15 @@ def run_job(
     output: str,
     grace: float = _GRACE,
     timeout: float | None = None,
-    ranks: Sequence[Mapping[str, str]] | None = None,
+    worker_env: Sequence[Mapping[str, str]] | None = None,
     part: Rank | None = None,
     *,
+    tf_config: bool = True,
     all_to_stderr: bool = False,
 ) -> JobResult:
     """Runs a job to its end, showing what `output` says; Ctrl-C ends it.
 
-    With `ranks`, the workers have these environments and no TF_CONFIG. With `part`, its one worker
-    is that of a larger job.
+    With `part`, its one worker is that of a larger job; the rest is `LocalJob`'s.
     """
     of_all = part.size if part else workers
     with (
@@ -178,8 +196,8 @@ def run_job(
             command,
             workers,
             env=env,
-            worker_env=ranks,
-            tf_config=ranks is None,
+            worker_env=worker_env,
+            tf_config=tf_config,
             first=part.rank if part else 0,
             on_line=shown.line,
             on_progress=shown.progress,
@@ -208,17 +226,33 @@ def run_rank(
             raise click.ClickException(str(error)) from error
         own = {TF_CONFIG: make_tf_config(addresses, place.rank)}
         return run_job(
-            command, 1, env, output, grace, timeout, [own], place, all_to_stderr=all_to_stderr
+            command,
+            1,
+            env,
+            output,
+            grace,
+            timeout,
+            [own],
+            place,
+            tf_config=False,
+            all_to_stderr=all_to_stderr,
         )
 
 
-def check_scheduled(place: Rank | None, workers: int | None, horovod: bool = False) -> None:
+def check_scheduled(
+    place: Rank | None, workers: int | None, horovod: bool = False, gpus: bool = False
+) -> None:
     """Refuses what is for one machine where a scheduler has started this process."""
     if place is None:
         return
     started = f"{place.scheduler} has started this process as rank {place.rank} of {place.size}"
     if workers is not None:
         raise click.UsageError(f"{started}, and each starts one worker: leave out -n.")
+    if gpus:
+        raise click.UsageError(
+            f"{started}: leave out --gpus-per-worker, which shares out the GPUs of one machine; "
+            "srun --gpus-per-task gives each its own."
+        )
     if horovod:
         raise click.UsageError(
             f"{started}: ranks of Horovod need no gradcomp run; start the program itself, by "
@@ -234,6 +268,18 @@ def _ranks(number: int) -> Iterator[list[dict[str, str]]]:
         except ImportError as error:
             raise click.ClickException(str(error)) from error
         yield ranks
+
+
+def _gpus(workers: int, each: int, horovod: bool) -> list[dict[str, str]]:
+    if horovod:
+        raise click.UsageError(
+            "Ranks of Horovod choose their GPU themselves, by hvd.local_rank(): leave out "
+            "--gpus-per-worker."
+        )
+    try:
+        return gpus_of_workers(workers, each)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _given(workers: int | None, args: tuple[str, ...]) -> int:

@@ -112,14 +112,45 @@ def reduce_gradients(
         return list(gradients)
     values = [gradients[i] for i in present]
     reduced: list[Any] = list(gradients)
+    trained = [variables[i] for i in present]
     if context.num_replicas_in_sync == 1:
-        totals = exchange.flush(values, [variables[i] for i in present])
-    else:
-        with ops.gradients_of(exchange, [variables[i] for i in present], if_skipped):
+        totals = exchange.flush(values, trained)
+    elif exchange.group.all_replicas.local_size == 1:
+        with ops.gradients_of(exchange, trained, if_skipped):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+    else:
+        totals = _reduce_together(context, exchange, values, trained, if_skipped)
     for i, total in zip(present, totals, strict=True):
         reduced[i] = total
     return reduced
+
+
+def _reduce_together(
+    context: tf.distribute.ReplicaContext,
+    exchange: GradientExchange,
+    values: Sequence[tf.Tensor | tf.IndexedSlices],
+    variables: Sequence[Any],
+    if_skipped: float,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Reduces the gradients of several replicas in a process.
+
+    TensorFlow's all-reduce has them all in one place, and none of them in its own context.
+    """
+    group = exchange.group
+
+    def reduce(gradients: list[Any]) -> list[Any]:
+        reduced, finite = exchange.reduce(gradients, variables, group.member())
+        return [values_unless(finite, gradient, if_skipped) for gradient in reduced]
+
+    try:
+        return context.merge_call(lambda _, each: group.on_each(reduce, each), args=(values,))
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise RuntimeError(
+            "Gradients are reduced in a branch, a loop or a tf.function within strategy.run, where "
+            "TensorFlow does not let the replicas of a worker meet; reduce them outside of it."
+        ) from error
 
 
 def values_unless(

@@ -27,21 +27,16 @@ from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.notices import tell_user
-from tf_gradcomp.distribute.padded_gather import WordsAhead
 from tf_gradcomp.distribute.replica_exchange import Gradients, Parts, ReplicaExchange
 from tf_gradcomp.distribute.saving import Saving
 from tf_gradcomp.distribute.state import (
-    Facts,
+    Variables,
     job_state_specs,
-    new_delayed,
-    new_job_variables,
-    new_variables,
     residual_scale,
-    shared_variable,
     state_specs,
 )
 from tf_gradcomp.distribute.supported import check_warmup
-from tf_gradcomp.distribute.traffic import Traffic, TrafficCounter
+from tf_gradcomp.distribute.traffic import Traffic
 from tf_gradcomp.ops import gpu, library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
 
@@ -137,17 +132,17 @@ class GradientExchange(tf.Module):
             if group.size > 1:
                 chosen = self._method.choose(group, self._method.candidates, specs)
             kept = state_specs(compressors, specs, self._method.moments)
-            state = new_variables(kept, specs)
-            job_state = new_job_variables(job_state_specs(compressors, specs))
-            self.facts = Facts(len(specs))
-            self.step = shared_variable(0, tf.int64, "exchange_step")
-            self.saving = Saving(group)
-            of_gradients = itertools.chain.from_iterable(state.values())
-            self.saving.take_over(of_gradients, [self.step], self.facts.nothing_kept)
-            self.saving.take_over(job_state.values(), [])
-            self.state, self.job_state = state, job_state  # only now may a checkpoint restore them
-            self.skipped_steps = shared_variable(0, tf.int64, "skipped_steps")
+            of_job = job_state_specs(compressors, specs)
             alone_in_process = group.is_collective and group.local_size == 1
+            new = group.create(lambda: Variables.of(kept, of_job, specs, ahead=alone_in_process))
+            self.facts, self.step = new.facts, new.step
+            self.saving = Saving(group)
+            of_gradients = itertools.chain.from_iterable(new.state.values())
+            self.saving.take_over(of_gradients, [self.step], self.facts.nothing_kept)
+            self.saving.take_over(new.job_state.values(), [])
+            # Only now may a checkpoint restore them.
+            self.state, self.job_state = new.state, new.job_state
+            self.skipped_steps = new.skipped_steps
             scales = [residual_scale(compressor, specs) for compressor in compressors]
             scale = scales[compressors.index(chosen.compressor)]
             self._parts = Parts(
@@ -161,9 +156,9 @@ class GradientExchange(tf.Module):
                 job_state=self.job_state,
                 facts=self.facts,
                 step=self.step,
-                delayed=new_delayed(len(specs)),
-                traffic=TrafficCounter(len(specs)),
-                ahead=WordsAhead() if alone_in_process else None,
+                delayed=new.delayed,
+                traffic=new.traffic,
+                ahead=new.ahead,
                 label=group.label([spec.path for spec in specs]),
                 max_dense_elements=self.policy.max_dense_elements,
             )
@@ -479,8 +474,11 @@ def _announce(parts: Parts) -> None:
     if parts.group.size == 1:
         tell_user("One replica: gradients are not exchanged.")
         return
+    kind = parts.group.kind
+    if parts.group.all_replicas is not parts.group:
+        tell_user(f"The replicas of each {kind} sum their gradients before these are exchanged.")
     if parts.preconditioner:
-        tell_user(f"Each replica keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
+        tell_user(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
     gpus = [device for device in parts.group.devices if "GPU" in device]
     if gpus and parts.is_copied:
         tell_user(f"{_COPIED}.")

@@ -70,6 +70,19 @@ def as_tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.Indexed
     )
 
 
+def total(parts: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor | tf.IndexedSlices:
+    """The sum of gradients of one form and dtype; of slices, all of them behind each other."""
+    if not isinstance(parts[0], tf.IndexedSlices):
+        wide = tf.add_n([tf.cast(part, tf.float32) for part in parts])
+        return tf.cast(wide, parts[0].dtype)
+    slices = [as_tensors(part) for part in parts]
+    return tf.IndexedSlices(
+        tf.concat([part.values for part in slices], 0),
+        tf.concat([part.indices for part in slices], 0),
+        slices[0].dense_shape,
+    )
+
+
 def plus_residual(
     gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor, replicas: int
 ) -> tuple[tf.Tensor | tf.IndexedSlices, tf.Tensor]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+import concurrent.futures
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,9 @@ from tf_gradcomp.distribute.communicator import (
     Communicator,
     ReplicaContextCommunicator,
 )
+from tf_gradcomp.distribute.gradients import total
+
+Result = TypeVar("Result")
 
 _WITHOUT_REDUCTION = (
     tf.distribute.ParameterServerStrategy,
@@ -43,16 +47,18 @@ class Group(abc.ABC):
     Attributes:
         size: The number of replicas of the job.
         local_size: How many of them are in this process.
+        kind: What one of them is called, in messages.
         loss_is_divided: Whether the program divides its loss by the number of replicas, so that
             their gradients add up to that of the whole batch. If not, the gradients are divided.
-        sums_on_read: Whether a variable that each replica has for itself is read as the sum of all,
-            and shared out when it is assigned.
+        by_strategy: Whether a strategy runs them: it creates variables with equal values on all,
+            and all processes save and restore together.
     """
 
     size: int
     local_size: int
+    kind = "replica"
     loss_is_divided = True
-    sums_on_read = True
+    by_strategy = True
 
     @property
     @abc.abstractmethod
@@ -114,6 +120,25 @@ class Group(abc.ABC):
     @abc.abstractmethod
     def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Gives variables the values of the first replica, where nothing else makes them equal."""
+
+    @property
+    def all_replicas(self) -> Group:
+        """The group of all replicas that compute gradients, each for itself."""
+        return self
+
+    def create(self, make: Callable[[], Result]) -> Result:
+        """What `make` returns; of the variables that it creates, each replica has its own."""
+        return make()
+
+    def on_each(self, reduce: Callable[[list[Any]], Result], gradients: Sequence[Any]) -> Result:
+        """Runs one replica's side of an exchange on each of this process's; called across replicas.
+
+        Args:
+            reduce: Takes the gradients of one replica.
+            gradients: Those of all replicas of the process, as a merge call gives them.
+        """
+        each_replica = tf.distribute.get_strategy().extended.call_for_each_replica
+        return each_replica(reduce, args=(list(gradients),))
 
     def label(self, paths: Sequence[str]) -> str:
         """What tells the collectives of an exchange of these variables from those of others.
@@ -266,6 +291,94 @@ class StrategyGroup(Group):
         return self.strategy.extended.worker_devices
 
 
+class HostGroup(StrategyGroup):
+    """The hosts of a strategy with several replicas in each process, as one replica each.
+
+    What the replicas of a host have is summed there, before it is exchanged. Its first replica
+    stands for all of them in the exchange, which runs across replicas, once in each process. What
+    an exchange keeps exists once on each host, on the device of that replica.
+    """
+
+    kind = "host"
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        super().__init__(strategy)
+        self._replicas = StrategyGroup(strategy)
+        self.size = self._replicas.processes
+        self.local_size = 1
+
+    @property
+    def all_replicas(self) -> Group:
+        """The group of all replicas of all hosts."""
+        return self._replicas
+
+    def create(self, make: Callable[[], Result]) -> Result:
+        """What `make` returns; the variables that it creates exist once on each host."""
+
+        def there() -> Result:
+            with tf.device(self.devices[0]):
+                return make()
+
+        # A thread of its own is in no scope of a strategy, which would replicate all variables.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            return thread.submit(there).result()
+
+    def on_each(self, reduce: Callable[[list[Any]], Result], gradients: Sequence[Any]) -> Result:
+        """Runs the host's side of an exchange, with the sums of its replicas' gradients."""
+        with tf.device(self.devices[0]):
+            return reduce([self._sum(gradient) for gradient in gradients])
+
+    def _sum(self, gradient: Any) -> tf.Tensor | tf.IndexedSlices:
+        replicas = self._replicas.local_size
+        parts = self.strategy.experimental_local_results(gradient)
+        # A tensor that all replicas have alike comes once.
+        return total(parts if len(parts) == replicas else parts * replicas)
+
+    def member(self) -> Member:
+        """The host.
+
+        Raises:
+            RuntimeError: If one of its replicas calls, and not all of them together.
+        """
+        if tf.distribute.in_cross_replica_context():
+            return Member(self.communicators()[0], 0)
+        raise RuntimeError(
+            "The replicas of a host exchange gradients together, across replicas: call the "
+            "exchange by Group.on_each in a merge_call."
+        )
+
+    def local_replica(self) -> int:
+        """The only one."""
+        return 0
+
+    def communicators(self) -> list[Communicator]:
+        """The communicator of this host."""
+        launcher = tf_private.launcher_of_workers(self.strategy)
+        worker = tf_private.rank(self.strategy, 0) // self._replicas.local_size
+        return [CollectiveCommunicator(launcher, self.size, worker)]
+
+    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
+        """The variable itself; one that the replicas have copies of is assigned on all of them."""
+        return variable
+
+    @property
+    def processes(self) -> int:
+        """The number of hosts."""
+        return self.size
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The device on which the host encodes and decodes."""
+        return self._replicas.devices[:1]
+
+
 def current_group() -> StrategyGroup:
-    """The group of the strategy in scope, or of one replica where there is none."""
-    return StrategyGroup(tf.distribute.get_strategy())
+    """The group of the strategy in scope, or of one replica where there is none.
+
+    Where several processes have several replicas each, it is that of their hosts, unless the
+    strategy says `two_level=False`.
+    """
+    strategy = tf.distribute.get_strategy()
+    group = StrategyGroup(strategy)
+    two_level = group.local_size > 1 and group.processes > 1
+    return HostGroup(strategy) if two_level and getattr(strategy, "two_level", True) else group

@@ -135,8 +135,8 @@ class HorovodGroup(Group):
         return "Horovod"
 
     @property
-    def sums_on_read(self) -> bool:  # type: ignore[override]
-        """Whether there is but one process: otherwise each variable is its process's own."""
+    def by_strategy(self) -> bool:  # type: ignore[override]
+        """Whether there is but one process, which saves as under a strategy."""
         return self.size == 1
 
     def check_current(self) -> None:

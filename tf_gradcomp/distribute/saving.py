@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.distribute.communicator import Communicator
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.group import Group
 
@@ -23,9 +24,10 @@ _NOT_COLLECTED = (
 class Saving:
     """Reads what a checkpoint holds, and gives replicas what it held.
 
-    Under a strategy TensorFlow sums and shares out itself. Elsewhere `collect` sums, on all
-    processes together, so that one of them can save alone; what it has collected holds until the
-    next step.
+    Of variables that a strategy has replicated, TensorFlow sums and shares out itself. Others are
+    summed here. Under a strategy, where all processes save together, each sum is made when it is
+    read. Elsewhere `collect` sums, on all processes together, so that one of them can save alone;
+    what it has collected holds until the next step.
 
     Args:
         group: The replicas.
@@ -66,17 +68,17 @@ class Saving:
         Raises:
             WorkersDisagreeError: If the others do something else, or are at another step.
         """
-        if self._group.sums_on_read:
+        if self._group.by_strategy:
             return
         counts = self._counts()
         self._group.agree({"next action": "collecting state to save", "steps": counts})
-        communicator = self._group.member().communicator
+        (communicator,) = self._group.communicators()
         communicator.label = "collected"
         self._sums = {}
         for number, (variable, _) in self._apart.items():
-            total = communicator.all_reduce(tf.reshape(variable.read_value(), [-1]))
+            total = _total(variable, communicator)
             if self._group.is_first or self._all_save:
-                self._sums[number] = tf.reshape(total, variable.shape).numpy()
+                self._sums[number] = total.numpy()
         self._collected_at = counts
 
     @contextlib.contextmanager
@@ -104,6 +106,9 @@ class Saving:
         own = native(variable)
         if not self._is_apart(own):
             return np.asarray(variable.numpy())
+        if self._group.by_strategy:
+            (communicator,) = self._group.communicators()
+            return np.asarray(_total(own, communicator).numpy())
         if self._all_save and self._collected_at != self._counts():
             self.collect()
         if self._collected_at != self._counts() or id(own) not in self._sums:
@@ -121,7 +126,8 @@ class Saving:
 
     def _is_apart(self, variable: tf.Variable) -> bool:
         summed = variable.aggregation == tf.VariableAggregation.SUM
-        return summed and not self._group.sums_on_read
+        replicated = isinstance(variable, tf.distribute.DistributedValues)
+        return self._group.size > 1 and summed and not replicated
 
     def _counts(self) -> list[int]:
         return [int(counter.numpy()) for counter in self._counters]
@@ -132,3 +138,8 @@ class Saving:
             lambda: tf.convert_to_tensor(self.read(variable)),
             lambda value: self.assign(variable, value),
         )
+
+
+def _total(variable: tf.Variable, communicator: Communicator) -> tf.Tensor:
+    flat = communicator.all_reduce(tf.reshape(variable.read_value(), [-1]))
+    return tf.reshape(flat, variable.shape)

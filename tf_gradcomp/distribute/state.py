@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
+from tf_gradcomp.distribute.padded_gather import WordsAhead
+from tf_gradcomp.distribute.traffic import TrafficCounter
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -92,7 +94,7 @@ def job_state_specs(
     return state
 
 
-def new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variable]:
+def _new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variable]:
     """The state of the job as variables, each replica's own, by name."""
     return {
         name: _own_variable(tf.zeros(spec.shape, spec.dtype), name, spec.shared)
@@ -100,7 +102,7 @@ def new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variabl
     }
 
 
-def new_variables(
+def _new_variables(
     state: dict[str, list[StateSpec]], specs: Sequence[GradientSpec]
 ) -> dict[str, list[tf.Variable]]:
     """The state as variables, each replica's own, by name and in the order of `specs`."""
@@ -142,9 +144,49 @@ class Facts(tf.Module):
         return [self.residual_waits, self.residual_scale, self.moments_taken]
 
 
-def new_delayed(gradients: int) -> tf.Variable:
-    """Bool [gradients], which of them were delayed in the latest step; in no checkpoint."""
-    return _own_variable(np.zeros(gradients, bool), "delayed", True)
+class Variables(NamedTuple):
+    """All that an exchange keeps from step to step.
+
+    Attributes:
+        state: What methods keep of each gradient: by name, in the order of the gradients.
+        job_state: What they keep for the whole job, by name.
+        facts: What is known of the state of each gradient.
+        step: int64, the number of exchanges so far.
+        skipped_steps: int64, in how many of them the step was skipped.
+        delayed: bool [gradients], which of them were delayed in the latest step; in no checkpoint.
+        traffic: Counts bytes; in no checkpoint.
+        ahead: How many words travel with the lengths of payloads, if any do; in no checkpoint.
+    """
+
+    state: dict[str, list[tf.Variable]]
+    job_state: dict[str, tf.Variable]
+    facts: Facts
+    step: tf.Variable
+    skipped_steps: tf.Variable
+    delayed: tf.Variable
+    traffic: TrafficCounter
+    ahead: WordsAhead | None
+
+    @classmethod
+    def of(
+        cls,
+        state: dict[str, list[StateSpec]],
+        job_state: Mapping[str, JobStateSpec],
+        specs: Sequence[GradientSpec],
+        *,
+        ahead: bool,
+    ) -> Variables:
+        """New variables of zeros for the gradients of `specs`."""
+        return cls(
+            state=_new_variables(state, specs),
+            job_state=_new_job_variables(job_state),
+            facts=Facts(len(specs)),
+            step=shared_variable(0, tf.int64, "exchange_step"),
+            skipped_steps=shared_variable(0, tf.int64, "skipped_steps"),
+            delayed=_own_variable(np.zeros(len(specs), bool), "delayed", True),
+            traffic=TrafficCounter(len(specs)),
+            ahead=WordsAhead() if ahead else None,
+        )
 
 
 def _own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:

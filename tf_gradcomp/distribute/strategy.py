@@ -39,6 +39,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         | compressors.Auto
         | None = None,
         policy: Policy | None = None,
+        *,
+        two_level: bool = True,
     ) -> None:
         if cluster_resolver is None:
             read_tf_config()
@@ -61,6 +63,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "any dataset, tensor or model."
             ) from error
         self._compressor = used
+        self._two_level = two_level
         if used is not None:
             make = functools.partial(CompressedAllReduce, self._method_of(used), policy)
             tf_private.set_cross_device_ops(self, make)
@@ -70,7 +73,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._group = StrategyGroup(self)
         self._agreement = GradientAgreement(self._group)
         self._group.agree(
-            {**handshake.package_versions(), "compressor of the strategy": repr(used)}
+            {
+                **handshake.package_versions(),
+                "compressor of the strategy": repr(used),
+                "two_level": two_level,
+            }
         )
 
     @staticmethod
@@ -82,6 +89,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def compressor(self) -> compressors.Compressor | compressors.Auto | None:
         """What the strategy compresses gradients with; None if it does not."""
         return self._compressor
+
+    @property
+    def two_level(self) -> bool:
+        """Whether the replicas of a host sum their gradients before these are exchanged."""
+        return self._two_level
 
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """The exchange of the gradients of `variables`, with its residuals.

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
+from tensorflow.python.distribute import collective_all_reduce_strategy as _collective_strategy
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.eager import context as _context
@@ -23,10 +24,11 @@ from tensorflow.python.trackable import base as _trackable
 CollectiveAllReduce: Any = _cross_device_ops.CollectiveAllReduce
 
 _HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
+_WORKERS_GROUP_KEY = 2_000_000  # likewise
 _FIRST_COUNTED_KEY = 1_000_000_000  # likewise
-_host_launchers: weakref.WeakKeyDictionary[tf.distribute.Strategy, Any] = (
-    weakref.WeakKeyDictionary()
-)
+_Launchers = weakref.WeakKeyDictionary[tf.distribute.Strategy, Any]
+_host_launchers: _Launchers = weakref.WeakKeyDictionary()
+_worker_launchers: _Launchers = weakref.WeakKeyDictionary()
 
 
 def set_cross_device_ops(
@@ -77,6 +79,32 @@ def launcher(strategy: tf.distribute.Strategy, local_replica: int) -> Any:
     return strategy.extended._cross_device_ops._launchers[local_replica]
 
 
+def launcher_of_workers(strategy: tf.distribute.Strategy) -> Any:
+    """The object that launches collectives of the first replicas of all workers.
+
+    No public API has groups of some replicas only.
+    """
+    device = strategy.extended.worker_devices[0]
+    return _launcher_once(_worker_launchers, strategy, device, _WORKERS_GROUP_KEY)
+
+
+def _launcher_once(
+    known: _Launchers, strategy: tf.distribute.Strategy, device: str, group_key: int
+) -> Any:
+    """The launcher of a group of one device on each worker; there is one for a strategy."""
+    if strategy not in known:
+        extended = strategy.extended
+        keys = _cross_device_utils.CollectiveKeys(group_key_start=group_key)
+        known[strategy] = _cross_device_utils.CollectiveReplicaLauncher(
+            keys.get_group_key([device]),
+            extended._num_workers,
+            keys,
+            device,
+            extended._communication_options,
+        )
+    return known[strategy]
+
+
 def launch_all_gather(launcher_: Any, value: tf.Tensor) -> tf.Tensor:
     """All-gathers along axis 0 by one collective; `value` has one shape on all replicas."""
     return launcher_._all_gather(value, None)
@@ -111,33 +139,36 @@ def launch_broadcast(launcher_: Any, value: tf.Tensor, is_root: tf.Tensor) -> tf
 
 
 def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
-    """Lets the strategy's collectives run in a function that is called within a loop or branch.
+    """Lets the strategy's collectives run within a loop or branch of a `tf.function`.
 
-    TensorFlow feeds a key to each collective when the outermost function is called. That fails
-    where a function is called from a branch within a loop, as Keras does for `steps_per_execution`,
-    and would give all iterations the same key. There, a counter on each replica gives the keys.
+    TensorFlow feeds a key to each collective when the outermost function is called. That would give
+    all iterations of a loop the same key, which fails where they send lengths that differ; and it
+    fails where a function is called from a branch within a loop, as Keras does for
+    `steps_per_execution`. There, a counter on each replica gives the keys.
     """
     extended = strategy.extended
     counters: dict[tuple[int, str], tf.Variable] = {}
-    for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
-        for launcher_ in ops._launchers:
-            group = (launcher_._group_key, launcher_._device)
-            if group not in counters:
-                with tf.device("CPU:0"):
-                    counters[group] = tf.Variable(_FIRST_COUNTED_KEY, trainable=False)
-            launcher_._next_instance_key = functools.partial(
-                _next_instance_key, counters[group], launcher_._next_instance_key
-            )
+    of_strategy = (extended._cross_device_ops, extended._host_cross_device_ops)
+    launchers = [launcher_ for ops in of_strategy for launcher_ in ops._launchers]
+    if in_multi_worker_mode(strategy):
+        launchers.append(launcher_of_workers(strategy))
+    for launcher_ in launchers:
+        group = (launcher_._group_key, launcher_._device)
+        if group not in counters:
+            with tf.device("CPU:0"):
+                counters[group] = tf.Variable(_FIRST_COUNTED_KEY, trainable=False)
+        launcher_._next_instance_key = functools.partial(
+            _next_instance_key, counters[group], launcher_._next_instance_key
+        )
 
 
 def _next_instance_key(counter: tf.Variable, fed_key: Callable[[], Any]) -> Any:
-    if _called_within_control_flow(tf.compat.v1.get_default_graph()):
+    if _within_control_flow(tf.compat.v1.get_default_graph()):
         return counter.assign_add(1, read_value=True)
     return fed_key()
 
 
-def _called_within_control_flow(graph: Any) -> bool:
-    graph = getattr(graph, "outer_graph", None)
+def _within_control_flow(graph: Any) -> bool:
     while graph is not None:
         if getattr(graph, "is_control_flow_graph", False):
             return True
@@ -154,18 +185,28 @@ def host_all_gather(
     and it shares its group with the strategy's collectives, so that workers which disagree on what
     comes next would wait for each other instead of finding out.
     """
-    if strategy not in _host_launchers:
-        extended = strategy.extended
-        keys = _cross_device_utils.CollectiveKeys(group_key_start=_HOST_GROUP_KEY)
-        _host_launchers[strategy] = _cross_device_utils.CollectiveReplicaLauncher(
-            keys.get_group_key([extended._worker_device]),
-            extended._num_workers,
-            keys,
-            extended._worker_device,
-            extended._communication_options,
-        )
+    device = strategy.extended._worker_device
+    launcher_ = _launcher_once(_host_launchers, strategy, device, _HOST_GROUP_KEY)
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
-    return _host_launchers[strategy]._all_gather(value, options)
+    return launcher_._all_gather(value, options)
+
+
+def use_logical_cpus(replicas: int) -> None:
+    """Gives each worker of strategies made from now on so many replicas, on logical CPU devices.
+
+    So several replicas in a worker can be tried without GPUs. `MultiWorkerMirroredStrategy` itself
+    takes one CPU device, however many there are. Must be called before TensorFlow is at work.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(replicas)]
+    tf.config.set_logical_device_configuration(cpu, logical)
+
+    def local_devices(
+        _self: Any, _resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(replicas)), "CPU"
+
+    _collective_strategy.CollectiveAllReduceExtended._initialize_local_devices = local_devices
 
 
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:

@@ -88,8 +88,13 @@ def nadam_product(optimizer: keras.optimizers.Nadam) -> keras.Variable:
     return optimizer._u_product
 
 
-def clip(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> list[Any]:
-    """Clips as the optimizer would in `apply`; publicly it does so there only."""
+def clip(
+    optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]
+) -> list[Any]:
+    """Clips as the optimizer would in `apply`; publicly it does so there only.
+
+    Keras 2 needs the gradients' variables for it, and this one does not.
+    """
     return list(optimizer._clip_gradients(list(gradients)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
       called, the bad gradient is discarded, and the finite ones are kept for the next step.
     - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
       the loss scale follows what all replicas saw, and residuals are in unscaled units.
+    - Where workers have several replicas (GPUs), those of each sum their gradients first, and
+      the workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
     - Its residuals are saved with the model, as their sum over the replicas. Reading them is a
       collective: all workers must save (see `gc.worker_path`).
 
@@ -131,7 +134,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         steps = self._core.gradient_accumulation_steps
         if steps:
             inner = keras_private.accumulators(self._core)
-            self._accumulation = Accumulation(variables, steps, self._index_of, inner, group)
+            replicas = group.all_replicas
+            self._accumulation = Accumulation(variables, steps, self._index_of, inner, replicas)
             counter = keras_private.step_counter(self._core)
             self.exchange.saving.take_over(self._accumulators(), [native(counter)])
         if not self.passes_through():
@@ -263,7 +267,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         variables: Sequence[keras.Variable],
     ) -> None:
         each_replica = strategy.extended.call_for_each_replica
-        reduced, finite = each_replica(self._reduce, args=(grads, variables))
+        reduce = functools.partial(self._reduce, variables=variables)
+        reduced, finite = self.group.on_each(reduce, grads)
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
@@ -283,7 +288,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def _clip(
         self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
     ) -> Sequence[Gradient]:
-        return keras_private.clip(self._core, grads)
+        return keras_private.clip(self._core, grads, variables)
 
     @property
     def _built_for(self) -> Sequence[keras.Variable]:

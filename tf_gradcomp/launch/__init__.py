@@ -3,6 +3,7 @@
 Imports neither TensorFlow nor Keras: `gradcomp run` shall start at once.
 """
 
+from tf_gradcomp.launch.gpus import gpus_of_workers
 from tf_gradcomp.launch.horovod_ranks import horovod_ranks
 from tf_gradcomp.launch.job import LocalJob
 from tf_gradcomp.launch.result import JobResult, WorkerEnd
@@ -14,6 +15,7 @@ __all__ = [
     "Rank",
     "WorkerEnd",
     "addresses_of_all",
+    "gpus_of_workers",
     "horovod_ranks",
     "scheduled",
 ]

@@ -170,7 +170,7 @@ class Compressed:
 
     def _agree_on_values(self, group: Group) -> None:
         """Before the first exchange, where nothing else makes the ranks' models equal."""
-        if self._values_agreed or group.sums_on_read:
+        if self._values_agreed or group.by_strategy:
             return
         with tf.init_scope():
             checks.agree_on_values(group, self._built_for, self._inner_variables)

@@ -23,6 +23,9 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         communication_options: As for TensorFlow's strategy.
         compressor: A name, a config or a compressor: see `gc.compressors.get`.
         policy: Which variables get which settings, for `compressor`.
+        two_level: Whether, where each worker has several replicas (GPUs), those of a worker sum
+            their gradients, and the workers exchange these sums, compressed by `compressor` or by
+            `CompressedOptimizer`. If not, each replica exchanges with all others by itself.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.

@@ -1,9 +1,10 @@
 """Chooses a compressor by a probe, in both ways; and says what `gc.advise` says: WAY."""
 
 import keras
-from common import Setup, argument, dense_model, digits, exchange_of, report, state_digest
+from common import Setup, dense_model, digits, state_digest
 
 import tf_gradcomp as gc
+from tests.ranks import argument, exchange_of, report
 
 WAY = argument(1)
 setup = Setup(WAY, "auto")
@@ -13,7 +14,7 @@ model = setup.model(
 with setup.strategy.scope():
     advice = gc.advise(model, ["top_k", "adacomp"], compute_seconds=0.5)
 model.fit(*digits(64), batch_size=16, verbose=0, shuffle=False)
-exchange = exchange_of(setup, model)
+exchange = exchange_of(model)
 report(
     {
         "chosen": exchange.compressor.name,

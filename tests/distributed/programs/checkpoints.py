@@ -5,21 +5,10 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
-from common import (
-    WORKERS,
-    Setup,
-    argument,
-    dense_model,
-    digits,
-    exchange_of,
-    inner_of,
-    report,
-    residual_sums,
-    scalar,
-    state_digest,
-)
+from common import Setup, dense_model, digits, residual_sums, scalar, state_digest
 
 import tf_gradcomp as gc
+from tests.ranks import SIZE, argument, exchange_of, inner_of, report
 
 FOLDER = pathlib.Path(argument(2))
 setup = Setup(argument(3))
@@ -35,7 +24,7 @@ def new_model(seed=0, optimizer=None):
 
 
 def state(model):
-    exchange = exchange_of(setup, model)
+    exchange = exchange_of(model)
     return {
         **state_digest(model),
         "residual sums": residual_sums(exchange),
@@ -51,7 +40,7 @@ def fit(model, rows=96):
 def checkpoint_of(model):
     """All there is, by TensorFlow's own means."""
     if setup.way == "strategy":
-        return tf.train.Checkpoint(model=model, exchange=exchange_of(setup, model))
+        return tf.train.Checkpoint(model=model, exchange=exchange_of(model))
     return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
 
@@ -103,12 +92,12 @@ def loaded(model):
     fit(model, 24)
     return {
         **before,
-        "waits later": bool(exchange_of(setup, model).facts.residual_waits.numpy().any()),
-        "residual sums later": residual_sums(exchange_of(setup, model)),
+        "waits later": bool(exchange_of(model).facts.residual_waits.numpy().any()),
+        "residual sums later": residual_sums(exchange_of(model)),
         "finite later": bool(np.all([np.isfinite(v).all() for v in model.get_weights()])),
     }
 
 
 if __name__ == "__main__":
     seen = {"save": save, "load": load}[argument(1)]()
-    report({**seen, "workers": WORKERS, "slots": len(inner_of(new_model().optimizer).variables)})
+    report({**seen, "workers": SIZE, "slots": len(inner_of(new_model().optimizer).variables)})

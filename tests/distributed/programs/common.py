@@ -7,10 +7,7 @@ tests decide whether that is right: only they see all workers.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import os
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -19,10 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_gradcomp as gc
+from tests.ranks import digest, inner_of
 
-CLUSTER = json.loads(os.environ["TF_CONFIG"])
-RANK = CLUSTER["task"]["index"]
-WORKERS = len(CLUSTER["cluster"]["worker"])
 # Every variable whole and as float32 in the payload: training must equal that without compression.
 WHOLE = gc.compressors.AdaComp(overrides={"": None})
 
@@ -92,31 +87,6 @@ def dense_model(features=8, classes=3):
     )
 
 
-def inner_of(optimizer):
-    """The optimizer that updates, without what is around it."""
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
-
-
-def exchange_of(setup, model):
-    """The exchange that a model's gradients go through."""
-    if setup.way == "strategy":
-        return setup.strategy.gradient_exchange(model.trainable_variables)
-    optimizer = model.optimizer
-    while not isinstance(optimizer, gc.CompressedOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer.exchange
-
-
-def digest(variables):
-    """Differs where a bit of the variables does."""
-    hasher = hashlib.sha256()
-    for variable in variables:
-        hasher.update(np.asarray(variable).tobytes())
-    return hasher.hexdigest()
-
-
 def state_digest(model):
     """Of the weights, and of the slots and counters of the optimizer."""
     return {
@@ -151,12 +121,6 @@ def scalar(variable):
     return np.asarray(keras.ops.convert_to_numpy(variable)).item()
 
 
-def report(values):
-    """Hands a JSON-serializable value to the test."""
-    with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
-        json.dump(values, file, default=_plain)
-
-
 def report_arrays(arrays):
     """Hands arrays by name to the test."""
     np.savez(os.environ["RESULT_PATH"], **arrays)
@@ -165,11 +129,3 @@ def report_arrays(arrays):
 def say(text):
     """Prints a line that the test waits for."""
     print(text, flush=True)
-
-
-def argument(index=1, default=None):
-    return sys.argv[index] if len(sys.argv) > index else default
-
-
-def _plain(value):
-    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -3,20 +3,16 @@
 import keras
 import numpy as np
 from common import (
-    RANK,
-    WORKERS,
     Setup,
-    argument,
     dense_model,
     digits,
-    exchange_of,
-    inner_of,
     local_residuals,
-    report,
     residual_sums,
     scalar,
     state_digest,
 )
+
+from tests.ranks import RANK, SIZE, argument, exchange_of, inner_of, report
 
 BATCH, STEPS, BAD_STEP = 32, 6, 2
 setup = Setup(argument(1))
@@ -25,7 +21,7 @@ setup = Setup(argument(1))
 def data():
     """With a NaN among the rows that worker 1 has in step `BAD_STEP`."""
     x, y = digits(BATCH * STEPS)
-    x[BATCH * BAD_STEP + BATCH // WORKERS] = np.nan
+    x[BATCH * BAD_STEP + BATCH // SIZE] = np.nan
     return x, y
 
 
@@ -38,7 +34,7 @@ class Watch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         optimizer = self.model.optimizer
-        exchange = exchange_of(setup, self.model)
+        exchange = exchange_of(self.model)
         self.steps.append(
             {
                 **state_digest(self.model),

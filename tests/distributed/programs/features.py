@@ -2,20 +2,10 @@
 
 import keras
 import numpy as np
-from common import (
-    WHOLE,
-    Setup,
-    argument,
-    dense_model,
-    digits,
-    exchange_of,
-    inner_of,
-    report,
-    scalar,
-    state_digest,
-)
+from common import WHOLE, Setup, dense_model, digits, scalar, state_digest
 
 import tf_gradcomp as gc
+from tests.ranks import argument, exchange_of, inner_of, report
 
 BATCH, STEPS = 32, 6
 TABLE = 40
@@ -41,7 +31,7 @@ def train(inner, build=dense_model, inputs=None, wrap=setup.wrap, **fit_args):
         "learning rate": scalar(model.optimizer.learning_rate),
     }
     if setup.way != "alone":
-        exchange = exchange_of(setup, model)
+        exchange = exchange_of(model)
         seen["exchanges"] = exchange.traffic().exchanges
         seen["skipped"] = scalar(exchange.skipped_steps)
     if isinstance(scaler_of(model.optimizer), keras.optimizers.LossScaleOptimizer):

@@ -6,18 +6,10 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
-from common import (
-    Setup,
-    argument,
-    classification_loss,
-    dense_model,
-    digest,
-    digits,
-    report,
-    state_digest,
-)
+from common import Setup, classification_loss, dense_model, digits, state_digest
 
 import tf_gradcomp as gc
+from tests.ranks import argument, digest, report
 
 FOLDER = pathlib.Path(argument(1))
 BATCH = 32
@@ -82,6 +74,22 @@ def steps_per_execution(setup):
 
 def eager(setup):
     return trained_as_above(setup, run_eagerly=True)
+
+
+def loop_in_a_function(setup):
+    x, y = digits(ROWS)
+    model = setup.model(dense_model, adam(setup))
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    batches = setup.strategy.experimental_distribute_dataset(dataset)
+
+    @tf.function
+    def train(batches):
+        for batch in batches:
+            setup.strategy.run(model.train_step, [batch])
+
+    for _ in range(2):
+        train(batches)
+    return state_digest(model)
 
 
 def trained_as_above(setup, **compile_args):

@@ -5,8 +5,9 @@ import signal
 
 import keras
 import tensorflow as tf
-from common import RANK, Setup, dense_model, digits
+from common import Setup, dense_model, digits
 
+from tests.ranks import RANK
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.wishes import Broadcast
 

@@ -9,9 +9,10 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
-from common import RANK, WORKERS, Setup, argument, digits, exchange_of, report, scalar, state_digest
+from common import Setup, digits, scalar, state_digest
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, SIZE, argument, exchange_of, report
 
 BATCH, STEPS, EPOCHS, BAD_STEP = 24, 8, 4, 5
 # Epochs end in phase 1, in phase 2 and in phase 3.
@@ -25,7 +26,7 @@ WEIGHTS = {
 
 def data():
     x, y = digits(BATCH * STEPS)
-    x[BATCH * BAD_STEP + BATCH // WORKERS] = np.nan
+    x[BATCH * BAD_STEP + BATCH // SIZE] = np.nan
     return x, y
 
 
@@ -41,7 +42,7 @@ def built(way, pattern, **compile_args):
     if way == "optimizer":
         with setup.strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    return model, exchange_of(setup, model)
+    return model, exchange_of(model)
 
 
 def seen(model, exchange):

@@ -13,9 +13,10 @@ import signal
 
 import keras
 import numpy as np
-from common import RANK, Setup, argument, digits, exchange_of, report, state_digest, state_sums
+from common import Setup, digits, state_digest, state_sums
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, argument, exchange_of, report
 from tf_gradcomp.compressors.base import GRADIENT_SUM
 
 BATCH, STEPS, EPOCHS = 32, 4, 5
@@ -35,7 +36,7 @@ def built(way, **compile_args):
     if way == "optimizer":
         with setup.strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    return model, exchange_of(setup, model)
+    return model, exchange_of(model)
 
 
 def fit(model, *callbacks):

@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from common import RANK, WHOLE, WORKERS, argument, classification_loss, digest, digits, report
+from common import WHOLE, classification_loss, digits
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, SIZE, argument, digest, report
 
 BATCH, STEPS = 32, 4
 KIND = argument(1)
@@ -199,4 +200,4 @@ if KIND == "alone":
 
 if __name__ == "__main__":
     seen = {check.__name__: check() for check in CHECKS}
-    report({**seen, "rank": RANK, "workers": WORKERS})
+    report({**seen, "rank": RANK, "workers": SIZE})

@@ -12,21 +12,10 @@ import sys
 
 import keras
 import numpy as np
-from common import (
-    RANK,
-    WORKERS,
-    Setup,
-    argument,
-    dense_model,
-    digits,
-    exchange_of,
-    report,
-    scalar,
-    state_digest,
-    state_sums,
-)
+from common import Setup, dense_model, digits, scalar, state_digest, state_sums
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, SIZE, argument, exchange_of, report
 from tf_gradcomp import compressors
 
 BATCH, STEPS, BAD_STEP = 32, 8, 3
@@ -34,7 +23,7 @@ BATCH, STEPS, BAD_STEP = 32, 8, 3
 
 def data():
     x, y = digits(BATCH * STEPS)
-    x[BATCH * BAD_STEP + BATCH // WORKERS] = np.nan
+    x[BATCH * BAD_STEP + BATCH // SIZE] = np.nan
     return x, y
 
 
@@ -50,7 +39,7 @@ def built(name):
     model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.SGD(0.1)))
     with setup.strategy.scope():
         model.optimizer.build(model.trainable_variables)
-    return model, exchange_of(setup, model)
+    return model, exchange_of(model)
 
 
 def values(model):

@@ -4,9 +4,10 @@ import sys
 import time
 
 import keras
-from common import RANK, digits, report
+from common import digits
 
 import tf_gradcomp as gc
+from tests.ranks import RANK, report
 from tf_gradcomp.distribute import handshake
 
 ODD = RANK == 1
@@ -24,8 +25,8 @@ def versions():
     strategy_with()
 
 
-def strategy_compressor():
-    strategy_with(compressor=gc.compressors.AdaComp(50 if ODD else 500))
+def settings_of_the_strategy():
+    strategy_with(compressor=gc.compressors.AdaComp(50 if ODD else 500), two_level=not ODD)
 
 
 def train(strategy, layers=2, classes=3, optimizer=None, **compile_args):
@@ -110,4 +111,4 @@ if __name__ == "__main__":
     if what == "models":
         report(models())
     else:
-        {"versions": versions, "strategy compressor": strategy_compressor}[what]()
+        {"versions": versions, "settings of the strategy": settings_of_the_strategy}[what]()

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import tensorflow as tf
-from common import RANK, WORKERS, argument, report
 
+from tests.ranks import RANK, SIZE, argument, report
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.distribute.communicator import converse
@@ -30,7 +30,7 @@ def reduced_by_step(compressor, shapes, plans):
     def exchange(gradients, number):
         communicator = current_group().member().communicator
         inputs = ExchangeInputs(
-            specs, gradients, handles(state), number, tf.constant(True), RANK, WORKERS,
+            specs, gradients, handles(state), number, tf.constant(True), RANK, SIZE,
             settings=settings.read_value(),
         )  # fmt: skip
         exchanged, _ = converse(compressor.conversation(inputs), communicator)

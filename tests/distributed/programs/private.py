@@ -2,8 +2,9 @@
 
 import keras
 import tensorflow as tf
-from common import RANK, dense_model, digits, report
+from common import dense_model, digits
 
+from tests.ranks import RANK, report
 from tf_gradcomp.distribute import tf_private
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -48,6 +49,11 @@ def launch_all_reduce():
         return tf_private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0]))
 
     return replica_call(reduce)
+
+
+def launcher_of_workers():
+    launcher = tf_private.launcher_of_workers(strategy)
+    return tf_private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0])).numpy()
 
 
 def rank():
@@ -122,6 +128,7 @@ CHECKS = (
     set_cross_device_ops,
     launch_all_gather,
     launch_all_reduce,
+    launcher_of_workers,
     rank,
     launch_broadcast,
     allow_collectives_in_loops,

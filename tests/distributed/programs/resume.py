@@ -3,15 +3,10 @@
 import keras
 import numpy as np
 from common import (
-    WORKERS,
     Setup,
-    argument,
     dense_model,
     digits,
-    exchange_of,
-    inner_of,
     local_residuals,
-    report,
     residual_sums,
     say,
     scalar,
@@ -20,6 +15,7 @@ from common import (
 )
 
 import tf_gradcomp as gc
+from tests.ranks import SIZE, argument, exchange_of, inner_of, report
 
 FOLDER, EPOCHS = argument(1), int(argument(2))
 
@@ -34,10 +30,10 @@ class Watch(keras.callbacks.Callback):
         self.after_first_step = None
 
     def sums(self):
-        return residual_sums(exchange_of(setup, self.model))
+        return residual_sums(exchange_of(self.model))
 
     def second_moments(self):
-        return state_sums(exchange_of(setup, self.model))["second_moment"]
+        return state_sums(exchange_of(self.model))["second_moment"]
 
     def on_train_begin(self, logs=None):
         self.restored = {
@@ -50,7 +46,7 @@ class Watch(keras.callbacks.Callback):
         if self.after_first_step is None:
             self.after_first_step = [
                 float(np.abs(residual).max())
-                for residual in local_residuals(exchange_of(setup, self.model))
+                for residual in local_residuals(exchange_of(self.model))
             ]
 
     def on_epoch_end(self, epoch, logs=None):
@@ -84,5 +80,5 @@ model = setup.model(
     dense_model, lambda: setup.wrap(keras.optimizers.Adam(1e-2), precondition="auto")
 )
 callbacks = [gc.callbacks.BackupAndRestore(FOLDER, delete_checkpoint=False), Watch()]
-say(f"{WORKERS} workers")
+say(f"{SIZE} workers")
 model.fit(x, y, batch_size=24, epochs=EPOCHS, verbose=0, callbacks=callbacks)

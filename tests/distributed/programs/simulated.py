@@ -2,9 +2,10 @@
 
 import keras
 import numpy as np
-from common import Setup, argument, digits, report
+from common import Setup, digits
 
 import tf_gradcomp as gc
+from tests.ranks import argument, report
 
 BATCH, STEPS, EPOCHS = 30, 6, 2
 METHODS = {

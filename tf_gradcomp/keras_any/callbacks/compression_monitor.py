@@ -113,7 +113,8 @@ def find_exchange(model: keras.Model) -> GradientExchange | None:
 
 
 def _by_variable(exchange: GradientExchange, traffic: Traffic) -> rich.table.Table:
-    table = rich.table.Table(title=f"Sent per step by this replica, over {traffic.exchanges} steps")
+    title = f"Sent per step by this {exchange.group.kind}, over {traffic.exchanges} steps"
+    table = rich.table.Table(title=title)
     table.add_column("variable", overflow="fold")
     table.add_column("layer kind")
     for name in ("elements", "dense bytes", "payload bytes", "ratio"):

@@ -1,0 +1,265 @@
+"""Trains with several replicas in each process: REPLICAS SAVED LOADED [WAY].
+
+WAY is `flat` if the replicas of a process do not sum their gradients before they are exchanged,
+`strategy` if the strategy has the compressor, and `flat strategy` if both.
+"""
+
+import os
+import pathlib
+import signal
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import classification_loss, scalar
+
+import tf_gradcomp as gc
+from tests.ranks import RANK, SIZE, argument, digest, exchange_of, inner_of, report
+from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.keras3 import keras_private
+
+REPLICAS, SAVED, LOADED = int(argument(1)), pathlib.Path(argument(2)), pathlib.Path(argument(3))
+FLAT, BY_STRATEGY = (word in argument(4, "") for word in ("flat", "strategy"))
+BATCH, STEPS, BAD_STEP, TABLE = 32, 8, 3, 20
+ADACOMP = gc.compressors.AdaComp(bin_sizes=20)
+AUTO = gc.compressors.Auto(["no_compression", ADACOMP])
+TABLE_APART = gc.Policy(max_dense_elements=TABLE)
+
+tf_private.use_logical_cpus(REPLICAS)
+strategy = gc.MultiWorkerMirroredStrategy(
+    compressor=ADACOMP if BY_STRATEGY else None,
+    policy=TABLE_APART if BY_STRATEGY else None,
+    two_level=not FLAT,
+)
+
+
+def data():
+    """Rows for all replicas, and their weights: one of the last replica's makes NaN in a step."""
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, TABLE, size=(BATCH * STEPS, 4)).astype("int32")
+    weights = np.ones(BATCH * STEPS, "float32")
+    weights[BATCH * (BAD_STEP + 1) - 1] = np.nan
+    return words, (words.sum(1) % 3).astype("int32"), weights
+
+
+def built(
+    optimizer, compressor, seed=0, policy=None, precondition="auto", dtype="float32", **compile_args
+):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
+    keras.mixed_precision.set_global_policy(dtype)
+    with strategy.scope():
+        layers = [
+            keras.layers.Input((4,), dtype="int32"),
+            keras.layers.Embedding(TABLE, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="tanh"),
+            keras.layers.Dense(3, dtype="float32"),
+        ]
+        model = keras.Sequential(layers)
+        if not BY_STRATEGY:
+            optimizer = gc.CompressedOptimizer(optimizer(), compressor, policy, precondition)
+        else:
+            optimizer = optimizer()
+        model.compile(optimizer, classification_loss(), **compile_args)
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def fit(model, steps=STEPS, **settings):
+    """Trains; each process has its part of each batch, whatever its number of replicas."""
+
+    def of_process(context):
+        rows = np.arange(BATCH * steps).reshape(steps, SIZE, -1)[:, RANK].ravel()
+        own = tf.data.Dataset.from_tensor_slices(tuple(values[rows] for values in data()))
+        return own.batch(context.get_per_replica_batch_size(BATCH))
+
+    batches = strategy.distribute_datasets_from_function(of_process)
+    model.fit(batches, steps_per_epoch=steps, verbose=0, **settings)
+
+
+def train(optimizer, compressor, steps=STEPS, **settings):
+    model = built(optimizer, compressor, **settings)
+    fit(model, steps)
+    return {**seen_of(model), "values": values_of(model)}
+
+
+def values_of(model):
+    return [np.asarray(variable) for variable in model.trainable_variables]
+
+
+def seen_of(model):
+    exchange = exchange_of(model)
+    traffic = exchange.traffic()
+    variables = [
+        v.value for v in (*model.trainable_variables, *inner_of(model.optimizer).variables)
+    ]
+    each = [strategy.experimental_local_results(variable) for variable in variables]
+    return {
+        "replicas": [digest(of_one) for of_one in zip(*each, strict=True)],
+        "exchanges": exchange.exchanges,
+        "skipped": scalar(exchange.skipped_steps),
+        "payload bytes": traffic.payload_bytes,
+        "sent bytes": traffic.sent_bytes,
+        "dense bytes": traffic.dense_bytes,
+        "state": sums(exchange),
+        "replicated": sum(
+            isinstance(v, tf.distribute.DistributedValues) for v in exchange.variables
+        ),
+    }
+
+
+def sums(exchange):
+    """What a checkpoint holds; a collective."""
+    return {
+        name: [exchange.saving.read(variable) for variable in of_all]
+        for name, of_all in exchange.state.items()
+    }
+
+
+def sgd(**settings):
+    return lambda: keras.optimizers.SGD(0.1, **settings)
+
+
+def adam(**settings):
+    return lambda: keras.optimizers.Adam(1e-2, **settings)
+
+
+def planned():
+    model = built(sgd(), gc.compressors.LGreCo("qsgd", budget=4.0))
+    fit(model)
+    plan = exchange_of(model).plan_settings()
+    fit(model)
+    return {**seen_of(model), "values": values_of(model), "plan": plan.settings}
+
+
+def handed_over():
+    """The inner optimizer's second moments become those of each process."""
+    before = built(adam(), ADACOMP, precondition=None)
+    fit(before, 2)
+    path = gc.worker_path(SAVED / "inner.weights.h5")
+    before.save_weights(path)
+    model = built(adam(), ADACOMP)
+    model.load_weights(path)
+    fit(model, 2)
+    return {**seen_of(model), "values": values_of(model)}
+
+
+def taken_over():
+    """What the only replica of a job accumulated in the middle of a round, shared out."""
+    model = built(adam(gradient_accumulation_steps=2), ADACOMP)
+    for accumulator in keras_private.accumulators(inner_of(model.optimizer)):
+        accumulator.assign(np.ones(accumulator.shape))
+    fit(model, 1)
+    return [np.asarray(accumulator.value) for accumulator in model.optimizer.variables[-5:]]
+
+
+def of_any_way():
+    """What a job with one replica in each process does as well."""
+    scalecom = gc.compressors.ScaleCom(20, warmup_steps=2)
+    return {
+        "no_compression": train(sgd(momentum=0.9), "no_compression"),
+        "adacomp": trained_and_saved(),
+        "scalecom": train(adam(gradient_accumulation_steps=2), scalecom),
+        "table": train(sgd(), ADACOMP, policy=TABLE_APART),
+        "lgreco": planned(),
+        "handed over": handed_over(),
+        "taken over": taken_over(),
+        # A job with several replicas in each process does this eagerly, the other one in a graph.
+        "eager": train(sgd(momentum=0.9), "no_compression", 2, run_eagerly=REPLICAS > 1),
+    }
+
+
+def mixed_float16():
+    model = built(adam(), ADACOMP, dtype="mixed_float16", steps_per_execution=2)
+    fit(model)
+    return {**seen_of(model), "scale": scalar(model.optimizer.dynamic_scale)}
+
+
+def checkpoint(model):
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
+def trained_and_saved():
+    model = built(adam(clipnorm=0.1), ADACOMP)
+    fit(model)
+    model.save_weights(gc.worker_path(SAVED / "of.weights.h5"))
+    checkpoint(model).write(gc.worker_path(SAVED / "tf"))
+    return {**seen_of(model), "values": values_of(model)}
+
+
+def load():
+    seen = {}
+    model = built(adam(), ADACOMP, seed=1)
+    model.load_weights(LOADED / "of.weights.h5")
+    seen[".weights.h5"] = seen_of(model)
+    model = built(adam(), ADACOMP, seed=1)
+    checkpoint(model).read(str(LOADED / "tf")).assert_consumed()
+    seen["tf"] = seen_of(model)
+    fit(model)
+    seen["later"] = seen_of(model)
+    return seen
+
+
+def die_in_a_step():
+    model = built(sgd(), "adacomp")
+
+    def die(batch, logs):
+        if RANK == 1 and batch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fit(model, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=die)])
+
+
+def by_hand(reduce):
+    """Reduces, in a step of one's own, a tensor of each replica and one that all have alike."""
+    alike = tf.ones([30])
+    with strategy.scope():
+        variables = [tf.Variable(alike), tf.Variable(alike)]
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: reduce([tf.ones([30]), alike], variables))
+
+    each = [strategy.experimental_local_results(total) for total in step()]
+    return [of_one.numpy() for of_all in each for of_one in of_all]
+
+
+def in_a_branch(gradients, variables):
+    return tf.cond(
+        tf.reduce_sum(gradients[0]) > 0,
+        lambda: strategy.reduce_gradients(gradients, variables),
+        lambda: gradients,
+    )
+
+
+def error_in_a_branch():
+    try:
+        by_hand(in_a_branch)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def main():
+    if BY_STRATEGY:
+        seen = {"table": train(sgd(), ADACOMP)}
+        seen["by hand"] = by_hand(strategy.reduce_gradients)
+        seen["in a branch"] = error_in_a_branch()
+        report(seen)
+        return
+    if FLAT:
+        report({"adacomp": trained_and_saved()})
+        return
+    seen = {"loaded": load(), **of_any_way()}
+    if REPLICAS > 1:
+        seen["mixed_float16"] = mixed_float16()
+        seen["auto"] = train(sgd(), AUTO, 2)
+    report(seen)
+    if REPLICAS > 1:
+        die_in_a_step()
+
+
+if __name__ == "__main__":
+    assert SIZE == 2
+    main()

@@ -1,0 +1,185 @@
+"""Processes with several replicas: these sum gradients, which the processes exchange as one each.
+
+What they train, send and keep is compared with a job of one replica in each process, which has the
+same part of each batch.
+"""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs" / "two_level.py"
+TRAINED = ["no_compression", "adacomp", "scalecom", "table", "handed over", "eager"]
+CHECKS = [*TRAINED, "lgreco"]  # which rounds at random, so that a last bit may become a large one
+FORMATS = [".weights.h5", "tf"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    names = ("flat", "two levels", "one replica")
+    return {name: tmp_path_factory.mktemp(name.replace(" ", "_")) for name in names}
+
+
+def run(replicas, *args, check=True):
+    return run_workers(PROGRAM, 2, [replicas, *args], deadline=400, check=check)
+
+
+@pytest.fixture(scope="module")
+def flat(folders):
+    """Two processes of two replicas, each of which exchanges with all others."""
+    workers = run(2, folders["flat"], "nothing", "flat")
+    return [result(worker) for worker in workers]
+
+
+@pytest.fixture(scope="module")
+def ended(folders, flat):
+    """Two processes of two replicas, on two levels; in the end, the second one is killed."""
+    return run(2, folders["two levels"], folders["flat"], check=False)
+
+
+@pytest.fixture(scope="module")
+def two_level(ended):
+    return [result(worker) for worker in ended]
+
+
+@pytest.fixture(scope="module")
+def one_replica(folders, two_level):
+    """Two processes of one replica."""
+    workers = run(1, folders["one replica"], folders["two levels"])
+    return [result(worker) for worker in workers]
+
+
+@pytest.fixture(scope="module")
+def by_strategy():
+    """As `two_level`, by a compressor on the strategy."""
+    return [result(worker) for worker in run(2, "nothing", "nothing", "strategy")]
+
+
+@pytest.fixture(scope="module")
+def flat_by_strategy():
+    """As `flat`, by a compressor on the strategy."""
+    return [result(worker) for worker in run(2, "nothing", "nothing", "flat strategy")]
+
+
+@pytest.fixture(params=["by_strategy", "flat_by_strategy"])
+def with_strategy(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("check", TRAINED)
+def test_trains_as_one_replica_in_each_process(two_level, one_replica, check):
+    ours, theirs = two_level[0][check], one_replica[0][check]
+    for value, expected in zip(ours["values"], theirs["values"], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-5)
+    assert set(ours["state"]) == set(theirs["state"])
+    for name, of_all in theirs["state"].items():
+        largest = max(np.abs(value).max() for value in of_all)
+        for value, expected in zip(ours["state"][name], of_all, strict=True):
+            np.testing.assert_allclose(value, expected, rtol=0, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_sends_the_bytes_of_one_replica_in_each_process(two_level, one_replica, check):
+    for ours, theirs in zip(two_level, one_replica, strict=True):
+        for count in ("exchanges", "payload bytes", "sent bytes", "dense bytes"):
+            assert ours[check][count] == theirs[check][count] > 0
+
+
+@pytest.mark.parametrize("check", [*CHECKS, "auto", "mixed_float16"])
+def test_all_replicas_have_bit_equal_weights_and_slots(two_level, check):
+    digests = [digest for worker in two_level for digest in worker[check]["replicas"]]
+    assert len(digests) == 4
+    assert len(set(digests)) == 1
+
+
+@pytest.mark.parametrize(
+    ("check", "skipped"),
+    [("no_compression", 1), ("adacomp", 1), ("scalecom", 1), ("table", 1), ("lgreco", 2)],
+)
+def test_a_step_that_is_not_finite_on_one_replica_is_skipped_by_all(two_level, check, skipped):
+    for worker in two_level:
+        assert worker[check]["skipped"] == skipped
+        assert all(np.isfinite(value).all() for value in worker[check]["values"])
+
+
+def test_loss_scale_follows_what_all_replicas_saw(two_level):
+    for worker in two_level:
+        assert worker["mixed_float16"]["skipped"] == 1
+        assert worker["mixed_float16"]["scale"] == 2**14  # half of Keras' initial one
+
+
+def test_a_plan_of_settings_is_that_of_one_replica_in_each_process(two_level, one_replica):
+    plans = {str(worker["lgreco"]["plan"]) for worker in (*two_level, *one_replica)}
+    assert len(plans) == 1
+    assert len(set(two_level[0]["lgreco"]["plan"])) > 2  # sent whole, and two other settings
+
+
+def test_state_is_kept_once_in_each_process(two_level, flat):
+    for worker in two_level:
+        assert worker["adacomp"]["replicated"] == 0
+    assert flat[0]["adacomp"]["replicated"] > 0  # else this test would see nothing
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("job", ["from one level to two", "from two levels to one"])
+def test_nothing_is_lost_in_a_checkpoint(request, format_, job):
+    jobs = ("flat", "two_level") if "to two" in job else ("two_level", "one_replica")
+    (before, *_), after = (request.getfixturevalue(name) for name in jobs)
+    for worker in after:
+        loaded = worker["loaded"][format_]
+        assert set(loaded["replicas"]) == set(before["adacomp"]["replicas"])
+        assert loaded["exchanges"] == before["adacomp"]["exchanges"]
+        for name, of_all in before["adacomp"]["state"].items():
+            assert max(np.abs(value).max() for value in of_all) > 0
+            for value, expected in zip(loaded["state"][name], of_all, strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_what_one_replica_has_accumulated_is_shared_out_among_all(two_level, one_replica):
+    ours, theirs = (workers[0]["taken over"] for workers in (two_level, one_replica))
+    for total, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(total, expected, rtol=1e-5)
+        np.testing.assert_allclose(total, 1, atol=0.1)  # and the gradients of a step
+
+
+def test_training_goes_on_from_a_checkpoint_of_another_form(two_level, one_replica):
+    for workers in (two_level, one_replica):
+        later = [worker["loaded"]["later"] for worker in workers]
+        assert len({digest for seen in later for digest in seen["replicas"]}) == 1
+        for seen in later:
+            assert seen["exchanges"] == 2 * workers[0]["loaded"]["tf"]["exchanges"]
+
+
+def test_compressor_on_the_strategy_trains_to_the_last_bit_alike(by_strategy, two_level):
+    ours, theirs = by_strategy[0]["table"], two_level[0]["table"]
+    assert ours["values"] == theirs["values"]
+    assert ours["sent bytes"] == theirs["sent bytes"]
+
+
+def test_all_replicas_are_equal_with_a_compressor_on_the_strategy(with_strategy):
+    digests = [digest for worker in with_strategy for digest in worker["table"]["replicas"]]
+    assert len(digests) == 4
+    assert len(set(digests)) == 1
+    assert {worker["table"]["skipped"] for worker in with_strategy} == {1}
+
+
+def test_gradients_reduced_by_hand_are_sums_over_all_replicas(with_strategy):
+    for worker in with_strategy:
+        for total in worker["by hand"]:
+            np.testing.assert_array_equal(total, np.full(30, 4.0))
+
+
+def test_reducing_in_a_branch_is_refused_with_the_way_out(with_strategy):
+    for worker in with_strategy:
+        assert "reduce them outside of it" in worker["in a branch"]
+
+
+def test_survivor_of_a_killed_process_ends_with_a_named_error(ended):
+    survivor, dead = ended
+    assert dead.returncode == -signal.SIGKILL
+    assert survivor.returncode not in (0, None)
+    assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr

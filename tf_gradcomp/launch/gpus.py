@@ -1,0 +1,56 @@
+"""Shares this machine's GPUs out among its workers, by the variable that CUDA reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_LIST = ("nvidia-smi", "--list-gpus")
+
+
+def gpus_of_workers(
+    workers: int, each: int, env: Mapping[str, str] = os.environ
+) -> list[dict[str, str]]:
+    """What tells each worker its own GPUs: neighbours, in the order of the workers.
+
+    Args:
+        workers: How many workers there are on this machine.
+        each: How many GPUs a worker gets.
+        env: If it says which GPUs may be seen, these are shared out; otherwise all there are.
+
+    Raises:
+        ValueError: If there are too few; says how many there are, and who says so.
+    """
+    gpus, who = _seen(env)
+    if len(gpus) < workers * each:
+        count = f"{each} GPU{'s' if each > 1 else ''}"
+        raise ValueError(
+            f"{workers} workers with {count} each need {workers * each}, and there are "
+            f"{len(gpus)} here: {who}."
+        )
+    return [
+        {VARIABLE: ",".join(gpus[worker * each : (worker + 1) * each])} for worker in range(workers)
+    ]
+
+
+def _seen(env: Mapping[str, str]) -> tuple[list[str], str]:
+    """The GPUs that may be used, as CUDA's variable names them, and who says so."""
+    given = env.get(VARIABLE)
+    if given is not None:
+        names = [name.strip() for name in given.split(",")]
+        # As CUDA reads it: what comes after a name of no GPU is not seen.
+        end = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
+        return names[:end], f"{VARIABLE} is {given!r}"
+    try:
+        listed = subprocess.run(
+            _LIST, env=dict(env), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+    except OSError as error:
+        return [], f"{_LIST[0]}, which lists them, cannot be started ({error.strerror})"
+    # The parts of a GPU that is split (MIG) are in lines of their own, further in.
+    found = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+    if listed.returncode:
+        return [], f"{_LIST[0]} says {(listed.stdout + listed.stderr).strip()!r}"
+    return [str(number) for number in range(len(found))], f"{_LIST[0]} lists them"
