@@ -6,6 +6,7 @@
     python3 dev.py test -- -k strategy     # what follows -- goes to pytest
     python3 dev.py test --oldest           # with the oldest TensorFlow that is supported
     python3 dev.py test --keras2           # those of Keras 2, with TensorFlow 2.15
+    python3 dev.py test --tf-keras         # a part of those, with the newest one and tf_keras
     python3 dev.py kernels                 # whether the kernels are as fast as recorded
     python3 dev.py lint
     python3 dev.py docs                    # the documentation as a site, in build/site
@@ -70,6 +71,7 @@ class Target:
             TensorFlow only, so all other environments have copies of the tree.
         packages: What else it has, for pip.
         tests: Which tests are run with it, if not said otherwise; by default all.
+        variables: Of the processes' environment, for TensorFlow.
     """
 
     tensorflow: str
@@ -78,6 +80,7 @@ class Target:
     in_place: bool
     packages: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def python(self) -> str:
@@ -102,7 +105,18 @@ KERAS2 = Target(
     ROOT / ".venv-keras2",
     in_place=False,
     packages=("tensorflow-addons==0.23.0",),
-    tests=("tests/keras2",),
+    tests=("-n0", "tests/keras2"),
+)
+JOBS = "tests/keras2/test_jobs.py"
+TF_KERAS = dataclasses.replace(
+    NEWEST,
+    tests=(
+        "-n0",
+        "tests/keras2/test_optimizer.py",
+        f"{JOBS}::test_dense_training_is_that_of_one_process_on_whole_batches[wrapped-legacy Adam]",
+        f"{JOBS}::test_workers_stay_equal_and_skip_a_step_together",
+    ),
+    variables=(("TF_USE_LEGACY_KERAS", "1"),),
 )
 
 
@@ -117,8 +131,11 @@ def main() -> int:
     with Path(__file__).open() as own:
         fcntl.flock(own, fcntl.LOCK_EX)  # until closed: another one waits, and finds all prepared
         prepare(target, arguments.extras, compiler)
-        if arguments.horovod and target is not OLDEST:
+        if target is TF_KERAS:
+            prepare_tf_keras(target)
+        elif arguments.horovod and target is not OLDEST:
             prepare_horovod(target, compiler)
+    os.environ.update(target.variables)
     codes = [
         run([target.python, *command, *(arguments.extra or target.tests)], target.tree)
         for command in arguments.commands
@@ -168,14 +185,18 @@ def parse_arguments() -> argparse.Namespace:
         if len(commands) == 1:
             subparser.add_argument("extra", nargs="*", help="more arguments for it, after --")
         if name == "test":
-            for option, other in (("--oldest", OLDEST), ("--keras2", KERAS2)):
+            for option, other, keras in (
+                ("--oldest", OLDEST, "Keras 3"),
+                ("--keras2", KERAS2, "Keras 2"),
+                ("--tf-keras", TF_KERAS, "tf_keras, which is Keras 2"),
+            ):
                 subparser.add_argument(
                     option,
                     dest="target",
                     action="store_const",
                     const=other,
                     default=NEWEST,
-                    help=f"with TensorFlow {other.tensorflow}, in {other.folder.name}",
+                    help=f"with TensorFlow {other.tensorflow} and {keras}, in {other.folder.name}",
                 )
             subparser.set_defaults(horovod=True)
             subparser.add_argument(
@@ -348,6 +369,14 @@ def requirements_of(extras: list[str]) -> list[str]:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [package for extra in extras for package in project["optional-dependencies"][extra]]
+
+
+def prepare_tf_keras(target: Target) -> None:
+    """Installs Keras 2 alone: it asks for `tensorflow`, which would go over `tensorflow-cpu`."""
+    installed = f"lib/python*/site-packages/tf_keras-{target.tensorflow}.dist-info"
+    if not any(target.folder.glob(installed)):
+        package = f"tf-keras=={target.tensorflow}"
+        pip(target, "install", "Keras 2 as tf_keras", ["--no-deps", package])
 
 
 def prepare_horovod(target: Target, compiler: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 
 import tf_gradcomp as gc
+from tf_gradcomp.wrapper.compressed import compressed_optimizer
 
 CLUSTER = json.loads(os.environ["TF_CONFIG"])
 BY_HOROVOD = "HOROVOD_SIZE" in os.environ
@@ -65,11 +66,23 @@ def inner_of(optimizer):
     return optimizer
 
 
-def argument(number):
-    return sys.argv[number]
+def exchange_of(model):
+    """The exchange that a model's gradients go through, by its optimizer or by its strategy."""
+    optimizer = compressed_optimizer(model)
+    if optimizer is not None:
+        return optimizer.exchange
+    return model.distribute_strategy.gradient_exchange(model.trainable_variables)
+
+
+def argument(index=1, default=None):
+    return sys.argv[index] if len(sys.argv) > index else default
 
 
 def report(seen):
     """Hands a JSON-serializable value to the test."""
     with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
-        json.dump(seen, file)
+        json.dump(seen, file, default=_plain)
+
+
+def _plain(value):
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from tensorflow.python.distribute import collective_all_reduce_strategy
 
 import tf_gradcomp
 import tf_gradcomp.keras3.optimizer  # installs the hooks
@@ -60,6 +61,16 @@ def test_set_cross_device_ops(workers):
 
 def test_launcher_and_launch_all_gather(workers):
     assert [worker["launch_all_gather"] for worker in workers] == [[0, 10, 1, 10]] * 2
+
+
+def test_launcher_of_workers(workers):
+    assert [worker["launcher_of_workers"] for worker in workers] == [[3, 20]] * 2
+
+
+def test_use_logical_cpus():
+    # What it does is what the tests of two levels run on.
+    ours = collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices
+    assert list(inspect.signature(ours).parameters) == ["self", "cluster_resolver", "worker_device"]
 
 
 def test_launch_all_reduce(workers):

@@ -77,15 +77,22 @@ def test_tensorflow_is_loaded_with_what_needs_it():
     assert loads_tensorflow("import tf_gradcomp; tf_gradcomp.Policy")
 
 
-def test_a_program_that_imports_it_after_keras_can_load_a_compiled_model(tmp_path):
+def test_a_program_that_imports_it_after_keras_can_load_what_was_saved(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(gc.CompressedOptimizer("adam"), loss="mse")
     model.save(tmp_path / "model.keras")
-    imports = "import sys, keras, tf_gradcomp"
-    program = f"{imports}\nprint(keras.models.load_model(sys.argv[1]).optimizer)"
-    command = [sys.executable, "-c", program, str(tmp_path / "model.keras")]
+    autoencoder = gc.Autoencoder()
+    autoencoder.save(tmp_path / "autoencoder.keras")
+    program = """
+import sys, keras, tf_gradcomp
+model, autoencoder = (keras.models.load_model(path) for path in sys.argv[1:])
+print(model.optimizer, autoencoder)
+"""
+    paths = [tmp_path / "model.keras", tmp_path / "autoencoder.keras"]
+    command = [sys.executable, "-c", program, *paths]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=180)
     assert "CompressedOptimizer" in run.stdout
+    assert "Autoencoder" in run.stdout
 
 
 @pytest.mark.parametrize("namespace", NAMESPACES)

@@ -10,7 +10,7 @@ from tf_gradcomp.advice.cost_model import Prediction
 from tf_gradcomp.advice.probe import Probed
 from tf_gradcomp.distribute.method import Candidate
 
-GROUP = types.SimpleNamespace(size=2)
+GROUP = types.SimpleNamespace(size=2, kind="replica")
 
 
 @pytest.mark.parametrize(

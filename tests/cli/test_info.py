@@ -147,8 +147,8 @@ def test_no_tensorflow(run_info, monkeypatch):
         ),
         (
             gpu.GpuInfo("A GPU", 90, ""),
-            ", A GPU, sm_90 (on it run AdaComp, RandomK, ScaleCom, TopK and, for all methods, "
-            "dividing by second moments; the kernels are compiled, and agree with the CPU's)",
+            ", A GPU, sm_90 (on it run AdaComp, QSGD, RandomK, ScaleCom, SignSGD, TopK and, for "
+            "all methods, dividing by second moments; its kernels agree with the CPU's)",
         ),
     ],
 )

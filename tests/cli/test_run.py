@@ -240,6 +240,63 @@ def test_threads_are_left_alone_unless_asked_for(program):
     assert auto == f"[worker 0] {len(os.sched_getaffinity(0))}\n"
 
 
+PRINTS_GPUS = "print(index, os.environ.get('CUDA_VISIBLE_DEVICES'))"
+
+
+def gpus_of(done):
+    assert done.returncode == 0, done.stderr
+    return [line.partition("] ")[2] for line in sorted(done.stdout.splitlines())]
+
+
+def machine_with(folder, listed, code=0):
+    """The environment on a machine on which `nvidia-smi --list-gpus` says this."""
+    folder = folder / f"ends with {code}"
+    folder.mkdir()
+    lists = folder / "nvidia-smi"
+    lists.write_text(f"#!/bin/sh\n[ $1 = --list-gpus ] && printf '{listed}'; exit {code}\n")
+    lists.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": None}
+
+
+def run_with_gpus(each, workers, path, env):
+    """As `gradcomp run`; a variable that is None is not set."""
+    named = {name: value for name, value in (ENV | env).items() if value is not None}
+    args = ["run", "-n", str(workers), "--gpus-per-worker", str(each), path]
+    return subprocess.run(
+        [*COMMAND, *args], capture_output=True, text=True, env=named, timeout=60, check=False
+    )
+
+
+def test_each_worker_gets_gpus_of_its_own(program, tmp_path):
+    path = program(PRINTS_GPUS)
+    three = machine_with(tmp_path, "GPU 0: H200 (UUID: a)\n  MIG 1g (UUID: m)\nGPU 1: H200\nGPU 2:")
+    assert gpus_of(run_with_gpus(1, 3, path, three)) == ["0 0", "1 1", "2 2"]
+    assert gpus_of(run_with_gpus(3, 1, path, three)) == ["0 0,1,2"]
+    some = {"CUDA_VISIBLE_DEVICES": "3, 5,GPU-a,7,-1,8"}
+    assert gpus_of(run_with_gpus(2, 2, path, some)) == ["0 3,5", "1 GPU-a,7"]
+
+
+def test_gpus_are_left_alone_unless_asked_for(program):
+    done = gradcomp("run", "-n", "2", program(PRINTS_GPUS), env={"CUDA_VISIBLE_DEVICES": "6,7"})
+    assert gpus_of(done) == ["0 6,7", "1 6,7"]
+
+
+def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
+    path = program(PRINTS_GPUS)
+    for env, says in (
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, "3 here: CUDA_VISIBLE_DEVICES is '0,1,2'"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "0 here: CUDA_VISIBLE_DEVICES is ''"),
+        (machine_with(tmp_path, "GPU 0: H200"), "1 here: nvidia-smi lists them"),
+        (machine_with(tmp_path, "No devices", 6), "0 here: nvidia-smi says 'No devices'"),
+        ({"PATH": "", "CUDA_VISIBLE_DEVICES": None}, "which lists them, cannot be started "),
+    ):
+        done = run_with_gpus(2, 2, path, env)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert "Error: 2 workers with 2 GPUs each need 4, and there are" in done.stderr
+        assert says in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -252,6 +309,8 @@ def test_threads_are_left_alone_unless_asked_for(program):
         (["-n", "2", "--timeout", "0", __file__], "0.0 is not in the range x>0"),
         (["-n", "2", "--grace", "-1", __file__], "-1.0 is not in the range x>=0"),
         (["-n", "2", "--threads-per-worker", "0", __file__], "'0' is neither a number"),
+        (["-n", "2", "--gpus-per-worker", "0", __file__], "0 is not in the range x>=1"),
+        (["-n", "2", "--gpus-per-worker", "1", "--horovod", __file__], "leave out --gpus-per-w"),
         (["--nothing", "-n", "2", __file__], "No such option"),
     ],
 )

@@ -95,6 +95,7 @@ def test_srun_starts_one_worker_for_each_task(program):  # noqa: F811
     ("args", "message"),
     [
         (["-n", "2"], "srun has started this process as rank 2 of 3, and each starts one worker"),
+        (["--gpus-per-worker", "1"], "leave out --gpus-per-worker"),
         (["--horovod"], "ranks of Horovod need no gradcomp run"),
     ],
 )

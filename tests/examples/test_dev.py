@@ -1,6 +1,7 @@
 """dev.py, without making any environment."""
 
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -75,7 +76,33 @@ def test_keras_2_needs_an_old_python_and_says_so(dev, monkeypatch):
 def test_keras_2_has_tests_of_its_own(dev, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--keras2"])
     target = dev.parse_arguments().target
-    assert (target.tests, target.packages) == (("tests/keras2",), ("tensorflow-addons==0.23.0",))
+    assert target.tests == ("-n0", "tests/keras2")
+    assert target.packages == ("tensorflow-addons==0.23.0",)
+
+
+def test_tf_keras_is_installed_alone_and_chosen_by_its_variable(dev, monkeypatch, tmp_path):
+    """Once, beside the newest TensorFlow."""
+    installed, ran = [], []
+    target = dev.dataclasses.replace(dev.TF_KERAS, folder=tmp_path)
+    monkeypatch.setattr(dev, "TF_KERAS", target)
+    monkeypatch.setattr(dev, "prepare", lambda *_: None)
+    monkeypatch.setattr(dev, "pip", lambda target, action, what, needs: installed.append(needs))
+    monkeypatch.setattr(dev, "run", lambda *_: ran.append(os.environ["TF_USE_LEGACY_KERAS"]) or 0)
+    monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--tf-keras"])
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "0")
+    assert dev.main() == 0
+    (tmp_path / "lib/python3.11/site-packages/tf_keras-2.21.0.dist-info").mkdir(parents=True)
+    assert dev.main() == 0
+    assert (installed, ran) == ([["--no-deps", "tf-keras==2.21.*"]], ["1", "1"])
+
+
+@pytest.mark.parametrize("argument", ["KERAS2", "TF_KERAS"])
+def test_the_tests_of_keras_2_are_there(dev, argument):
+    for test in getattr(dev, argument).tests:
+        path, _, function = test.partition("[")[0].partition("::")
+        if not path.startswith("-"):
+            assert not function or f"def {function}(" in (ROOT / path).read_text()
+            assert (ROOT / path).exists()
 
 
 def test_arguments_after_the_dashes_are_passed_on(dev, monkeypatch):

@@ -64,14 +64,14 @@ def _quiet():
     tf.get_logger().setLevel(level)
 
 
-@programs(strategies.dense_programs(), 40)
+@programs(strategies.dense_programs(), 28)
 def test_whole_gradients_train_as_the_inner_optimizer(program):
     checks.trains_as_the_inner_optimizer(program)
 
 
 @programs(
     strategies.dense_programs(accumulating=True),
-    16,
+    12,
     by_sgd(
         Job(2, "no_compression", (Step(0, BOTH, times=6),)),
         gradient_accumulation_steps=2,
@@ -98,14 +98,14 @@ def test_whole_gradients_accumulate_as_in_the_inner_optimizer(program):
     checks.trains_as_the_inner_optimizer(program)
 
 
-@programs(strategies.lossless_programs(), 30)
+@programs(strategies.lossless_programs(), 20)
 def test_nothing_is_lost(program):
     checks.loses_nothing(program)
 
 
 @programs(
     strategies.lossless_programs(most_jobs=3),
-    40,
+    28,
     by_sgd(
         Job(2, TOP_K, (Step(0, BOTH),)),
         Job(1, TOP_K, (Step(1, FIRST), Step(2, BOTH))),
@@ -132,19 +132,19 @@ def test_nothing_is_lost_between_jobs(program):
     checks.loses_nothing(program)
 
 
-@programs(strategies.lossless_programs(static=True, most_jobs=2), 16)
+@programs(strategies.lossless_programs(static=True, most_jobs=2), 12)
 def test_nothing_is_lost_behind_a_static_loss_scale(program):
     checks.loses_nothing(program)
 
 
-@programs(strategies.lossless_programs(strategies.CASTS, most_jobs=2), 12)
+@programs(strategies.lossless_programs(strategies.CASTS, most_jobs=2), 8)
 def test_casts_lose_what_rounding_takes_off(program):
     checks.loses_nothing(program, rounding=2e-2)
 
 
 @programs(
     strategies.scaled_programs(),
-    16,
+    12,
     Program(
         ((3,),),
         "Adam",
