@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -94,7 +95,7 @@ class Group(abc.ABC):
         """The component of a variable that belongs to one of this process's replicas."""
 
     @abc.abstractmethod
-    def all_gather_on_host(self, value: tf.Tensor, seconds: float | None = None) -> tf.Tensor:
+    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
         """Gathers one small tensor of each process along axis 0, at once and not in a graph."""
 
     @property
@@ -163,14 +164,12 @@ class Group(abc.ABC):
         """
         if self.processes == 1:
             return
-        try:
-            handshake.compare(facts, lambda value: self.all_gather_on_host(value, seconds))
-        except tf.errors.DeadlineExceededError as error:
+        if not _ends_within(seconds, lambda: handshake.compare(facts, self.all_gather_on_host)):
             raise handshake.WorkersDisagreeError(
                 f"This worker has waited {seconds} seconds for the others to compare "
                 f"{dict(facts)}: they do something else. All workers must run the same program, "
                 "and must not decide by their own data what they train."
-            ) from error
+            )
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
         """The largest of each number over all processes, which wait for each other here."""
@@ -191,6 +190,33 @@ class Group(abc.ABC):
         given = numbers if self.is_first else np.zeros_like(numbers)
         with tf.device("CPU:0"):
             return np.sum(self.all_gather_on_host(tf.constant(given[np.newaxis])).numpy(), 0)
+
+
+def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:
+    """Whether `exchange` ends in time, whose error is raised; without seconds there is time.
+
+    Horovod waits without an end, and TensorFlow's own limit ends all collectives of the process,
+    which sometimes crashes in doing so.
+    """
+    if seconds is None:
+        exchange()
+        return True
+    done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def settle() -> None:
+        try:
+            exchange()
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+
+    # A daemon does not keep the process from ending.
+    threading.Thread(target=settle, daemon=True).start()
+    try:
+        done.result(seconds)
+    except concurrent.futures.TimeoutError:
+        return False
+    return True
 
 
 class StrategyGroup(Group):
@@ -265,9 +291,9 @@ class StrategyGroup(Group):
         """The replica's component of a distributed variable."""
         return self.strategy.experimental_local_results(variable)[local_replica]
 
-    def all_gather_on_host(self, value: tf.Tensor, seconds: float | None = None) -> tf.Tensor:
+    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
         """Gathers in a group of its own, apart from the collectives of steps."""
-        return tf_private.host_all_gather(self.strategy, value, seconds)
+        return tf_private.host_all_gather(self.strategy, value)
 
     @property
     def processes(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -199,28 +198,9 @@ class HorovodGroup(Group):
         """The variable itself, for it is this process's own."""
         return variable
 
-    def all_gather_on_host(self, value: tf.Tensor, seconds: float | None = None) -> tf.Tensor:
+    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
         """Gathers by an operation of another name than those of steps."""
-        if seconds is None:
-            return self._gather_on_host(value)
-        gathered: list[tf.Tensor] = []
-        errors: list[Exception] = []
-
-        def gather() -> None:
-            try:
-                gathered.append(self._gather_on_host(value))
-            except Exception as error:
-                errors.append(error)
-
-        # Horovod waits without an end; a daemon does not keep the process from ending.
-        thread = threading.Thread(target=gather, daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if errors:
-            raise errors[0]
-        if not gathered:
-            raise tf.errors.DeadlineExceededError(None, None, "the other ranks did not come")
-        return gathered[0]
+        return self._gather_on_host(value)
 
     def _host_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
         """Gathers in a graph, for in eager execution all of Horovod's operations have one name."""

@@ -176,9 +176,7 @@ def _within_control_flow(graph: Any) -> bool:
     return False
 
 
-def host_all_gather(
-    strategy: tf.distribute.Strategy, value: tf.Tensor, seconds: float | None = None
-) -> tf.Tensor:
+def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
     """All-gathers a host tensor of one shape over the workers, eagerly, in a group of its own.
 
     The public `Strategy.gather` traces a new function at each call, too slow for once a variable;
@@ -187,8 +185,7 @@ def host_all_gather(
     """
     device = strategy.extended._worker_device
     launcher_ = _launcher_once(_host_launchers, strategy, device, _HOST_GROUP_KEY)
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
-    return launcher_._all_gather(value, options)
+    return launcher_._all_gather(value, tf.distribute.experimental.CommunicationOptions())
 
 
 def use_logical_cpus(replicas: int) -> None:
