@@ -22,9 +22,9 @@ from tf_gradcomp.launch import horovod_ranks
 EXAMPLES = Path(__file__).resolve().parents[2] / "keras_examples"
 SHORT = {
     "digits_cnn.py": ["--epochs", "3"],
-    "char_lstm.py": ["--epochs", "2", "--steps-per-epoch", "15"],
+    "char_lstm.py": ["--epochs", "2", "--steps-per-epoch", "8"],
     "transformer_lm.py": [
-        *("--epochs", "2", "--steps-per-epoch", "15"),
+        *("--epochs", "2", "--steps-per-epoch", "8"),
         *("--dataset", argparse.__file__),
     ],
     "custom_training_loop.py": ["--epochs", "3"],
@@ -92,7 +92,7 @@ def test_compressed_runs_say_what_they_sent(program):
     assert record["compressor"] == "adacomp"
     traffic = record["traffic"]
     # In its first steps, Adam's divided gradients are all alike, and so many are sent.
-    assert traffic["dense_bytes"] > 15 * traffic["payload_bytes"]
+    assert traffic["dense_bytes"] > 10 * traffic["payload_bytes"]
     assert set(traffic["tensor_bytes"]) == set(traffic["variables"])
 
 
@@ -110,15 +110,14 @@ def test_the_monitor_shows_in_the_history(program):
 
 
 @needs_horovod
-@pytest.mark.parametrize("program", ["digits_cnn.py", "char_lstm.py"])
-def test_ranks_of_horovod_train_as_workers_of_a_strategy_do(program, tmp_path):
-    file = tmp_path / "history.json"
+def test_ranks_of_horovod_train_as_workers_of_a_strategy_do(tmp_path):
+    program, file = "digits_cnn.py", tmp_path / "history.json"
     with horovod_ranks(2) as each:
         args = ["--horovod", "--history", file, *SHORT[program]]
         run_workers(EXAMPLES / program, 2, args, per_worker_env=each)
     ranks, workers = json.loads(file.read_text()), trained(program, 2, "adacomp")
-    metric = "val_accuracy" if program == "digits_cnn.py" else "val_bits_per_character"
-    assert series(ranks, metric)[-1] == pytest.approx(series(workers, metric)[-1], rel=0.05)
+    accuracy, other = (series(run, "val_accuracy")[-1] for run in (ranks, workers))
+    assert accuracy == pytest.approx(other, rel=0.05)
     one, other = (run["traffic"]["payload_bytes"] for run in (ranks, workers))
     assert one == pytest.approx(other, rel=0.2)
 
@@ -162,7 +161,7 @@ def test_learned_compression(tmp_path):
 
 
 def test_the_demonstration(tmp_path):
-    output = run_alone(EXAMPLES / "demo.py", "--epochs", "2", "--results", tmp_path).stdout
+    output = run_alone(EXAMPLES / "demo.py", "--epochs", "1", "--results", tmp_path).stdout
     for row in (
         "test accuracy",
         "bytes sent per step and worker",

@@ -13,10 +13,10 @@ PROGRAMS = Path(__file__).parent / "programs"
 WRAPPED = [
     *("Nadam", "EMA", "loss scale"),
     *("legacy Nadam", "legacy clipnorm", "legacy loss scale"),
-    *("LazyAdam", "tfa AdamW", "RectifiedAdam"),
+    *("tfa AdamW", "RectifiedAdam"),
     *("MovingAverage", "SWA of Lookahead", "MultiOptimizer"),
 ]
-BY_STRATEGY = ["EMA", "legacy Adam", "LazyAdam", "MovingAverage", "Lookahead"]
+BY_STRATEGY = ["legacy Adam", "LazyAdam", "MovingAverage"]
 BY_HOROVOD = ["AdamW", "clipnorm", "EMA", "LazyAdam", "MovingAverage", "Lookahead"]
 METHODS = [
     *("Adam:adacomp", "Adam:adacomp:none", "AdamW:top_k", "Nadam:adacomp"),
@@ -34,9 +34,9 @@ HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
 if not HAS_ADDONS:  # tf_keras: a few, as its code is that of Keras 2.15
     WRAPPED = ["legacy Adam"]
     BY_STRATEGY = ["EMA"]
-    BY_HOROVOD = ["AdamW"]
+    BY_HOROVOD = ["AdamW", "EMA"]
     METHODS = ["Adam:adacomp", "legacy Adam:adacomp", "SGD:adacomp:scaled"]
-    METHODS_BY_HOROVOD = ["SGD:adacomp:scaled"]
+    METHODS_BY_HOROVOD = ["Adam:adacomp", "SGD:adacomp:scaled"]
     AS_THEY_ARE = ["legacy SGD::scaled"]
     SIMULATED = ["Nadam:adacomp"]
     SAVED = ["Adam"]

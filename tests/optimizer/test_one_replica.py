@@ -51,7 +51,7 @@ def assert_equal_training(inner, *strategies, jit_compile=False, steps=5):
 
     default = tf.distribute.get_strategy()
     plain = train(default, lambda: copy_of(inner))
-    for strategy in strategies or [default]:
+    for strategy in (default, *strategies):
         compressed = train(strategy, lambda: gc.CompressedOptimizer(copy_of(inner)))
         assert_equal(plain, compressed, tolerance)
 
@@ -69,13 +69,13 @@ def assert_equal(plain, compressed, tolerance):
     assert iterations(plain.optimizer) == iterations(compressed.optimizer)
 
 
-@pytest.mark.parametrize("inner", [*OPTIMIZERS, *FEATURES], ids=label)
+@pytest.mark.parametrize("inner", OPTIMIZERS, ids=label)
 def test_one_replica_is_the_inner_optimizer_bit_by_bit(inner):
     assert_equal_training(inner)
 
 
-@pytest.mark.parametrize("inner", [keras.optimizers.Adam(0.01), *FEATURES], ids=label)
-def test_one_replica_of_a_strategy_is_the_inner_optimizer_bit_by_bit(inner):
+@pytest.mark.parametrize("inner", FEATURES, ids=label)
+def test_one_replica_also_of_a_strategy_is_the_inner_optimizer_bit_by_bit(inner):
     """With accumulation and overwriting averages, too, where Keras itself fails."""
     strategies = (gc.MultiWorkerMirroredStrategy(), mirrored(1))
     assert_equal_training(inner, *strategies, steps=4)  # none of which is left accumulated
