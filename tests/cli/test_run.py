@@ -64,7 +64,18 @@ def test_output_is_prefixed_and_kept_apart(program):
 
 
 def test_how_a_job_ended_can_be_read_by_a_program(program):
-    path = program("print('out'); time.sleep(30 * (1 - index)); sys.exit(3)")
+    path = program(
+        """
+        print("out")
+        said = f"{__file__}.said"
+        if index == 0:
+            open(said, "w").close()
+            time.sleep(30)
+        while not os.path.exists(said):
+            time.sleep(0.01)
+        sys.exit(3)
+        """
+    )
     done = gradcomp("run", "-n", "2", "--json", "--grace", "0", path)
     ended = json.loads(done.stdout)
     assert done.returncode == ended["exit_code"] == 3
