@@ -15,10 +15,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SUPPORTED = [(2, 15), *((2, minor) for minor in range(17, 22))]
-FOLDERS = ("kernels", "gpu", "tensorflow")
-SOURCES = sorted(path for folder in FOLDERS for path in glob(f"custom_ops/{folder}/*.cc"))
-HEADERS = sorted(glob("custom_ops/*/*.h") + glob("custom_ops/gpu/*.cu"))
-PRECOMPILED = "custom_ops/tensorflow/precompiled.h"
+SOURCES = sorted(glob("custom_ops/kernels/*.cc") + glob("custom_ops/gpu/*.cc"))
+WITH_TENSORFLOW = sorted(glob("custom_ops/tensorflow/*.cc"))
+DEPENDS = sorted([*WITH_TENSORFLOW, *glob("custom_ops/*/*.h"), *glob("custom_ops/gpu/*.cu")])
 BUILT_LIBRARY = os.environ.get("TF_GRADCOMP_BUILT_LIBRARY")
 LOCAL_VERSION = os.environ.get("TF_GRADCOMP_LOCAL_VERSION")
 
@@ -67,20 +66,18 @@ class BuildOps(build_ext):
         flags += [re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()]
         macros = [("TF_GRADCOMP_TENSORFLOW_VERSION", f'"{tf.__version__}"')]
 
-        with_header = ["-include", self.precompile(macros, flags)]
-
         def compile_one(source):
-            uses_tensorflow = os.path.dirname(source) == os.path.dirname(PRECOMPILED)
             return self.compiler.compile(
                 [source],
                 self.build_temp,
                 macros,
-                extra_postargs=flags + with_header * uses_tensorflow,
+                include_dirs=[os.getcwd()],
+                extra_postargs=flags,
                 depends=ext.depends,
             )[0]
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, ext.sources))
+            objects = list(pool.map(compile_one, [self.joined(WITH_TENSORFLOW), *ext.sources]))
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
@@ -89,19 +86,13 @@ class BuildOps(build_ext):
             target_lang="c++",
         )
 
-    def precompile(self, macros, flags):
-        """Compiles TensorFlow's headers; a compiler that cannot use the result reads the copy."""
+    def joined(self, sources):
+        """Makes a source of several: most of their time is that of TensorFlow's headers."""
         os.makedirs(self.build_temp, exist_ok=True)
-        header = os.path.abspath(shutil.copy(PRECOMPILED, self.build_temp))
-        source = shutil.copy(header, header.removesuffix(".h") + ".cc")
-        (compiled,) = self.compiler.compile(
-            [source],
-            macros=macros,
-            extra_preargs=["-x", "c++-header"],
-            extra_postargs=flags,
-        )
-        os.replace(compiled, header + ".gch")
-        return header
+        path = os.path.join(self.build_temp, "with_tensorflow.cc")
+        with open(path, "w") as file:
+            file.writelines(f'#include "{source}"\n' for source in sources)
+        return path
 
 
 class Wheel(bdist_wheel):
@@ -113,6 +104,6 @@ class Wheel(bdist_wheel):
 
 setup(
     options={"egg_info": {"tag_build": f"+{LOCAL_VERSION}"}} if LOCAL_VERSION else {},
-    ext_modules=[Extension("tf_gradcomp.ops._tf_gradcomp_ops", SOURCES, depends=HEADERS)],
+    ext_modules=[Extension("tf_gradcomp.ops._tf_gradcomp_ops", SOURCES, depends=DEPENDS)],
     cmdclass={"build_ext": BuildOps, "bdist_wheel": Wheel},
 )
