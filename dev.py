@@ -115,7 +115,10 @@ TF_KERAS = dataclasses.replace(
     tests=(
         "-n0",
         "tests/keras2/test_optimizer.py",
-        f"{JOBS}::test_dense_training_is_that_of_one_process_on_whole_batches[wrapped-legacy Adam]",
+        *(
+            f"{JOBS}::test_dense_training_is_that_of_one_process_on_whole_batches[{case}]"
+            for case in ("wrapped-legacy Adam", "ranks-AdamW", "ranks-clipnorm", "ranks-EMA")
+        ),
         f"{JOBS}::test_workers_stay_equal_and_skip_a_step_together",
         f"{JOBS}::test_ranks_of_horovod_do_what_workers_of_a_strategy_do",
         f"{JOBS}::test_ranks_of_horovod_go_on_from_what_was_saved",

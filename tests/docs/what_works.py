@@ -98,7 +98,7 @@ ROWS = {
         ],
         [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
         [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
-        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[MovingAverage:adacomp]"],
+        [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[Adam:adacomp]"],
     ),
     "clipping, EMA": (
         [

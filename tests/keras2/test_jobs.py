@@ -34,7 +34,7 @@ HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
 if not HAS_ADDONS:  # tf_keras: a few, as its code is that of Keras 2.15
     WRAPPED = ["legacy Adam"]
     BY_STRATEGY = ["EMA"]
-    BY_HOROVOD = ["AdamW", "EMA"]
+    BY_HOROVOD = ["AdamW", "clipnorm", "EMA"]
     METHODS = ["Adam:adacomp", "legacy Adam:adacomp", "SGD:adacomp:scaled"]
     METHODS_BY_HOROVOD = ["Adam:adacomp", "SGD:adacomp:scaled"]
     AS_THEY_ARE = ["legacy SGD::scaled"]
