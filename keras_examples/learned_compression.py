@@ -135,9 +135,7 @@ def draw(path: Path, seen: Errors, before: np.ndarray, after: np.ndarray) -> Non
 @click.option(
     "--seed", default=0, help="Seed of the split, the weights and the order of the images."
 )
-@click.option(
-    "--results", default="learned_compression", help="Write the picture into this folder."
-)
+@click.option("--results", default="results", help="Write the picture into this folder.")
 def main(**settings: Any) -> None:
     """Train a convolutional network on digits, with gradients coded by a learnt autoencoder."""
     train(**settings)
