@@ -56,7 +56,17 @@ HOROVOD_BUILD = {
     "HOROVOD_DEBUG": "1",
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # what newer ones ask for
 }
-MOVED_HEADER = ("tensorflow/compiler/xla/client/xla_builder.h", "xla/hlo/builder/xla_builder.h")
+# Included by Horovod, which needs them for GPUs only. They take a minute to compile, and some have
+# moved since: empty ones take their place.
+XLA_HEADERS = (
+    "tensorflow/compiler/tf2xla/xla_op_kernel.h",
+    "tensorflow/compiler/tf2xla/xla_op_registry.h",
+    "tensorflow/compiler/xla/client/xla_builder.h",
+    "tensorflow/compiler/xla/service/custom_call_target_registry.h",
+    "tensorflow/compiler/xla/service/hlo.pb.h",
+    "tensorflow/compiler/xla/shape.h",
+    "tensorflow/compiler/xla/xla_data.pb.h",
+)
 NOTHING = {"python": None, "digest": None, "extras": []}
 NOT_COPIED = (".git", ".venv*", "build", "dist", "results", "*.egg-info", "*.so", "__pycache__")
 
@@ -443,22 +453,21 @@ def cmake_package() -> list[str]:
 
 
 def horovod_variables(target: Target, folder: Path, compiler: str) -> dict[str, str]:
-    """The variables by which Horovod finds the headers that it includes by older names."""
+    """The variables by which Horovod finds the headers that it includes."""
     command = "import tensorflow as tf; print(tf.sysconfig.get_include())"
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     printed = subprocess.run(
         [target.python, "-c", command], env=quiet, stdout=subprocess.PIPE, text=True, check=True
     )
     include = Path(printed.stdout.strip())
-    moved, header = MOVED_HEADER
-    shim = folder / "shim"
-    if not (include / moved).exists():
-        (shim / moved).parent.mkdir(parents=True, exist_ok=True)
-        (shim / moved).write_text(f'#include "{header}"\n')
+    empty = folder / "empty"
+    for header in XLA_HEADERS:
+        (empty / header).parent.mkdir(parents=True, exist_ok=True)
+        (empty / header).touch()
     external = include / "external"
-    places = [external / "highwayhash", external / "farmhash_archive" / "src", shim]
+    places = [external / "highwayhash", external / "farmhash_archive" / "src"]
     variables = build_environment(compiler)
-    flags = [variables.get("CXXFLAGS", ""), *(f"-I{place}" for place in places)]
+    flags = [variables.get("CXXFLAGS", ""), f"-iquote{empty}", *(f"-I{place}" for place in places)]
     path = os.pathsep.join([str(target.folder / "bin"), variables.get("PATH", os.defpath)])
     jobs = {"MAKEFLAGS": f"-j{min(8, os.cpu_count() or 1)}"}  # each takes 1.5 GB
     return {**variables, **HOROVOD_BUILD, **jobs, "CXXFLAGS": " ".join(flags), "PATH": path}

@@ -15,9 +15,15 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SUPPORTED = [(2, 15), *((2, minor) for minor in range(17, 22))]
-SOURCES = sorted(glob("custom_ops/kernels/*.cc") + glob("custom_ops/gpu/*.cc"))
-WITH_TENSORFLOW = sorted(glob("custom_ops/tensorflow/*.cc"))
-DEPENDS = sorted([*WITH_TENSORFLOW, *glob("custom_ops/*/*.h"), *glob("custom_ops/gpu/*.cu")])
+# The same loops for three kinds of processors, each by a pragma for its whole source.
+SEPARATE = sorted(glob("custom_ops/kernels/scan_bins_*.cc"))
+JOINED = {
+    folder: sorted({*glob(f"custom_ops/{folder}/*.cc")} - {*SEPARATE})
+    for folder in ("tensorflow", "kernels", "gpu")
+}
+DEPENDS = sorted(
+    [*sum(JOINED.values(), []), *glob("custom_ops/*/*.h"), *glob("custom_ops/gpu/*.cu")]
+)
 BUILT_LIBRARY = os.environ.get("TF_GRADCOMP_BUILT_LIBRARY")
 LOCAL_VERSION = os.environ.get("TF_GRADCOMP_LOCAL_VERSION")
 
@@ -62,6 +68,7 @@ class BuildOps(build_ext):
             "-fno-math-errno",
             "-g0",
             "-Wno-sign-compare",
+            "-Wno-subobject-linkage",  # meant for headers, but joined sources look like these
         ]
         flags += [re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()]
         macros = [("TF_GRADCOMP_TENSORFLOW_VERSION", f'"{tf.__version__}"')]
@@ -77,7 +84,7 @@ class BuildOps(build_ext):
             )[0]
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, [self.joined(WITH_TENSORFLOW), *ext.sources]))
+            objects = list(pool.map(compile_one, [*map(self.joined, JOINED), *ext.sources]))
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
@@ -86,12 +93,12 @@ class BuildOps(build_ext):
             target_lang="c++",
         )
 
-    def joined(self, sources):
-        """Makes a source of several: most of their time is that of TensorFlow's headers."""
+    def joined(self, folder):
+        """Makes one source of a folder's: most of their time is that of the headers they share."""
         os.makedirs(self.build_temp, exist_ok=True)
-        path = os.path.join(self.build_temp, "with_tensorflow.cc")
+        path = os.path.join(self.build_temp, f"{folder}.cc")
         with open(path, "w") as file:
-            file.writelines(f'#include "{source}"\n' for source in sources)
+            file.writelines(f'#include "{source}"\n' for source in JOINED[folder])
         return path
 
 
@@ -104,6 +111,6 @@ class Wheel(bdist_wheel):
 
 setup(
     options={"egg_info": {"tag_build": f"+{LOCAL_VERSION}"}} if LOCAL_VERSION else {},
-    ext_modules=[Extension("tf_gradcomp.ops._tf_gradcomp_ops", SOURCES, depends=DEPENDS)],
+    ext_modules=[Extension("tf_gradcomp.ops._tf_gradcomp_ops", SEPARATE, depends=DEPENDS)],
     cmdclass={"build_ext": BuildOps, "bdist_wheel": Wheel},
 )

@@ -14,19 +14,18 @@ namespace gradcomp {
 namespace {
 
 // Large and small bins, short last ones, and a tensor that is sent whole.
-const std::vector<int64_t> kSizes = {9001, 5003, 70, 6000, 777};
+const std::vector<int64_t> kAdaCompSizes = {9001, 5003, 70, 6000, 777};
 const std::vector<int64_t> kBinSizes = {50, 500, 7, 5000, 0};
-constexpr AdamSettings kAdam{0.999f, 1e-7f, 10.0f};
 
-Tensors Numbers(uint32_t seed) { return NumbersOf(kSizes, seed); }
+Tensors Numbers(uint32_t seed) { return NumbersOf(kAdaCompSizes, seed); }
 
 std::vector<EncoderTensor> Encoded(const std::vector<float*>& residuals,
                                    const std::vector<float*>& gradients,
                                    const std::vector<float*>& moments) {
   std::vector<EncoderTensor> tensors;
   for (size_t i = 0; i < residuals.size(); ++i) {
-    tensors.push_back({residuals[i], gradients[i], GradientType::kFloat, kSizes[i], kBinSizes[i],
-                       moments.empty() ? nullptr : moments[i]});
+    tensors.push_back({residuals[i], gradients[i], GradientType::kFloat, kAdaCompSizes[i],
+                       kBinSizes[i], moments.empty() ? nullptr : moments[i]});
   }
   return tensors;
 }
@@ -57,7 +56,7 @@ Status CheckEncode(bool divides, DriverQueue* queue, std::vector<int32_t>* paylo
   if (!queue->status().ok()) return queue->status();
   // Quotients have no short sums: the order of additions may show in the last bit of their scales.
   const auto is_same = [&](int32_t a, int32_t b, size_t word) {
-    const bool is_scale = word < 2 * kSizes.size() && word % 2 == 0;
+    const bool is_scale = word < 2 * kAdaCompSizes.size() && word % 2 == 0;
     return divides && is_scale ? std::max(a, b) - std::min(a, b) <= 1 : a == b;
   };
   for (size_t i = 0; i < body.size(); ++i) {
@@ -111,14 +110,16 @@ Status CheckDecode(std::vector<int32_t> payload, DriverQueue* queue) {
   PayloadHeader header;
   header.method = static_cast<uint16_t>(Method::kAdaComp);
   header.plan = PlanOf(kBinSizes);
-  header.num_tensors = kSizes.size();
+  header.num_tensors = kAdaCompSizes.size();
   header.length = payload.size();
   WriteHeader(header, payload.data());
   constexpr int64_t kReplicas = 2;
   std::vector<int32_t> rows = payload;
   rows.insert(rows.end(), payload.begin(), payload.end());
   std::vector<DecoderTensor> tensors;
-  for (size_t i = 0; i < kSizes.size(); ++i) tensors.push_back({kSizes[i], kBinSizes[i]});
+  for (size_t i = 0; i < kAdaCompSizes.size(); ++i) {
+    tensors.push_back({kAdaCompSizes[i], kBinSizes[i]});
+  }
   AdaCompDecoder decoder(tensors, 0, OnThisThread);
   const Status read = decoder.Read(rows.data(), kReplicas, payload.size(), std::nullopt);
   if (!read.ok()) return read;

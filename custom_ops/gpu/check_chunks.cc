@@ -11,13 +11,13 @@ namespace gradcomp {
 namespace {
 
 // A group that spans tensors, and chunks that are a thread's, a warp's and a block's.
-const std::vector<int64_t> kSizes = {9001, 70, 5003, 6000, 55, 300};
+const std::vector<int64_t> kChunkedSizes = {9001, 70, 5003, 6000, 55, 300};
 const std::vector<int64_t> kChunkSizes = {50, 25, 4500, 7, 25, 1};
 const std::vector<int64_t> kGroups = {0, 1, 2, 3, 1, 4};
 
 Status CheckNotFinite(const ChunkLayout& layout, DriverQueue* queue) {
-  const Tensors residuals = NumbersOf(kSizes, 21);
-  Tensors gradients = NumbersOf(kSizes, 22);
+  const Tensors residuals = NumbersOf(kChunkedSizes, 21);
+  Tensors gradients = NumbersOf(kChunkedSizes, 22);
   gradients[2][5000] = std::numeric_limits<float>::infinity();
   const auto sources = Sources(Upload(residuals, queue), Upload(gradients, queue));
   int not_finite = 0;
@@ -27,9 +27,9 @@ Status CheckNotFinite(const ChunkLayout& layout, DriverQueue* queue) {
 }
 
 Status CheckStep(const ChunkLayout& layout, DriverQueue* queue) {
-  Tensors residuals = NumbersOf(kSizes, 21);
-  Tensors gradients = NumbersOf(kSizes, 22);
-  Tensors outputs = NumbersOf(kSizes, 23);
+  Tensors residuals = NumbersOf(kChunkedSizes, 21);
+  Tensors gradients = NumbersOf(kChunkedSizes, 22);
+  Tensors outputs = NumbersOf(kChunkedSizes, 23);
   const std::vector<float*> gpu_residuals = Upload(residuals, queue);
   const std::vector<float*> gpu_outputs = Upload(outputs, queue);
   const auto on_cpu = Sources(Pointers(&residuals), Pointers(&gradients));
@@ -66,7 +66,7 @@ Status CheckStep(const ChunkLayout& layout, DriverQueue* queue) {
 }  // namespace
 
 Status CheckChunks(DriverQueue* queue) {
-  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  const ChunkLayout layout(kChunkedSizes, kChunkSizes, kGroups);
   const Status status = CheckStep(layout, queue);
   return status.ok() ? CheckNotFinite(layout, queue) : status;
 }

@@ -9,8 +9,7 @@
 namespace gradcomp {
 namespace {
 
-const std::vector<int64_t> kSizes = {9001, 70, 4096};
-constexpr AdamSettings kAdam{0.999f, 1e-7f, 10.0f};
+const std::vector<int64_t> kPreconditionSizes = {9001, 70, 4096};
 
 // Where there are squares, the first tensor has them.
 std::vector<PreconditionTensor> Divided(const std::vector<float*>& moments,
@@ -18,9 +17,9 @@ std::vector<PreconditionTensor> Divided(const std::vector<float*>& moments,
                                         const std::vector<float*>& squares,
                                         const std::vector<float*>& outputs) {
   std::vector<PreconditionTensor> tensors;
-  for (size_t i = 0; i < kSizes.size(); ++i) {
-    tensors.push_back({moments[i], gradients[i], GradientType::kFloat, kSizes[i], outputs[i],
-                       i == 0 ? squares[i] : nullptr});
+  for (size_t i = 0; i < kPreconditionSizes.size(); ++i) {
+    tensors.push_back({moments[i], gradients[i], GradientType::kFloat, kPreconditionSizes[i],
+                       outputs[i], i == 0 ? squares[i] : nullptr});
   }
   return tensors;
 }
@@ -33,10 +32,10 @@ Tensors Squared(Tensors tensors) {
 }
 
 Status CheckStep(bool finite, DriverQueue* queue) {
-  Tensors moments = Squared(NumbersOf(kSizes, 11));
-  Tensors gradients = NumbersOf(kSizes, 12);
-  Tensors squares = Squared(NumbersOf(kSizes, 13));
-  Tensors outputs = NumbersOf(kSizes, 14);
+  Tensors moments = Squared(NumbersOf(kPreconditionSizes, 11));
+  Tensors gradients = NumbersOf(kPreconditionSizes, 12);
+  Tensors squares = Squared(NumbersOf(kPreconditionSizes, 13));
+  Tensors outputs = NumbersOf(kPreconditionSizes, 14);
   if (!finite) gradients[2][4000] = std::numeric_limits<float>::infinity();
   const std::vector<float*> gpu_moments = Upload(moments, queue);
   const std::vector<float*> gpu_outputs = Upload(outputs, queue);

@@ -5,12 +5,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "../kernels/precondition.h"
 #include "../kernels/source.h"
 #include "kernels_on_gpu.h"
 
 namespace gradcomp {
 
 using Tensors = std::vector<std::vector<float>>;
+
+inline constexpr AdamSettings kAdam{0.999f, 1e-7f, 10.0f};
 
 void OnThisThread(int64_t count, int64_t cost, const Work& work);
 

@@ -20,7 +20,7 @@ struct Planned {
   int64_t num_slices = 0;
 };
 
-Planned Plan(const ChunkLayout& layout, const std::vector<Source>& sources,
+Planned ChunkPlan(const ChunkLayout& layout, const std::vector<Source>& sources,
              const std::vector<float*>& outputs, GpuQueue* queue) {
   Planned planned;
   std::vector<gpu::ChunkTensor> tensors;
@@ -71,7 +71,7 @@ int* UploadOffsets(const ChunkLayout& layout, const int32_t* offsets, GpuQueue* 
 
 SelectedOnGpu SelectLargestOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
                                  bool chooses, GpuQueue* queue) {
-  Planned planned = Plan(layout, tensors, {}, queue);
+  Planned planned = ChunkPlan(layout, tensors, {}, queue);
   gpu::ChunkStep& step = planned.step;
   if (planned.num_pieces == 0) return {nullptr, nullptr};
   step.not_finite = NewOnGpu<int>(queue, 1);
@@ -87,7 +87,7 @@ SelectedOnGpu SelectLargestOnGpu(const ChunkLayout& layout, const std::vector<So
 
 const float* TakeChosenOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
                              const int32_t* offsets, GpuQueue* queue) {
-  gpu::ChunkStep step = Plan(layout, tensors, {}, queue).step;
+  gpu::ChunkStep step = ChunkPlan(layout, tensors, {}, queue).step;
   step.offsets = UploadOffsets(layout, offsets, queue);
   step.values = NewOnGpu<float>(queue, step.num_chunks);
   LaunchByThreads("gradcomp_chunks_take", step.num_chunks, step, queue);
@@ -97,7 +97,7 @@ const float* TakeChosenOnGpu(const ChunkLayout& layout, const std::vector<Source
 void ApplyTotalsOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
                       const int32_t* offsets, const float* totals, const float* rests,
                       float filter, GpuQueue* queue, const std::vector<float*>& outputs) {
-  Planned planned = Plan(layout, tensors, outputs, queue);
+  Planned planned = ChunkPlan(layout, tensors, outputs, queue);
   gpu::ChunkStep& step = planned.step;
   if (step.num_chunks == 0) return;
   const int64_t bytes = 4 * step.num_chunks;
@@ -114,7 +114,7 @@ void ApplyTotalsOnGpu(const ChunkLayout& layout, const std::vector<Source>& tens
 
 void KeepGradientsOnGpu(const ChunkLayout& layout, const std::vector<Source>& tensors,
                         float filter, GpuQueue* queue) {
-  Planned planned = Plan(layout, tensors, {}, queue);
+  Planned planned = ChunkPlan(layout, tensors, {}, queue);
   planned.step.filter = filter;
   if (planned.num_slices > 0) {
     queue->Launch("gradcomp_chunks_spread", planned.num_slices, &planned.step);

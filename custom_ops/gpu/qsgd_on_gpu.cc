@@ -10,7 +10,7 @@ constexpr int64_t kLargestOfWarp = 4096;  // elements of a bucket that a warp me
 
 static_assert(kBucketStep == 32, "the kernels pack so many levels into whole words");
 
-FixedPlan<gpu::QsgdTensor> Plan(const Codecs& codecs) {
+FixedPlan<gpu::QsgdTensor> QsgdPlan(const Codecs& codecs) {
   return PlanFixed<gpu::QsgdTensor, QsgdCodec>(
       codecs, [](const QsgdCodec& codec, gpu::QsgdTensor* tensor) {
         tensor->bucket_size = codec.settings().bucket_size;
@@ -53,7 +53,7 @@ void SetRounding(const Codecs& codecs, gpu::QsgdEncodeStep* step) {
 
 EncodedFixedOnGpu EncodeQsgdOnGpu(const Codecs& codecs, const std::vector<Source>& sources,
                                   const Sender& sender, GpuQueue* queue) {
-  FixedPlan<gpu::QsgdTensor> plan = Plan(codecs);
+  FixedPlan<gpu::QsgdTensor> plan = QsgdPlan(codecs);
   if (plan.num_slices == 0) return {nullptr, nullptr};
   const Measured measured = PlanMeasuring(&plan.tensors);
   gpu::QsgdEncodeStep step = {};
@@ -69,7 +69,7 @@ EncodedFixedOnGpu EncodeQsgdOnGpu(const Codecs& codecs, const std::vector<Source
 
 void DecodeQsgdOnGpu(const Codecs& codecs, const FixedLengthDecoder& decoder,
                      const std::vector<float*>& values, bool adds, GpuQueue* queue) {
-  DecodeFixed("gradcomp_qsgd_decode", Plan(codecs), decoder, values, adds, queue);
+  DecodeFixed("gradcomp_qsgd_decode", QsgdPlan(codecs), decoder, values, adds, queue);
 }
 
 }  // namespace gradcomp

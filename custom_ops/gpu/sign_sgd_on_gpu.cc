@@ -6,10 +6,10 @@
 namespace gradcomp {
 namespace {
 
-static_assert(gpu::kSignSgdBlock == Codec::kBlockSize && gpu::kSignSgdLanes == SignSgdCodec::kLanes,
+static_assert(gpu::kSignSgdBlock == kBlockSize && gpu::kSignSgdLanes == SignSgdCodec::kLanes,
               "sums have the order of the CPU's");
 
-FixedPlan<gpu::SignSgdTensor> Plan(const Codecs& codecs) {
+FixedPlan<gpu::SignSgdTensor> SignSgdPlan(const Codecs& codecs) {
   int64_t num_blocks = 0;
   return PlanFixed<gpu::SignSgdTensor, SignSgdCodec>(
       codecs, [&](const SignSgdCodec& codec, gpu::SignSgdTensor* tensor) {
@@ -23,7 +23,7 @@ FixedPlan<gpu::SignSgdTensor> Plan(const Codecs& codecs) {
 
 EncodedFixedOnGpu EncodeSignSgdOnGpu(const Codecs& codecs, const std::vector<Source>& sources,
                                      const Sender&, GpuQueue* queue) {
-  const FixedPlan<gpu::SignSgdTensor> plan = Plan(codecs);
+  const FixedPlan<gpu::SignSgdTensor> plan = SignSgdPlan(codecs);
   if (plan.num_slices == 0) return {nullptr, nullptr};
   const int64_t num_blocks = plan.tensors.back().first_block + plan.tensors.back().num_blocks;
   const int64_t num_tensors = plan.tensors.size();
@@ -39,7 +39,7 @@ EncodedFixedOnGpu EncodeSignSgdOnGpu(const Codecs& codecs, const std::vector<Sou
 
 void DecodeSignSgdOnGpu(const Codecs& codecs, const FixedLengthDecoder& decoder,
                         const std::vector<float*>& values, bool adds, GpuQueue* queue) {
-  DecodeFixed("gradcomp_sign_sgd_decode", Plan(codecs), decoder, values, adds, queue);
+  DecodeFixed("gradcomp_sign_sgd_decode", SignSgdPlan(codecs), decoder, values, adds, queue);
 }
 
 }  // namespace gradcomp

@@ -6,7 +6,7 @@
 namespace gradcomp {
 namespace {
 
-FixedPlan<gpu::TopKTensor> Plan(const Codecs& codecs) {
+FixedPlan<gpu::TopKTensor> TopKPlan(const Codecs& codecs) {
   return PlanFixed<gpu::TopKTensor, TopKCodec>(
       codecs, [](const TopKCodec& codec, gpu::TopKTensor* tensor) {
         tensor->entries = codec.entries();
@@ -17,7 +17,7 @@ FixedPlan<gpu::TopKTensor> Plan(const Codecs& codecs) {
 
 EncodedFixedOnGpu EncodeTopKOnGpu(const Codecs& codecs, const std::vector<Source>& sources,
                                   const Sender&, GpuQueue* queue) {
-  const FixedPlan<gpu::TopKTensor> plan = Plan(codecs);
+  const FixedPlan<gpu::TopKTensor> plan = TopKPlan(codecs);
   if (plan.num_slices == 0) return {nullptr, nullptr};
   std::vector<gpu::TopKLast> last;
   for (const gpu::TopKTensor& tensor : plan.tensors) last.push_back({0, tensor.entries});
@@ -42,7 +42,7 @@ EncodedFixedOnGpu EncodeTopKOnGpu(const Codecs& codecs, const std::vector<Source
 
 void DecodeTopKOnGpu(const Codecs& codecs, const FixedLengthDecoder& decoder,
                      const std::vector<float*>& values, bool adds, GpuQueue* queue) {
-  DecodeFixed("gradcomp_top_k_decode", Plan(codecs), decoder, values, adds, queue);
+  DecodeFixed("gradcomp_top_k_decode", TopKPlan(codecs), decoder, values, adds, queue);
 }
 
 }  // namespace gradcomp

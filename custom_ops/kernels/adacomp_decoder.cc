@@ -13,8 +13,6 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kCyclesPerBlock = Binning::kBlockSize;
-
 Status CheckEntry(const TableEntry& entry, int64_t words_left, const Binning& bins) {
   if (entry.code_words > words_left) {
     return {Concat(entry.code_words, " words of codes; expected at most ", words_left,
@@ -94,12 +92,12 @@ Status AdaCompDecoder::Read(const int32_t* words, int64_t num_payloads, int64_t 
   const int64_t num_tensors = tensors_.size();
   const ExpectedHeader expected = {Method::kAdaComp, fingerprint_, plan_, step, num_tensors, {}};
   codes_.assign(num_payloads * num_tensors, Codes());
-  status = CheckAll(parallel_for_, num_payloads, kCyclesPerBlock, [&](int64_t payload) {
+  status = CheckAll(parallel_for_, num_payloads, kBlockSize, [&](int64_t payload) {
     const Status header = CheckHeader(payloads_[payload], expected);
     return OfReplica(payload, header.ok() ? ReadTable(payload) : header);
   });
   if (!status.ok()) return status;
-  status = CheckAll(parallel_for_, codes_.size(), kCyclesPerBlock, [&](int64_t i) {
+  status = CheckAll(parallel_for_, codes_.size(), kBlockSize, [&](int64_t i) {
     const int64_t payload = i / num_tensors;
     const int64_t tensor = i % num_tensors;
     return OfReplica(payload, OfTensor(tensor, CheckCodes(payload, tensor)));
@@ -190,7 +188,7 @@ AdaCompDecoder::Span AdaCompDecoder::SpanOf(int64_t payload, int64_t tensor,
 
 bool AdaCompDecoder::ReducesToFinite() const {
   std::atomic<bool> finite{finite_};
-  blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
+  blocks_.ForEach(parallel_for_, kBlockSize, [&](int64_t tensor, int64_t block) {
     if (!finite || !tensors_[tensor].sent_whole) return;
     std::vector<float> sums(tensors_[tensor].BlockSize(block));
     if (!ReduceBlock(tensor, block, sums.data())) finite = false;
@@ -201,14 +199,14 @@ bool AdaCompDecoder::ReducesToFinite() const {
 bool AdaCompDecoder::Reduce(const std::vector<float*>& outputs) {
   if (finite_) {
     std::atomic<bool> finite{true};
-    blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
+    blocks_.ForEach(parallel_for_, kBlockSize, [&](int64_t tensor, int64_t block) {
       float* sums = outputs[tensor] + tensors_[tensor].FirstElement(block);
       if (!ReduceBlock(tensor, block, sums)) finite = false;
     });
     finite_ = finite;
   }
   if (!finite_) {
-    blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
+    blocks_.ForEach(parallel_for_, kBlockSize, [&](int64_t tensor, int64_t block) {
       const Binning& bins = tensors_[tensor];
       std::memset(outputs[tensor] + bins.FirstElement(block), 0, 4 * bins.BlockSize(block));
     });
@@ -227,7 +225,7 @@ bool AdaCompDecoder::ReduceBlock(int64_t tensor, int64_t block, float* sums) con
 }
 
 void AdaCompDecoder::AddTo(const std::vector<float*>& values) {
-  blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
+  blocks_.ForEach(parallel_for_, kBlockSize, [&](int64_t tensor, int64_t block) {
     for (size_t payload = 0; payload < payloads_.size(); ++payload) {
       AddBlock(CodesOf(payload, tensor), tensors_[tensor], block,
                values[tensor] + tensors_[tensor].FirstElement(block));

@@ -19,9 +19,7 @@ constexpr int64_t kGroupSize = 1 << 20;  // elements, at least
 // Bins are scanned a strip at a time. What is made of its gradients stays in the first-level cache,
 // and room for codes is made for the strip, not for the block, whose worst case is far above what is
 // usual.
-constexpr int64_t kStripSize = 1 << 10;  // elements, at least a bin
-
-constexpr int64_t kCyclesPerBlock = Binning::kBlockSize;
+constexpr int64_t kScannedStrip = 1 << 10;  // elements, at least a bin
 
 class CodeBuffer {
  public:
@@ -56,7 +54,9 @@ struct Strip {
   int64_t num_bins;
 };
 
-int64_t StripBins(const Binning& bins) { return std::max<int64_t>(1, kStripSize / bins.bin_size); }
+int64_t StripBins(const Binning& bins) {
+  return std::max<int64_t>(1, kScannedStrip / bins.bin_size);
+}
 
 template <typename StripWork>
 void ForEachStrip(const Binning& bins, int64_t block, const StripWork& work) {
@@ -197,7 +197,7 @@ bool AdaCompEncoder::RunGroup(int64_t first_tensor, int64_t last_tensor) {
   const int64_t quantize_end = scanned_;
   const int64_t to_quantize = quantize_end - quantized_;
   const int64_t to_scan = scan_end - scanned_;
-  parallel_for_(to_quantize + to_scan, kCyclesPerBlock, [&](int64_t begin, int64_t end) {
+  parallel_for_(to_quantize + to_scan, kBlockSize, [&](int64_t begin, int64_t end) {
     const IeeeArithmetic ieee;
     const auto divided = NewStrip();
     for (int64_t i = begin; i < end; ++i) {
@@ -253,7 +253,7 @@ void AdaCompEncoder::AddSent(const Block& block, float scale) const {
 }
 
 void AdaCompEncoder::Rollback() {
-  parallel_for_(scanned_, kCyclesPerBlock, [&](int64_t begin, int64_t end) {
+  parallel_for_(scanned_, kBlockSize, [&](int64_t begin, int64_t end) {
     const IeeeArithmetic ieee;
     const auto divided = NewStrip();
     for (int64_t i = begin; i < end; ++i) {
@@ -308,7 +308,7 @@ void AdaCompEncoder::WriteBody(int32_t* body) {
           static_cast<int32_t>(blocks_[tensor.first_block + j].codes.size());
     }
   }
-  parallel_for_(blocks_.size(), kCyclesPerBlock / 16, [&](int64_t begin, int64_t end) {
+  parallel_for_(blocks_.size(), kBlockSize / 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) WriteBlock(blocks_[i], body);
   });
 }

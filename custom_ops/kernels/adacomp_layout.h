@@ -50,7 +50,6 @@ struct Binning {
   // In front of the codes: the bytes of each block's codes, but for the last.
   int64_t LengthWords() const { return sent_whole || num_blocks == 0 ? 0 : num_blocks - 1; }
 
-  static constexpr int64_t kBlockSize = 1 << 16;
   static constexpr int64_t kWholeBinSize = 1024;  // tensors sent whole have bins, but no codes
 
   int64_t size;  // elements

@@ -52,7 +52,7 @@ std::vector<int64_t> SelectInBins(const float* accumulated, const float* boosted
                                   float* bin_max) {
   const Binning bins(size, bin_size);
   std::vector<std::vector<int64_t>> by_block(bins.num_blocks);
-  parallel_for(bins.num_blocks, Binning::kBlockSize, [&](int64_t first, int64_t last) {
+  parallel_for(bins.num_blocks, kBlockSize, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
       const int64_t first_bin = block * bins.bins_per_block;
       for (int64_t bin = first_bin; bin < first_bin + bins.BlockBins(block); ++bin) {

@@ -9,7 +9,6 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kBlockElements = 1 << 16;
 constexpr int64_t kStripElements = 1 << 12;  // whose sums stay in the first cache
 constexpr int64_t kChunksPerWords = 32;      // so many offsets fill whole words, of any bits
 
@@ -36,7 +35,7 @@ void ForEachPart(const ChunkLayout::Group& group, int64_t first, int64_t last,
 
 void ForEachBlock(const ChunkLayout& layout, const ParallelFor& parallel_for,
                   const std::function<void(const ChunkLayout::Block&)>& work) {
-  parallel_for(layout.blocks().size(), kBlockElements, [&](int64_t begin, int64_t end) {
+  parallel_for(layout.blocks().size(), kBlockSize, [&](int64_t begin, int64_t end) {
     const IeeeArithmetic ieee;
     for (int64_t i = begin; i < end; ++i) work(layout.blocks()[i]);
   });
@@ -215,7 +214,7 @@ ChunkLayout::ChunkLayout(const std::vector<int64_t>& sizes,
     num_chunks_ += chunks;
     num_words_ += CeilDiv(chunks * group.bits, 32);
     const int64_t step =
-        kChunksPerWords * CeilDiv(kBlockElements, kChunksPerWords * group.chunk_size);
+        kChunksPerWords * CeilDiv(kBlockSize, kChunksPerWords * group.chunk_size);
     for (int64_t first = 0; first < chunks; first += step) {
       blocks_.push_back({&group, first, std::min(step, chunks - first)});
     }

@@ -78,8 +78,6 @@ class Codec {
     return std::numeric_limits<double>::infinity();
   }
 
-  static constexpr int64_t kBlockSize = 1 << 16;  // what a block should have, about
-
  private:
   const int64_t size_;
   const int64_t words_;

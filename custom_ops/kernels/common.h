@@ -15,6 +15,9 @@ namespace gradcomp {
 using Work = std::function<void(int64_t begin, int64_t end)>;
 using ParallelFor = std::function<void(int64_t count, int64_t cost, const Work& work)>;
 
+// Elements that a block of such work should have, about. Their cost is a cycle each.
+inline constexpr int64_t kBlockSize = 1 << 16;
+
 struct Status {
   std::string message;  // empty: no error
   bool ok() const { return message.empty(); }

@@ -9,8 +9,6 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kCyclesPerBlock = Codec::kBlockSize;
-
 Blocks BlocksOf(const Codecs& codecs) {
   Blocks blocks;
   for (const auto& codec : codecs) blocks.AddTensor(codec->num_blocks());
@@ -36,7 +34,7 @@ bool Run(const Encoders& encoders, const Blocks& blocks, const ParallelFor& para
   for (const auto& encoder : encoders) num_passes = std::max(num_passes, encoder->num_passes());
   bool finite = true;
   for (int pass = 0; pass < num_passes && finite; ++pass) {
-    blocks.ForEach(parallel_for, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
+    blocks.ForEach(parallel_for, kBlockSize, [&](int64_t tensor, int64_t block) {
       if (pass < encoders[tensor]->num_passes()) encoders[tensor]->RunBlock(pass, block);
     });
     for (const auto& encoder : encoders) {
@@ -98,12 +96,12 @@ Status FixedLengthDecoder::Read(const int32_t* words, int64_t num_payloads, int6
   const int64_t num_tensors = codecs_.size();
   const ExpectedHeader expected = {method_, fingerprint_, plan_, step, num_tensors,
                                    PayloadWords(codecs_)};
-  status = CheckAll(parallel_for_, num_payloads, kCyclesPerBlock, [&](int64_t i) {
+  status = CheckAll(parallel_for_, num_payloads, kBlockSize, [&](int64_t i) {
     const Status header = CheckHeader(payloads_[i], expected);
     return OfReplica(i, header.ok() ? CheckZeros(payloads_[i]) : header);
   });
   if (!status.ok()) return status;
-  return CheckAll(parallel_for_, num_payloads * num_tensors, kCyclesPerBlock, [&](int64_t i) {
+  return CheckAll(parallel_for_, num_payloads * num_tensors, kBlockSize, [&](int64_t i) {
     const int64_t payload = i / num_tensors;
     const int64_t tensor = i % num_tensors;
     if (payloads_[payload].header.non_finite()) return Status();
@@ -128,7 +126,7 @@ bool FixedLengthDecoder::ReducesToFinite() const {
   if (!finite()) return false;
   std::atomic<bool> finite{true};
   const int64_t num_tensors = codecs_.size();
-  parallel_for_(num_tensors, kCyclesPerBlock, [&](int64_t begin, int64_t end) {
+  parallel_for_(num_tensors, kBlockSize, [&](int64_t begin, int64_t end) {
     for (int64_t tensor = begin; tensor < end; ++tensor) {
       double sum = 0;
       for (size_t payload = 0; payload < payloads_.size(); ++payload) {
@@ -144,7 +142,7 @@ bool FixedLengthDecoder::ReducesToFinite() const {
 bool FixedLengthDecoder::Reduce(const std::vector<float*>& outputs) const {
   std::atomic<bool> finite{this->finite()};
   if (finite) {
-    blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
+    blocks_.ForEach(parallel_for_, kBlockSize, [&](int64_t tensor, int64_t block) {
       if (!ReduceBlock(tensor, block, outputs[tensor])) finite = false;
     });
   }
@@ -164,7 +162,7 @@ bool FixedLengthDecoder::ReduceBlock(int64_t tensor, int64_t block, float* outpu
 }
 
 void FixedLengthDecoder::AddTo(const std::vector<float*>& values) const {
-  blocks_.ForEach(parallel_for_, kCyclesPerBlock, [&](int64_t tensor, int64_t block) {
+  blocks_.ForEach(parallel_for_, kBlockSize, [&](int64_t tensor, int64_t block) {
     AddBlock(tensor, block, values[tensor]);
   });
 }

@@ -10,8 +10,7 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kBlockSize = 1 << 16;  // elements
-constexpr int64_t kLanes = 8;            // of a sum: independent, so that they overlap
+constexpr int64_t kSquareLanes = 8;  // of a sum: independent, so that they overlap
 
 // Calls work(tensor, begin, end).
 template <typename Work>
@@ -26,13 +25,13 @@ void ForEachBlock(const std::vector<MomentumTensor>& tensors, const ParallelFor&
 
 template <typename Gradient>
 double SumOfSquares(const Gradient* gradient, int64_t begin, int64_t end) {
-  double lanes[kLanes] = {};
+  double lanes[kSquareLanes] = {};
   const auto add = [&](int64_t lane, int64_t i) {
     const double value = ToFloat(gradient[i]);
     lanes[lane] += value * value;
   };
-  for (; begin + kLanes <= end; begin += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) add(lane, begin + lane);
+  for (; begin + kSquareLanes <= end; begin += kSquareLanes) {
+    for (int64_t lane = 0; lane < kSquareLanes; ++lane) add(lane, begin + lane);
   }
   for (int64_t lane = 0; begin < end; ++lane, ++begin) add(lane, begin);
   return std::accumulate(std::begin(lanes), std::end(lanes), 0.0);

@@ -7,8 +7,6 @@
 namespace gradcomp {
 namespace {
 
-constexpr int kLanes = 4;  // independent, so that their multiplications overlap
-
 uint64_t Mix(uint64_t hash, uint64_t word) {
   const uint64_t mixed = hash ^ word;
   return (mixed << 31 | mixed >> 33) * 0x9e3779b97f4a7c15u;
@@ -20,7 +18,8 @@ class Checksum {
  public:
   void Add(const void* data, int64_t bytes) {
     const char* from = static_cast<const char*>(data);
-    for (; bytes >= 8 * kLanes && next_ == 0; bytes -= 8 * kLanes, from += 8 * kLanes) {
+    constexpr int kRound = 8 * kLanes;
+    for (; bytes >= kRound && next_ == 0; bytes -= kRound, from += kRound) {
       for (int lane = 0; lane < kLanes; ++lane) MixIn(lane, from + 8 * lane, 8);
     }
     for (; bytes > 0; bytes -= 8, from += 8) {
@@ -36,6 +35,8 @@ class Checksum {
   }
 
  private:
+  static constexpr int kLanes = 4;  // independent, so that their multiplications overlap
+
   void MixIn(int lane, const char* from, int64_t bytes) {
     uint64_t word = 0;
     std::memcpy(&word, from, bytes);

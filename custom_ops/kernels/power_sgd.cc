@@ -14,16 +14,16 @@ namespace {
 
 // Both dimensions of a block are large against the rank, and so is its work against its part of P
 // and Q; but not so large that sums over them lose precision.
-constexpr int64_t kBlockSize = 1 << 17;    // elements, at most
-constexpr int64_t kBlockColumns = 1 << 9;  // at most
-constexpr int64_t kBlockRows = 1 << 12;    // at most
-constexpr int64_t kCyclesPerBlock = 2 * kBlockSize;
+constexpr int64_t kMatrixBlockSize = 1 << 17;  // elements, at most
+constexpr int64_t kBlockColumns = 1 << 9;      // at most
+constexpr int64_t kBlockRows = 1 << 12;        // at most
+constexpr int64_t kCyclesPerBlock = 2 * kMatrixBlockSize;
 
 // What is left of a column of P, once the columns before it are taken away, is rounding errors if
 // it is shorter than this part of it.
 constexpr double kVanished = 1e-4;
 
-int64_t Padded(int64_t columns) { return CeilDiv(columns, kLanes) * kLanes; }
+int64_t Padded(int64_t columns) { return CeilDiv(columns, kTileLanes) * kTileLanes; }
 
 const void* GradientAt(const PowerSgdTensor& tensor, int64_t element) {
   return GradientAt(tensor.type, tensor.gradient, element);
@@ -106,13 +106,13 @@ PowerSgd::PowerSgd(const std::vector<PowerSgdTensor>& tensors, ParallelFor paral
 void PowerSgd::AddBlocks(int64_t index) {
   const PowerSgdTensor& tensor = tensors_[index];
   if (tensor.rank == 0) {
-    for (int64_t i = 0; i < tensor.size(); i += kBlockSize) {
-      blocks_.push_back({index, 0, i, 1, std::min(kBlockSize, tensor.size() - i)});
+    for (int64_t i = 0; i < tensor.size(); i += kMatrixBlockSize) {
+      blocks_.push_back({index, 0, i, 1, std::min(kMatrixBlockSize, tensor.size() - i)});
     }
     return;
   }
   const int64_t columns = std::min(kBlockColumns, tensor.columns);
-  const int64_t rows = std::min(kBlockRows, kBlockSize / columns);
+  const int64_t rows = std::min(kBlockRows, kMatrixBlockSize / columns);
   for (int64_t i = 0; i < tensor.rows; i += rows) {
     for (int64_t j = 0; j < tensor.columns; j += columns) {
       blocks_.push_back({index, i, j, std::min(rows, tensor.rows - i),

@@ -7,7 +7,7 @@
 namespace gradcomp {
 namespace {
 
-typedef float Vector __attribute__((vector_size(4 * kLanes)));
+typedef float Vector __attribute__((vector_size(4 * kTileLanes)));
 
 // Not returned or passed by value: how that is done differs between the variants.
 GRADCOMP_PART void Load(const float* values, Vector* vector) {
@@ -51,7 +51,7 @@ GRADCOMP_PART void TimesRight(const Tile& tile, Columns<const float> right, Colu
   for (int64_t i = 0; i < tile.rows; ++i) {
     const float* row = tile.values + i * tile.width;
     Vector sums[kRank] = {};
-    for (int64_t j = 0; j < tile.width; j += kLanes) {
+    for (int64_t j = 0; j < tile.width; j += kTileLanes) {
       Vector elements;
       Load(row + j, &elements);
       for (int k = 0; k < kRank; ++k) {
@@ -66,7 +66,7 @@ GRADCOMP_PART void TimesRight(const Tile& tile, Columns<const float> right, Colu
 
 template <int kRank>
 GRADCOMP_PART void TimesLeft(const Tile& tile, Columns<const float> left, Columns<float> right) {
-  for (int64_t j = 0; j < tile.width; j += kLanes) {
+  for (int64_t j = 0; j < tile.width; j += kTileLanes) {
     Vector sums[kRank];
     for (int k = 0; k < kRank; ++k) Load(From(right, k).values + j, &sums[k]);
     for (int64_t i = 0; i < tile.rows; ++i) {
@@ -85,7 +85,7 @@ GRADCOMP_PART void Product(Columns<const float> left, Columns<const float> right
     float* row = tile->values + i * tile->width;
     float scaled[kRank];
     for (int k = 0; k < kRank; ++k) scaled[k] = sign * From(left, k).values[i];
-    for (int64_t j = 0; j < tile->width; j += kLanes) {
+    for (int64_t j = 0; j < tile->width; j += kTileLanes) {
       Vector sum;
       Load(row + j, &sum);
       for (int k = 0; k < kRank; ++k) {

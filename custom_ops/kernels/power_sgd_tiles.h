@@ -11,7 +11,7 @@ namespace gradcomp {
 
 // Rows are padded to a multiple of it with zeros. So there are no rests, and sums have one order
 // whatever the processor's vectors are.
-inline constexpr int64_t kLanes = 8;
+inline constexpr int64_t kTileLanes = 8;
 
 struct Tile {
   static constexpr int64_t kSize = 1 << 13;  // elements

@@ -10,7 +10,6 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kBlockSize = 1 << 16;  // elements
 constexpr int64_t kRun = 64;  // elements that are divided by one unrolled loop
 
 struct OwnSquares {

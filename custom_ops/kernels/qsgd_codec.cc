@@ -22,7 +22,7 @@ int64_t WordsOf(int64_t size, const QsgdSettings& settings) {
 }
 
 int64_t BlockSizeOf(int64_t bucket_size) {
-  return std::max<int64_t>(1, Codec::kBlockSize / bucket_size) * bucket_size;
+  return std::max<int64_t>(1, kBlockSize / bucket_size) * bucket_size;
 }
 
 // Calls work(words, begin, end) for each bucket of a block.
@@ -223,7 +223,7 @@ class QsgdEncoder : public TensorEncoder {
   int32_t* const words_;
 };
 
-constexpr int64_t kLanes = 8;  // of a sum: independent, so that they overlap
+constexpr int64_t kSumLanes = 8;  // of a sum: independent, so that they overlap
 
 // The square of what SendLevels keeps of a value, or what is expected of it.
 template <bool kStochastic>
@@ -243,10 +243,10 @@ template <bool kStochastic>
 GRADCOMP_PART double SumOfSquaredErrors(const float* values, int64_t size, Scale scale,
                                         float last_level) {
   const float inverse = 1 / scale.unit;
-  double lanes[kLanes] = {};
+  double lanes[kSumLanes] = {};
   int64_t begin = 0;
-  for (; begin + kLanes <= size; begin += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
+  for (; begin + kSumLanes <= size; begin += kSumLanes) {
+    for (int64_t lane = 0; lane < kSumLanes; ++lane) {
       lanes[lane] += SquaredError<kStochastic>(values[begin + lane], scale, inverse, last_level);
     }
   }

@@ -13,8 +13,6 @@ namespace {
 constexpr int kBits = 1;
 constexpr int64_t kMeanWords = 1;
 
-constexpr int64_t kLanes = SignSgdCodec::kLanes;
-
 int64_t WordsOf(int64_t size) { return size == 0 ? 0 : kMeanWords + PackedWords(size, kBits); }
 
 // The words of the signs from element `begin` on, which is the first of a chunk.
@@ -24,6 +22,7 @@ Word* SignsAt(Word* words, int64_t begin) {
 }
 
 GRADCOMP_VARIANTS void AddMagnitudes(const float* values, int64_t size, double* lanes) {
+  constexpr int64_t kLanes = SignSgdCodec::kLanes;
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += std::fabs(values[i + lane]);
@@ -55,7 +54,7 @@ class SignSgdEncoder : public TensorEncoder {
         block_sums_(codec.num_blocks()) {}
 
   void RunBlock(int pass, int64_t block) override {
-    double lanes[kLanes] = {};
+    double lanes[SignSgdCodec::kLanes] = {};
     const int64_t end = codec_.BlockEnd(block);
     for (int64_t begin = codec_.BlockBegin(block); begin < end; begin += CodeChunk::kSize) {
       const int64_t size = std::min(CodeChunk::kSize, end - begin);
