@@ -203,7 +203,7 @@ def report(elements, times, floors):
 
 
 # L-GreCo is the step of another method, and a sum; LGC begins with another, and has a state that
-# only a job keeps (autoencoder_speed.py times what it adds).
+# only a job keeps (lgc_speed.py times it).
 _NOT_TIMED = (compressors.Auto.name, compressors.LGreCo.name, compressors.LGC.name)
 METHODS = [name for name in compressors.names() if name not in _NOT_TIMED]
 

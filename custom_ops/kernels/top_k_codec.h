@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "codec.h"
+#include "largest.h"
 
 namespace gradcomp {
 
@@ -14,7 +15,7 @@ class TopKCodec : public Codec {
  public:
   // `entries` is at most `size`, and `size` at most 2^32.
   TopKCodec(int64_t size, int64_t entries)
-      : Codec(size, 2 * entries, kTopKBlockSize), entries_(entries) {}
+      : Codec(size, 2 * entries, LargestEntries::kBlockSize), entries_(entries) {}
 
   int64_t entries() const { return entries_; }
 
@@ -30,9 +31,6 @@ class TopKCodec : public Codec {
   void ClearSent(const int32_t* words, float* values) const;
 
  private:
-  // Large, for the encoder has a histogram of each.
-  static constexpr int64_t kTopKBlockSize = 1 << 17;
-
   const int64_t entries_;
 };
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import tensorflow as tf
 
+from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.wishes import AllReduce, Broadcast, Wish
@@ -97,32 +98,24 @@ class LedStep:
     Attributes:
         inputs: What the method was given.
         layout: How the tensors are sent.
-        own_finite: bool scalar: whether this replica's gradients and residuals are.
         leader: int32 scalar, the rank of the replica that leads.
+        own_finite: bool scalar: whether this replica's gradients and residuals are.
     """
 
     def __init__(self, inputs: ExchangeInputs, layout: Layout, order: str) -> None:
         self.inputs = inputs
         self.layout = layout
-        self._order = order
-        self._residuals = [
-            tf.reshape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), [-1])
-            for handle in inputs.residuals
-        ]
-        self._values = [
-            residual + tf.reshape(tf.cast(gradient, tf.float32), [-1])
-            for residual, gradient in zip(self._residuals, inputs.gradients, strict=True)
-        ]
-        self.own_finite = tf.reduce_all(
-            [tf.reduce_all(tf.math.is_finite(of_one)) for of_one in self._values]
-        )
         self.leader = tf.cast(inputs.step % inputs.size, tf.int32)
-        self._places: list[tf.Tensor] = []
+        self._of_all = self._led((*layout.led, *layout.whole))
+        self._chosen, self.own_finite = ops.led_select(
+            self._of_all, tf.equal(self.leader, inputs.rank), order=order
+        )
+        self._places = self._chosen  # until the leader's are known
 
     def follow(
         self, words: int = 0, more: Callable[[tf.Tensor], tf.Tensor] | None = None
     ) -> Generator[Wish, tf.Tensor, tf.Tensor]:
-        """Has the leader choose, and tell where; must come first.
+        """Has the leader tell which entries it has chosen; must come first.
 
         Args:
             words: How many words the leader tells besides.
@@ -131,40 +124,27 @@ class LedStep:
         Returns:
             These words.
         """
-        counts = [self.layout.entries[place] for place in self.layout.led]
-
-        def choose() -> tf.Tensor:
-            chosen = [
-                largest(self._values[place], count, self._order)
-                for place, count in zip(self.layout.led, counts, strict=True)
-            ]
-            told = [more(self._taken(chosen, self.layout.coded))] if more else []
-            return tf.concat([*chosen, *told, tf.zeros([0], tf.int32)], 0)
-
-        total = sum(counts) + words
-        leads = tf.equal(self.leader, self.inputs.rank)
-        told = tf.cond(leads, choose, lambda: tf.zeros([total], tf.int32))
-        told = tf.ensure_shape(told, [total])
-        told = yield from unless_empty(told, lambda payload: Broadcast(payload, self.leader))
-        *self._places, told = tf.split(told, [*counts, words])
+        payload, places = self._chosen, self.layout.coded_entries + self.layout.plain_entries
+        if more:
+            leads = tf.equal(self.leader, self.inputs.rank)
+            told = tf.cond(
+                leads, lambda: more(self.coded()), lambda: tf.zeros([words], tf.int32)
+            )
+            payload = tf.concat([payload, told], 0)
+        payload = tf.ensure_shape(payload, [places + words])
+        payload = yield from unless_empty(payload, lambda given: Broadcast(given, self.leader))
+        self._places, told = tf.split(payload, [places, words])
         return told
 
     def coded(self) -> tf.Tensor:
         """This replica's values of the entries that are coded; zeros if it is not finite."""
-        return self._if_finite(self._taken(self._places, self.layout.coded))
+        return self._given(self.layout.coded, self._places[: self.layout.coded_entries])
 
     def sum(self, more: tf.Tensor | None = None) -> Generator[AllReduce, tf.Tensor, Sums]:
         """Sums the tensors that are sent whole, the plain entries and `more`, with a flag."""
-        whole = _concat([self._values[place] for place in self.layout.whole])
-        plain = _concat(
-            [
-                tf.gather(self._values[place], self._places[len(self.layout.coded) + i])
-                for i, place in enumerate(self.layout.plain)
-            ]
-        )
-        given = [self._if_finite(whole), self._if_finite(plain)]
-        if more is not None:
-            given.append(more)
+        whole = self._given(self.layout.whole, self._places[:0])
+        plain = self._given(self.layout.plain, self._places[self.layout.coded_entries :])
+        given = [whole, plain] if more is None else [whole, plain, more]
         flag = tf.where(self.own_finite, [0.0], [float("nan")])
         total = yield AllReduce(tf.concat([*given, flag], 0))
         return Sums(total, whole.shape.num_elements(), plain.shape.num_elements())
@@ -173,99 +153,43 @@ class LedStep:
         self,
         sums: Sums,
         totals: tf.Tensor,
-        shares: tf.Tensor,
         finite: tf.Tensor,
         coded_bytes: float,
+        rests: tf.Tensor | None = None,
     ) -> Exchanged:
         """Spreads the totals over dense tensors, and keeps what was not sent.
 
         Args:
             sums: From `sum`.
             totals: The sum of what all replicas sent of the coded entries.
-            shares: What this replica sent of them.
             finite: bool scalar, equal on all replicas; where it is false, the step is skipped. A
                 replica that is finite itself then keeps its whole gradient.
             coded_bytes: As `Layout.tensor_bytes` has it.
+            rests: What this replica did not send of its coded entries; None: it sent all of them.
         """
-        layout, sizes = self.layout, [spec.elements for spec in self.inputs.specs]
-        finite = tf.reduce_all(
-            [finite, sums.finite, self.inputs.finite, tf.reduce_all(tf.math.is_finite(totals))]
+        layout, specs = self.layout, self.inputs.specs
+        of_all, taken = ops.led_apply(
+            self._of_all,
+            self._places,
+            tf.concat([totals, sums.plain, sums.whole], 0),
+            tf.zeros([0]) if rests is None else rests,
+            self.own_finite,
+            tf.reduce_all([finite, sums.finite, self.inputs.finite]),
         )
-        counts = [layout.entries[place] for place in layout.coded]
-        of_coded = zip(_split(totals, counts), _split(shares, counts), strict=True)
-        pairs = dict(zip(layout.coded, of_coded, strict=True))
-        of_plain = _split(sums.plain, [layout.entries[place] for place in layout.plain])
-        of_whole = _split(sums.whole, [sizes[place] for place in layout.whole])
-
-        def taken() -> list[tf.Tensor]:
-            reduced = dict(zip(layout.whole, of_whole, strict=True))
-            kept = {place: tf.zeros([sizes[place]]) for place in layout.whole}
-            for number, place in enumerate(layout.led):
-                where, values = self._places[number][:, tf.newaxis], self._values[place]
-                own = tf.gather(values, self._places[number])
-                if place in pairs:
-                    total, share = pairs[place]
-                else:
-                    total, share = of_plain[number - len(layout.coded)], own
-                reduced[place] = tf.scatter_nd(where, total, [sizes[place]])
-                kept[place] = tf.tensor_scatter_nd_update(values, where, own - share)
-            every = range(len(sizes))
-            return [*(reduced[place] for place in every), *(kept[place] for place in every)]
-
-        def skipped() -> list[tf.Tensor]:
-            both = zip(self._values, self._residuals, strict=True)
-            kept = tf.cond(
-                self.own_finite,
-                lambda: [tf.identity(values) for values in self._values],
-                lambda: [tf.identity(residual) for _, residual in both],
-            )
-            return [*(tf.zeros_like(of_one) for of_one in self._values), *kept]
-
-        ends = tf.cond(finite, taken, skipped)
-        reduced, kept = ends[: len(sizes)], ends[len(sizes) :]
-        specs = self.inputs.specs
-        for handle, of_one in zip(self.inputs.residuals, _shaped(kept, specs), strict=True):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=of_one)
+        reduced = dict(zip((*layout.led, *layout.whole), of_all, strict=True))
+        sizes = [spec.elements for spec in specs]
         counted = layout.tensor_bytes(sizes, self.inputs.size, coded_bytes)
-        return Exchanged(_shaped(reduced, specs), finite, counted)
+        return Exchanged([reduced[place] for place in range(len(specs))], taken, counted)
 
-    def _taken(self, places: Sequence[tf.Tensor], tensors: Sequence[int]) -> tf.Tensor:
-        """The values at the first of some places, those of `tensors`."""
-        return _concat(
-            [tf.gather(self._values[place], places[number]) for number, place in enumerate(tensors)]
+    def _led(self, tensors: Sequence[int]) -> ops.Led:
+        return ops.Led(
+            [self.inputs.residuals[place] for place in tensors],
+            [self.inputs.gradients[place] for place in tensors],
+            [self.layout.entries[place] for place in tensors],
         )
 
-    def _if_finite(self, values: tf.Tensor) -> tf.Tensor:
-        """What is not finite is not sent: zeros are, beside a flag."""
-        return tf.where(self.own_finite, values, tf.zeros_like(values))
-
-
-def largest(values: tf.Tensor, count: int, order: str) -> tf.Tensor:
-    """Where the entries of largest magnitude are, the first of equals: int32 [count].
-
-    Args:
-        values: float32 [n].
-        count: How many, at most n.
-        order: Of the entries, one of `ORDERS`: by ascending value, by ascending place, or by
-            descending magnitude.
-    """
-    _, places = tf.math.top_k(tf.abs(values), count)
-    if order == BY_INDEX:
-        return tf.sort(places)
-    if order == BY_VALUE:
-        return tf.gather(places, tf.argsort(tf.gather(values, places), stable=True))
-    return places
-
-
-def _shaped(vectors: Sequence[tf.Tensor], specs: Sequence[GradientSpec]) -> list[tf.Tensor]:
-    """Vectors in the shapes of the gradients."""
-    return [tf.reshape(v, spec.shape) for v, spec in zip(vectors, specs, strict=True)]
-
-
-def _split(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    """Parts of a vector; none if there are no sizes."""
-    return list(tf.split(vector, sizes)) if sizes else []
-
-
-def _concat(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat([*vectors, tf.zeros([0])], 0)
+    def _given(self, tensors: Sequence[int], places: tf.Tensor) -> tf.Tensor:
+        """The values of some tensors at their places; what is not finite is not sent: zeros are."""
+        if not tensors:
+            return tf.zeros([0])
+        return ops.led_take(self._led(tensors), places, self.own_finite)

@@ -183,7 +183,7 @@ class Summing(_Phase, registered=False):
         yield from _follow_news(step)
         own = step.coded()
         sums = yield from step.sum(own)
-        return step.end(sums, sums.more, own, sums.finite, 4 * step.layout.coded_entries)
+        return step.end(sums, sums.more, sums.finite, 4 * step.layout.coded_entries)
 
 
 class Collecting(_Phase, registered=False):
@@ -199,7 +199,7 @@ class Collecting(_Phase, registered=False):
         own = step.coded()
         sums = yield from step.sum()
         if not entries:
-            return step.end(sums, own, own, sums.finite, 0)
+            return step.end(sums, own, sums.finite, 0)
         header = self._header(inputs)
         body = tf.bitcast(own, tf.int32)
         payload = ops.payload_write(
@@ -208,7 +208,7 @@ class Collecting(_Phase, registered=False):
         payloads = yield AllGather(payload, same_length=True)
         bodies, finite = ops.payload_read(payloads, inputs.step, method=LGC_PAYLOAD, **header)
         of_all = tf.ensure_shape(tf.bitcast(bodies, tf.float32), [inputs.size, entries])
-        exchanged = step.end(sums, _sum_in_order(of_all), own, finite, 4 * entries)
+        exchanged = step.end(sums, _sum_in_order(of_all), finite, 4 * entries)
         self._keep(of_all, step, exchanged.finite)
         return exchanged
 
@@ -250,7 +250,7 @@ class Switching(_Phase, registered=False):
         weights = yield Broadcast(weights, tf.constant(0))
         state[WEIGHTS].assign(tf.bitcast(weights, tf.float32))
         state[PHASE].assign(CODING)
-        exchanged = step.end(sums, sums.more, own, sums.finite, 4 * step.layout.coded_entries)
+        exchanged = step.end(sums, sums.more, sums.finite, 4 * step.layout.coded_entries)
         state[NORM].assign(
             tf.linalg.global_norm(
                 [
@@ -283,10 +283,10 @@ class Coding(_Phase, registered=False):
             yield from step.follow()
             nothing = step.coded()
             sums = yield from step.sum()
-            return step.end(sums, nothing, nothing, sums.finite, 0)
+            return step.end(sums, nothing, sums.finite, 0)
         in_turn = self._all_reduce if self._of.pattern == ALL_REDUCE else self._parameter_server
         own, totals, shares, sums, finite, coded_bytes = yield from in_turn(step)
-        exchanged = step.end(sums, totals, shares, finite, coded_bytes)
+        exchanged = step.end(sums, totals, finite, coded_bytes, own - shares)
         decoded, state = digest_of_floats(totals), inputs.job_state
         error = tf.math.divide_no_nan(
             tf.reduce_sum(tf.square((own - shares) / scale_of(own))),
@@ -399,7 +399,7 @@ class Rounding(_Phase, registered=False):
         own = step.coded()
         sums = yield from step.sum()
         if not layout.coded:
-            return step.end(sums, own, own, sums.finite, 0)
+            return step.end(sums, own, sums.finite, 0)
         counts = [layout.entries[place] for place in layout.coded]
         split = ops.ChunkSplit(
             whole=tf.zeros([0], tf.int32),
@@ -411,7 +411,7 @@ class Rounding(_Phase, registered=False):
             own, split, inputs, step.own_finite, _FALLBACK_BITS, self._header(inputs)
         )
         coded_bytes = sum(counts) * _FALLBACK_BITS / 8 + 4 * len(counts)
-        return step.end(sums, codes.total, codes.sent, codes.finite, coded_bytes)
+        return step.end(sums, codes.total, codes.finite, coded_bytes, own - codes.sent)
 
 
 def _follow_news(step: LedStep) -> Generator[Wish, tf.Tensor, None]:

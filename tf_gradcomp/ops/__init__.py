@@ -18,6 +18,7 @@ from tf_gradcomp.ops.chunks import (
     chunk_take,
 )
 from tf_gradcomp.ops.knapsack import knapsack
+from tf_gradcomp.ops.led import Led, led_apply, led_select, led_take
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.pass_if_equal import pass_if_equal
 from tf_gradcomp.ops.payload import payload_read, payload_write
@@ -36,6 +37,7 @@ from tf_gradcomp.ops.top_k import (
 __all__ = [
     "ChunkSplit",
     "Chunked",
+    "Led",
     "LibraryError",
     "SecondMoments",
     "adacomp_decode",
@@ -47,6 +49,9 @@ __all__ = [
     "chunk_split",
     "chunk_take",
     "knapsack",
+    "led_apply",
+    "led_select",
+    "led_take",
     "library_info",
     "local_bin_select",
     "momentum_correction",

@@ -1,0 +1,114 @@
+// The entries of residual + gradient with the largest magnitudes; of equal ones, the first.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_LARGEST_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_LARGEST_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "common.h"
+#include "source.h"
+
+namespace gradcomp {
+
+// Finds the magnitude of the last entry, digit by digit: the first digit by a pass over all blocks of
+// a tensor, the others among the few that reach it, which a second pass collects. The blocks of a
+// pass may run in parallel; they don't change what is found.
+class LargestEntries {
+ public:
+  struct Entry {
+    uint32_t index;
+    float value;
+  };
+
+  // Large, for there is a histogram of each.
+  static constexpr int64_t kBlockSize = 1 << 17;
+
+  // `count` is at most `size`, and `size` at most 2^32.
+  LargestEntries(const Source& source, int64_t size, int64_t count)
+      : source_(source), size_(size), rank_(count), blocks_(CeilDiv(size, kBlockSize)) {}
+
+  int64_t num_blocks() const { return blocks_.size(); }
+
+  // The first pass. Returns whether all of the block is finite; if not, no other pass may follow.
+  bool Count(int64_t block);
+
+  // When all blocks are counted.
+  void EndCount();
+
+  // The second pass. Calls work(begin, size, sums) for strips of a block, in their order.
+  template <typename DoStrip>
+  void Collect(int64_t block, const DoStrip& work);
+
+  // When all blocks are collected: calls work(entry) for each entry, by ascending index.
+  template <typename DoEntry>
+  void Finish(const DoEntry& work);
+
+ private:
+  // Magnitudes are 31 bits: a first digit of 11, exponent and 3 bits of the mantissa, then two of 10.
+  static constexpr int kFirstShift = 20;
+
+  static constexpr int64_t kStrip = 1 << 10;  // elements whose sums stay in the cache
+
+  struct Block {
+    std::vector<uint32_t> histogram;  // of first digits
+    std::vector<Entry> candidates;    // all that reach the first digit
+  };
+
+  template <typename DoStrip>
+  void ForEachStrip(int64_t block, const DoStrip& work) const {
+    float sums[kStrip];
+    const int64_t end = std::min(size_, (block + 1) * kBlockSize);
+    for (int64_t begin = block * kBlockSize; begin < end; begin += kStrip) {
+      const int64_t size = std::min(kStrip, end - begin);
+      Accumulate(source_, begin, size, sums);
+      work(begin, size, sums);
+    }
+  }
+
+  // The smallest magnitude of an entry that is one of them. `rank_` becomes how many of that
+  // magnitude are.
+  uint32_t SmallestMagnitude();
+
+  // Makes room for the candidates of a block, and one more.
+  std::vector<Entry> RoomFor(int64_t block);
+
+  const Source source_;
+  const int64_t size_;
+  int64_t rank_;  // of the last entry, among those that begin with the digits that are known
+  std::vector<Block> blocks_;
+  uint32_t first_digit_ = 0;  // of the last entry
+};
+
+template <typename DoStrip>
+void LargestEntries::Collect(int64_t block, const DoStrip& work) {
+  // One more, for each element is written down before it is known whether it counts.
+  std::vector<Entry> candidates = RoomFor(block);
+  Entry* next = candidates.data();
+  const uint32_t smallest = first_digit_ << kFirstShift;
+  ForEachStrip(block, [&](int64_t begin, int64_t size, const float* sums) {
+    for (int64_t i = 0; i < size; ++i) {
+      *next = {static_cast<uint32_t>(begin + i), sums[i]};
+      next += MagnitudeBits(sums[i]) >= smallest;
+    }
+    work(begin, size, sums);
+  });
+  candidates.pop_back();
+  blocks_[block].candidates = std::move(candidates);
+}
+
+template <typename DoEntry>
+void LargestEntries::Finish(const DoEntry& work) {
+  const uint32_t smallest = SmallestMagnitude();
+  for (const Block& block : blocks_) {
+    for (const Entry& entry : block.candidates) {
+      const uint32_t magnitude = MagnitudeBits(entry.value);
+      if (magnitude < smallest || (magnitude == smallest && --rank_ < 0)) continue;
+      work(entry);
+    }
+  }
+}
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_LARGEST_H_

@@ -1,0 +1,194 @@
+#include "led.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "largest.h"
+
+namespace gradcomp {
+namespace {
+
+// Calls work(tensor, begin, size) for the blocks of all tensors.
+template <typename DoBlock>
+void ForEachBlock(const LedLayout& layout, const ParallelFor& parallel_for, const DoBlock& work) {
+  layout.blocks().ForEach(parallel_for, kBlockSize, [&](int64_t tensor, int64_t block) {
+    const int64_t begin = block * kBlockSize;
+    work(tensor, begin, std::min(kBlockSize, layout.tensors()[tensor].size - begin));
+  });
+}
+
+// Calls work(tensor, place, value) for what is chosen, with the numbers that these have among all
+// places and all values.
+template <typename DoEntry>
+void ForEachEntry(const LedLayout& layout, const ParallelFor& parallel_for, const DoEntry& work) {
+  const auto& tensors = layout.tensors();
+  const int64_t cost = 4 * (layout.num_places() / tensors.size() + 1);
+  parallel_for(tensors.size(), cost, [&](int64_t first, int64_t last) {
+    const IeeeArithmetic ieee;
+    for (int64_t i = first; i < last; ++i) {
+      for (int64_t entry = 0; entry < tensors[i].entries; ++entry) {
+        work(i, tensors[i].first_place + entry, tensors[i].first_value + entry);
+      }
+    }
+  });
+}
+
+bool BlockIsFinite(const Source& source, int64_t begin, int64_t size) {
+  constexpr int64_t kStrip = 1 << 10;
+  float sums[kStrip];
+  for (int64_t end = begin + size; begin < end; begin += kStrip) {
+    const int64_t count = std::min(kStrip, end - begin);
+    Accumulate(source, begin, count, sums);
+    if (!AllFinite(sums, count)) return false;
+  }
+  return true;
+}
+
+void Sort(LedOrder order, std::vector<LargestEntries::Entry>* entries) {
+  using Entry = LargestEntries::Entry;
+  if (order == LedOrder::kIndex) return;  // as they are
+  const auto by_value = [](const Entry& a, const Entry& b) { return a.value < b.value; };
+  const auto by_magnitude = [](const Entry& a, const Entry& b) {
+    return MagnitudeBits(a.value) > MagnitudeBits(b.value);
+  };
+  if (order == LedOrder::kValue) {
+    std::stable_sort(entries->begin(), entries->end(), by_value);
+  } else {
+    std::stable_sort(entries->begin(), entries->end(), by_magnitude);
+  }
+}
+
+}  // namespace
+
+LedLayout::LedLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    tensors_.push_back({sizes[i], entries[i], num_places_, num_values_});
+    blocks_.AddTensor(CeilDiv(sizes[i], kBlockSize));
+    num_places_ += entries[i];
+    num_values_ += entries[i] == 0 ? sizes[i] : entries[i];
+  }
+}
+
+Status CheckEntries(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries) {
+  if (entries.size() != sizes.size()) {
+    return {Concat("entries has ", entries.size(), " numbers; expected ", sizes.size(),
+                   ": give one for each tensor")};
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t most = std::min<int64_t>(sizes[i], std::numeric_limits<int32_t>::max());
+    if (entries[i] < 0 || entries[i] > most) {
+      return {Concat("entries[", i, "] is ", entries[i], "; expected 1 to ", most,
+                     ", or 0 for a tensor that is sent whole")};
+    }
+  }
+  return {};
+}
+
+bool AllSumsFinite(const LedLayout& layout, const std::vector<Source>& tensors,
+                   const ParallelFor& parallel_for) {
+  std::atomic<bool> finite{true};
+  ForEachBlock(layout, parallel_for, [&](int64_t tensor, int64_t begin, int64_t size) {
+    if (!BlockIsFinite(tensors[tensor], begin, size)) finite = false;
+  });
+  return finite;
+}
+
+bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, LedOrder order,
+                   const ParallelFor& parallel_for, int32_t* places) {
+  std::vector<LargestEntries> chosen;
+  Blocks blocks;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const LedLayout::Tensor& tensor = layout.tensors()[i];
+    chosen.emplace_back(tensors[i], tensor.size, tensor.entries);
+    blocks.AddTensor(chosen[i].num_blocks());
+  }
+  constexpr int64_t kCost = LargestEntries::kBlockSize;
+  std::atomic<bool> finite{true};
+  blocks.ForEach(parallel_for, kCost, [&](int64_t tensor, int64_t block) {
+    if (!chosen[tensor].Count(block)) finite = false;
+  });
+  if (!finite) {
+    std::fill_n(places, layout.num_places(), 0);
+    return false;
+  }
+  const auto is_chosen = [&](int64_t tensor) { return layout.tensors()[tensor].entries > 0; };
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    if (is_chosen(i)) chosen[i].EndCount();
+  }
+  blocks.ForEach(parallel_for, kCost, [&](int64_t tensor, int64_t block) {
+    if (is_chosen(tensor)) chosen[tensor].Collect(block, [](int64_t, int64_t, const float*) {});
+  });
+  parallel_for(chosen.size(), kCost, [&](int64_t first, int64_t last) {
+    const IeeeArithmetic ieee;
+    for (int64_t i = first; i < last; ++i) {
+      if (!is_chosen(i)) continue;
+      std::vector<LargestEntries::Entry> entries;
+      entries.reserve(layout.tensors()[i].entries);
+      chosen[i].Finish([&](const LargestEntries::Entry& entry) { entries.push_back(entry); });
+      Sort(order, &entries);
+      int32_t* to = places + layout.tensors()[i].first_place;
+      for (const auto& entry : entries) *to++ = static_cast<int32_t>(entry.index);
+    }
+  });
+  return true;
+}
+
+Status CheckPlaces(const LedLayout& layout, const int32_t* places) {
+  for (size_t i = 0; i < layout.tensors().size(); ++i) {
+    const LedLayout::Tensor& tensor = layout.tensors()[i];
+    for (int64_t entry = 0; entry < tensor.entries; ++entry) {
+      const int64_t place = places[tensor.first_place + entry];
+      if (place >= 0 && place < tensor.size) continue;
+      return {Concat("tensor ", i, ": place ", place, " of entry ", entry, "; expected one below ",
+                     tensor.size)};
+    }
+  }
+  return {};
+}
+
+void TakeEntries(const LedLayout& layout, const std::vector<Source>& tensors, const int32_t* places,
+                 const ParallelFor& parallel_for, float* values) {
+  ForEachBlock(layout, parallel_for, [&](int64_t i, int64_t begin, int64_t size) {
+    const LedLayout::Tensor& tensor = layout.tensors()[i];
+    if (tensor.entries == 0) {
+      Accumulate(tensors[i], begin, size, values + tensor.first_value + begin);
+    }
+  });
+  ForEachEntry(layout, parallel_for, [&](int64_t tensor, int64_t place, int64_t value) {
+    Accumulate(tensors[tensor], places[place], 1, values + value);
+  });
+}
+
+void ApplyEntries(const LedLayout& layout, const std::vector<Source>& tensors,
+                  const int32_t* places, const float* totals, const LedRests& rests,
+                  const ParallelFor& parallel_for, const std::vector<float*>& outputs) {
+  ForEachBlock(layout, parallel_for, [&](int64_t i, int64_t begin, int64_t size) {
+    const LedLayout::Tensor& tensor = layout.tensors()[i];
+    float* residual = tensors[i].residual + begin;
+    float* output = outputs[i] + begin;
+    if (tensor.entries > 0) {
+      Accumulate(tensors[i], begin, size, residual);
+      std::memset(output, 0, size * sizeof(float));
+      return;
+    }
+    const int64_t first = tensor.first_value + begin;
+    std::memcpy(output, totals + first, size * sizeof(float));
+    for (int64_t j = 0; j < size; ++j) residual[j] = rests.At(first + j);
+  });
+  ForEachEntry(layout, parallel_for, [&](int64_t tensor, int64_t place, int64_t value) {
+    outputs[tensor][places[place]] = totals[value];
+    tensors[tensor].residual[places[place]] = rests.At(value);
+  });
+}
+
+void KeepEntries(const LedLayout& layout, const std::vector<Source>& tensors,
+                 const ParallelFor& parallel_for) {
+  ForEachBlock(layout, parallel_for, [&](int64_t tensor, int64_t begin, int64_t size) {
+    Accumulate(tensors[tensor], begin, size, tensors[tensor].residual + begin);
+  });
+}
+
+}  // namespace gradcomp

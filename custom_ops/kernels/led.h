@@ -1,0 +1,82 @@
+// Sums at places that one replica has chosen for all: LGC. It chooses the largest entries of some
+// tensors; others are summed whole.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_LED_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_LED_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "blocks.h"
+#include "common.h"
+#include "source.h"
+
+namespace gradcomp {
+
+// Where the places and the values of each tensor lie, one tensor behind the other.
+class LedLayout {
+ public:
+  struct Tensor {
+    int64_t size;     // elements
+    int64_t entries;  // that are chosen; 0: it is sent whole
+    int64_t first_place;
+    int64_t first_value;
+  };
+
+  LedLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries);
+
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  const Blocks& blocks() const { return blocks_; }  // of kBlockSize elements
+  int64_t num_places() const { return num_places_; }
+  int64_t num_values() const { return num_values_; }
+
+ private:
+  std::vector<Tensor> tensors_;
+  Blocks blocks_;
+  int64_t num_places_ = 0;
+  int64_t num_values_ = 0;
+};
+
+// One sentence on the first number of entries that no layout can have.
+Status CheckEntries(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries);
+
+// Of the entries of a tensor: by ascending value, by ascending place, or by descending magnitude;
+// of equal ones, the first comes first.
+enum class LedOrder { kValue, kIndex, kMagnitude };
+
+// Whether all of residual + gradient is finite.
+bool AllSumsFinite(const LedLayout& layout, const std::vector<Source>& tensors,
+                   const ParallelFor& parallel_for);
+
+// Chooses the entries of largest magnitude of residual + gradient. Returns whether all sums are
+// finite, also those of tensors that are sent whole; if not, all places are 0.
+bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, LedOrder order,
+                   const ParallelFor& parallel_for, int32_t* places);
+
+// Places come from another replica: checks that each lies in its tensor.
+Status CheckPlaces(const LedLayout& layout, const int32_t* places);
+
+// Residual + gradient at the places, or everywhere in a tensor that is sent whole.
+void TakeEntries(const LedLayout& layout, const std::vector<Source>& tensors, const int32_t* places,
+                 const ParallelFor& parallel_for, float* values);
+
+// What was not sent of the first values; of all others, nothing is left.
+struct LedRests {
+  const float* values;
+  int64_t size;
+
+  float At(int64_t value) const { return value < size ? values[value] : 0; }
+};
+
+// What all replicas gave is summed: outputs are the totals at the places, else zeros. A residual
+// becomes the rest where its sum with the gradient was sent, and elsewhere takes the gradient.
+void ApplyEntries(const LedLayout& layout, const std::vector<Source>& tensors,
+                  const int32_t* places, const float* totals, const LedRests& rests,
+                  const ParallelFor& parallel_for, const std::vector<float*>& outputs);
+
+// Nothing was sent: residuals take the gradient.
+void KeepEntries(const LedLayout& layout, const std::vector<Source>& tensors,
+                 const ParallelFor& parallel_for);
+
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_LED_H_

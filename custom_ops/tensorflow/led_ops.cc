@@ -1,0 +1,114 @@
+// The ops and their shapes. What they compute: tf_gradcomp/ops/led.py.
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "../kernels/led.h"
+#include "shape_support.h"
+#include "status.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gradcomp {
+namespace {
+
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+// Unknown if shapes or entries are.
+struct LedLengths {
+  DimensionHandle places;
+  DimensionHandle values;
+};
+
+absl::Status GetLedLengths(InferenceContext* c, int num_tensors, LedLengths* lengths) {
+  *lengths = {c->UnknownDim(), c->UnknownDim()};
+  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
+  std::optional<std::vector<int64_t>> entries;
+  TF_RETURN_IF_ERROR(GetKnownSettings(c, 2 * num_tensors, &entries));
+  if (!entries) return absl::OkStatus();
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < num_tensors; ++i) {
+    const DimensionHandle size = c->NumElements(c->input(num_tensors + i));
+    if (!c->ValueKnown(size)) return absl::OkStatus();
+    sizes.push_back(c->Value(size));
+  }
+  TF_RETURN_IF_ERROR(ToTensorFlow(CheckEntries(sizes, *entries)));
+  const LedLayout layout(sizes, *entries);
+  *lengths = {c->MakeDim(layout.num_places()), c->MakeDim(layout.num_values())};
+  return absl::OkStatus();
+}
+
+// Checks the ranks of an op's own inputs, too.
+absl::Status CheckLed(InferenceContext* c, const std::vector<int>& own_ranks, int* num_tensors,
+                      LedLengths* lengths) {
+  TF_RETURN_IF_ERROR(c->GetAttr("N", num_tensors));
+  TF_RETURN_IF_ERROR(GetLedLengths(c, *num_tensors, lengths));
+  for (size_t i = 0; i < own_ranks.size(); ++i) {
+    ShapeHandle unused;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * *num_tensors + 1 + i), own_ranks[i], &unused));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LedSelectShape(InferenceContext* c) {
+  int num_tensors;
+  LedLengths lengths;
+  TF_RETURN_IF_ERROR(CheckLed(c, {0}, &num_tensors, &lengths));
+  c->set_output(0, c->Vector(lengths.places));
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status LedTakeShape(InferenceContext* c) {
+  int num_tensors;
+  LedLengths lengths;
+  TF_RETURN_IF_ERROR(CheckLed(c, {1, 0}, &num_tensors, &lengths));
+  c->set_output(0, c->Vector(lengths.values));
+  return absl::OkStatus();
+}
+
+absl::Status LedApplyShape(InferenceContext* c) {
+  int num_tensors;
+  LedLengths lengths;
+  TF_RETURN_IF_ERROR(CheckLed(c, {1, 1, 1, 0, 0}, &num_tensors, &lengths));
+  for (int i = 0; i < num_tensors; ++i) c->set_output(i, c->input(num_tensors + i));
+  c->set_output(num_tensors, c->Scalar());
+  return absl::OkStatus();
+}
+
+#define LED_OP(name)                                          \
+  REGISTER_OP(name)                                           \
+      .Attr("N: int >= 1")                                    \
+      .Attr("Tgradients: list({float, half, bfloat16}) >= 1") \
+      .Input("residuals: N * resource")                       \
+      .Input("gradients: Tgradients")                         \
+      .Input("entries: int64")                                \
+      .SetIsStateful()
+
+LED_OP("LedSelect")
+    .Input("lead: bool")
+    .Output("places: int32")
+    .Output("finite: bool")
+    .Attr("order: {'value', 'index', 'magnitude'}")
+    .SetShapeFn(LedSelectShape);
+
+LED_OP("LedTake")
+    .Input("places: int32")
+    .Input("finite: bool")
+    .Output("values: float")
+    .SetShapeFn(LedTakeShape);
+
+LED_OP("LedApply")
+    .Input("places: int32")
+    .Input("totals: float")
+    .Input("rests: float")
+    .Input("own_finite: bool")
+    .Input("finite: bool")
+    .Output("reduced: N * float")
+    .Output("all_finite: bool")
+    .SetShapeFn(LedApplyShape);
+
+}  // namespace
+}  // namespace gradcomp

@@ -1,0 +1,175 @@
+// Sums at places that a leader chose, under sanitizers. That they are those of LGC is tested against
+// NumPy in tests/compressors and tests/ops.
+#include "../kernels/led.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "check.h"
+#include "support.h"
+
+namespace gradcomp {
+namespace {
+
+// One of several blocks, small ones, one that is sent whole, empty ones, and one all of which is
+// chosen.
+const std::vector<int64_t> kSizes = {300001, 7, 0, 70003, 1, 131073, 0};
+const std::vector<int64_t> kEntries = {3001, 2, 0, 0, 1, 131073, 0};
+
+struct Replica {
+  std::vector<std::vector<float>> residuals;
+  std::vector<std::vector<float>> gradients;
+
+  Replica() {
+    for (size_t i = 0; i < kSizes.size(); ++i) {
+      residuals.push_back(Normal(kSizes[i], 1, i));
+      gradients.push_back(Normal(kSizes[i], 0.3f, 100 + i));
+    }
+  }
+
+  std::vector<Source> Tensors() {
+    std::vector<Source> tensors;
+    for (size_t i = 0; i < residuals.size(); ++i) {
+      tensors.push_back({residuals[i].data(), gradients[i].data(), GradientType::kFloat});
+    }
+    return tensors;
+  }
+
+  float Sum(int64_t tensor, int64_t element) const {
+    return residuals[tensor][element] + gradients[tensor][element];
+  }
+};
+
+// The places by sorting all of them.
+std::vector<int32_t> ChosenBySort(const Replica& replica, int64_t tensor, LedOrder order) {
+  std::vector<int32_t> places(kSizes[tensor]);
+  std::iota(places.begin(), places.end(), 0);
+  std::stable_sort(places.begin(), places.end(), [&](int32_t a, int32_t b) {
+    return std::fabs(replica.Sum(tensor, a)) > std::fabs(replica.Sum(tensor, b));
+  });
+  places.resize(kEntries[tensor]);
+  if (order == LedOrder::kMagnitude) return places;
+  std::sort(places.begin(), places.end());
+  if (order == LedOrder::kIndex) return places;
+  std::stable_sort(places.begin(), places.end(), [&](int32_t a, int32_t b) {
+    return replica.Sum(tensor, a) < replica.Sum(tensor, b);
+  });
+  return places;
+}
+
+void CheckChosen(Replica* replica) {
+  const LedLayout layout(kSizes, kEntries);
+  for (LedOrder order : {LedOrder::kValue, LedOrder::kIndex, LedOrder::kMagnitude}) {
+    for (int64_t threads : {1, 3}) {
+      std::vector<int32_t> places(layout.num_places(), -1);
+      CHECK(ChooseEntries(layout, replica->Tensors(), order, Threads(threads), places.data()));
+      CHECK(CheckPlaces(layout, places.data()).ok());
+      for (size_t i = 0; i < kSizes.size(); ++i) {
+        const std::vector<int32_t> expected = ChosenBySort(*replica, i, order);
+        CHECK(std::equal(expected.begin(), expected.end(),
+                         places.begin() + layout.tensors()[i].first_place));
+      }
+    }
+  }
+}
+
+void TheLargestAreChosenInEachOrder() {
+  Replica replica;
+  CheckChosen(&replica);
+}
+
+void OfEqualMagnitudesTheFirstAreChosen() {
+  Replica replica;
+  for (auto& residual : replica.residuals) std::fill(residual.begin(), residual.end(), 0.0f);
+  for (auto& gradient : replica.gradients) {
+    for (float& value : gradient) value = std::round(3 * value);
+  }
+  CheckChosen(&replica);
+}
+
+void WhatIsNotSentIsKept() {
+  const LedLayout layout(kSizes, kEntries);
+  const int64_t num_rests = layout.tensors()[1].first_value;  // of the first tensor
+  for (int64_t threads : {1, 3}) {
+    Replica replica;
+    const Replica before = replica;
+    std::vector<int32_t> places(layout.num_places());
+    ChooseEntries(layout, replica.Tensors(), LedOrder::kValue, Threads(threads), places.data());
+    std::vector<float> values(layout.num_values());
+    TakeEntries(layout, replica.Tensors(), places.data(), Threads(threads), values.data());
+    std::vector<float> rests(num_rests);
+    std::vector<float> totals = values;
+    for (int64_t i = 0; i < num_rests; ++i) {
+      totals[i] = std::round(values[i]);
+      rests[i] = values[i] - totals[i];
+    }
+    std::vector<std::vector<float>> outputs;
+    for (int64_t size : kSizes) outputs.emplace_back(size, 7.0f);
+    ApplyEntries(layout, replica.Tensors(), places.data(), totals.data(),
+                 {rests.data(), num_rests}, Threads(threads), Pointers(&outputs));
+    for (size_t i = 0; i < kSizes.size(); ++i) {
+      int64_t sent = 0;
+      for (int64_t j = 0; j < kSizes[i]; ++j) {
+        CHECK(outputs[i][j] + replica.residuals[i][j] == before.Sum(i, j));
+        CHECK(i == 0 || outputs[i][j] == 0 || replica.residuals[i][j] == 0);
+        sent += outputs[i][j] != 0;
+      }
+      CHECK(sent <= (kEntries[i] == 0 ? kSizes[i] : kEntries[i]));
+    }
+    Replica skipped;
+    KeepEntries(layout, skipped.Tensors(), Threads(threads));
+    for (size_t i = 0; i < kSizes.size(); ++i) {
+      for (int64_t j = 0; j < kSizes[i]; ++j) CHECK(skipped.residuals[i][j] == before.Sum(i, j));
+    }
+  }
+}
+
+void WhatIsNotFiniteIsFoundInEachTensor() {
+  const LedLayout layout(kSizes, kEntries);
+  std::vector<int32_t> places(layout.num_places(), 1);
+  CHECK(AllSumsFinite(layout, Replica().Tensors(), Threads(2)));
+  for (size_t i = 0; i < kSizes.size(); ++i) {
+    if (kSizes[i] == 0) continue;
+    for (float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+      Replica replica;
+      replica.gradients[i].back() = bad;
+      CHECK(!AllSumsFinite(layout, replica.Tensors(), Threads(2)));
+      CHECK(!ChooseEntries(layout, replica.Tensors(), LedOrder::kValue, Threads(2),
+                           places.data()));
+      CHECK(std::count(places.begin(), places.end(), 0) == layout.num_places());
+    }
+  }
+}
+
+void PlacesOutsideOfTheirTensorAreRefused() {
+  const LedLayout layout(kSizes, kEntries);
+  for (int32_t bad : {-1, 7, std::numeric_limits<int32_t>::max()}) {
+    std::vector<int32_t> places(layout.num_places(), 0);
+    CHECK(CheckPlaces(layout, places.data()).ok());
+    places[layout.tensors()[1].first_place] = bad;
+    CHECK(CheckPlaces(layout, places.data()).message.find("tensor 1") == 0);
+  }
+}
+
+void NumbersOfEntriesThatNoTensorHasAreRefused() {
+  CHECK(CheckEntries(kSizes, kEntries).ok());
+  CHECK(!CheckEntries({5, 5}, {5}).ok());
+  CHECK(!CheckEntries({5}, {6}).ok());
+  CHECK(!CheckEntries({5}, {-1}).ok());
+  CHECK(!CheckEntries({int64_t{1} << 40}, {int64_t{1} << 31}).ok());
+}
+
+}  // namespace
+}  // namespace gradcomp
+
+int main() {
+  using namespace gradcomp;
+  RUN(TheLargestAreChosenInEachOrder);
+  RUN(OfEqualMagnitudesTheFirstAreChosen);
+  RUN(WhatIsNotSentIsKept);
+  RUN(WhatIsNotFiniteIsFoundInEachTensor);
+  RUN(PlacesOutsideOfTheirTensorAreRefused);
+  RUN(NumbersOfEntriesThatNoTensorHasAreRefused);
+}

@@ -1,0 +1,183 @@
+"""The ops of LGC's steps: what they compute beside NumPy, shapes, and wrong arguments."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.ops.adacomp_cases import DTYPES, assert_same_bits, normal
+from tf_gradcomp import ops
+from tf_gradcomp.reference import lgc as reference
+
+WRONG = (tf.errors.InvalidArgumentError, ValueError)  # in eager execution, in a graph
+SHAPES = ([40, 60], [], [0], [9, 3], [5], [2000])
+ENTRIES = (24, 1, 0, 0, 5, 1)
+
+
+@pytest.fixture(params=["eager", "graph"])
+def call(request):
+    return tf.function if request.param == "graph" else lambda function: function
+
+
+class Replica:
+    """One replica, with what it has in NumPy, too."""
+
+    def __init__(self, dtype=tf.float32):
+        self.residuals = [
+            tf.Variable(normal(shape, 0.1, seed)) for seed, shape in enumerate(SHAPES)
+        ]
+        self.gradients = [
+            tf.constant(normal(shape, 1, 10 + seed, dtype)) for seed, shape in enumerate(SHAPES)
+        ]
+        self.led = ops.Led(self.residuals, self.gradients, ENTRIES)
+        self.sums = [
+            (residual.numpy() + gradient.numpy().astype(np.float32)).reshape(-1)
+            for residual, gradient in zip(self.residuals, self.gradients, strict=True)
+        ]
+
+    def chosen(self, order="value"):
+        """The places by the reference, those of a tensor that is sent whole being all of them."""
+        return [
+            reference.largest(values, count, order) if count else np.arange(values.size)
+            for values, count in zip(self.sums, ENTRIES, strict=True)
+        ]
+
+    def spread(self, values, kept):
+        """Dense tensors that have the values at the chosen places, and else are `kept`."""
+        places = self.chosen()
+        parts = np.split(values, np.cumsum([len(p) for p in places])[:-1])
+        dense = [array.copy() for array in kept]
+        for array, where, part in zip(dense, places, parts, strict=True):
+            array[where] = part
+        return [array.reshape(shape) for array, shape in zip(dense, SHAPES, strict=True)]
+
+
+def sent_places(places):
+    return np.concatenate([p for p, count in zip(places, ENTRIES, strict=True) if count])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ["value", "index", "magnitude"])
+def test_the_leader_chooses_the_largest_and_others_nothing(order, dtype, call):
+    replica = Replica(dtype)
+    select = call(lambda lead: ops.led_select(replica.led, lead, order=order))
+    places, finite = select(tf.constant(True))
+    np.testing.assert_array_equal(places, sent_places(replica.chosen(order)))
+    others, others_finite = select(tf.constant(False))
+    np.testing.assert_array_equal(others, np.zeros(31))
+    assert finite and others_finite
+    assert places.shape == [31]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_was_not_sent_stays_in_the_residual(dtype, call):
+    replica = Replica(dtype)
+    places, finite = ops.led_select(replica.led, True, order="value")
+    given = call(lambda: ops.led_take(replica.led, places, finite))()
+    expected = [s[p] for s, p in zip(replica.sums, replica.chosen(), strict=True)]
+    assert_same_bits(given, np.concatenate(expected))
+    totals = 2 * given
+    rests = given[:24] / 4
+    before = [residual.numpy() for residual in replica.residuals]
+
+    @call
+    def apply(finite):
+        return ops.led_apply(replica.led, places, totals, rests, True, finite)
+
+    *skipped, taken = tf.nest.flatten(apply(False))
+    assert not taken
+    for residual, values, reduced in zip(replica.residuals, replica.sums, skipped, strict=True):
+        assert_same_bits(residual, values.reshape(residual.shape))
+        assert not reduced.numpy().any()
+    for residual, array in zip(replica.residuals, before, strict=True):
+        residual.assign(array)
+    *reduced, taken = tf.nest.flatten(apply(True))
+    assert taken
+    nothing = [np.zeros_like(values) for values in replica.sums]
+    kept = np.concatenate([rests, np.zeros(len(given) - 24, np.float32)])
+    for of_one, array in zip(reduced, replica.spread(totals.numpy(), nothing), strict=True):
+        assert_same_bits(of_one, array)
+    for residual, array in zip(
+        replica.residuals, replica.spread(kept, replica.sums), strict=True
+    ):
+        assert_same_bits(residual, array)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 3])
+def test_what_is_not_finite_is_neither_chosen_nor_given_nor_kept(place, bad):
+    replica = Replica()
+    wrong = replica.gradients[place].numpy()
+    wrong.reshape(-1)[-1] = bad
+    replica.gradients[place] = tf.constant(wrong)
+    for lead in (True, False):
+        places, finite = ops.led_select(replica.led, lead, order="value")
+        assert not finite
+        np.testing.assert_array_equal(places, np.zeros(31))
+    given = ops.led_take(replica.led, places, finite)
+    assert not given.numpy().any()
+    before = [residual.numpy() for residual in replica.residuals]
+    *reduced, taken = tf.nest.flatten(
+        ops.led_apply(replica.led, places, given + bad, tf.zeros([0]), finite, True)
+    )
+    assert not taken
+    for residual, array, of_one in zip(replica.residuals, before, reduced, strict=True):
+        assert_same_bits(residual, array)
+        assert not of_one.numpy().any()
+
+
+def test_a_residual_that_was_read_keeps_its_value():
+    replica = Replica()
+    places, finite = ops.led_select(replica.led, True, order="value")
+    read = [residual.read_value() for residual in replica.residuals]
+    copies = [value.numpy().copy() for value in read]
+    given = ops.led_take(replica.led, places, finite)
+    ops.led_apply(replica.led, places, given, tf.zeros([0]), True, True)
+    for value, copy in zip(read, copies, strict=True):
+        assert_same_bits(value, copy)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (ENTRIES[:-1], "entries has 5 numbers"),
+        ((2401, *ENTRIES[1:]), r"entries\[0\] is 2401; expected 1 to 2400"),
+        ((-1, *ENTRIES[1:]), r"entries\[0\] is -1"),
+    ],
+)
+def test_wrong_numbers_of_entries_are_refused(entries, message, call):
+    led = Replica().led._replace(entries=list(entries))
+    with pytest.raises(WRONG, match=message):
+        call(lambda: ops.led_select(led, True, order="value"))()
+
+
+def test_wrong_places_totals_and_rests_are_refused():
+    replica = Replica()
+    places, finite = ops.led_select(replica.led, True, order="value")
+    given = ops.led_take(replica.led, places, finite)
+    for bad in (-1, 2400):
+        wrong = tf.concat([[bad], places[1:]], 0)
+        with pytest.raises(WRONG, match=f"tensor 0: place {bad} of entry 0; expected one below"):
+            ops.led_take(replica.led, wrong, True)
+    with pytest.raises(WRONG, match="places has 30 elements; expected 31"):
+        ops.led_take(replica.led, places[1:], True)
+    for totals, rests, message in (
+        (given[1:], tf.zeros([0]), "totals has"),
+        (given, tf.concat([given, [0.0]], 0), "rests has"),
+    ):
+        with pytest.raises(WRONG, match=message):
+            ops.led_apply(replica.led, places, totals, rests, True, True)
+
+
+def test_shapes_are_known_while_a_graph_is_built():
+    replica = Replica()
+
+    @tf.function
+    def step():
+        places, finite = ops.led_select(replica.led, True, order="value")
+        assert places.shape == [31]
+        given = ops.led_take(replica.led, places, finite)
+        assert given.shape == [31 + 27]
+        reduced, _ = ops.led_apply(replica.led, places, given, tf.zeros([0]), True, True)
+        assert [list(of_one.shape) for of_one in reduced] == [list(shape) for shape in SHAPES]
+
+    step()

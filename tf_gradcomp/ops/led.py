@@ -1,0 +1,123 @@
+"""Sums of entries at places that one replica has chosen for all: LGC in each of its phases.
+
+Of each tensor, either a number of entries is chosen, those of largest magnitude, or it is sent whole.
+With m the residual and g the gradient of a variable, and I the chosen places, or all of them where it
+is sent whole (Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning",
+https://arxiv.org/abs/2103.08870):
+
+    y = m + g
+    given: y at I
+    m <- y            elsewhere
+    m <- the rest     at I: what y is beyond what was sent of it
+
+All arithmetic is float32. Results don't depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_gradcomp.ops import library
+from tf_gradcomp.ops.handles import handles_of
+from tf_gradcomp.ops.settings import Settings, tensor_of
+
+
+class Led(NamedTuple):
+    """What these ops work on, for one replica.
+
+    Attributes:
+        residuals: float32 variables or their resource handles.
+        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
+        entries: How many entries are chosen of each tensor, up to its size and below 2^31; 0: it is
+            sent whole.
+    """
+
+    residuals: Sequence[tf.Tensor | tf.Variable]
+    gradients: Sequence[tf.Tensor]
+    entries: Settings
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments as the ops take them."""
+        return {
+            "residuals": handles_of(self.residuals),
+            "gradients": list(self.gradients),
+            "entries": tensor_of(self.entries),
+        }
+
+
+def led_select(led: Led, lead: tf.Tensor | bool, *, order: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """Chooses the entries of largest magnitude of each tensor, the first of equals.
+
+    Args:
+        led: What to choose from; nothing is changed.
+        lead: bool scalar. If false, nothing is chosen, and places are zeros.
+        order: Of the entries of a tensor: `"value"`, ascending; `"index"`, ascending; or
+            `"magnitude"`, descending. Of equals the first comes first.
+
+    Returns:
+        places, int32 [entries of all tensors], zeros where y is not finite; and finite, bool scalar:
+        whether all of y is.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If shapes or entries are wrong.
+    """
+    return library.load().led_select(lead=lead, order=order, **led.arguments())
+
+
+def led_take(led: Led, places: tf.Tensor, finite: tf.Tensor | bool) -> tf.Tensor:
+    """What a replica gives: y at the places, and all of it of tensors that are sent whole.
+
+    Args:
+        led: What to take from; nothing is changed.
+        places: int32 [entries of all tensors], the same on all replicas.
+        finite: bool scalar, whether this replica's y is. If not, zeros are returned.
+
+    Returns:
+        float32 [values], those of one tensor behind those of another.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If a place is not in its tensor, as from a broken replica.
+    """
+    return library.load().led_take(places=places, finite=finite, **led.arguments())
+
+
+def led_apply(
+    led: Led,
+    places: tf.Tensor,
+    totals: tf.Tensor,
+    rests: tf.Tensor,
+    own_finite: tf.Tensor | bool,
+    finite: tf.Tensor | bool,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Ends a step: spreads the totals over dense tensors, and keeps what was not sent.
+
+    Where the step is to be skipped, a replica that is finite itself keeps its whole gradient.
+
+    Args:
+        led: Its residuals are updated in place.
+        places: int32 [entries of all tensors], the same on all replicas.
+        totals: float32 [values], the sum of what all replicas sent, in the order of `led_take`.
+        rests: float32 [at most values]: what was not sent of the first values that `led_take` gave.
+            The others were sent as they are.
+        own_finite: bool scalar, whether this replica's y is finite.
+        finite: bool scalar; where it is false, the step is skipped whatever the totals are.
+
+    Returns:
+        reduced, one float32 tensor per gradient, zeros on a skipped step; and all_finite, bool
+        scalar: whether the step is taken.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If a place is not in its tensor, or totals or rests have a
+            wrong length.
+    """
+    return library.load().led_apply(
+        places=places,
+        totals=totals,
+        rests=rests,
+        own_finite=own_finite,
+        finite=finite,
+        **led.arguments(),
+    )
