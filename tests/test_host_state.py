@@ -133,7 +133,7 @@ def test_an_exchange_is_the_same_with_state_on_an_accelerator(monkeypatch):
 
 
 ALL = {"residual", "second_moment", "largest_second_moment"}
-WARMED_UP = gc.compressors.QSGD(warmup_steps=1, warmup=gc.compressors.AdaComp())
+LOW_RANK = gc.compressors.PowerSGD()
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,13 @@ WARMED_UP = gc.compressors.QSGD(warmup_steps=1, warmup=gc.compressors.AdaComp())
         (gc.compressors.TopK(clip_norm=1.0), ALL - {"residual"}),
         (gc.compressors.QSGD(), ALL),
         (gc.compressors.SignSGD(), ALL),
-        (gc.compressors.AdaComp(warmup_steps=1), set()),
-        (WARMED_UP, set()),
-        (gc.compressors.QSGD(warmup_steps=1), ALL - {"residual"}),
+        (gc.compressors.AdaComp(warmup_steps=1), ALL),
+        (gc.compressors.QSGD(warmup_steps=1, warmup=gc.compressors.AdaComp()), ALL),
+        (gc.compressors.QSGD(warmup_steps=1, warmup=LOW_RANK), ALL - {"residual"}),
+        (gc.compressors.AdaComp(warmup_steps=1, warmup=LOW_RANK), set()),
         (gc.compressors.LGC(), ALL - {"residual"}),
+        (gc.compressors.LGreCo("qsgd"), ALL),
+        (gc.compressors.LGreCo("power_sgd"), ALL - {"residual"}),
     ],
     ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else None,
 )

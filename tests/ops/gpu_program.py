@@ -6,6 +6,7 @@ python gpu_program.py LIBRARY exchange on_gpu|one|copied
 
 import collections
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -23,10 +24,14 @@ from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
 from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.distribute.replica_step import ReplicaStep, by_stage
 from tf_gradcomp.ops import gpu, library
+from tf_gradcomp.policy import DENSE, GradientSpec
 
 KERNEL_NAMES = Path(__file__).parents[2] / "custom_ops" / "gpu" / "kernel_names.h"
 FINGERPRINT, STEP = 7, 3
@@ -43,10 +48,15 @@ METHODS = {
         compressors.TopK(density=0.05),
         compressors.QSGD(),
         compressors.SignSGD(),
+        compressors.LGreCo("adacomp(bin_sizes=50)"),
     ],
     "one": [compressors.AdaComp(50)],
     "copied": [compressors.PowerSGD()],  # but for the second moments
 }
+IN_TURN = [
+    compressors.AdaComp(50, warmup_steps=2),
+    compressors.TopK(density=0.05, warmup_steps=2, warmup=compressors.AdaComp(20)),
+]
 
 
 def numbers(seed, scale=1.0):
@@ -276,6 +286,37 @@ def encode_without_memory(fake):
     np.testing.assert_allclose(residual.numpy(), before, atol=1e-6)
 
 
+def compare_turns(wrap, compressor):
+    """A method and its warm-up, which begins with what a step of the other has left."""
+    specs = [GradientSpec(f"v{i}", (size,), "float32", DENSE) for i, size in enumerate(SIZES)]
+    after = []
+    for device in ("GPU:0", "CPU:0"):
+        with tf.device(device):
+            states = [new_state(compressor, specs) for _ in range(2)]
+
+        def step(number, gradients, states=states, device=device):
+            with tf.device(device):
+                replicas = [
+                    ReplicaStep.of(specs, gradients[rank], handles(state), number, True, rank, 2)
+                    for rank, state in enumerate(states)
+                ]
+                return by_stage(
+                    compressor,
+                    replicas[0].inputs,
+                    lambda method: in_lockstep([one.talk(method) for one in replicas])[0].result,
+                )
+
+        turns = wrap(step)
+        reduced = []
+        for number in (2, 3, 1, 0, 2):
+            gradients = [numbers(10 + number), numbers(20 + number, 0.5)]
+            reduced += turns(tf.constant(number, tf.int64), gradients).reduced
+        residuals = [one for state in states for one in state[RESIDUAL]]
+        assert all(device in residual.device for residual in residuals)
+        after.append([*reduced, *residuals])
+    same(*after)
+
+
 def compare(*cases):
     for wrap, dtype, divides in cases:
         compare_steps(wrap, dtype, divides)
@@ -371,6 +412,8 @@ def main():
     if part == "kernels":
         cases = [(eager, dtype, dtype != "float16") for dtype in DTYPES]
         compare(*cases, (tf.function, "float32", True))
+        for wrap, compressor in itertools.product((eager, tf.function), IN_TURN):
+            compare_turns(wrap, compressor)
         encode_without_memory(fake)
     elif part == "exchange":
         compare_exchange(methods)

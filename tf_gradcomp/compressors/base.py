@@ -145,9 +145,9 @@ class Compressor(abc.ABC):
         preconditions: Whether `exchange` itself divides gradients by the roots of second moments,
             with the same bits as `ExchangeInputs.preconditioned`. If it does not, `conversation`
             divides them before; always so with AMSGrad.
-        has_gpu_kernels: Whether its ops run on a GPU as well, on residuals that are there, and on
-            second moments if it divides by itself. Residuals of other methods are copied to the
-            host for each step.
+        has_gpu_kernels: Whether its ops run on a GPU as well, on all state that is there, and on
+            second moments if it divides by itself. State of other methods is copied to the host for
+            each step.
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
         keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.

@@ -32,6 +32,7 @@ class Cast(Compressor):
     """
 
     name = "cast"
+    has_gpu_kernels = True  # TensorFlow's own
 
     def __init__(self, dtype: str = "float16", **warmup: Any) -> None:
         super().__init__(**warmup)

@@ -98,6 +98,7 @@ class LGreCo(Compressor):
         self._ranges: dict[tuple[GradientSpec, ...], tuple[np.ndarray, list[int]]] = {}
         self.residual_scale = self.method.residual_scale
         self.helped_by_precondition = self.method.helped_by_precondition
+        self.has_gpu_kernels = self.method.has_gpu_kernels
 
     @property
     def plan_name(self) -> str:

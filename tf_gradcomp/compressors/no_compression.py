@@ -22,6 +22,7 @@ class NoCompression(Compressor):
     """
 
     name = "no_compression"
+    has_gpu_kernels = True  # TensorFlow's own
     keeps_slices = True
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:

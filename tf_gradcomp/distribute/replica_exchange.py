@@ -74,12 +74,11 @@ class Parts:
     def on_gpu(self) -> frozenset[str]:
         """The state that stays on a GPU in a step: all that is done with it can be done there."""
         methods = list(in_turn(self.compressor))
-        names = {SECOND_MOMENT, LARGEST}
-        if len(methods) == 1 and self.compressor.has_gpu_kernels:
-            names.add(RESIDUAL)
-        elif any(method.preconditions for method in methods):
+        if all(method.has_gpu_kernels for method in methods):
+            return frozenset(self.state)
+        if any(method.preconditions for method in methods):
             return frozenset()  # one op has second moments and residuals
-        return frozenset(names & self.state.keys())
+        return frozenset({SECOND_MOMENT, LARGEST} & self.state.keys())
 
     @property
     def is_copied(self) -> bool:
