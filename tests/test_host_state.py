@@ -141,7 +141,7 @@ LOW_RANK = gc.compressors.PowerSGD()
     [
         (gc.compressors.AdaComp(), ALL),
         (gc.compressors.ScaleCom(), ALL),
-        (gc.compressors.ScaleCom(value_bits=8), ALL - {"residual"}),
+        (gc.compressors.ScaleCom(value_bits=8), ALL),
         (gc.compressors.TopK(), ALL),
         (gc.compressors.TopK(momentum=0.9), ALL - {"residual"}),
         (gc.compressors.TopK(clip_norm=1.0), ALL - {"residual"}),

@@ -77,11 +77,15 @@ Status CheckEntries(const std::vector<int64_t>& sizes, const std::vector<int64_t
     return {Concat("entries has ", entries.size(), " numbers; expected ", sizes.size(),
                    ": give one for each tensor")};
   }
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // a place is an int32
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const int64_t most = std::min<int64_t>(sizes[i], std::numeric_limits<int32_t>::max());
-    if (entries[i] < 0 || entries[i] > most) {
-      return {Concat("entries[", i, "] is ", entries[i], "; expected 1 to ", most,
+    if (entries[i] < 0 || entries[i] > sizes[i]) {
+      return {Concat("entries[", i, "] is ", entries[i], "; expected 1 to ", sizes[i],
                      ", or 0 for a tensor that is sent whole")};
+    }
+    if (entries[i] > 0 && sizes[i] > kMost) {
+      return {Concat("tensor ", i, " has ", sizes[i], " elements; expected at most ", kMost,
+                     ", or 0 entries, which sends it whole")};
     }
   }
   return {};

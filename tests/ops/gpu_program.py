@@ -44,6 +44,8 @@ METHODS = {
     "on_gpu": [
         compressors.AdaComp(50),
         compressors.ScaleCom(rates=20, beta=0.5),
+        compressors.ScaleCom(rates=20, value_bits=16),
+        compressors.ScaleCom(rates=20, value_bits=4),
         compressors.RandomK(density=0.1),
         compressors.TopK(density=0.05),
         compressors.QSGD(),

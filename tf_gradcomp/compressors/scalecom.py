@@ -87,6 +87,7 @@ class ScaleCom(Compressor):
 
     name = "scalecom"
     helped_by_precondition = True
+    has_gpu_kernels = True
     delays_unless = _SENT_WHOLE
 
     def __init__(
@@ -112,7 +113,6 @@ class ScaleCom(Compressor):
                 f"{value_bits!r}."
             )
         self.value_bits = value_bits
-        self.has_gpu_kernels = value_bits == FLOAT_BITS
 
     def rate(self, spec: GradientSpec) -> int:
         """Of how many entries of this variable one is sent."""

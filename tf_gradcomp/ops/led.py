@@ -31,8 +31,8 @@ class Led(NamedTuple):
     Attributes:
         residuals: float32 variables or their resource handles.
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        entries: How many entries are chosen of each tensor, up to its size and below 2^31; 0: it is
-            sent whole.
+        entries: How many entries are chosen of each tensor, up to its size, which must then be
+            below 2^31; 0: it is sent whole.
     """
 
     residuals: Sequence[tf.Tensor | tf.Variable]
