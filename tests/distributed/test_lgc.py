@@ -44,15 +44,24 @@ def test_all_workers_go_through_all_phases_together(way, request):
     assert 0 < chief["tensors"] < chief["payload"]
 
 
-def test_a_job_goes_on_from_amid_the_training_of_its_autoencoder(trained):
-    saved = trained[0]["epochs"][1]
+def assert_goes_on(job, saved):
+    """What was saved is there again, and all phases that are left follow."""
+    for name in ("weights", "phase", "skipped", "job"):
+        assert job["restored"][name] == saved[name], name
+    assert job["phases"] == sorted(job["phases"])
+    assert job["epochs"][-1]["log"] == 3
+
+
+@pytest.mark.parametrize("epoch", range(3))
+def test_a_job_goes_on_from_each_phase(trained, epoch):
+    saved = trained[0]["epochs"][epoch]
     for worker in trained:
-        for name in ("weights", "phase", "skipped", "job"):
-            assert worker["restored"][name] == saved[name], name
-        assert worker["again"]["phases"] == trained[0]["again"]["phases"]
-        assert worker["again"]["epochs"][-1]["log"] == 3
-        assert worker["again"]["epochs"][-1]["job"]["lgc_learnt"] >= saved["job"]["lgc_learnt"]
-    assert trained[0]["restored"]["learnt"] == saved["learnt"] > 0
+        job = worker["jobs"][epoch]
+        assert_goes_on(job, saved)
+        assert job["phases"] == trained[0]["jobs"][epoch]["phases"]
+        assert job["epochs"][-1]["weights"] == trained[0]["jobs"][epoch]["epochs"][-1]["weights"]
+        assert job["epochs"][-1]["job"]["lgc_learnt"] >= saved["job"]["lgc_learnt"]
+    assert trained[0]["jobs"][epoch]["restored"]["learnt"] == saved["learnt"]
 
 
 def test_more_workers_go_on_from_each_phase(trained, folder):
@@ -61,11 +70,9 @@ def test_more_workers_go_on_from_each_phase(trained, folder):
         saved = trained[0]["epochs"][epoch]
         for worker in resumed:
             job = worker["jobs"][epoch]
-            for name in ("weights", "phase", "skipped", "job"):
-                assert job["restored"][name] == saved[name], name
+            assert_goes_on(job, saved)
             assert job["restored"]["residuals"] == pytest.approx(saved["residuals"], abs=1e-4)
-            assert job["phases"] == resumed[0]["jobs"][epoch]["phases"] == sorted(job["phases"])
-            assert job["epochs"] == [] or job["epochs"][-1]["log"] == 3
+            assert job["phases"] == resumed[0]["jobs"][epoch]["phases"]
             for one, two in zip(job["epochs"], resumed[0]["jobs"][epoch]["epochs"], strict=True):
                 assert one["weights"] == two["weights"]
                 assert one["told"] == two["told"]

@@ -1,7 +1,7 @@
 """Trains by LGC through all of its phases; in each epoch, a gradient of worker 1 is not finite.
 
-lgc.py train FOLDER WAY PATTERN   saves after each epoch; then goes on from the one amid training
-lgc.py resume FOLDER              goes on from each of these, one after the other
+lgc.py train FOLDER WAY PATTERN   saves after each epoch; then goes on from each of the first three
+lgc.py resume FOLDER              goes on from these, in another job
 """
 
 import pathlib
@@ -105,16 +105,13 @@ def train():
     whole = fit(model, exchange, EPOCHS, checkpoint)
     traffic = exchange.traffic()
     tensors = sum(traffic.tensor_bytes.values())
-    checkpoint.read(path_of(1)).assert_consumed()
-    restored = seen(model, exchange)
-    again = fit(model, exchange, EPOCHS - 2)
+    jobs = go_on(model, exchange, checkpoint)
     report(
         {
             **whole,
             "payload": traffic.payload_bytes,
             "tensors": tensors,
-            "restored": restored,
-            "again": again,
+            "jobs": jobs,
             "other weights": error_with_other_weights(model, exchange),
         }
     )
@@ -132,15 +129,20 @@ def error_with_other_weights(model, exchange):
     return "no error"
 
 
-def resume():
-    model, exchange = built("optimizer", "all_reduce")
-    checkpoint = tf.train.Checkpoint(model=model, exchange=exchange)
+def go_on(model, exchange, checkpoint):
+    """Trains on from what was saved in each of the phases, one after the other."""
     jobs = []
     for epoch in range(3):
         checkpoint.read(path_of(epoch)).assert_consumed()
         restored = seen(model, exchange)
         jobs.append({"restored": restored, **fit(model, exchange, EPOCHS - 1 - epoch)})
-    report({"jobs": jobs})
+    return jobs
+
+
+def resume():
+    model, exchange = built("optimizer", "all_reduce")
+    checkpoint = tf.train.Checkpoint(model=model, exchange=exchange)
+    report({"jobs": go_on(model, exchange, checkpoint)})
 
 
 if __name__ == "__main__":
