@@ -18,6 +18,7 @@ PUBLIC = [
     "CompressedAllReduce",
     "CompressedOptimizer",
     "HorovodGroup",
+    "HorovodHosts",
     "MultiWorkerMirroredStrategy",
     "Policy",
     "__version__",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.chief import is_chief
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
     from tf_gradcomp.distribute.horovod_group import HorovodGroup
+    from tf_gradcomp.distribute.horovod_hosts import HorovodHosts
     from tf_gradcomp.keras3.optimizer import CompressedOptimizer
     from tf_gradcomp.keras_any.advise import advise
     from tf_gradcomp.keras_any.autoencoder import Autoencoder
@@ -41,6 +42,7 @@ _HOME = {
     "Autoencoder": "tf_gradcomp.keras_any.autoencoder",
     "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
     "HorovodGroup": "tf_gradcomp.distribute.horovod_group",
+    "HorovodHosts": "tf_gradcomp.distribute.horovod_hosts",
     "Policy": "tf_gradcomp.keras_any.policy",
     "advise": "tf_gradcomp.keras_any.advise",
     "broadcast_initial_state": "tf_gradcomp.keras_any.initial_state",
@@ -57,6 +59,7 @@ __all__ = [
     "CompressedAllReduce",
     "CompressedOptimizer",
     "HorovodGroup",
+    "HorovodHosts",
     "MultiWorkerMirroredStrategy",
     "Policy",
     "__version__",

@@ -148,11 +148,11 @@ ROWS = {
         [f"{KERAS2}callbacks_log_and_a_backup_is_gone_on_with"],
         [f"{KERAS2}callbacks_do_so_under_horovod"],
     ),
-    "several replicas in each process, on [two levels](docs/two_levels.md)": (
+    "several GPUs in each host, on [two levels](docs/two_levels.md)": (
         [f"{STRATEGY}two_level.py::test_trains_as_one_replica_in_each_process"],
-        NOT_THERE,
+        [f"{HOROVOD}ranks_of_hosts_train_as_one_replica_of_each"],
         UNTESTED,
-        NOT_THERE,
+        UNTESTED,
     ),
     "going on with another number of workers": (
         [

@@ -300,6 +300,31 @@ def test_sets_of_processes_train_apart():
         assert seen[0][method] == seen[2][method]
     assert seen[0]["adacomp"] != seen[1]["adacomp"]
     assert "is not in" in seen[0]["not in it"]
+    assert "all ranks are on one host" in seen[0]["one host"]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", **ONE_THREAD}
+    return results(run_ranks("hosts.py", 4, hosts=2, env=env))
+
+
+def test_ranks_of_hosts_train_as_one_replica_of_each(hosts):
+    assert [rank["host"] for rank in hosts] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    dense = only([rank["dense"]["values"] for rank in hosts])
+    assert largest_difference(dense, hosts[0]["dense of learners"]["values"]) <= 2e-6
+    assert only([rank["skipped"] for rank in hosts])["skipped"] == 1
+
+
+@pytest.mark.parametrize("method", ["adacomp", "scalecom", "warmed up"])
+def test_hosts_exchange_as_that_many_learners_do(hosts, method):
+    ranks = [rank["methods"][method] for rank in hosts]
+    only([rank["weights"] for rank in ranks])
+    for one, other in (ranks[:2], ranks[2:]):
+        assert one == other
+    learners = hosts[0]["learners"][method]
+    assert largest_difference(ranks[0]["values"], learners["values"]) <= 1e-5
+    assert largest_difference(ranks[0]["waits"], learners["waits"]) <= 1e-5
 
 
 def test_gradcomp_run_starts_ranks_and_ends_as_the_first_that_fails(tmp_path):

@@ -96,9 +96,7 @@ def test_what_was_not_sent_stays_in_the_residual(dtype, call):
     kept = np.concatenate([rests, np.zeros(len(given) - 24, np.float32)])
     for of_one, array in zip(reduced, replica.spread(totals.numpy(), nothing), strict=True):
         assert_same_bits(of_one, array)
-    for residual, array in zip(
-        replica.residuals, replica.spread(kept, replica.sums), strict=True
-    ):
+    for residual, array in zip(replica.residuals, replica.spread(kept, replica.sums), strict=True):
         assert_same_bits(residual, array)
 
 

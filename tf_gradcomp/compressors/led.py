@@ -127,9 +127,7 @@ class LedStep:
         payload, places = self._chosen, self.layout.coded_entries + self.layout.plain_entries
         if more:
             leads = tf.equal(self.leader, self.inputs.rank)
-            told = tf.cond(
-                leads, lambda: more(self.coded()), lambda: tf.zeros([words], tf.int32)
-            )
+            told = tf.cond(leads, lambda: more(self.coded()), lambda: tf.zeros([words], tf.int32))
             payload = tf.concat([payload, told], 0)
         payload = tf.ensure_shape(payload, [places + words])
         payload = yield from unless_empty(payload, lambda given: Broadcast(given, self.leader))

@@ -234,6 +234,23 @@ class GradientExchange(tf.Module):
         """What is not yet sent, in the order of `specs`; empty if the method keeps nothing."""
         return self.state.get(RESIDUAL, [])
 
+    def sums_of_processes(
+        self, gradients: Gradients, variables: Sequence[Any]
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """The gradients that a replica brings: where several processes are one, their sums.
+
+        Args:
+            gradients: One for each of `variables`, in their shapes and dtypes.
+            variables: Some or all of those it was built for.
+
+        Raises:
+            WorkersDisagreeError: As `reduce` does.
+        """
+        paths = [self.specs[self._number(variable)].path for variable in variables]
+        self._agreement.check(paths, gradients, self._progress)
+        names = [f"{self._parts.label}_{path}" for path in paths]
+        return self._parts.group.sums_of_processes(gradients, names)
+
     def reduce(
         self,
         gradients: Gradients,

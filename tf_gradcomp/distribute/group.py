@@ -141,6 +141,17 @@ class Group(abc.ABC):
         each_replica = tf.distribute.get_strategy().extended.call_for_each_replica
         return each_replica(reduce, args=(list(gradients),))
 
+    def sums_of_processes(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], names: Sequence[str]
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """What a replica has of gradients, where several processes are one: their sums.
+
+        Args:
+            gradients: Those of this process.
+            names: Of what they are; equal on all processes.
+        """
+        return list(gradients)
+
     def label(self, paths: Sequence[str]) -> str:
         """What tells the collectives of an exchange of these variables from those of others.
 

@@ -64,8 +64,7 @@ class HorovodCommunicator(Communicator):
         dtype = values.dtype
         if dtype in _NOT_BY_HOROVOD:
             values = tf.cast(values, tf.float32)
-        total = self._hvd.allreduce(values, op=self._hvd.Sum, **self._named())
-        return tf.cast(total, dtype)
+        return tf.cast(self._sum(values), dtype)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
         """The int32 vector of the replica whose rank is `root`."""
@@ -76,15 +75,18 @@ class HorovodCommunicator(Communicator):
         """The bytes that each element of a sum has on its way."""
         return 4 if dtype in _NOT_BY_HOROVOD else dtype.size
 
-    def _gather(self, values: tf.Tensor) -> tf.Tensor:
-        return self._hvd.allgather(values, **self._named())
+    def _sum(self, values: tf.Tensor) -> tf.Tensor:
+        return self._hvd.allreduce(values, op=self._hvd.Sum, **self._named(self._process_set))
 
-    def _named(self) -> dict[str, Any]:
+    def _gather(self, values: tf.Tensor) -> tf.Tensor:
+        return self._hvd.allgather(values, **self._named(self._process_set))
+
+    def _named(self, process_set: Any) -> dict[str, Any]:
         self._collectives += 1
         return {
             "name": f"gradcomp_{self.label}_{self._collectives}",
             "ignore_name_scope": True,  # for names to be the same wherever a step is traced
-            "process_set": self._process_set,
+            "process_set": process_set,
         }
 
 

@@ -244,7 +244,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         group = self.group
         if group.loss_is_divided:
             return [gradient for gradient, _ in pairs]
-        return [divided(gradient, group.size) for gradient, _ in pairs]
+        return [divided(gradient, group.all_replicas.size) for gradient, _ in pairs]
 
     def _apply_across_replicas(
         self,

@@ -202,7 +202,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         grads = unscaled(grads, scaler, self._core.loss_scale_factor)
         group = self.group
         if not group.loss_is_divided:
-            grads = [divided(gradient, group.size) for gradient in grads]
+            grads = [divided(gradient, group.all_replicas.size) for gradient in grads]
         context.merge_call(self._apply_across_replicas, args=(scaler, list(grads), list(variables)))
 
     def apply_gradients(

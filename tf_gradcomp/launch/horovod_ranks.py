@@ -11,11 +11,12 @@ _THIS_MACHINE, _LOOPBACK = "127.0.0.1", "lo"
 
 
 @contextlib.contextmanager
-def horovod_ranks(ranks: int) -> Iterator[list[dict[str, str]]]:
+def horovod_ranks(ranks: int, hosts: int = 1) -> Iterator[list[dict[str, str]]]:
     """The environment of each rank; within this context, a server tells them of each other.
 
     Args:
         ranks: How many there will be.
+        hosts: As on how many machines they see themselves, with as many ranks on each.
 
     Raises:
         ImportError: If Horovod is not installed; says how to build it.
@@ -26,7 +27,9 @@ def horovod_ranks(ranks: int) -> Iterator[list[dict[str, str]]]:
         from horovod.runner.http.http_server import RendezvousServer
     except ImportError as error:
         raise ImportError(HOW_TO_BUILD % error) from error
-    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
+    names = ["localhost"] if hosts == 1 else [f"host{number}" for number in range(hosts)]
+    shared_out = ",".join(f"{name}:{ranks // hosts}" for name in names)
+    slots = get_host_assignments(parse_hosts(shared_out), ranks)
     server = RendezvousServer()
     of_job = create_run_env_vars(_THIS_MACHINE, [_LOOPBACK], server.start())
     server.init(slots)

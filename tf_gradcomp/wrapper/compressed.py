@@ -159,6 +159,8 @@ class Compressed:
             self.exchange.count_skip(finite)
             return self.exchange.flush(grads, variables, inner=inner), finite
         self._agree_on_values(group)
+        if group.processes > group.size:
+            grads = self.exchange.sums_of_processes(grads, variables)
         if self.exchange.preconditioner:
             grads = self._clip(grads, variables)
         if self._measuring:

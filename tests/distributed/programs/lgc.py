@@ -105,7 +105,7 @@ def train():
     whole = fit(model, exchange, EPOCHS, checkpoint)
     traffic = exchange.traffic()
     tensors = sum(traffic.tensor_bytes.values())
-    jobs = go_on(model, exchange, checkpoint)
+    jobs = go_on(model, exchange, checkpoint) if way == "optimizer" else []
     report(
         {
             **whole,

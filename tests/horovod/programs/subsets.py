@@ -25,5 +25,9 @@ try:
     gc.HorovodGroup(next(one for one in sets if not one.included()))
 except ValueError as error:
     seen["not in it"] = str(error)
+try:
+    gc.HorovodHosts()
+except ValueError as error:
+    seen["one host"] = str(error)
 hvd.allreduce(tf.zeros([1]))  # Horovod ends for all when the first rank does
 report(seen)

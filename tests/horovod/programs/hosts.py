@@ -1,0 +1,92 @@
+"""Four ranks on two hosts exchange the sums of their hosts, and as many learners do the same."""
+
+import keras
+import numpy as np
+from common import compiled, words_model
+
+import tf_gradcomp as gc
+from tests.ranks import BATCH, RANK, SIZE, data, digest, hvd, own_rows, report, values
+
+STEPS, BAD_STEP = 6, 4
+HOSTS, HOST = hvd.cross_size(), hvd.cross_rank()
+METHODS = {
+    "adacomp": gc.compressors.AdaComp(bin_sizes=20),
+    "scalecom": gc.compressors.ScaleCom(8, beta=0.5, value_bits=4),
+    "warmed up": gc.compressors.TopK(0.1, warmup_steps=3),
+}
+group = gc.HorovodHosts()
+
+
+def numbers_model():
+    """Without an embedding, whose squares are those of single rows."""
+    layers = [keras.layers.Rescaling(0.1), keras.layers.Dense(64, activation="tanh")]
+    return keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(3)])
+
+
+def model_with(optimizer, method):
+    dense = method == "no_compression"
+    return compiled(lambda: optimizer, build=words_model if dense else numbers_model)
+
+
+def by_ranks(method, rows):
+    """What a rank has after steps in each of which it gets some rows of the batch."""
+    optimizer = gc.CompressedOptimizer(keras.optimizers.Adam(0.01), method, group=group)
+    model = model_with(optimizer, method)
+    x, y = data(STEPS)
+    own_x, own_y = rows(x), rows(y)
+    model.fit(own_x, own_y, batch_size=len(own_x) // STEPS, shuffle=False, verbose=0)
+    exchange = optimizer.exchange
+    with exchange.saving.all_save():
+        waits = [np.asarray(exchange.saving.read(r)) for r in exchange.residuals]
+    return {
+        "values": values(model.trainable_variables),
+        "weights": digest(model.trainable_variables),
+        "residuals": digest(exchange.residuals),
+        "waits": values(waits),
+        "sent": exchange.traffic().sent_bytes,
+    }
+
+
+def by_learners(method):
+    """What as many learners as hosts have after the same steps."""
+    model = model_with(keras.optimizers.Adam(0.01), method)
+    learners = gc.simulation.Learners(model, HOSTS, method)
+    x, y = data(STEPS)
+    for begin in range(0, len(x), BATCH):
+        learners.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
+    kept = zip(*(state.get("residual", []) for state in learners.state), strict=True)
+    waits = [np.sum([np.asarray(one) for one in of_all], 0) for of_all in kept]
+    return {"values": values(model.trainable_variables), "waits": values(waits)}
+
+
+def rows_of_host(array):
+    """Both ranks of a host have its whole part of each batch, so that their sum is exact."""
+    parts = array.reshape(-1, HOSTS, BATCH // HOSTS, *array.shape[1:])[:, HOST]
+    return parts.reshape(-1, *array.shape[1:])
+
+
+def skipped():
+    """A gradient of the last rank is not finite in one step."""
+    variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
+    optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0), "adacomp", group=group)
+    for step in range(STEPS):
+        bad = step == BAD_STEP and RANK == SIZE - 1
+        optimizer.apply([np.full(3, np.nan if bad else RANK, "float32")], [variable])
+    return {
+        "weights": digest([variable]),
+        "skipped": int(optimizer.exchange.skipped_steps.numpy()),
+    }
+
+
+if __name__ == "__main__":
+    seen = {
+        "host": [HOST, hvd.local_rank()],
+        "dense": by_ranks("no_compression", own_rows),
+        "methods": {name: by_ranks(one, rows_of_host) for name, one in METHODS.items()},
+        "skipped": skipped(),
+    }
+    hvd.shutdown()
+    if RANK == 0:
+        seen["dense of learners"] = by_learners("no_compression")
+        seen["learners"] = {name: by_learners(one) for name, one in METHODS.items()}
+    report(seen)
