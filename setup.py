@@ -22,7 +22,10 @@ JOINED = {
     for folder in ("tensorflow", "kernels", "gpu")
 }
 DEPENDS = sorted(
-    [*sum(JOINED.values(), []), *glob("custom_ops/*/*.h"), *glob("custom_ops/gpu/*.cu")]
+    source
+    for folder in JOINED
+    for ending in ("cc", "h", "cu")
+    for source in glob(f"custom_ops/{folder}/*.{ending}")
 )
 BUILT_LIBRARY = os.environ.get("TF_GRADCOMP_BUILT_LIBRARY")
 LOCAL_VERSION = os.environ.get("TF_GRADCOMP_LOCAL_VERSION")

@@ -64,7 +64,8 @@ def test_the_leader_chooses_the_largest_and_others_nothing(order, dtype, call):
     np.testing.assert_array_equal(places, sent_places(replica.chosen(order)))
     others, others_finite = select(tf.constant(False))
     np.testing.assert_array_equal(others, np.zeros(31))
-    assert finite and others_finite
+    assert finite
+    assert others_finite
     assert places.shape == [31]
 
 

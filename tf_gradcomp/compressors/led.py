@@ -16,7 +16,6 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.wishes import AllReduce, Broadcast, Wish
-from tf_gradcomp.policy import GradientSpec
 
 BY_VALUE, BY_INDEX, BY_MAGNITUDE = "value", "index", "magnitude"
 ORDERS = (BY_VALUE, BY_INDEX, BY_MAGNITUDE)

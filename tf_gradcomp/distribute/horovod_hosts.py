@@ -50,7 +50,8 @@ class HorovodHosts(HorovodGroup):
     """The hosts of a Horovod job, as one replica each, for `CompressedOptimizer(group=...)`.
 
     The ranks of a host sum their gradients first, and the hosts exchange these sums: between hosts
-    go the bytes of one rank for each. All ranks of a host compute the same, and keep the same state.
+    go the bytes of one rank for each. All ranks of a host compress the same, and keep the same
+    state.
 
     It takes a job of several hosts with as many ranks on each, and
     `hvd.init(process_sets="dynamic")`.

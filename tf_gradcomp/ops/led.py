@@ -1,9 +1,8 @@
 """Sums of entries at places that one replica has chosen for all: LGC in each of its phases.
 
-Of each tensor, either a number of entries is chosen, those of largest magnitude, or it is sent whole.
-With m the residual and g the gradient of a variable, and I the chosen places, or all of them where it
-is sent whole (Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning",
-https://arxiv.org/abs/2103.08870):
+Of each tensor, either a number of entries is chosen, those of largest magnitude, or it is sent
+whole. With m the residual and g the gradient of a variable, and I the chosen places, or all of them
+where it is sent whole:
 
     y = m + g
     given: y at I
@@ -11,6 +10,9 @@ https://arxiv.org/abs/2103.08870):
     m <- the rest     at I: what y is beyond what was sent of it
 
 All arithmetic is float32. Results don't depend on the number of threads.
+
+Source: Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS
+33(12), https://arxiv.org/abs/2103.08870. `tf_gradcomp.reference.lgc` chooses the same in NumPy.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ def led_select(led: Led, lead: tf.Tensor | bool, *, order: str) -> tuple[tf.Tens
             `"magnitude"`, descending. Of equals the first comes first.
 
     Returns:
-        places, int32 [entries of all tensors], zeros where y is not finite; and finite, bool scalar:
-        whether all of y is.
+        places, int32 [entries of all tensors], all zeros if y is not finite; and finite, bool
+        scalar: whether all of y is.
 
     Raises:
         tf.errors.InvalidArgumentError: If shapes or entries are wrong.
