@@ -165,8 +165,10 @@ def _describe_gpu(ordinal: int) -> str:
 def _methods_on_gpus() -> list[str]:
     from tf_gradcomp import compressors
 
-    methods = map(compressors.get, compressors.names())
-    return [type(m).__name__ for m in methods if getattr(m, "has_gpu_kernels", False)]
+    of_tensorflow = (compressors.NoCompression, compressors.Cast)  # no kernels of ours
+    methods = [compressors.get(name) for name in compressors.names()]
+    ours = [method for method in methods if not isinstance(method, of_tensorflow)]
+    return [type(m).__name__ for m in ours if getattr(m, "has_gpu_kernels", False)]
 
 
 def _add_tf_config(report: _Report) -> None:
