@@ -67,12 +67,7 @@ def methods(settings: Settings) -> dict[str, gc.compressors.Compressor]:
         for bits in BITS
     }
     lgc = {
-        f"LGC, {pattern}": LGC(
-            pattern,
-            settings.density,
-            dense_steps=settings.dense_steps,
-            training_steps=settings.training_steps,
-        )
+        f"LGC, {pattern}": _lgc(settings, pattern=pattern)
         for pattern in ("all_reduce", "parameter_server")
     }
     return {"dense": NoCompression(), **scalecom, **lgc}
@@ -91,12 +86,16 @@ def variants(settings: Settings) -> dict[str, gc.compressors.Compressor]:
         "a linear autoencoder": {"autoencoder": {"slope": 1.0}},
         "more training": {"training_steps": MORE_TRAINING * settings.training_steps},
     }
-    common: dict[str, Any] = {
+    return {f"LGC, {name}": _lgc(settings, **of_one) for name, of_one in changed.items()}
+
+
+def _lgc(settings: Settings, **changed: Any) -> LGC:
+    given = {
         "density": settings.density,
         "dense_steps": settings.dense_steps,
         "training_steps": settings.training_steps,
     }
-    return {f"LGC, {name}": LGC(**{**common, **of_one}) for name, of_one in changed.items()}
+    return LGC(**{**given, **changed})
 
 
 def run(

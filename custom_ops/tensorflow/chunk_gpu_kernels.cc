@@ -39,7 +39,8 @@ class ChunkSelectGpuOp : public AsyncOpKernel {
     const ChunkLayout& layout = *step.work.layout;
     auto* not_finite = static_cast<int*>(queue->AllocateOnHost(sizeof(int)));
     const SelectedOnGpu selected = SelectLargestOnGpu(
-        layout, inputs_.Sources(context, step.work), step.lead, queue.get());
+        layout, SourcesOf(context, step.work.residuals, inputs_.num_tensors()), step.lead,
+        queue.get());
     if (step.lead) queue->CopyToHost(selected.offsets, 4 * layout.num_words(), step.offsets);
     if (selected.not_finite) {
       queue->CopyToHost(selected.not_finite, sizeof(int), not_finite);
@@ -73,8 +74,9 @@ class ChunkTakeGpuOp : public AsyncOpKernel {
     const CurrentContext current(*kernels->driver, kernels->context);
     auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
     const ChunkLayout& layout = *step.work.layout;
-    const float* values = TakeChosenOnGpu(layout, inputs_.Sources(context, step.work),
-                                          step.offsets, queue.get());
+    const float* values = TakeChosenOnGpu(
+        layout, SourcesOf(context, step.work.residuals, inputs_.num_tensors()), step.offsets,
+        queue.get());
     queue->CopyToHost(values, 4 * layout.num_chunks(), step.values);
     step.work.residuals.Unlock();
     queue->Finish(done, [] {});
@@ -117,7 +119,8 @@ class ChunkApplyGpuOp : public OpKernel {
     }
     TF_RETURN_IF_ERROR(queue->Unshare(&step->work.residuals));
     const ChunkLayout& layout = *step->work.layout;
-    const std::vector<Source> sources = inputs_.Sources(context, step->work);
+    const std::vector<Source> sources =
+        SourcesOf(context, step->work.residuals, inputs_.num_tensors());
     if (step->finite) {
       ApplyTotalsOnGpu(layout, sources, step->offsets, step->totals, step->rests,
                        inputs_.filter(), queue, outputs);

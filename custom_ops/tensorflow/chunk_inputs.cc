@@ -50,22 +50,9 @@ absl::Status ChunkInputs::Begin(OpKernelContext* context, Work* work) const {
   TF_RETURN_IF_ERROR(ToTensorFlow(CheckChunks(chunk_sizes, groups, num_tensors_)));
   TF_RETURN_IF_ERROR(work->residuals.Lock(context, num_tensors_));
   TF_RETURN_IF_ERROR(CheckGradientShapes(context, work->residuals, num_tensors_));
-  std::vector<int64_t> sizes;
-  for (int i = 0; i < num_tensors_; ++i) {
-    sizes.push_back(work->residuals.shape(i).num_elements());
-  }
-  work->layout = std::make_unique<ChunkLayout>(sizes, chunk_sizes, groups);
+  work->layout =
+      std::make_unique<ChunkLayout>(work->residuals.all_sizes(), chunk_sizes, groups);
   return absl::OkStatus();
-}
-
-std::vector<Source> ChunkInputs::Sources(OpKernelContext* context, const Work& work) const {
-  std::vector<Source> sources;
-  for (int i = 0; i < num_tensors_; ++i) {
-    const Tensor& gradient = context->input(num_tensors_ + i);
-    sources.push_back(
-        {work.residuals.data(i), gradient.data(), ToGradientType(gradient.dtype())});
-  }
-  return sources;
 }
 
 absl::Status ChunkInputs::GetFlag(OpKernelContext* context, int i, const char* name,

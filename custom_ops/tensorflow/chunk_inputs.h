@@ -26,9 +26,6 @@ class ChunkInputs {
 
   absl::Status Begin(tensorflow::OpKernelContext* context, Work* work) const;
 
-  // On the op's device. Residuals may be shared as long as they are only read.
-  std::vector<Source> Sources(tensorflow::OpKernelContext* context, const Work& work) const;
-
   absl::Status GetFlag(tensorflow::OpKernelContext* context, int i, const char* name,
                        bool* flag) const;
 

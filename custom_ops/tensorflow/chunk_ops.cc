@@ -31,11 +31,7 @@ absl::Status GetLengths(InferenceContext* c, const std::vector<int64_t>& chunk_s
                         const std::vector<int64_t>& groups, Common* common) {
   TF_RETURN_IF_ERROR(ToTensorFlow(CheckChunks(chunk_sizes, groups, common->num_tensors)));
   std::vector<int64_t> sizes;
-  for (int i = 0; i < common->num_tensors; ++i) {
-    const DimensionHandle size = c->NumElements(c->input(common->num_tensors + i));
-    if (!c->ValueKnown(size)) return absl::OkStatus();
-    sizes.push_back(c->Value(size));
-  }
+  if (!GetKnownSizes(c, common->num_tensors, &sizes)) return absl::OkStatus();
   const ChunkLayout layout(sizes, chunk_sizes, groups);
   common->offsets = c->MakeDim(layout.num_words());
   common->values = c->MakeDim(layout.num_chunks() + 1);

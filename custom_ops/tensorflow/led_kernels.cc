@@ -37,23 +37,14 @@ class LedOp : public OpKernel {
     TF_RETURN_IF_ERROR(GetSettings(context, 2 * num_tensors_, "entries", &entries));
     TF_RETURN_IF_ERROR(work->residuals.Lock(context, num_tensors_));
     TF_RETURN_IF_ERROR(CheckGradientShapes(context, work->residuals, num_tensors_));
-    std::vector<int64_t> sizes;
-    for (int i = 0; i < num_tensors_; ++i) {
-      sizes.push_back(work->residuals.shape(i).num_elements());
-    }
+    const std::vector<int64_t> sizes = work->residuals.all_sizes();
     TF_RETURN_IF_ERROR(ToTensorFlow(CheckEntries(sizes, entries)));
     work->layout = std::make_unique<LedLayout>(sizes, entries);
     return absl::OkStatus();
   }
 
   std::vector<Source> Sources(OpKernelContext* context, const Work& work) const {
-    std::vector<Source> sources;
-    for (int i = 0; i < num_tensors_; ++i) {
-      const Tensor& gradient = context->input(num_tensors_ + i);
-      sources.push_back(
-          {work.residuals.data(i), gradient.data(), ToGradientType(gradient.dtype())});
-    }
-    return sources;
+    return SourcesOf(context, work.residuals, num_tensors_);
   }
 
   // The first own input, checked.

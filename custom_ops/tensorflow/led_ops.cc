@@ -29,11 +29,7 @@ absl::Status GetLedLengths(InferenceContext* c, int num_tensors, LedLengths* len
   TF_RETURN_IF_ERROR(GetKnownSettings(c, 2 * num_tensors, &entries));
   if (!entries) return absl::OkStatus();
   std::vector<int64_t> sizes;
-  for (int i = 0; i < num_tensors; ++i) {
-    const DimensionHandle size = c->NumElements(c->input(num_tensors + i));
-    if (!c->ValueKnown(size)) return absl::OkStatus();
-    sizes.push_back(c->Value(size));
-  }
+  if (!GetKnownSizes(c, num_tensors, &sizes)) return absl::OkStatus();
   TF_RETURN_IF_ERROR(ToTensorFlow(CheckEntries(sizes, *entries)));
   const LedLayout layout(sizes, *entries);
   *lengths = {c->MakeDim(layout.num_places()), c->MakeDim(layout.num_values())};

@@ -118,6 +118,12 @@ absl::Status LockedResiduals::Lock(OpKernelContext* context,
   return absl::OkStatus();
 }
 
+std::vector<int64_t> LockedResiduals::all_sizes() const {
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < size(); ++i) sizes.push_back(shape(i).num_elements());
+  return sizes;
+}
+
 absl::Status LockedResiduals::Unshare(OpKernelContext* context) {
   return Unshare(context, [context](const float* from, int64_t size, float* to) {
     ThreadPool(context)(size, 1, [=](int64_t begin, int64_t end) {
@@ -149,6 +155,16 @@ absl::Status CheckGradientShapes(OpKernelContext* context, const LockedResiduals
                            residuals.shape(i).DebugString(), ", that of its residual");
   }
   return absl::OkStatus();
+}
+
+std::vector<Source> SourcesOf(OpKernelContext* context, const LockedResiduals& residuals,
+                              int num_tensors) {
+  std::vector<Source> sources;
+  for (int i = 0; i < num_tensors; ++i) {
+    const Tensor& gradient = context->input(num_tensors + i);
+    sources.push_back({residuals.data(i), gradient.data(), ToGradientType(gradient.dtype())});
+  }
+  return sources;
 }
 
 }  // namespace gradcomp

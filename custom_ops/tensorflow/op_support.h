@@ -8,6 +8,7 @@
 
 #include "../kernels/common.h"
 #include "../kernels/floats.h"
+#include "../kernels/source.h"
 #include "status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -80,6 +81,7 @@ class LockedResiduals {
   void Unlock() { locks_.clear(); }
 
   int size() const { return static_cast<int>(variables_.size()); }
+  std::vector<int64_t> all_sizes() const;  // elements
   tensorflow::Tensor* tensor(int i) const { return variables_[i]->tensor(); }
 
   // After Unshare.
@@ -98,6 +100,11 @@ class LockedResiduals {
 // Checks that the inputs behind the residuals are gradients of the same shapes.
 absl::Status CheckGradientShapes(tensorflow::OpKernelContext* context,
                                  const LockedResiduals& residuals, int num_tensors);
+
+// Residuals and their gradients, which are the inputs behind them, on the op's device. Residuals may
+// be shared as long as they are only read.
+std::vector<Source> SourcesOf(tensorflow::OpKernelContext* context,
+                              const LockedResiduals& residuals, int num_tensors);
 
 }  // namespace gradcomp
 

@@ -51,6 +51,15 @@ absl::Status GetKnownSettings(InferenceContext* c, int input,
   return absl::OkStatus();
 }
 
+bool GetKnownSizes(InferenceContext* c, int num_tensors, std::vector<int64_t>* sizes) {
+  for (int i = 0; i < num_tensors; ++i) {
+    const auto size = c->NumElements(c->input(num_tensors + i));
+    if (!c->ValueKnown(size)) return false;
+    sizes->push_back(c->Value(size));
+  }
+  return true;
+}
+
 absl::Status EncodeShape(InferenceContext* c) {
   int num_tensors;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));

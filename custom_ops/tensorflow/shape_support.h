@@ -24,6 +24,10 @@ absl::Status CheckGradientShapes(tensorflow::shape_inference::InferenceContext* 
 absl::Status GetKnownSettings(tensorflow::shape_inference::InferenceContext* c, int input,
                               std::optional<std::vector<int64_t>>* settings);
 
+// The elements of as many gradients, the inputs behind as many residuals. False: some are unknown.
+bool GetKnownSizes(tensorflow::shape_inference::InferenceContext* c, int num_tensors,
+                   std::vector<int64_t>* sizes);
+
 // Adds to the shape function of an op, whose last input are settings, that they are checked, if they
 // are known.
 template <Status (*check)(const std::vector<int64_t>& settings, int64_t num_tensors),

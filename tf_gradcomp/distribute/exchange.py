@@ -246,9 +246,8 @@ class GradientExchange(tf.Module):
         Raises:
             WorkersDisagreeError: As `reduce` does.
         """
-        paths = [self.specs[self._number(variable)].path for variable in variables]
-        self._agreement.check(paths, gradients, self._progress)
-        names = [f"{self._parts.label}_{path}" for path in paths]
+        numbers = self._agreed_numbers(gradients, variables)
+        names = [f"{self._parts.label}_{number}" for number in numbers]
         return self._parts.group.sums_of_processes(gradients, names)
 
     def reduce(
@@ -282,9 +281,7 @@ class GradientExchange(tf.Module):
         if not variables:
             return [], tf.constant(True)
         self._warn_of_lost_residuals(member.local_replica)
-        numbers = [self._number(variable) for variable in variables]
-        paths = [self.specs[number].path for number in numbers]
-        self._agreement.check(paths, gradients, self._progress)
+        numbers = self._agreed_numbers(gradients, variables)
         apart = [i for i, g in enumerate(gradients) if self._parts.stays_sparse(numbers[i], g)]
         together = [i for i in range(len(gradients)) if i not in apart]
         self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
@@ -405,6 +402,13 @@ class GradientExchange(tf.Module):
             ValueError: If it was built for others.
         """
         self._parts.group.check_current()
+
+    def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
+        """The places of the variables in `specs`, once all workers have gradients for the same."""
+        numbers = [self._number(variable) for variable in variables]
+        paths = [self.specs[number].path for number in numbers]
+        self._agreement.check(paths, gradients, self._progress)
+        return numbers
 
     def _check_may_run(self) -> None:
         if tf_private.in_xla():

@@ -148,7 +148,7 @@ class Group(abc.ABC):
 
         Args:
             gradients: Those of this process.
-            names: Of what they are; equal on all processes.
+            names: Of their collectives, each another one; equal on all processes.
         """
         return list(gradients)
 

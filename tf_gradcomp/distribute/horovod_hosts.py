@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,7 +108,7 @@ class HorovodHosts(HorovodGroup):
         sums: list[tf.Tensor | tf.IndexedSlices] = []
         for gradient, name in zip(gradients, names, strict=True):
             named = {
-                "name": f"gradcomp_host_{re.sub('[^A-Za-z0-9]', '_', name)}",
+                "name": f"gradcomp_host_{name}",
                 "ignore_name_scope": True,
                 "process_set": self._beside,
             }
