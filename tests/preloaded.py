@@ -2,11 +2,14 @@
 
     python preloaded.py serve FILE        # forks a process for each program it is sent
     python preloaded.py PROGRAM ARGS...   # as `python PROGRAM ARGS...`, but in such a process
+    python preloaded.py OPTIONS...        # as `python OPTIONS...`
 
 A server listens at the socket that is its open file of that number, until its input ends. The other
 finds it by the variable `PRELOADED`, and is the program to all who look at it: its arguments,
 environment, folder and output are the program's, SIGINT and SIGTERM are passed on, it ends as the
 program does, and when it is killed, so is the program. It loads next to nothing, to be quick.
+
+To such a program, `sys.executable` is `preloaded.sh`, so that what it starts is forked, too.
 """
 
 import contextlib
@@ -29,11 +32,9 @@ def address(name):
 
 def run():
     """Has a server run the program, and ends as it does."""
-    environment = dict(os.environ)
-    name = environment.pop("PRELOADED")
-    request = {"argv": sys.argv[1:], "environment": environment, "folder": os.getcwd()}
+    request = {"argv": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.connect(address(name))
+        server.connect(address(os.environ["PRELOADED"]))
         socket.send_fds(server, [json.dumps(request).encode()], range(STANDARD_FILES))
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, lambda signum, _: server.send(str(int(signum)).encode()))
@@ -53,7 +54,10 @@ def serve():
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
+    import tf_gradcomp  # noqa: F401
+
     gc.freeze()  # else each program would look through all of that when it ends
+    gc.set_threshold(100_000)  # to trace a function takes a tenth less than with the usual 700
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs
     with socket.socket(fileno=int(sys.argv[2])) as listener:
         while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
@@ -100,7 +104,8 @@ def become(files, argv, environment, folder):
         os.close(file)
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(environment, PRELOADED_PYTHON=sys.executable)
+    sys.executable = os.path.join(os.path.dirname(os.path.abspath(__file__)), "preloaded.sh")
     np.random.seed()  # Python's own generator is seeded anew in each process by itself
     sys.argv[:] = argv
     sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
@@ -108,4 +113,9 @@ def become(files, argv, environment, folder):
 
 
 if __name__ == "__main__":
-    serve() if sys.argv[1] == "serve" else run()
+    if sys.argv[1] == "serve":
+        serve()
+    elif sys.argv[1].startswith("-"):
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    else:
+        run()

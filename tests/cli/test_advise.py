@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.test_run import gradcomp, program  # noqa: F401
+from tests.cli.test_run import gradcomp, preloaded_gradcomp, program  # noqa: F401
 
 MODEL = """
     import keras
@@ -37,17 +37,13 @@ LOOP = """
 """
 
 
-def quiet(source):
-    return "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n" + source
-
-
 def columns(table, method):
     row = next(line for line in table.splitlines() if line.startswith(f"│ {method} "))
     return [cell.strip() for cell in row.strip("│").split("│")]
 
 
 def test_the_first_steps_are_measured_and_the_program_ends(program):  # noqa: F811
-    done = gradcomp("advise", "-n", "2", program(quiet(_joined(MODEL, FIT))), timeout=180)
+    done = preloaded_gradcomp("advise", "-n", "2", program(_joined(MODEL, FIT)))
     assert done.returncode == 0, done.stderr
     assert "trained to the end" not in done.stdout
     for method in ("no_compression", "cast", "adacomp"):
@@ -60,8 +56,8 @@ def test_the_first_steps_are_measured_and_the_program_ends(program):  # noqa: F8
 
 
 def test_what_was_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F811
-    path = program(quiet("print('from the program')\n" + _joined(MODEL, LOOP)))
-    done = gradcomp("advise", "-n", "2", "--json", path, timeout=180)
+    path = program("print('from the program')\n" + _joined(MODEL, LOOP))
+    done = preloaded_gradcomp("advise", "-n", "2", "--json", path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "from the program" in done.stderr
@@ -78,13 +74,13 @@ def test_what_was_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F8
 
 def test_a_program_that_is_too_short_is_told_so(program):  # noqa: F811
     short = "model.fit(x, y, batch_size=100, verbose=0)"
-    done = gradcomp("advise", "-n", "2", program(quiet(_joined(MODEL, short))), timeout=180)
+    done = preloaded_gradcomp("advise", "-n", "2", program(_joined(MODEL, short)))
     assert done.returncode == 1
     assert "it must train for at least 13 steps, with gc.CompressedOptimizer" in done.stderr
 
 
 def test_one_worker_has_nothing_to_exchange(program):  # noqa: F811
-    done = gradcomp("advise", "-n", "1", program(quiet(_joined(MODEL, FIT))), timeout=180)
+    done = preloaded_gradcomp("advise", "-n", "1", program(_joined(MODEL, FIT)))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Compression will not pay: one replica exchanges nothing.\n"
 

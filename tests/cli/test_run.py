@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tf_gradcomp
+from tests.workers import PYTHON, server
 
 # A shell that runs the tests in the background has its children ignore Ctrl-C; undo that.
 ENTRY = """
@@ -43,9 +44,9 @@ def program(tmp_path):
     return write
 
 
-def gradcomp(*args, env=None, cwd=None, timeout=60):
+def gradcomp(*args, env=None, cwd=None, timeout=60, command=COMMAND):
     return subprocess.run(
-        [*COMMAND, *args],
+        [*command, *args],
         capture_output=True,
         text=True,
         env={**ENV, **(env or {})},
@@ -53,6 +54,12 @@ def gradcomp(*args, env=None, cwd=None, timeout=60):
         timeout=timeout,
         check=False,
     )
+
+
+def preloaded_gradcomp(*args):
+    """The same where TensorFlow is loaded, as it then is in the workers, too."""
+    command = [*PYTHON, Path(sys.executable).with_name("gradcomp")]
+    return gradcomp(*args, env={"PRELOADED": server(0)}, timeout=180, command=command)
 
 
 def test_output_is_prefixed_and_kept_apart(program):
@@ -361,7 +368,7 @@ def test_two_tensorflow_workers_sum(program):
 
         print("sum", float(tf.function(lambda: strategy.run(replica))()))
     """)
-    done = gradcomp("run", "-n", "2", "--timeout", "100", path, timeout=120)
+    done = preloaded_gradcomp("run", "-n", "2", "--timeout", "100", path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[worker 0] sum 3.0", "[worker 1] sum 3.0"]
 

@@ -1,5 +1,6 @@
 """LGC between real workers: all phases, in each way to train, and in jobs that go on."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,22 @@ def test_more_workers_go_on_from_each_phase(trained, folder):
             for one, two in zip(job["epochs"], resumed[0]["jobs"][epoch]["epochs"], strict=True):
                 assert one["weights"] == two["weights"]
                 assert one["told"] == two["told"]
+
+
+def test_a_job_that_is_killed_in_each_phase_goes_on_from_its_last_epoch(trained, tmp_path):
+    """Also with another number of workers."""
+    whole = trained[0]
+    for phase, step in ((1, 6), (2, 12), (3, 21)):
+        assert whole["phases"][step - 1] == phase
+        survivor, killed = run_workers(PROGRAM, 2, ["backup", tmp_path, step], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert survivor.returncode not in (0, None)
+        assert "UnavailableError" in survivor.stderr
+    workers = [result(w) for w in run_workers(PROGRAM, 3, ["backup", tmp_path, 0])]
+    for worker in workers:
+        assert worker["phases"] == whole["phases"][2 * STEPS :]
+        assert worker["epochs"][-1]["skipped"] == EPOCHS
+        assert worker["epochs"][-1]["weights"] == workers[0]["epochs"][-1]["weights"]
 
 
 @pytest.mark.parametrize("way", ["trained", "by_strategy"])

@@ -2,9 +2,12 @@
 
 lgc.py train FOLDER WAY PATTERN   saves after each epoch; then goes on from each of the first three
 lgc.py resume FOLDER              goes on from these, in another job
+lgc.py backup FOLDER STEP         goes on from its last epoch; in that step, worker 1 is killed
 """
 
+import os
 import pathlib
+import signal
 
 import keras
 import numpy as np
@@ -84,15 +87,16 @@ def path_of(epoch, worker=0):
     return str(pathlib.Path(argument(2), f"worker-{worker}", f"epoch-{epoch}"))
 
 
-def fit(model, exchange, epochs, checkpoint=None):
+def fit(model, exchange, epochs, checkpoint=None, callbacks=()):
     watch = Epochs(exchange, checkpoint)
+    training = gc.callbacks.AutoencoderTraining(learning_rate=0.02)
     model.fit(
         *data(),
         batch_size=BATCH,
         epochs=epochs,
         verbose=0,
         shuffle=False,
-        callbacks=[gc.callbacks.AutoencoderTraining(learning_rate=0.02), watch],
+        callbacks=[training, *callbacks, watch],
     )
     return {"epochs": watch.seen, "phases": watch.phases}
 
@@ -145,5 +149,19 @@ def resume():
     report({"jobs": go_on(model, exchange, checkpoint)})
 
 
+class Killed(keras.callbacks.Callback):
+    """Worker 1 is, before it can save what comes after a step: the job's steps are counted."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if RANK == 1 and scalar(self.model.optimizer.iterations) == int(argument(3)):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def backup():
+    model, exchange = built("optimizer", "all_reduce")
+    saved = gc.callbacks.BackupAndRestore(argument(2), delete_checkpoint=False)
+    report(fit(model, exchange, EPOCHS, callbacks=[saved, Killed()]))
+
+
 if __name__ == "__main__":
-    {"train": train, "resume": resume}[argument(1)]()
+    {"train": train, "resume": resume, "backup": backup}[argument(1)]()
