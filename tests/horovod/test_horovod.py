@@ -327,6 +327,13 @@ def test_hosts_exchange_as_that_many_learners_do(hosts, method):
     assert largest_difference(ranks[0]["waits"], learners["waits"]) <= 1e-5
 
 
+def test_ranks_are_told_where_some_exchange_by_another_group(hosts):
+    of_build, of_making = only([rank["told"] for rank in hosts])
+    assert "replicas: worker 0 has '2, a host each'" in of_build
+    assert "worker 2 has '4, a replica each'" in of_build
+    assert "next action: worker 0 has 'dividing the job into hosts" in of_making
+
+
 def test_gradcomp_run_starts_ranks_and_ends_as_the_first_that_fails(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -127,7 +127,7 @@ class GradientExchange(tf.Module):
         check_warmup(compressors, group)
         specs = gradient_specs(variables, self.policy, alone=group.size == 1)
         with tf.init_scope():
-            group.agree({**self._facts_of(specs), **(facts or {})})
+            group.agree({**self._facts_of(group, specs), **(facts or {})})
             chosen = self._method.candidates[0]
             if group.size > 1:
                 chosen = self._method.choose(group, self._method.candidates, specs)
@@ -468,9 +468,10 @@ class GradientExchange(tf.Module):
             **{f"planned setting of {spec.path!r}": setting for spec, setting in settings},
         }
 
-    def _facts_of(self, specs: Sequence[GradientSpec]) -> dict[str, Any]:
+    def _facts_of(self, group: Group, specs: Sequence[GradientSpec]) -> dict[str, Any]:
         return {
             **handshake.package_versions(),
+            "replicas": f"{group.size}, a {group.kind} each",
             "compressor": self._method.text,
             "max_dense_elements": self.policy.max_dense_elements,
             "number of variables": len(specs),

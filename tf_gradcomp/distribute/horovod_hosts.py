@@ -59,6 +59,8 @@ class HorovodHosts(HorovodGroup):
         ImportError: If Horovod is not there; says how to build it.
         ValueError: If Horovod is not initialized like that, or is elastic, or the hosts have
             different numbers of ranks, or all ranks are on one.
+        WorkersDisagreeError: If other ranks do something else meanwhile, such as exchanging by
+            another group.
     """
 
     kind = "host"
@@ -78,6 +80,8 @@ class HorovodHosts(HorovodGroup):
                 "gc.HorovodHosts(): all ranks are on one host, so that nothing would be exchanged "
                 'compressed; use group="horovod".'
             )
+        # The others would wait for ever where one of them exchanges by another group.
+        self.agree({"next action": "dividing the job into hosts by gc.HorovodHosts()"})
         place = tf.constant([[hvd.local_rank(), hvd.cross_rank()]])
         places = [tuple(row) for row in self.all_gather_on_host(place).numpy().tolist()]
         ranks = sorted(range(len(places)), key=lambda rank: places[rank][::-1])
