@@ -325,6 +325,9 @@ def test_hosts_exchange_as_that_many_learners_do(hosts, method):
     learners = hosts[0]["learners"][method]
     assert largest_difference(ranks[0]["values"], learners["values"]) <= 1e-5
     assert largest_difference(ranks[0]["waits"], learners["waits"]) <= 1e-5
+    assert ranks[0]["saved by the first"] == ranks[0]["waits"]
+    for rank in ranks:
+        assert largest_difference(rank["resumed"], ranks[0]["waits"]) <= 1e-6
 
 
 def test_ranks_are_told_where_some_exchange_by_another_group(hosts):
