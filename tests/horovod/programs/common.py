@@ -48,3 +48,12 @@ def state_of(model):
         "weights": digest(model.trainable_variables),
         "slots": digest(inner_of(model.optimizer).variables),
     }
+
+
+def told(action):
+    """The error that this rank gets, as text; nothing where there is none."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -4,7 +4,7 @@ import time
 
 import keras
 import tensorflow as tf
-from common import compiled, fit
+from common import compiled, fit, told
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, compressed, data, report
@@ -72,14 +72,6 @@ def nobody_comes():
         gc.HorovodGroup().agree({"next action": "waiting"}, seconds=1.0)
     else:
         time.sleep(5)
-
-
-def told(action):
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 ACTIONS = [
