@@ -31,9 +31,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read where NumPy is loaded
 
 import click
-import keras
-import models
 import numpy as np
+import resnet_digits
 import tensorflow as tf
 from machine import processor
 from output import show
@@ -49,7 +48,6 @@ from tf_gradcomp.planning.plan import plan_layers
 sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
 
 import char_lstm
-import common
 import digits_cnn
 import transformer_lm
 
@@ -58,26 +56,6 @@ FAMILIES = {"top_k": ("density", 0.01, 0.001), "power_sgd": ("rank", 4, 2), "qsg
 # As the paper has it, more is sent of a Transformer; its rank 32 would be too much for this width.
 OF_TRANSFORMERS = FAMILIES | {"top_k": ("density", 0.1, 0.01), "power_sgd": ("rank", 8, 4)}
 UNIFORM, BOUND, PLANNED = "default", "lower bound", "L-GreCo"
-
-
-def resnet_task(batch_size: int, seed: int) -> gc.simulation.Task:
-    """ResNet-20 on the digits, enlarged to the images that it is made for."""
-    keras.utils.set_random_seed(seed)
-    (train_x, train_y), (test_x, test_y) = common.load_images("digits", seed)
-    # Each pixel becomes four by four, in three colours.
-    train_x, test_x = (np.kron(x, np.ones((1, 4, 4, 3), np.float32)) for x in (train_x, test_x))
-    model = models.resnet()
-    model.compile(
-        keras.optimizers.SGD(0.05, momentum=0.9),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    batches = (
-        tf.data.Dataset.from_tensor_slices((train_x, train_y))
-        .shuffle(len(train_x), seed=seed)
-        .batch(batch_size, drop_remainder=True)
-    )
-    return gc.simulation.Task(model, batches, len(train_x) // batch_size, (test_x, test_y))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +78,7 @@ class Workload:
 WORKLOADS = {
     "digits": Workload(digits_cnn.simulation_task, DIGITS, 64, FAMILIES),
     "digits-sgd": Workload(digits_cnn.simulation_task_sgd, DIGITS, 64, FAMILIES),
-    "resnet": Workload(resnet_task, DIGITS, 64, FAMILIES),
+    "resnet": Workload(resnet_digits.simulation_task, DIGITS, 64, FAMILIES),
     "text": Workload(char_lstm.simulation_task, TEXT, 32, FAMILIES),
     "transformer": Workload(transformer_lm.simulation_task, TEXT, 32, OF_TRANSFORMERS),
 }

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "largest.h"
+#include "pack_bits.h"
 
 namespace gradcomp {
 namespace {
@@ -20,17 +21,17 @@ void ForEachBlock(const LedLayout& layout, const ParallelFor& parallel_for, cons
   });
 }
 
-// Calls work(tensor, place, value) for what is chosen, with the numbers that these have among all
-// places and all values.
+// Calls work(tensor, place, value) for what is chosen, with the number that it has among all values.
 template <typename DoEntry>
-void ForEachEntry(const LedLayout& layout, const ParallelFor& parallel_for, const DoEntry& work) {
+void ForEachEntry(const LedLayout& layout, const int32_t* places, const ParallelFor& parallel_for,
+                  const DoEntry& work) {
   const auto& tensors = layout.tensors();
-  const int64_t cost = 4 * (layout.num_places() / tensors.size() + 1);
+  const int64_t cost = 4 * (layout.num_place_words() / tensors.size() + 1);
   parallel_for(tensors.size(), cost, [&](int64_t first, int64_t last) {
     const IeeeArithmetic ieee;
     for (int64_t i = first; i < last; ++i) {
       for (int64_t entry = 0; entry < tensors[i].entries; ++entry) {
-        work(i, tensors[i].first_place + entry, tensors[i].first_value + entry);
+        work(i, PlaceAt(tensors[i], places, entry), tensors[i].first_value + entry);
       }
     }
   });
@@ -61,15 +62,45 @@ void Sort(LedOrder order, std::vector<LargestEntries::Entry>* entries) {
   }
 }
 
+int PlaceBits(int64_t size) {
+  int bits = 1;
+  while (size > int64_t{1} << bits) ++bits;
+  return bits;
+}
+
+void PackPlaces(const std::vector<LargestEntries::Entry>& entries, int bits, int32_t* words) {
+  uint64_t pending = 0;
+  int filled = 0;
+  for (const auto& entry : entries) {
+    pending |= static_cast<uint64_t>(entry.index) << filled;
+    filled += bits;
+    if (filled < 32) continue;
+    *words++ = static_cast<int32_t>(pending);
+    pending >>= 32;
+    filled -= 32;
+  }
+  if (filled > 0) *words = static_cast<int32_t>(pending);
+}
+
 }  // namespace
 
 LedLayout::LedLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries) {
   for (size_t i = 0; i < sizes.size(); ++i) {
-    tensors_.push_back({sizes[i], entries[i], num_places_, num_values_});
+    const int bits = PlaceBits(sizes[i]);
+    tensors_.push_back({sizes[i], entries[i], bits, num_place_words_, num_values_});
     blocks_.AddTensor(CeilDiv(sizes[i], kBlockSize));
-    num_places_ += entries[i];
+    num_place_words_ += PackedWords(entries[i], bits);
     num_values_ += entries[i] == 0 ? sizes[i] : entries[i];
   }
+}
+
+int64_t PlaceAt(const LedLayout::Tensor& tensor, const int32_t* places, int64_t entry) {
+  const int64_t bit = entry * tensor.place_bits;
+  const int32_t* word = places + tensor.first_place_word + bit / 32;
+  const int shift = bit % 32;
+  uint64_t bits = static_cast<uint32_t>(word[0]);
+  if (shift + tensor.place_bits > 32) bits |= uint64_t{static_cast<uint32_t>(word[1])} << 32;
+  return bits >> shift & ((uint64_t{1} << tensor.place_bits) - 1);
 }
 
 Status CheckEntries(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries) {
@@ -115,7 +146,7 @@ bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, 
     if (!chosen[tensor].Count(block)) finite = false;
   });
   if (!finite) {
-    std::fill_n(places, layout.num_places(), 0);
+    std::fill_n(places, layout.num_place_words(), 0);
     return false;
   }
   const auto is_chosen = [&](int64_t tensor) { return layout.tensors()[tensor].entries > 0; };
@@ -129,12 +160,12 @@ bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, 
     const IeeeArithmetic ieee;
     for (int64_t i = first; i < last; ++i) {
       if (!is_chosen(i)) continue;
+      const LedLayout::Tensor& tensor = layout.tensors()[i];
       std::vector<LargestEntries::Entry> entries;
-      entries.reserve(layout.tensors()[i].entries);
+      entries.reserve(tensor.entries);
       chosen[i].Finish([&](const LargestEntries::Entry& entry) { entries.push_back(entry); });
       Sort(order, &entries);
-      int32_t* to = places + layout.tensors()[i].first_place;
-      for (const auto& entry : entries) *to++ = static_cast<int32_t>(entry.index);
+      PackPlaces(entries, tensor.place_bits, places + tensor.first_place_word);
     }
   });
   return true;
@@ -144,11 +175,14 @@ Status CheckPlaces(const LedLayout& layout, const int32_t* places) {
   for (size_t i = 0; i < layout.tensors().size(); ++i) {
     const LedLayout::Tensor& tensor = layout.tensors()[i];
     for (int64_t entry = 0; entry < tensor.entries; ++entry) {
-      const int64_t place = places[tensor.first_place + entry];
-      if (place >= 0 && place < tensor.size) continue;
+      const int64_t place = PlaceAt(tensor, places, entry);
+      if (place < tensor.size) continue;
       return {Concat("tensor ", i, ": place ", place, " of entry ", entry, "; expected one below ",
                      tensor.size)};
     }
+    const Status padding =
+        CheckPadding(places + tensor.first_place_word, tensor.entries, tensor.place_bits);
+    if (!padding.ok()) return {Concat("tensor ", i, ": ", padding.message)};
   }
   return {};
 }
@@ -161,8 +195,8 @@ void TakeEntries(const LedLayout& layout, const std::vector<Source>& tensors, co
       Accumulate(tensors[i], begin, size, values + tensor.first_value + begin);
     }
   });
-  ForEachEntry(layout, parallel_for, [&](int64_t tensor, int64_t place, int64_t value) {
-    Accumulate(tensors[tensor], places[place], 1, values + value);
+  ForEachEntry(layout, places, parallel_for, [&](int64_t tensor, int64_t place, int64_t value) {
+    Accumulate(tensors[tensor], place, 1, values + value);
   });
 }
 
@@ -182,9 +216,9 @@ void ApplyEntries(const LedLayout& layout, const std::vector<Source>& tensors,
     std::memcpy(output, totals + first, size * sizeof(float));
     for (int64_t j = 0; j < size; ++j) residual[j] = rests.At(first + j);
   });
-  ForEachEntry(layout, parallel_for, [&](int64_t tensor, int64_t place, int64_t value) {
-    outputs[tensor][places[place]] = totals[value];
-    tensors[tensor].residual[places[place]] = rests.At(value);
+  ForEachEntry(layout, places, parallel_for, [&](int64_t tensor, int64_t place, int64_t value) {
+    outputs[tensor][place] = totals[value];
+    tensors[tensor].residual[place] = rests.At(value);
   });
 }
 

@@ -18,7 +18,8 @@ class LedLayout {
   struct Tensor {
     int64_t size;     // elements
     int64_t entries;  // that are chosen; 0: it is sent whole
-    int64_t first_place;
+    int place_bits;   // that one place takes
+    int64_t first_place_word;
     int64_t first_value;
   };
 
@@ -26,15 +27,19 @@ class LedLayout {
 
   const std::vector<Tensor>& tensors() const { return tensors_; }
   const Blocks& blocks() const { return blocks_; }  // of kBlockSize elements
-  int64_t num_places() const { return num_places_; }
+  int64_t num_place_words() const { return num_place_words_; }
   int64_t num_values() const { return num_values_; }
 
  private:
   std::vector<Tensor> tensors_;
   Blocks blocks_;
-  int64_t num_places_ = 0;
+  int64_t num_place_words_ = 0;
   int64_t num_values_ = 0;
 };
+
+// Where an entry of a tensor is. All places are packed, the lowest bits first, and those of each
+// tensor begin with a new word.
+int64_t PlaceAt(const LedLayout::Tensor& tensor, const int32_t* places, int64_t entry);
 
 // One sentence on the first number of entries that no layout can have.
 Status CheckEntries(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries);
@@ -48,7 +53,7 @@ bool AllSumsFinite(const LedLayout& layout, const std::vector<Source>& tensors,
                    const ParallelFor& parallel_for);
 
 // Chooses the entries of largest magnitude of residual + gradient. Returns whether all sums are
-// finite, also those of tensors that are sent whole; if not, all places are 0.
+// finite, also those of tensors that are sent whole; if not, all words of places are 0.
 bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, LedOrder order,
                    const ParallelFor& parallel_for, int32_t* places);
 

@@ -50,9 +50,9 @@ class LedOp : public OpKernel {
   // The first own input, checked.
   absl::Status GetPlaces(OpKernelContext* context, const Work& work, const int32_t** places) const {
     const Tensor& tensor = own_input(context, 0);
-    if (tensor.NumElements() != work.layout->num_places()) {
-      return InvalidArgument("places has ", tensor.NumElements(), " elements; expected ",
-                             work.layout->num_places(), ", one for each entry");
+    if (tensor.NumElements() != work.layout->num_place_words()) {
+      return InvalidArgument("places has ", tensor.NumElements(), " words; expected ",
+                             work.layout->num_place_words(), ", as LedSelect makes them");
     }
     *places = tensor.flat<int32_t>().data();
     return ToTensorFlow(CheckPlaces(*work.layout, *places));
@@ -89,7 +89,7 @@ class LedSelectOp : public LedOp {
     Work work;
     OP_REQUIRES_OK(context, Begin(context, &work));
     Tensor* output;
-    const TensorShape shape({work.layout->num_places()});
+    const TensorShape shape({work.layout->num_place_words()});
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &output));
     Tensor* finite;
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &finite));

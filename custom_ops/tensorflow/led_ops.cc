@@ -18,7 +18,7 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 // Unknown if shapes or entries are.
 struct LedLengths {
-  DimensionHandle places;
+  DimensionHandle place_words;
   DimensionHandle values;
 };
 
@@ -32,7 +32,7 @@ absl::Status GetLedLengths(InferenceContext* c, int num_tensors, LedLengths* len
   if (!GetKnownSizes(c, num_tensors, &sizes)) return absl::OkStatus();
   TF_RETURN_IF_ERROR(ToTensorFlow(CheckEntries(sizes, *entries)));
   const LedLayout layout(sizes, *entries);
-  *lengths = {c->MakeDim(layout.num_places()), c->MakeDim(layout.num_values())};
+  *lengths = {c->MakeDim(layout.num_place_words()), c->MakeDim(layout.num_values())};
   return absl::OkStatus();
 }
 
@@ -52,7 +52,7 @@ absl::Status LedSelectShape(InferenceContext* c) {
   int num_tensors;
   LedLengths lengths;
   TF_RETURN_IF_ERROR(CheckLed(c, {0}, &num_tensors, &lengths));
-  c->set_output(0, c->Vector(lengths.places));
+  c->set_output(0, c->Vector(lengths.place_words));
   c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }

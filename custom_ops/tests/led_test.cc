@@ -63,13 +63,15 @@ void CheckChosen(Replica* replica) {
   const LedLayout layout(kSizes, kEntries);
   for (LedOrder order : {LedOrder::kValue, LedOrder::kIndex, LedOrder::kMagnitude}) {
     for (int64_t threads : {1, 3}) {
-      std::vector<int32_t> places(layout.num_places(), -1);
+      std::vector<int32_t> places(layout.num_place_words(), -1);
       CHECK(ChooseEntries(layout, replica->Tensors(), order, Threads(threads), places.data()));
       CHECK(CheckPlaces(layout, places.data()).ok());
       for (size_t i = 0; i < kSizes.size(); ++i) {
+        const LedLayout::Tensor& tensor = layout.tensors()[i];
         const std::vector<int32_t> expected = ChosenBySort(*replica, i, order);
-        CHECK(std::equal(expected.begin(), expected.end(),
-                         places.begin() + layout.tensors()[i].first_place));
+        for (int64_t entry = 0; entry < tensor.entries; ++entry) {
+          CHECK(PlaceAt(tensor, places.data(), entry) == expected[entry]);
+        }
       }
     }
   }
@@ -95,7 +97,7 @@ void WhatIsNotSentIsKept() {
   for (int64_t threads : {1, 3}) {
     Replica replica;
     const Replica before = replica;
-    std::vector<int32_t> places(layout.num_places());
+    std::vector<int32_t> places(layout.num_place_words());
     ChooseEntries(layout, replica.Tensors(), LedOrder::kValue, Threads(threads), places.data());
     std::vector<float> values(layout.num_values());
     TakeEntries(layout, replica.Tensors(), places.data(), Threads(threads), values.data());
@@ -128,7 +130,7 @@ void WhatIsNotSentIsKept() {
 
 void WhatIsNotFiniteIsFoundInEachTensor() {
   const LedLayout layout(kSizes, kEntries);
-  std::vector<int32_t> places(layout.num_places(), 1);
+  std::vector<int32_t> places(layout.num_place_words(), 1);
   CHECK(AllSumsFinite(layout, Replica().Tensors(), Threads(2)));
   for (size_t i = 0; i < kSizes.size(); ++i) {
     if (kSizes[i] == 0) continue;
@@ -138,18 +140,31 @@ void WhatIsNotFiniteIsFoundInEachTensor() {
       CHECK(!AllSumsFinite(layout, replica.Tensors(), Threads(2)));
       CHECK(!ChooseEntries(layout, replica.Tensors(), LedOrder::kValue, Threads(2),
                            places.data()));
-      CHECK(std::count(places.begin(), places.end(), 0) == layout.num_places());
+      CHECK(std::count(places.begin(), places.end(), 0) == layout.num_place_words());
     }
   }
 }
 
 void PlacesOutsideOfTheirTensorAreRefused() {
   const LedLayout layout(kSizes, kEntries);
-  for (int32_t bad : {-1, 7, std::numeric_limits<int32_t>::max()}) {
-    std::vector<int32_t> places(layout.num_places(), 0);
+  for (int32_t bad : {7, 7 << 3, 1 << 6, -1, std::numeric_limits<int32_t>::max()}) {
+    std::vector<int32_t> places(layout.num_place_words(), 0);
     CHECK(CheckPlaces(layout, places.data()).ok());
-    places[layout.tensors()[1].first_place] = bad;
+    places[layout.tensors()[1].first_place_word] = bad;  // of two places of 3 bits
     CHECK(CheckPlaces(layout, places.data()).message.find("tensor 1") == 0);
+  }
+}
+
+void PlacesOfTheLargestTensorsArePacked() {
+  const int64_t size = std::numeric_limits<int32_t>::max();
+  const LedLayout layout({size, size - 1}, {3, 33});
+  CHECK(layout.num_place_words() == 3 + 32);
+  std::vector<int32_t> places(layout.num_place_words(), -1);
+  places[2] = (1 << 29) - 1;  // 93 bits
+  for (const auto& tensor : layout.tensors()) {
+    for (int64_t entry = 0; entry < tensor.entries; ++entry) {
+      CHECK(PlaceAt(tensor, places.data(), entry) == size);
+    }
   }
 }
 
@@ -172,5 +187,6 @@ int main() {
   RUN(WhatIsNotSentIsKept);
   RUN(WhatIsNotFiniteIsFoundInEachTensor);
   RUN(PlacesOutsideOfTheirTensorAreRefused);
+  RUN(PlacesOfTheLargestTensorsArePacked);
   RUN(NumbersOfEntriesThatNoTensorHasAreRefused);
 }

@@ -58,8 +58,8 @@ def lgc_oracle(
         after.append({RESIDUAL: [a.reshape(s.shape) for a, s in zip(left, specs, strict=True)]})
     tensor_bytes = np.array(
         [
-            int(4 * layout.entries[place] / size + 4 * layout.entries[place])
-            if layout.entries[place]
+            int(4 * lgc.packed(places[place], spec.elements).size / size + 4 * places[place].size)
+            if place in places
             else 4 * spec.elements
             for place, spec in enumerate(specs)
         ],

@@ -414,7 +414,9 @@ def test_a_step_with_some_of_the_gradients_is_coded_and_collected():
 def resnet50(replicas, stem, added=0, index_bytes=2):
     """As the specification counts them: 2 bytes for an index, no vectors, values of the last."""
     entries, last = 23_475, 21
-    return lgc.Sizes(23_520_842, stem, entries, last, 5872, replicas, index_bytes), added
+    places = index_bytes * (entries + last)
+    sizes = lgc.Sizes(23_520_842, stem, entries, last, 5872, replicas, places, index_bytes)
+    return sizes, added
 
 
 def test_ratios_are_those_of_the_specification():
@@ -441,7 +443,11 @@ def test_counted_bytes_are_those_of_the_formulas(pattern):
     outcome = in_phase(CODING, compressor, size=2).step(gradients(0, 2))
     dense, coded, plain = 1200 + 30, 120 + 130, 180
     elements = sum(spec.elements for spec in SPECS)
-    sizes = lgc.Sizes(elements, dense, coded, plain, 64, 2)
+    words = sum(
+        lgc.packed(np.zeros(count), spec.elements).size
+        for spec, count in zip(SPECS, compressor.phase_settings.layout(SPECS).entries, strict=True)
+    )
+    sizes = lgc.Sizes(elements, dense, coded, plain, 64, 2, 4 * words)
     flag, header = 4, 56 if pattern == "parameter_server" else 0
     by_formula = sizes.all_reduce() if not header else sizes.parameter_server(10)
     assert outcome.payload_bytes[0] == by_formula + flag + header

@@ -11,6 +11,7 @@ from tf_gradcomp.reference import lgc as reference
 WRONG = (tf.errors.InvalidArgumentError, ValueError)  # in eager execution, in a graph
 SHAPES = ([40, 60], [], [0], [9, 3], [5], [2000])
 ENTRIES = (24, 1, 0, 0, 5, 1)
+WORDS = 9 + 1 + 1 + 1  # 24 places of 12 bits, 1 of 1, 5 of 3 and 1 of 11
 
 
 @pytest.fixture(params=["eager", "graph"])
@@ -52,7 +53,13 @@ class Replica:
 
 
 def sent_places(places):
-    return np.concatenate([p for p, count in zip(places, ENTRIES, strict=True) if count])
+    return np.concatenate(
+        [
+            reference.packed(of_one, int(np.prod(shape)))
+            for of_one, shape, count in zip(places, SHAPES, ENTRIES, strict=True)
+            if count
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,10 +70,10 @@ def test_the_leader_chooses_the_largest_and_others_nothing(order, dtype, call):
     places, finite = select(tf.constant(True))
     np.testing.assert_array_equal(places, sent_places(replica.chosen(order)))
     others, others_finite = select(tf.constant(False))
-    np.testing.assert_array_equal(others, np.zeros(31))
+    np.testing.assert_array_equal(others, np.zeros(WORDS))
     assert finite
     assert others_finite
-    assert places.shape == [31]
+    assert places.shape == [WORDS]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -111,7 +118,7 @@ def test_what_is_not_finite_is_neither_chosen_nor_given_nor_kept(place, bad):
     for lead in (True, False):
         places, finite = ops.led_select(replica.led, lead, order="value")
         assert not finite
-        np.testing.assert_array_equal(places, np.zeros(31))
+        np.testing.assert_array_equal(places, np.zeros(WORDS))
     given = ops.led_take(replica.led, places, finite)
     assert not given.numpy().any()
     before = [residual.numpy() for residual in replica.residuals]
@@ -153,11 +160,15 @@ def test_wrong_places_totals_and_rests_are_refused():
     replica = Replica()
     places, finite = ops.led_select(replica.led, True, order="value")
     given = ops.led_take(replica.led, places, finite)
-    for bad in (-1, 2400):
-        wrong = tf.concat([[bad], places[1:]], 0)
-        with pytest.raises(WRONG, match=f"tensor 0: place {bad} of entry 0; expected one below"):
+    for word, bad, message in (
+        (0, 2400, "tensor 0: place 2400 of entry 0; expected one below 2400"),
+        (WORDS - 1, -1, "tensor 5: place 2047 of entry 0; expected one below 2000"),
+        (WORDS - 1, 1 << 11, "tensor 5: the bits behind the last code are not 0"),
+    ):
+        wrong = tf.concat([places[:word], [bad], places[word + 1 :]], 0)
+        with pytest.raises(WRONG, match=message):
             ops.led_take(replica.led, wrong, True)
-    with pytest.raises(WRONG, match="places has 30 elements; expected 31"):
+    with pytest.raises(WRONG, match="places has 11 words; expected 12"):
         ops.led_take(replica.led, places[1:], True)
     for totals, rests, message in (
         (given[1:], tf.zeros([0]), "totals has"),
@@ -173,7 +184,7 @@ def test_shapes_are_known_while_a_graph_is_built():
     @tf.function
     def step():
         places, finite = ops.led_select(replica.led, True, order="value")
-        assert places.shape == [31]
+        assert places.shape == [WORDS]
         given = ops.led_take(replica.led, places, finite)
         assert given.shape == [31 + 27]
         reduced, _ = ops.led_apply(replica.led, places, given, tf.zeros([0]), True, True)

@@ -30,12 +30,14 @@ class Layout:
         coded: Those whose chosen entries are coded together, such as by an autoencoder.
         plain: Those whose chosen entries are summed as they are.
         entries: How many entries are chosen of each tensor; 0 if it is summed whole.
+        place_words: How many int32 words tell where they are.
     """
 
     whole: tuple[int, ...]
     coded: tuple[int, ...]
     plain: tuple[int, ...]
     entries: tuple[int, ...]
+    place_words: tuple[int, ...]
 
     @property
     def led(self) -> tuple[int, ...]:
@@ -48,9 +50,9 @@ class Layout:
         return sum(self.entries[place] for place in self.coded)
 
     @property
-    def plain_entries(self) -> int:
-        """How many entries are chosen and summed as they are."""
-        return sum(self.entries[place] for place in self.plain)
+    def coded_words(self) -> int:
+        """How many words tell where the coded entries are."""
+        return sum(self.place_words[place] for place in self.coded)
 
     def tensor_bytes(self, sizes: Sequence[int], replicas: int, coded_bytes: float) -> tf.Tensor:
         """Bytes that each tensor takes of a payload, rounded down, as `Exchanged` has them.
@@ -63,11 +65,11 @@ class Layout:
         counted = []
         for place, size in enumerate(sizes):
             entries = self.entries[place]
+            places = 4 * self.place_words[place] / replicas
             if place in self.coded:
-                share = coded_bytes * entries / self.coded_entries
-                counted.append(int(4 * entries / replicas + share))
+                counted.append(int(places + coded_bytes * entries / self.coded_entries))
             elif place in self.plain:
-                counted.append(int(4 * entries / replicas + 4 * entries))
+                counted.append(int(places + 4 * entries))
             else:
                 counted.append(4 * size)
         return tf.constant(counted, tf.int64)
@@ -123,7 +125,7 @@ class LedStep:
         Returns:
             These words.
         """
-        payload, places = self._chosen, self.layout.coded_entries + self.layout.plain_entries
+        payload, places = self._chosen, sum(self.layout.place_words)
         if more:
             leads = tf.equal(self.leader, self.inputs.rank)
             told = tf.cond(leads, lambda: more(self.coded()), lambda: tf.zeros([words], tf.int32))
@@ -135,12 +137,12 @@ class LedStep:
 
     def coded(self) -> tf.Tensor:
         """This replica's values of the entries that are coded; zeros if it is not finite."""
-        return self._given(self.layout.coded, self._places[: self.layout.coded_entries])
+        return self._given(self.layout.coded, self._places[: self.layout.coded_words])
 
     def sum(self, more: tf.Tensor | None = None) -> Generator[AllReduce, tf.Tensor, Sums]:
         """Sums the tensors that are sent whole, the plain entries and `more`, with a flag."""
         whole = self._given(self.layout.whole, self._places[:0])
-        plain = self._given(self.layout.plain, self._places[self.layout.coded_entries :])
+        plain = self._given(self.layout.plain, self._places[self.layout.coded_words :])
         given = [whole, plain] if more is None else [whole, plain, more]
         flag = tf.where(self.own_finite, [0.0], [float("nan")])
         total = yield AllReduce(tf.concat([*given, flag], 0))

@@ -91,6 +91,10 @@ class Settings:
             coded=tuple(place for place in led if specs[place].end != LAST),
             plain=tuple(place for place in led if specs[place].end == LAST),
             entries=entries,
+            place_words=tuple(
+                ops.led_place_words(spec.elements, count)
+                for spec, count in zip(specs, entries, strict=True)
+            ),
         )
 
     def _entries(self, spec: GradientSpec) -> int:

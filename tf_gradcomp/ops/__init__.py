@@ -18,7 +18,7 @@ from tf_gradcomp.ops.chunks import (
     chunk_take,
 )
 from tf_gradcomp.ops.knapsack import knapsack
-from tf_gradcomp.ops.led import Led, led_apply, led_select, led_take
+from tf_gradcomp.ops.led import Led, led_apply, led_place_words, led_select, led_take
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.pass_if_equal import pass_if_equal
 from tf_gradcomp.ops.payload import payload_read, payload_write
@@ -50,6 +50,7 @@ __all__ = [
     "chunk_take",
     "knapsack",
     "led_apply",
+    "led_place_words",
     "led_select",
     "led_take",
     "library_info",

@@ -50,6 +50,19 @@ class Led(NamedTuple):
         }
 
 
+def led_place_words(elements: int, entries: int) -> int:
+    """How many int32 words it takes to tell where some entries of a tensor are.
+
+    The places lie one behind the other, the lowest bits first, each in as many bits as the last
+    place of the tensor needs.
+
+    Args:
+        elements: Of the tensor.
+        entries: How many are chosen.
+    """
+    return -(-entries * max(1, (elements - 1).bit_length()) // 32)
+
+
 def led_select(led: Led, lead: tf.Tensor | bool, *, order: str) -> tuple[tf.Tensor, tf.Tensor]:
     """Chooses the entries of largest magnitude of each tensor, the first of equals.
 
@@ -60,8 +73,8 @@ def led_select(led: Led, lead: tf.Tensor | bool, *, order: str) -> tuple[tf.Tens
             `"magnitude"`, descending. Of equals the first comes first.
 
     Returns:
-        places, int32 [entries of all tensors], all zeros if y is not finite; and finite, bool
-        scalar: whether all of y is.
+        places, int32 [words], those of one tensor behind those of another (see `led_place_words`),
+        all zeros if y is not finite; and finite, bool scalar: whether all of y is.
 
     Raises:
         tf.errors.InvalidArgumentError: If shapes or entries are wrong.
@@ -74,7 +87,7 @@ def led_take(led: Led, places: tf.Tensor, finite: tf.Tensor | bool) -> tf.Tensor
 
     Args:
         led: What to take from; nothing is changed.
-        places: int32 [entries of all tensors], the same on all replicas.
+        places: int32 [words], as `led_select` made them on one replica.
         finite: bool scalar, whether this replica's y is. If not, zeros are returned.
 
     Returns:
@@ -100,7 +113,7 @@ def led_apply(
 
     Args:
         led: Its residuals are updated in place.
-        places: int32 [entries of all tensors], the same on all replicas.
+        places: int32 [words], as `led_select` made them on one replica.
         totals: float32 [values], the sum of what all replicas sent, in the order of `led_take`.
         rests: float32 [at most values]: what was not sent of the first values that `led_take` gave.
             The others were sent as they are.

@@ -79,6 +79,14 @@ def largest(values: np.ndarray, count: int, order: str = "value") -> np.ndarray:
     return places
 
 
+def packed(places: np.ndarray, elements: int) -> np.ndarray:
+    """Places in a tensor as int32 words, each in as many bits as the last place there needs."""
+    bits = max(1, (elements - 1).bit_length())
+    of_each = places.astype("<u4")[:, np.newaxis].view(np.uint8)
+    flat = np.unpackbits(of_each, axis=1, bitorder="little")[:, :bits].reshape(-1)
+    return np.packbits(np.pad(flat, (0, -flat.size % 32)), bitorder="little").view("<i4")
+
+
 def scale(values: np.ndarray) -> np.floating:
     """The root mean square; 1 where that is not a positive number."""
     most = np.abs(values).max(initial=0)
@@ -259,7 +267,8 @@ class Sizes:
         plain: The entries of the last layer.
         latent: The floats of a latent.
         replicas: Their number.
-        index_bytes: Of where an entry is; 4 on the wire.
+        place_bytes: Of where the entries are; on the wire, of `packed` places.
+        index_bytes: Of where an innovation is among the entries for the autoencoder.
     """
 
     elements: int
@@ -268,12 +277,13 @@ class Sizes:
     plain: int
     latent: int
     replicas: int
+    place_bytes: float
     index_bytes: float = 4
 
     @property
     def _places(self) -> float:
         """One replica of all tells where the entries are."""
-        return self.index_bytes * (self.coded + self.plain) / self.replicas
+        return self.place_bytes / self.replicas
 
     def top_k(self) -> float:
         """Bytes of a replica's payload in phase 2, without headers."""
