@@ -131,6 +131,7 @@ TF_KERAS = dataclasses.replace(
         ),
         f"{JOBS}::test_workers_stay_equal_and_skip_a_step_together",
         f"{JOBS}::test_ranks_of_horovod_do_what_workers_of_a_strategy_do",
+        f"{JOBS}::test_ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal",
         f"{JOBS}::test_ranks_of_horovod_go_on_from_what_was_saved",
         f"{JOBS}::test_callbacks_do_so_under_horovod",
     ),

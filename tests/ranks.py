@@ -3,6 +3,7 @@
 Of Keras it knows nothing, for there are programs of both its versions.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -28,10 +29,17 @@ else:
 BATCH = 24  # rows of all workers together
 
 
+@functools.cache
+def group():
+    """By what this job exchanges: the strategy, or Horovod's ranks, or the hosts they are on."""
+    if not BY_HOROVOD:
+        return None
+    return gc.HorovodHosts() if hvd.cross_size() > 1 else "horovod"
+
+
 def compressed(inner, *args, **kwargs):
     """The optimizer of this job."""
-    group = "horovod" if BY_HOROVOD else None
-    return gc.CompressedOptimizer(inner, *args, group=group, **kwargs)
+    return gc.CompressedOptimizer(inner, *args, group=group(), **kwargs)
 
 
 def data(steps, seed=1):

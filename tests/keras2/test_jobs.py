@@ -51,9 +51,10 @@ def by_strategy(program, *args):
     return [result(worker) for worker in run_workers(PROGRAMS / program, 2, args)]
 
 
-def by_horovod(program, *args):
-    with horovod_ranks(2) as each:
-        workers = run_workers(PROGRAMS / program, 2, args, per_worker_env=each)
+def by_horovod(program, *args, n=2, hosts=1):
+    env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if hosts > 1 else {}
+    with horovod_ranks(n, hosts) as each:
+        workers = run_workers(PROGRAMS / program, n, args, env=env, per_worker_env=each)
     return [result(worker) for worker in workers]
 
 
@@ -148,6 +149,20 @@ def test_ranks_of_horovod_do_what_workers_of_a_strategy_do(methods_by_horovod, m
     for rank, worker in zip(methods_by_horovod, methods, strict=True):
         assert rank[case]["weights"] == worker[case]["weights"]
         assert rank[case]["residual"] == worker[case]["residual"]
+
+
+@needs_horovod
+def test_ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal(alone):
+    ranks = by_horovod("exact.py", "wrapped", "AdamW,Adam:adacomp", n=4, hosts=2)
+    for name in ("AdamW", "Adam:adacomp"):
+        first, second, third, fourth = (rank[name] for rank in ranks)
+        assert first == second
+        assert third == fourth
+        assert first["slots"] == third["slots"]
+        assert first["weights"] == third["weights"]
+    assert largest_difference(ranks[0]["AdamW"]["values"], alone["AdamW"]["values"]) <= 1e-6
+    compressed, other = ranks[0]["Adam:adacomp"], ranks[2]["Adam:adacomp"]
+    assert compressed["residuals"] != other["residuals"]
 
 
 def test_addons_and_keras_step_alike_with_divided_gradients(methods):

@@ -1,13 +1,22 @@
-"""Trains dense with several optimizers in `fit`; alone, one process does so on whole batches.
+"""Trains with several optimizers in `fit`, dense; alone, one process does so on whole batches.
 
-exact.py wrapped|strategy|alone OPTIMIZER,...
+exact.py wrapped|strategy|alone OPTIMIZER[:METHOD],...
 """
 
 from common import ALONE, compiled, fit, new_strategy, state_of
 from optimizers import OPTIMIZERS, of_layers
 
 import tf_gradcomp as gc
-from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report
+from tests.ranks import (
+    BY_HOROVOD,
+    RANK,
+    argument,
+    compressed,
+    data,
+    digest,
+    exchange_of,
+    report,
+)
 
 STEPS = 8
 BUILT_IN_STEP = ("EMA", "legacy loss scale", "LazyAdam")  # as where nobody builds the optimizer
@@ -16,16 +25,17 @@ OPTIMIZERS |= of_layers()
 
 def together(name, strategy):
     """Ranks of Horovod begin with other weights, and are given those of rank 0."""
+    name, _, method = name.partition(":")
 
     def make():
         inner = OPTIMIZERS[name]()
         by_strategy = strategy is not ALONE and strategy.compressor is not None
-        return inner if by_strategy else compressed(inner, "no_compression")
+        return inner if by_strategy else compressed(inner, method or "no_compression")
 
     model = compiled(make, strategy, seed=RANK if BY_HOROVOD else 0, in_step=name in BUILT_IN_STEP)
     callbacks = [gc.callbacks.BroadcastInitialState()]
     fit(model, *data(STEPS), callbacks=callbacks)
-    return state_of(model)
+    return {**state_of(model), "residuals": digest(exchange_of(model).residuals)}
 
 
 def alone(name):
