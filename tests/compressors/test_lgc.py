@@ -299,14 +299,22 @@ def test_gradients_times_a_power_of_two_give_that_times_the_sum(pattern, exponen
 
 
 @every_pattern
-def test_zeros_and_a_leader_of_zeros_are_coded(pattern):
+@pytest.mark.parametrize("zero", [0, 1])  # who leads, and another one
+def test_what_is_decoded_of_a_replica_of_zeros_is_zeros(pattern, zero):
+    """An autoencoder makes something of zeros, and it would be far more than small gradients."""
     compressor = LGC(pattern, density=0.1, dense_steps=0)
     lockstep = in_phase(CODING, compressor)
-    given = gradients(0)
-    given[0] = [np.zeros_like(g) for g in given[0]]  # who leads
-    outcome = lockstep.step(given)
+    small = [[np.float32(1e-4) * g for g in of_one] for of_one in gradients(0)]
+    small[zero] = [np.zeros_like(g) for g in small[zero]]
+    outcome = lockstep.step(small)
     assert outcome.finite == [True] * 3
-    assert lost(in_phase(CODING, compressor).state, given, outcome) < 2e-6
+    assert lost(in_phase(CODING, compressor).state, small, outcome) < 2e-10
+    largest = max(np.abs(g).max() for of_one in small for g in of_one)
+    for place in CODED:
+        assert np.abs(outcome.reduced[0][place]).max() < 30 * largest
+    if zero == 0 or pattern == "parameter_server":  # by its own scale, or that of who leads
+        for place in CODED:
+            assert not np.any(lockstep.state[zero][RESIDUAL][place])
 
 
 def test_the_first_replica_changes_the_phase_of_all_in_the_step_that_it_leads():

@@ -7,8 +7,7 @@ import pytest
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tests.compressors.test_conformance import random_gradients
 from tf_gradcomp.compressors import TopK
-from tf_gradcomp.compressors.base import RESIDUAL, StateSpec
-from tf_gradcomp.compressors.top_k import VELOCITY
+from tf_gradcomp.compressors.base import RESIDUAL, VELOCITY, StateSpec
 from tf_gradcomp.keras_any.policy import Policy
 from tf_gradcomp.policy import GradientSpec
 

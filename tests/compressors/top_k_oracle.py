@@ -9,8 +9,7 @@ import numpy as np
 from tests.compressors.gathered import gathered
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tf_gradcomp.compressors import TopK
-from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.top_k import VELOCITY
+from tf_gradcomp.compressors.base import RESIDUAL, VELOCITY
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.reference import top_k
 

@@ -330,6 +330,15 @@ def test_hosts_exchange_as_that_many_learners_do(hosts, method):
         assert largest_difference(rank["resumed"], ranks[0]["waits"]) <= 1e-6
 
 
+def test_hosts_save_what_all_of_their_ranks_have_accumulated(hosts):
+    """Each rank's gradient is a power of ten, so that the sum shows which are in it."""
+    seen = only([rank["saved amid a round"] for rank in hosts])
+    total = 1111 / 4  # each loss is a mean over the rank's rows
+    assert seen["held"] == pytest.approx([total] * 3)
+    (weights,) = seen["weights"]
+    assert weights == pytest.approx([-total] * 3)
+
+
 def test_ranks_are_told_where_some_exchange_by_another_group(hosts):
     of_build, of_making = only([rank["told"] for rank in hosts])
     assert "replicas: worker 0 has '2, a host each'" in of_build

@@ -389,3 +389,30 @@ def test_replicas_of_one_process_stay_equal_with_second_moments_of_their_own(ada
     first, second = copies(strategy, variable)
     np.testing.assert_array_equal(first, second)
     assert np.abs(first - before).max() > 0
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("sgd", [keras.optimizers.SGD, legacy.SGD])
+def test_a_bad_step_is_skipped_with_any_loss_scaler_inside(sgd, dynamic):
+    """One with a fixed scale does not look whether gradients are finite."""
+    strategy = mirrored()
+    with strategy.scope():
+        variables = [tf.Variable(np.ones(3, "float32"), name=name) for name in "ab"]
+        scaler = keras.mixed_precision.LossScaleOptimizer(
+            sgd(0.25), dynamic=dynamic, initial_scale=128
+        )
+        optimizer = gc.CompressedOptimizer(scaler, "no_compression")
+        optimizer.build(variables)
+    step = stepper(
+        strategy,
+        lambda grads: optimizer.apply_gradients(list(zip(grads, variables, strict=True))),
+    )
+    good = np.ones((2, 2, 3), "float32")  # [replicas, variables, elements]
+    bad = good.copy()
+    bad[1, 0] = np.nan
+    for gradients in (good, bad):
+        step(gradients)
+    assert int(optimizer.exchange.skipped_steps.numpy()) == 1
+    for variable in variables:
+        for copy in copies(strategy, variable):
+            np.testing.assert_array_equal(copy, np.full(3, 1 - 0.25 * 2))

@@ -242,6 +242,43 @@ def test_the_sum_of_gradients_that_are_planned_with_is_divided_as_they_are():
     np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
 
 
+def of_each(job, name):
+    return copies(job.strategy, job.optimizer.exchange.state[name][0])
+
+
+def test_velocities_are_divided_and_multiplied_as_gradients_are():
+    method = gc.compressors.TopK(density=0.05, momentum=0.9)
+    job = Job(2, adam, method, precondition=None)
+    for step in range(5):
+        job.step([[np.float32(1e-3) * g for g in of_one] for of_one in gradients_at(step, 2)])
+
+    def check_step_without_gradients(before, after, factor):
+        after.step([[ZEROS, ZEROS]] * 2)
+        share = np.mean(of_each(before, "velocity"), 0)
+        for velocity in of_each(after, "velocity"):
+            kept = velocity != 0  # what is sent has none
+            assert kept.sum() >= 20
+            np.testing.assert_allclose(velocity[kept], (0.9 * share * factor)[kept], rtol=1e-3)
+
+    moment = job.optimizer.inner_optimizer._velocities[0].numpy()
+    root = np.sqrt(moment / (1 - 0.999**5)) + 1e-7
+    on = job.resumed(2, adam, method, precondition="local")
+    clipped = np.where(moment > 0, 1 / root, 1)
+    check_step_without_gradients(job, on, clipped)
+    moment = np.sum(of_each(on, "second_moment"), 0)
+    root = np.sqrt(moment / (1 - 0.999**6)) + 1e-7
+    check_step_without_gradients(on, on.resumed(2, adam, method, precondition=None), root)
+
+
+def test_divided_velocities_are_not_loaded_by_an_optimizer_that_cannot_undo_it(caplog):
+    method = gc.compressors.TopK(density=0.05, momentum=0.9)
+    job = Job(2, adam, method)
+    job.train(range(3))
+    other = job.resumed(2, sgd, method)
+    assert "cannot go on with: moments_taken, residual, second_moment, velocity" in caplog.text
+    assert not np.any(of_each(other, "velocity"))
+
+
 def test_divided_residuals_are_refused_by_an_optimizer_that_cannot_undo_it(tmp_path):
     job = Job(2, adam)
     job.train(range(2))

@@ -17,7 +17,9 @@ from tf_gradcomp.compressors.wishes import Wish
 from tf_gradcomp.policy import GradientSpec
 
 RESIDUAL = "residual"
+VELOCITY = "velocity"  # the momentum of what is compressed; see `TopK`
 GRADIENT_SUM = "gradient_sum"  # since the last plan of settings; see `LGreCo`
+OF_GRADIENTS = (RESIDUAL, VELOCITY, GRADIENT_SUM)  # in units of what is compressed
 GRADIENT_NORMS = "gradient_norms"  # of the sums before the last plan
 
 

@@ -224,7 +224,7 @@ class Collecting(_Phase, registered=False):
         scales = scales_of(of_all)
         if self._of.pattern == ALL_REDUCE:  # one scale for all
             scales = tf.fill([inputs.size], tf.gather(scales, step.leader))
-        vectors = self._vectors(of_all / scales[:, tf.newaxis])[:kept]
+        vectors = self._vectors(tf.math.divide_no_nan(of_all, scales[:, tf.newaxis]))[:kept]
         unused = state[VECTORS].shape[1] - vectors.shape[1]  # by a step with some of the gradients
         rows = tf.cast(number % (KEPT_VECTORS // kept), tf.int32) * kept + tf.range(kept)
 
@@ -293,8 +293,8 @@ class Coding(_Phase, registered=False):
         exchanged = step.end(sums, totals, finite, coded_bytes, own - shares)
         decoded, state = digest_of_floats(totals), inputs.job_state
         error = tf.math.divide_no_nan(
-            tf.reduce_sum(tf.square((own - shares) / scale_of(own))),
-            tf.reduce_sum(tf.square(own / scale_of(own))),
+            tf.reduce_sum(tf.square(_over_scale(own - shares, scale_of(own)))),
+            tf.reduce_sum(tf.square(_over_scale(own, scale_of(own)))),
         )
         for name, value in ((DECODED, decoded), (SHARE_ERROR, error)):
             before = state[name].read_value()
@@ -310,13 +310,14 @@ class Coding(_Phase, registered=False):
         def scales(chosen: tf.Tensor) -> tf.Tensor:
             told = [scale_of(chosen)]
             if summed:
-                latent = network.encode(self._vectors((chosen / told[0])[tf.newaxis]))
+                scaled = _over_scale(chosen, told[0])
+                latent = network.encode(self._vectors(scaled[tf.newaxis]))
                 told.append(tf.reduce_max(tf.abs(latent)))
             return tf.bitcast(tf.stack(told), tf.int32)
 
         told = tf.bitcast((yield from step.follow(1 + summed, scales)), tf.float32)
         scale, own = told[0], step.coded()
-        own_latent = network.encode(self._vectors((own / scale)[tf.newaxis]))
+        own_latent = network.encode(self._vectors(_over_scale(own, scale)[tf.newaxis]))
         flat = tf.reshape(own_latent, [self._of.architecture.latents(entries)])
         flat = tf.where(step.own_finite, flat, tf.zeros_like(flat))
         if summed:
@@ -340,7 +341,7 @@ class Coding(_Phase, registered=False):
         network, architecture = self._network(inputs), self._of.architecture
 
         def latent(chosen: tf.Tensor) -> tf.Tensor:
-            scaled = chosen / scale_of(chosen)
+            scaled = _over_scale(chosen, scale_of(chosen))
             return self._as_words(network.encode(self._vectors(scaled[tf.newaxis])))
 
         latent_bytes = self._of.latent_bytes(entries)
@@ -349,7 +350,7 @@ class Coding(_Phase, registered=False):
         sums = yield from step.sum()
         scale = scale_of(own)
         _, places = tf.math.top_k(tf.abs(own), count)
-        added = tf.gather(own / scale, places)
+        added = tf.gather(_over_scale(own, scale), places)
         floats = tf.bitcast(tf.concat([[scale], added], 0), tf.int32)
         header = self._header(inputs)
         payload = ops.payload_write(
@@ -435,21 +436,26 @@ def _follow_news(step: LedStep) -> Generator[Wish, tf.Tensor, None]:
 
 
 def scale_of(values: tf.Tensor) -> tf.Tensor:
-    """The root mean square of a vector; 1 if that is not a positive number."""
+    """The root mean square of a vector; 0 if that is not a positive number."""
     return scales_of(values[tf.newaxis])[0]
 
 
 def scales_of(rows: tf.Tensor) -> tf.Tensor:
-    """The root mean square of each row: float32 [rows]; 1 where that is not a positive number.
+    """The root mean square of each row: float32 [rows]; 0 where that is not a positive number.
 
     It is computed of numbers of up to 1, so that it neither overflows nor vanishes, and a row times
-    a power of two has that times the scale.
+    a power of two has that times the scale. What is decoded of zeros need not be zeros, and is by
+    its scale.
     """
     most = tf.reduce_max(tf.abs(rows), 1)
     mean = tf.reduce_mean(tf.square(tf.math.divide_no_nan(rows, most[:, tf.newaxis])), 1)
     scales = most * tf.sqrt(mean)
     good = tf.logical_and(scales > 0, tf.math.is_finite(scales))
-    return tf.where(good, scales, tf.ones_like(scales))
+    return tf.where(good, scales, tf.zeros_like(scales))
+
+
+def _over_scale(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    return tf.math.divide_no_nan(values, scale)  # no values but zeros have a scale of 0
 
 
 def _sum_in_order(rows: tf.Tensor) -> tf.Tensor:

@@ -11,14 +11,19 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
+from tf_gradcomp.compressors.base import (
+    VELOCITY,
+    Compressor,
+    Exchanged,
+    ExchangeInputs,
+    StateSpec,
+)
 from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_share
 from tf_gradcomp.compressors.wishes import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
-VELOCITY = "velocity"
 SENT_WHOLE = 0  # in place of a number of entries, to the ops
 _DEFAULT_DENSITY = 0.01
 

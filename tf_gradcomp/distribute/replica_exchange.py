@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
-from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor, in_turn
+from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor, in_turn
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
 from tf_gradcomp.distribute.gradients import all_finite, as_tensors, plus_residual
@@ -157,7 +157,7 @@ class ReplicaExchange:
         preconditioner = self._parts.possible_preconditioner
         if preconditioner is None:
             raise RuntimeError("There is nothing to hand over without second moments.")
-        of_gradients = [state[name] for name in (RESIDUAL, GRADIENT_SUM) if name in state]
+        of_gradients = [state[name] for name in OF_GRADIENTS if name in state]
         return HandOver(preconditioner, inner, moments, of_gradients, self._parts.group.size)
 
     def with_what_waits(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.distribute import tf_private
-from tf_gradcomp.distribute.communicator import Communicator
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.group import Group
 
@@ -19,6 +18,14 @@ _NOT_COLLECTED = (
     "have: call optimizer.collect_state() on all ranks just before rank 0 saves, or put "
     "gc.callbacks.CollectState() in front of the callback that saves, on all ranks."
 )
+
+
+class _Apart(NamedTuple):
+    """A variable that each replica of a group has for itself."""
+
+    variable: tf.Variable
+    group: Group
+    unused: Callable[[], bool]
 
 
 class Saving:
@@ -30,12 +37,12 @@ class Saving:
     what it has collected holds until the next step.
 
     Args:
-        group: The replicas.
+        group: The replicas that exchange.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._apart: dict[int, tuple[tf.Variable, Callable[[], bool]]] = {}
+        self._apart: dict[int, _Apart] = {}
         self._counters: list[tf.Variable] = []
         self._sums: dict[int, np.ndarray] = {}
         self._collected_at: list[int] | None = None
@@ -46,6 +53,7 @@ class Saving:
         variables: Iterable[Any],
         counters: Sequence[tf.Variable],
         unused: Callable[[], bool] = lambda: False,
+        group: Group | None = None,
     ) -> None:
         """Makes `tf.train.Checkpoint` save and restore variables by this, too.
 
@@ -53,11 +61,15 @@ class Saving:
             variables: Those that each replica has for itself are taken.
             counters: One of them changes whenever a step changes the variables.
             unused: Tells that a variable which is zeros on one replica is so on all.
+            group: The replicas that have the variables for themselves, if not those that exchange.
         """
+        group = group or self._group
         self._counters += counters
         for variable in map(native, variables):
-            if self._is_apart(variable):
-                self._apart[id(variable)] = variable, unused
+            summed = variable.aggregation == tf.VariableAggregation.SUM
+            replicated = isinstance(variable, tf.distribute.DistributedValues)
+            if group.size > 1 and summed and not replicated:
+                self._apart[id(variable)] = _Apart(variable, group, unused)
                 self._hook(variable)
 
     def collect(self) -> None:
@@ -72,11 +84,9 @@ class Saving:
             return
         counts = self._counts()
         self._group.agree({"next action": "collecting state to save", "steps": counts})
-        (communicator,) = self._group.communicators()
-        communicator.label = "collected"
         self._sums = {}
-        for number, (variable, _) in self._apart.items():
-            total = _total(variable, communicator)
+        for number, one in self._apart.items():
+            total = _total(one, f"collected_{len(self._sums)}")
             if self._group.is_first or self._all_save:
                 self._sums[number] = total.numpy()
         self._collected_at = counts
@@ -104,16 +114,15 @@ class Saving:
             ValueError: If that has not been collected since the last step.
         """
         own = native(variable)
-        if not self._is_apart(own):
+        apart = self._apart.get(id(own))
+        if apart is None:
             return np.asarray(variable.numpy())
         if self._group.by_strategy:
-            (communicator,) = self._group.communicators()
-            return np.asarray(_total(own, communicator).numpy())
+            return np.asarray(_total(apart).numpy())
         if self._all_save and self._collected_at != self._counts():
             self.collect()
         if self._collected_at != self._counts() or id(own) not in self._sums:
-            _, unused = self._apart[id(own)]
-            if unused() and not np.any(own.numpy()):
+            if apart.unused() and not np.any(own.numpy()):
                 return np.asarray(own.numpy())
             raise ValueError(_NOT_COLLECTED % own.name)
         return self._sums[id(own)]
@@ -121,13 +130,8 @@ class Saving:
     def assign(self, variable: Any, value: Any) -> None:
         """Gives a replica its share of what a checkpoint held."""
         self.forget()
-        own = native(variable)
-        variable.assign(value / self._group.size if self._is_apart(own) else value)
-
-    def _is_apart(self, variable: tf.Variable) -> bool:
-        summed = variable.aggregation == tf.VariableAggregation.SUM
-        replicated = isinstance(variable, tf.distribute.DistributedValues)
-        return self._group.size > 1 and summed and not replicated
+        apart = self._apart.get(id(native(variable)))
+        variable.assign(value / apart.group.size if apart else value)
 
     def _counts(self) -> list[int]:
         return [int(counter.numpy()) for counter in self._counters]
@@ -140,6 +144,8 @@ class Saving:
         )
 
 
-def _total(variable: tf.Variable, communicator: Communicator) -> tf.Tensor:
-    flat = communicator.all_reduce(tf.reshape(variable.read_value(), [-1]))
-    return tf.reshape(flat, variable.shape)
+def _total(apart: _Apart, label: str = "") -> tf.Tensor:
+    (communicator,) = apart.group.communicators()
+    communicator.label = label
+    flat = communicator.all_reduce(tf.reshape(apart.variable.read_value(), [-1]))
+    return tf.reshape(flat, apart.variable.shape)

@@ -260,7 +260,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             reduced, finite = (
                 self._reduce(grads, variables) if aggregate else (grads, all_finite(grads))
             )
-            if self._scaler_inside:  # which finds out by itself
+            if self._scaler_decides:
                 reduced = [values_unless(finite, gradient, math.nan) for gradient in reduced]
             return reduced, finite
 
@@ -274,7 +274,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         on_each = self.group.on_each if aggregate else self.group.all_replicas.on_each
         reduced, finite = on_each(reduce, grads)
-        if self._scaler_inside:
+        if self._scaler_decides:
             update()
         else:
             finite = strategy.experimental_local_results(finite)[0]
@@ -298,6 +298,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     @property
     def _scaler_inside(self) -> bool:
         return keras_private.is_loss_scaler(self.inner_optimizer)
+
+    @property
+    def _scaler_decides(self) -> bool:
+        """Whether it is a loss scaler that skips steps: one with a fixed scale takes them all."""
+        return self._scaler_inside and self.inner_optimizer.dynamic
 
     @property
     def _core(self) -> Any:

@@ -137,7 +137,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             replicas = group.all_replicas
             self._accumulation = Accumulation(variables, steps, self._index_of, inner, replicas)
             counter = keras_private.step_counter(self._core)
-            self.exchange.saving.take_over(self._accumulators(), [native(counter)])
+            sums, counters = self._accumulators(), [native(counter)]
+            self.exchange.saving.take_over(sums, counters, group=replicas)
         if not self.passes_through():
             keras_private.disable_reduction(self._core)
 

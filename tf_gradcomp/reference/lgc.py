@@ -88,11 +88,16 @@ def packed(places: np.ndarray, elements: int) -> np.ndarray:
 
 
 def scale(values: np.ndarray) -> np.floating:
-    """The root mean square; 1 where that is not a positive number."""
+    """The root mean square; 0 where that is not a positive number."""
     most = np.abs(values).max(initial=0)
     if not (most > 0 and np.isfinite(most)):
-        return values.dtype.type(1)
+        return values.dtype.type(0)
     return most * np.sqrt(np.mean(np.square(values / most)))
+
+
+def over(values: np.ndarray, s: np.floating) -> np.ndarray:
+    """The values over their scale; zeros where that is 0."""
+    return values / s if s > 0 else np.zeros_like(values)
 
 
 def top_k_by_leader(
@@ -127,7 +132,7 @@ def all_reduce(values: np.ndarray, places: np.ndarray, leader: int, coder: Coder
     chosen = values[:, places]
     size, count = chosen.shape
     s = scale(chosen[leader])
-    latents = [coder.encode(coder.padded(of_one / s)) for of_one in chosen]
+    latents = [coder.encode(coder.padded(over(of_one, s))) for of_one in chosen]
     mean = sum(latents[1:], latents[0]) / chosen.dtype.type(size)
     decoded = coder.decode(mean, None)[:count] * s
     shares = np.stack([coder.share(mean, latent)[:count] * s for latent in latents])
@@ -139,13 +144,13 @@ def parameter_server(
 ) -> Outcome:
     """Phase 3 with the leader's latent and each replica's innovation, of `added` entries."""
     chosen = values[:, places]
-    latent = coder.encode(coder.padded(chosen[leader] / scale(chosen[leader])))
+    latent = coder.encode(coder.padded(over(chosen[leader], scale(chosen[leader]))))
     shares = []
     for of_one in chosen:
         s = scale(of_one)
         innovation = np.zeros_like(coder.padded(of_one))
         kept = largest(of_one, added, "magnitude")
-        innovation[kept] = of_one[kept] / s
+        innovation[kept] = over(of_one[kept], s)
         shares.append(coder.decode(latent, innovation)[: len(places)] * s)
     return _apply(values, places, np.stack(shares), _in_order(np.stack(shares)))
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
-from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
+from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.distribute.exchange import GradientExchange
 
@@ -74,7 +74,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     divided = "moments_taken" in store and np.any(store["moments_taken"])
     if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
         taken -= {"moments_taken", "residual_waits"}
-        taken = {name for name in taken if _kind(name) not in (RESIDUAL, GRADIENT_SUM)}
+        taken = {name for name in taken if _kind(name) not in OF_GRADIENTS}
     if f"{RESIDUAL}_0" not in state:
         taken -= {"residual_waits"}
     facts = {"residual_waits", "accumulators_held"}  # go without saying

@@ -93,6 +93,22 @@ def skipped():
     }
 
 
+def saved_amid_a_round():
+    """What a job has that is saved and gone on with where a gradient has been accumulated."""
+    variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    optimizer = gc.CompressedOptimizer(inner, "no_compression", group=group)
+    own = np.full(3, 10.0**RANK, "float32")
+    optimizer.apply([own], [variable])
+    store = {}
+    with optimizer.exchange.saving.all_save():
+        optimizer.save_own_variables(store)
+    (name,) = [name for name in store if name.startswith("accumulator_")]
+    optimizer.load_own_variables(store)
+    optimizer.apply([own], [variable])
+    return {"held": store[name].tolist(), "weights": values([variable])}
+
+
 def builds_with(find_group):
     """Ranks of the last host exchange by another group than the others."""
     chosen = "horovod" if HOST == HOSTS - 1 else find_group()
@@ -107,6 +123,7 @@ if __name__ == "__main__":
         "dense": by_ranks("no_compression", own_rows),
         "methods": {name: by_ranks(one, rows_of_host) for name, one in METHODS.items()},
         "skipped": skipped(),
+        "saved amid a round": saved_amid_a_round(),
     }
     hvd.shutdown()
     if RANK == 0:
