@@ -130,6 +130,25 @@ def test_a_variable_that_is_sent_whole_keeps_adams_momentum():
     assert bias.numpy().all()
 
 
+@pytest.mark.parametrize("compressor", ["top_k", "adacomp", "scalecom"])
+def test_a_variable_of_one_element_is_sent_in_time_and_keeps_adams_momentum(compressor):
+    def trained(method):
+        strategy = mirrored()
+        with strategy.scope():
+            bias = keras.Variable(np.zeros(1, "float32"), name="bias")
+            adam = keras.optimizers.Adam(0.1)
+            optimizer = gc.CompressedOptimizer(adam, method, precondition="local")
+            optimizer.build([bias])
+        step = stepper(strategy, lambda gradients: optimizer.apply(gradients, [bias]))
+        values = []
+        for sign in SIGNS:
+            step([[np.array([sign])]] * 2)
+            values.append(bias.numpy().item())
+        return values
+
+    np.testing.assert_allclose(trained(compressor), trained("no_compression"), rtol=1e-5)
+
+
 def test_replicas_keep_the_second_moments_of_their_own_gradients_and_equal_weights():
     job = Job().train(0, 3)
     for copies_ in job.moments():

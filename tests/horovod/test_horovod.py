@@ -267,6 +267,7 @@ def disagreeing():
         ("other_versions", "keras: worker 0 has '3.0', worker 1 has '3.1'"),
         ("other_weights", "gc.callbacks.BroadcastInitialState()"),
         ("other_steps", "exchanges so far: worker 0 has 7, worker 1 has 0"),
+        ("other_learning_rates", "as ReduceLROnPlateau does by a metric"),
         ("other_gradients", "gradient of 'kernel_0': worker 0 has 'dense', worker 1 has nothing"),
         ("other_actions", "next action: worker 0 has 'collecting state to save'"),
     ],

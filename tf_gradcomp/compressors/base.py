@@ -246,13 +246,16 @@ class Compressor(abc.ABC):
     def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
         """Of which gradients most entries wait, and are sent with what came meanwhile.
 
+        The only entry of a variable is sent in every step, by every method.
+
         Returns:
             bool [tensors].
         """
         tensors = len(inputs.specs)
         if self.delays_unless is None:
             return tf.zeros([tensors], tf.bool)
-        return tf.not_equal(self.settings_in_force(inputs)[:tensors], self.delays_unless)
+        waits = tf.not_equal(self.settings_in_force(inputs)[:tensors], self.delays_unless)
+        return tf.logical_and(waits, [spec.elements > 1 for spec in inputs.specs])
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """What it keeps for the whole job, by name: nothing, unless a method says otherwise."""

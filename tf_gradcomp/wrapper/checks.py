@@ -141,28 +141,42 @@ def check_no_overwriting(variables: Sequence[keras.Variable], group: Group) -> N
         )
 
 
+TRAINING = (
+    "exchanging gradients for the first time",
+    "give all ranks those of rank 0, by gc.callbacks.BroadcastInitialState() in fit, or "
+    "gc.broadcast_initial_state(model).",
+)
+SAVING = (
+    "collecting state to save",
+    "some ranks alone have changed them since training began, as ReduceLROnPlateau does by a "
+    "metric, which is another one on each rank: average what a callback acts on.",
+)
+
+
 def agree_on_values(
-    group: Group, weights: Sequence[keras.Variable], slots: Sequence[keras.Variable]
+    group: Group,
+    weights: Sequence[keras.Variable],
+    slots: Sequence[keras.Variable],
+    purpose: tuple[str, str],
 ) -> None:
-    """Compares the values of variables over all ranks; refuses to train where they differ.
+    """Compares the values of variables over all ranks; refuses to go on where they differ.
 
     Args:
         group: The ranks.
         weights: Of the model.
         slots: Of the inner optimizer, whose names have a number that each rank counts by itself.
+        purpose: `TRAINING` or `SAVING`: what comes next, and what to do if values differ.
 
     Raises:
         WorkersDisagreeError: On every rank, naming the variables and the way out.
     """
     values = {f"value of {path_of(v)!r}": _checksum(v) for v in weights}
     values |= {f"value of the optimizer's variable {i}": _checksum(v) for i, v in enumerate(slots)}
+    action, advice = purpose
     try:
-        group.agree({"next action": "exchanging gradients for the first time", **values})
+        group.agree({"next action": action, **values})
     except WorkersDisagreeError as error:
-        raise WorkersDisagreeError(
-            f"{error} If only values differ: give all ranks those of rank 0, by "
-            "gc.callbacks.BroadcastInitialState() in fit, or gc.broadcast_initial_state(model)."
-        ) from error
+        raise WorkersDisagreeError(f"{error} If only values differ: {advice}") from error
 
 
 def _checksum(variable: keras.Variable) -> int:

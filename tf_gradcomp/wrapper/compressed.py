@@ -175,7 +175,8 @@ class Compressed:
         if self._values_agreed or group.by_strategy:
             return
         with tf.init_scope():
-            checks.agree_on_values(group, self._built_for, self._inner_variables)
+            values = self._built_for, self._inner_variables
+            checks.agree_on_values(group, *values, checks.TRAINING)
         self._values_agreed = True
 
     @property
@@ -207,13 +208,17 @@ class Compressed:
 
         Raises:
             ValueError: If the optimizer is not built.
-            WorkersDisagreeError: If the other ranks do something else.
+            WorkersDisagreeError: If the other ranks do something else, or have other weights, or
+                another learning rate or other state that all ranks share.
         """
         if not self.built:
             raise ValueError(
                 "collect_state: the optimizer has no state yet; call "
                 "optimizer.build(model.trainable_variables) first."
             )
+        if not self.group.by_strategy:
+            values = self._built_for, self._inner_variables
+            checks.agree_on_values(self.group, *values, checks.SAVING)
         self.exchange.saving.collect()
 
     def get_config(self) -> dict[str, Any]:

@@ -48,6 +48,16 @@ def other_steps():
     fit(model, *data(2), callbacks=[gc.callbacks.BroadcastInitialState()])
 
 
+def other_learning_rates():
+    """As after a callback that changed it by the metric of one rank."""
+    optimizer = compressed(keras.optimizers.SGD(0.1))
+    variables = variables_of((3,))
+    optimizer.apply([tf.ones(3)], variables)
+    optimizer.collect_state()
+    optimizer.learning_rate = 0.1 if RANK == 0 else 0.01
+    optimizer.collect_state()
+
+
 def other_gradients():
     first, second = variables = variables_of((3,), (3,))
     optimizer = compressed(keras.optimizers.SGD(0.1))
@@ -80,6 +90,7 @@ ACTIONS = [
     other_versions,
     other_weights,
     other_steps,
+    other_learning_rates,
     other_gradients,
     other_actions,
     nobody_comes,  # at the end, for Horovod goes on waiting
