@@ -152,7 +152,7 @@ ROWS = {
         [f"{STRATEGY}two_level.py::test_trains_as_one_replica_in_each_process"],
         [f"{HOROVOD}ranks_of_hosts_train_as_one_replica_of_each"],
         UNTESTED,
-        UNTESTED,
+        [f"{KERAS2}ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal"],
     ),
     "going on with another number of workers": (
         [
