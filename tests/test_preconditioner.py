@@ -130,20 +130,23 @@ def test_a_variable_that_is_sent_whole_keeps_adams_momentum():
     assert bias.numpy().all()
 
 
-@pytest.mark.parametrize("compressor", ["top_k", "adacomp", "scalecom"])
-def test_a_variable_of_one_element_is_sent_in_time_and_keeps_adams_momentum(compressor):
+@pytest.mark.parametrize(
+    ("compressor", "elements"),
+    [("top_k", 1), ("adacomp", 1), ("scalecom", 1), ("top_k(density=1)", 3), ("scalecom(rates=1)", 3)],
+)
+def test_what_is_sent_in_every_step_keeps_adams_momentum(compressor, elements):
     def trained(method):
         strategy = mirrored()
         with strategy.scope():
-            bias = keras.Variable(np.zeros(1, "float32"), name="bias")
+            bias = keras.Variable(np.zeros(elements, "float32"), name="bias")
             adam = keras.optimizers.Adam(0.1)
             optimizer = gc.CompressedOptimizer(adam, method, precondition="local")
             optimizer.build([bias])
         step = stepper(strategy, lambda gradients: optimizer.apply(gradients, [bias]))
         values = []
         for sign in SIGNS:
-            step([[np.array([sign])]] * 2)
-            values.append(bias.numpy().item())
+            step([[np.full(elements, sign)]] * 2)
+            values.append(bias.numpy())
         return values
 
     np.testing.assert_allclose(trained(compressor), trained("no_compression"), rtol=1e-5)

@@ -30,10 +30,15 @@ def sent_at(outcome, replica=0):
 
 @pytest.mark.parametrize(
     ("density", "elements", "entries"),
-    [(0.01, 1, 1), (0.01, 199, 1), (0.01, 200, 2), (0.25, 10, 2), (1, 7, 7), (None, 7, None)],
+    [(0.01, 2, 1), (0.01, 199, 1), (0.01, 200, 2), (0.25, 10, 2), (0.99, 7, 6)],
 )
 def test_at_least_one_entry_is_sent_and_fractions_are_rounded_down(density, elements, entries):
     assert TopK(density).entries(spec(elements)) == entries
+
+
+@pytest.mark.parametrize(("density", "elements"), [(1, 7), (0.01, 1), (0.01, 0), (None, 7)])
+def test_a_variable_of_which_all_entries_are_sent_needs_no_indices(density, elements):
+    assert TopK(density).entries(spec(elements)) is None
 
 
 def test_densities_by_kind_and_override():
@@ -69,7 +74,7 @@ def test_the_payload_has_one_length_and_64_bits_for_each_entry():
     steps = [random_gradients(shapes, 2, seed=seed) for seed in range(3)]
     steps[2][1][0][3, 3] = np.nan
     for outcome in steps_of(compressor, steps):
-        expected = [8 * 60, 8 * 6, 4 * 5, 0, 8]
+        expected = [8 * 60, 8 * 6, 4 * 5, 0, 4]
         for tensor_bytes, payload in zip(outcome.tensor_bytes, outcome.payloads, strict=True):
             assert tensor_bytes.tolist() == expected
             assert payload.nbytes == 56 + sum(expected)

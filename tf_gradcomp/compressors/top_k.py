@@ -34,7 +34,8 @@ class TopK(Compressor):
     Of the residual plus gradient of a variable with N elements, the max(1, floor(density N)) with
     the largest magnitudes are sent, as a 32-bit index and a float32 value each; the rest stays in
     the residual. Of entries with equal magnitudes, the first ones are sent. So the ratio is known
-    beforehand: 1 / (2 density). Payloads are gathered, so what each replica receives grows with
+    beforehand: 1 / (2 density). A variable of which that is all (`density=1`) is sent whole, as
+    float32 in the same payload. Payloads are gathered, so what each replica receives grows with
     their number.
 
     Use it when the ratio must be fixed, or as the baseline of sparse methods. It reads gradient and
@@ -54,7 +55,7 @@ class TopK(Compressor):
     Args:
         density: Which part of the entries is sent, above 0 and up to 1, for all variables or by
             layer kind (see `gc.Policy`; kinds not named keep 0.01). Variables with None are sent
-            whole, as float32 in the same payload.
+            whole.
         momentum: From 0, which is none, to below 1.
         clip_norm: Before gradients are accumulated, each replica scales its own down if the norm of
             all of them together is above `clip_norm` divided by the square root of the number of
@@ -181,7 +182,8 @@ class TopK(Compressor):
 
 
 def _entries(spec: GradientSpec, density: float | None) -> int:
-    return SENT_WHOLE if density is None else max(1, math.floor(density * spec.elements))
+    entries = spec.elements if density is None else max(1, math.floor(density * spec.elements))
+    return entries if entries < spec.elements else SENT_WHOLE
 
 
 def _expected_density(density: Any) -> str:
