@@ -103,7 +103,7 @@ class Precondition(OnGpu):
             num_tensors=1,
             not_finite=gpu.zeros(4),
             share=np.float32(1) - decay,
-            scale=np.float32(1 / (1 - np.float64(decay) ** STEP)),
+            root_of_scale=np.sqrt(np.float32(1 / (1 - np.float64(decay) ** STEP))),
             epsilon=EPSILON,
         )
 
@@ -172,11 +172,12 @@ class AdaComp(OnGpu):
         self.step = STRUCTURES["EncodeStep"](
             tensors=gpu.put(tensor),
             num_tensors=1,
+            not_finite=gpu.zeros(4),
             boost=1,
             share=1 - np.float32(BETA_2),
             decay=BETA_2,
             epsilon=EPSILON,
-            moment_scale=10,
+            root_of_moment_scale=np.sqrt(np.float32(10)),
             bin_max=gpu.room(4 * num_bins),
             room=gpu.room(room),
             piece_codes=gpu.room(4 * self.pieces),
@@ -195,6 +196,7 @@ class AdaComp(OnGpu):
 
     def encode(self) -> None:
         """That and all that follows it."""
+        self.gpu.launch("gradcomp_adacomp_check", self.pieces, self.step)
         self.scan()
         self.gpu.launch("gradcomp_adacomp_tensors", 1, self.step)
         self.gpu.launch("gradcomp_adacomp_layout", 1, self.step)

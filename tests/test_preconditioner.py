@@ -257,7 +257,7 @@ def test_one_replica_gets_the_second_moments_back_and_many_take_them_over():
 def late_gradient(job):
     """The first variable's residuals, all together, as a gradient that is not divided."""
     residual = sum(copies(job.strategy, job.optimizer.exchange.residuals[0]))
-    return residual * (np.sqrt(sum(job.moments()[0]) / (1 - 0.999**3)) + 1e-7)
+    return residual * (np.sqrt(sum(job.moments()[0])) + 1e-7) / np.sqrt(1 - 0.999**3)
 
 
 def test_what_is_late_and_momentum_are_not_divided_for_one_replica():
@@ -265,7 +265,7 @@ def test_what_is_late_and_momentum_are_not_divided_for_one_replica():
     alone = job.resumed(1)
     adam = alone.optimizer.inner_optimizer
     (momentum, _) = keras_private.slots(adam, "momentums", alone.variables)
-    root = np.sqrt(sum(job.moments()[0]) / (1 - 0.999**3)) + 1e-7
+    root = (np.sqrt(sum(job.moments()[0])) + 1e-7) / np.sqrt(1 - 0.999**3)
     before = momentum.numpy() * root
     alone.step([[np.zeros(shape, "float32") for shape in SHAPES]])
     given = (momentum.numpy() - 0.9 * before) / 0.1
@@ -348,6 +348,36 @@ def test_slices_of_a_row_are_squared_one_by_one_as_keras_does(class_, compressor
         plain.apply([slices(np.concatenate([values] * 2), np.concatenate([indices] * 2))], [alone])
     for copy in copies(strategy, table):
         np.testing.assert_allclose(copy, alone.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("class_", "settings"),
+    [
+        (keras.optimizers.Adam, {}),
+        (keras.optimizers.Adam, {"amsgrad": True}),
+        (keras.optimizers.AdamW, {"weight_decay": 0.0}),
+        (keras.optimizers.Nadam, {}),
+    ],
+)
+def test_a_large_epsilon_shortens_steps_as_in_keras(class_, settings):
+    """Two replicas with one gradient g: each divides as Keras divides the gradient sqrt(2) g."""
+    inner = {"beta_1": 0.0, "beta_2": 0.9, "epsilon": 0.1, **settings}
+    strategy, root = mirrored(2), np.sqrt(2)
+    with strategy.scope():
+        variable = keras.Variable(np.zeros(6, "float32"), name="kernel")
+        optimizer = gc.CompressedOptimizer(
+            class_(0.1, **inner), "adacomp(bin_sizes=None)", precondition="local"
+        )
+        optimizer.build([variable])
+    alone, plain = keras.Variable(np.zeros(6, "float32")), class_(0.1 * root, **inner)
+    plain.build([alone])
+    step = stepper(strategy, lambda gradients: optimizer.apply(gradients, [variable]))
+    for number in range(4):
+        gradient = 0.01 * np.random.default_rng(number).normal(size=6).astype("float32")
+        step([[gradient]] * 2)
+        plain.apply([tf.constant(root * gradient, tf.float32)], [alone])
+    for copy in copies(strategy, variable):
+        np.testing.assert_allclose(copy, alone.numpy(), rtol=1e-5)
 
 
 def test_what_stays_sparse_goes_through_all_of_adam():

@@ -90,31 +90,27 @@ __device__ inline float Square(const EncodeTensor& tensor, long long i, float va
   return tensor.squares ? tensor.squares[i] : __fmul_rn(value, value);
 }
 
-// What is added to a residual: the gradient; where there is a second moment, divided. That is NaN
-// where it or its square is not finite, so that the bin is left as it is.
+// What is added to a residual: the gradient; where there is a second moment, divided.
 template <bool kUpdates>
 __device__ float Addend(const EncodeStep& step, const EncodeTensor& tensor, long long i) {
   const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
   if (!tensor.second_moment) return value;
-  const float square = Square(tensor, i, value);
-  if (!AreFinite(value, square)) return __uint_as_float(kQuietNaN);
   float moment = tensor.second_moment[i];
   if (kUpdates) {
-    moment = MovedMoment(moment, square, step.share);
+    moment = MovedMoment(moment, Square(tensor, i, value), step.share);
     tensor.second_moment[i] = moment;
   }
-  return Quotient(value, moment, step.moment_scale, step.epsilon);
+  return Quotient(value, moment, step.root_of_moment_scale, step.epsilon);
 }
 
 // What Addend<true> returned; gives back the second moment.
 __device__ inline float TakeBack(const EncodeStep& step, const EncodeTensor& tensor, long long i) {
   const float added = Addend<false>(step, tensor, i);
-  const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
-  const float square = Square(tensor, i, value);
-  if (tensor.second_moment && AreFinite(value, square)) {
+  if (tensor.second_moment) {
+    const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
     const float moment = tensor.second_moment[i];
     const float rounding = __fmul_rn(__uint_as_float(0x35000000u), moment);  // 2^-21
-    const float share = __fmul_rn(step.share, square);
+    const float share = __fmul_rn(step.share, Square(tensor, i, value));
     const float before = __fsub_rn(__fsub_rn(moment, share), rounding);
     tensor.second_moment[i] = __fdiv_rn(0 < before ? before : 0.0f, step.decay);
   }

@@ -1,6 +1,7 @@
 #include "adacomp_on_gpu.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "../kernels/adacomp_codes.h"
 #include "../kernels/adacomp_layout.h"
@@ -118,11 +119,13 @@ EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scal
   gpu::EncodeStep step = {};
   step.tensors = CopyToGpu(queue, planned);
   step.num_tensors = num_tensors;
+  step.not_finite = NewOnGpu<int>(queue, 1);
+  queue->Zero(step.not_finite, sizeof(int));
   step.boost = scale_factor - 1;
   step.share = 1 - adam.beta_2;
   step.decay = std::max(adam.beta_2, 0.5f);
   step.epsilon = adam.epsilon;
-  step.moment_scale = adam.scale;
+  step.root_of_moment_scale = std::sqrt(adam.scale);
   step.bin_max = NewOnGpu<float>(queue, sums.bins);
   step.room = NewOnGpu<unsigned char>(queue, sums.room_bytes);
   step.piece_codes = NewOnGpu<unsigned>(queue, sums.pieces);
@@ -133,7 +136,10 @@ EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scal
   step.first_word = NewOnGpu<long long>(queue, num_tensors);
   step.summary = NewOnGpu<gpu::EncodeSummary>(queue, 1);
   step.body = NewOnGpu<int>(queue, sums.body_words);
-  if (sums.pieces > 0) queue->Launch("gradcomp_adacomp_scan", sums.pieces, &step);
+  if (sums.pieces > 0) {
+    queue->Launch("gradcomp_adacomp_check", sums.pieces, &step);
+    queue->Launch("gradcomp_adacomp_scan", sums.pieces, &step);
+  }
   queue->Launch("gradcomp_adacomp_tensors", num_tensors, &step);
   queue->Launch("gradcomp_adacomp_layout", 1, &step);
   if (sums.pieces > 0) queue->Launch("gradcomp_adacomp_pack", sums.pieces, &step);

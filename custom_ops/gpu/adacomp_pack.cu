@@ -2,8 +2,8 @@
 // host in between:
 //   gradcomp_adacomp_tensors  a block for each tensor  scales, and where the codes of pieces begin
 //   gradcomp_adacomp_layout   one block                where those of tensors begin; the table
-//   gradcomp_adacomp_pack     a block for each piece   writes codes, subtracts what is sent; if not
-//                                                      all was finite, gives everything back instead
+//   gradcomp_adacomp_pack     a block for each piece   writes codes, subtracts what is sent; if a sum
+//                                                      was not finite, gives all back instead
 // Where there turns out to be no memory on the host for the payload, one more gives all back:
 //   gradcomp_adacomp_unpack   a block for each piece
 #include "adacomp_device.h"
@@ -104,6 +104,7 @@ __device__ inline void GiveBack(const EncodeStep& step, const Piece& piece) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_pack(EncodeStep step) {
+  if (*step.not_finite) return;  // nothing has been done
   const Piece piece = FindPiece(step, blockIdx.x);
   if (!step.summary->finite) {
     GiveBack(step, piece);

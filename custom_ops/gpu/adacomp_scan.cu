@@ -1,7 +1,8 @@
 // The pass over memory of AdaComp's encoding on a GPU: accumulates, and selects. With adacomp_pack.cu
 // it does what kernels/adacomp_encoder.cc does, to the bit, but for the scale, whose sum has another
 // order here. It may differ from the CPU's in its last bit; everything else is by the scale that is
-// sent. One launch, with a block for each piece.
+// sent. Two launches, with a block for each piece: the first finds out whether all gradients are finite;
+// if not, the second does nothing.
 #include "adacomp_device.h"
 
 namespace gradcomp {
@@ -198,7 +199,25 @@ __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTens
   return num_codes;  // right on thread 0
 }
 
+extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_check(EncodeStep step) {
+  const Piece piece = FindPiece(step, blockIdx.x);
+  const EncodeTensor& tensor = step.tensors[piece.tensor];
+  bool finite = true;
+  for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+    const float value = LoadGradient(tensor.gradient, tensor.gradient_type, piece.begin + i);
+    const float square = tensor.second_moment ? Square(tensor, piece.begin + i, value) : 0;
+    finite = finite && AreFinite(value, square);
+  }
+  if (!finite) atomicExch(step.not_finite, 1);
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 2) gradcomp_adacomp_scan(EncodeStep step) {
+  if (*step.not_finite) {
+    if (threadIdx.x != 0) return;
+    step.piece_sum[blockIdx.x] = __uint_as_float(kInfinity);
+    step.piece_codes[blockIdx.x] = 0;
+    return;
+  }
   __shared__ float accumulated[kTileElements];
   __shared__ float boosted[kTileElements];
   __shared__ unsigned maxima[kPieceBins];

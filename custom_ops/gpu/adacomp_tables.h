@@ -37,11 +37,12 @@ struct EncodeTensor {
 struct EncodeStep {
   const EncodeTensor* tensors;
   long long num_tensors;
+  int* not_finite;   // 0 before the first launch: whether a gradient, or what is its square, is not
   float boost;       // scale factor - 1
   float share;       // Adam: 1 - beta_2
   float decay;       // beta_2, at least 1/2
   float epsilon;
-  float moment_scale;
+  float root_of_moment_scale;
   float* bin_max;          // of each bin
   unsigned char* room;     // for the codes of each piece
   unsigned* piece_codes;   // how many codes a piece has

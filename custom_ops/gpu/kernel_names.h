@@ -3,6 +3,7 @@
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_
 
 #define GRADCOMP_ADACOMP_KERNELS(KERNEL) \
+  KERNEL(gradcomp_adacomp_check)         \
   KERNEL(gradcomp_adacomp_scan)          \
   KERNEL(gradcomp_adacomp_tensors)       \
   KERNEL(gradcomp_adacomp_layout)        \

@@ -1,5 +1,7 @@
 #include "precondition_on_gpu.h"
 
+#include <cmath>
+
 #include "precondition_tables.h"
 
 namespace gradcomp {
@@ -21,7 +23,7 @@ void PreconditionOnGpu(const std::vector<PreconditionTensor>& tensors,
   step.not_finite = NewOnGpu<int>(queue, 1);
   queue->Zero(step.not_finite, sizeof(int));
   step.share = 1 - settings.beta_2;
-  step.scale = settings.scale;
+  step.root_of_scale = std::sqrt(settings.scale);
   step.epsilon = settings.epsilon;
   queue->Launch("gradcomp_precondition_check", num_slices, &step);
   queue->Launch("gradcomp_precondition_divide", num_slices, &step);

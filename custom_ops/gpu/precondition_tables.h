@@ -23,7 +23,7 @@ struct PreconditionStep {
   long long num_tensors;
   int* not_finite;  // 0 before the first launch
   float share;      // 1 - beta_2
-  float scale;
+  float root_of_scale;
   float epsilon;
 };
 

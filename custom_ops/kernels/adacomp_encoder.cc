@@ -1,6 +1,7 @@
 #include "adacomp_encoder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -92,29 +93,26 @@ void Subtract(GradientType type, const void* gradient, int64_t size, float* resi
 }
 
 PreconditionTensor Preconditioned(const EncoderTensor& tensor, const Strip& strip, float* divided) {
-  return {tensor.second_moment + strip.begin, GradientAt(tensor.type, tensor.gradient, strip.begin),
-          tensor.type, strip.size, divided,
+  return {tensor.second_moment ? tensor.second_moment + strip.begin : nullptr,
+          GradientAt(tensor.type, tensor.gradient, strip.begin), tensor.type, strip.size, divided,
           tensor.squares ? tensor.squares + strip.begin : nullptr};
 }
 
-// The gradient; where there is a second moment, divided. That is NaN where the gradient or a square is
-// not finite, so that the bins of the strip are left as they are.
+// The gradient; where there is a second moment, divided.
 Addend ToAdd(const EncoderTensor& tensor, const Strip& strip, const AdamSettings& adam,
              float* divided) {
   if (!tensor.second_moment) {
     return {tensor.type, GradientAt(tensor.type, tensor.gradient, strip.begin)};
   }
-  if (!PreconditionIfFinite(Preconditioned(tensor, strip, divided), adam)) {
-    std::fill_n(divided, strip.size, std::numeric_limits<float>::quiet_NaN());
-  }
+  PreconditionFinite(Preconditioned(tensor, strip, divided), adam);
   return {GradientType::kFloat, divided};
 }
 
-// What ToAdd returned, in bins that are finite; gives back the second moment.
+// What ToAdd returned; gives back the second moment.
 Addend TakeBack(const EncoderTensor& tensor, const Strip& strip, const AdamSettings& adam,
                 float* divided) {
   if (!tensor.second_moment) return ToAdd(tensor, strip, adam, divided);
-  TakeBackIfFinite(Preconditioned(tensor, strip, divided), adam);
+  TakeBack(Preconditioned(tensor, strip, divided), adam);
   return {GradientType::kFloat, divided};
 }
 
@@ -166,6 +164,7 @@ void AdaCompEncoder::AddTensor(const EncoderTensor& tensor) {
 }
 
 bool AdaCompEncoder::Run() {
+  if (!GradientsAreFinite()) return false;
   const int64_t num_tensors = tensors_.size();
   for (int64_t first = 0; first < num_tensors;) {
     const int64_t last = GroupEnd(first);
@@ -178,6 +177,21 @@ bool AdaCompEncoder::Run() {
   RunGroup(num_tensors, num_tensors);
   Layout();
   return true;
+}
+
+// A pass of its own, before anything is changed: what gradients many times larger than all before have
+// been added to cannot be had back to the bit.
+bool AdaCompEncoder::GradientsAreFinite() const {
+  std::atomic<bool> finite{true};
+  parallel_for_(blocks_.size(), kBlockSize, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Tensor& tensor = tensors_[blocks_[i].tensor];
+      const Strip block{tensor.bins.FirstElement(blocks_[i].index),
+                        tensor.bins.BlockSize(blocks_[i].index), 0, 0};
+      if (!IsFinite(Preconditioned(tensor.source, block, nullptr))) finite = false;
+    }
+  });
+  return finite;
 }
 
 int64_t AdaCompEncoder::GroupEnd(int64_t first_tensor) const {

@@ -33,12 +33,12 @@ class AdaCompEncoder {
 
   // Accumulates, selects and quantizes. Returns whether all values were finite. If so, the
   // residuals are what stays when the payload is sent (tensors sent whole are cleared only by
-  // WriteBody). If not, they are as before, to the rounding of float32, and the body is empty.
-  // Second moments then are as before around gradients whose squares are not finite, and elsewhere
-  // as TakeBackIfFinite says.
+  // WriteBody). If a gradient was not, nothing has changed, and the body is empty. If only what was
+  // accumulated was not, all is as Rollback leaves it.
   bool Run();
 
-  // Takes back what Run did, for a caller that can't write the payload.
+  // Takes back what Run did, for a caller that can't write the payload: residuals to the rounding of
+  // float32, second moments as TakeBack says.
   void Rollback();
 
   int64_t body_words() const { return body_words_; }  // of the payload, without the fixed header
@@ -51,6 +51,7 @@ class AdaCompEncoder {
   struct Block;
 
   void AddTensor(const EncoderTensor& tensor);
+  bool GradientsAreFinite() const;
   int64_t GroupEnd(int64_t first_tensor) const;
   bool RunGroup(int64_t first_tensor, int64_t last_tensor);
   std::unique_ptr<float[]> NewStrip() const;  // a thread's room for divided gradients

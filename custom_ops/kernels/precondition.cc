@@ -12,6 +12,12 @@ namespace {
 
 constexpr int64_t kRun = 64;  // elements that are divided by one unrolled loop
 
+struct NoSquares {
+  GRADCOMP_PART uint32_t LargerMagnitude(int64_t, float value) const {
+    return MagnitudeBits(value);
+  }
+};
+
 struct OwnSquares {
   GRADCOMP_PART float At(int64_t, float value) const { return value * value; }
   // The larger of a value and its square, but for where both are finite anyway.
@@ -52,16 +58,9 @@ GRADCOMP_VARIANTS bool IsFinite(const Gradient* gradient, int64_t size, Squares 
   return IsFiniteMagnitude(largest);
 }
 
-bool IsFinite(const PreconditionTensor& tensor) {
-  bool finite = true;
-  WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
-    finite = IsFinite(gradient, tensor.size, squares);
-  });
-  return finite;
-}
-
-GRADCOMP_PART float Quotient(float value, float moment, float scale, float epsilon) {
-  return value / (std::sqrt(scale * moment) + epsilon);
+// The roots are multiplied, not their squares, which may overflow where gradients do not.
+GRADCOMP_PART float Quotient(float value, float moment, float root_of_scale, float epsilon) {
+  return value / (root_of_scale * std::sqrt(moment) + epsilon);
 }
 
 // Far enough ahead that memory is busy while roots are computed, and kept until it is their turn.
@@ -77,7 +76,7 @@ GRADCOMP_PART void PrefetchRun(const Gradient* gradient, const float* second_mom
 
 template <typename Gradient, typename Squares>
 GRADCOMP_PART void DivideRun(const Gradient* gradient, Squares squares, int64_t size, float share,
-                             float scale, float epsilon, float* second_moment,
+                             float root_of_scale, float epsilon, float* second_moment,
                              float* preconditioned) {
 #ifdef __clang__
 #pragma clang loop vectorize(assume_safety)
@@ -89,7 +88,7 @@ GRADCOMP_PART void DivideRun(const Gradient* gradient, Squares squares, int64_t 
     const float square = squares.At(i, value);
     const float moment = second_moment[i] + share * (square - second_moment[i]);
     second_moment[i] = moment;
-    preconditioned[i] = Quotient(value, moment, scale, epsilon);
+    preconditioned[i] = Quotient(value, moment, root_of_scale, epsilon);
   }
 }
 
@@ -98,38 +97,32 @@ GRADCOMP_VARIANTS void Divide(const Gradient* gradient, Squares squares, int64_t
                               const AdamSettings& settings, float* second_moment,
                               float* preconditioned) {
   const float share = 1 - settings.beta_2;
-  const float scale = settings.scale;
+  const float root_of_scale = std::sqrt(settings.scale);
   const float epsilon = settings.epsilon;
   int64_t i = 0;
   for (; i + kRun <= size; i += kRun) {
     PrefetchRun(gradient + i, second_moment + i);
-    DivideRun(gradient + i, squares.From(i), kRun, share, scale, epsilon, second_moment + i,
-              preconditioned + i);
+    DivideRun(gradient + i, squares.From(i), kRun, share, root_of_scale, epsilon,
+              second_moment + i, preconditioned + i);
   }
-  DivideRun(gradient + i, squares.From(i), size - i, share, scale, epsilon, second_moment + i,
-            preconditioned + i);
-}
-
-void Divide(const PreconditionTensor& tensor, const AdamSettings& settings) {
-  WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
-    Divide(gradient, squares, tensor.size, settings, tensor.second_moment, tensor.preconditioned);
-  });
+  DivideRun(gradient + i, squares.From(i), size - i, share, root_of_scale, epsilon,
+            second_moment + i, preconditioned + i);
 }
 
 template <typename Gradient, typename Squares>
-GRADCOMP_VARIANTS void TakeBack(const Gradient* gradient, Squares squares, int64_t size,
-                                const AdamSettings& settings, float* second_moment,
-                                float* preconditioned) {
+GRADCOMP_VARIANTS void TakeBackAll(const Gradient* gradient, Squares squares, int64_t size,
+                                   const AdamSettings& settings, float* second_moment,
+                                   float* preconditioned) {
   // Both ways together are rounded by less than this part of the second moment.
   constexpr float kRounding = 0x1p-21f;
   const float share = 1 - settings.beta_2;
   const float decay = std::max(settings.beta_2, 0.5f);
-  const float scale = settings.scale;
+  const float root_of_scale = std::sqrt(settings.scale);
   const float epsilon = settings.epsilon;
   for (int64_t i = 0; i < size; ++i) {
     const float value = ToFloat(gradient[i]);
     const float moment = second_moment[i];
-    preconditioned[i] = Quotient(value, moment, scale, epsilon);
+    preconditioned[i] = Quotient(value, moment, root_of_scale, epsilon);
     const float before = moment - share * squares.At(i, value) - kRounding * moment;
     second_moment[i] = std::max(0.0f, before) / decay;
   }
@@ -167,22 +160,34 @@ void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSett
     return;
   }
   ForEachBlock(tensors, parallel_for,
-               [&](const PreconditionTensor& block) { Divide(block, settings); });
+               [&](const PreconditionTensor& block) { PreconditionFinite(block, settings); });
 }
 
-bool PreconditionIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings) {
-  if (!IsFinite(tensor)) return false;
-  Divide(tensor, settings);
-  return true;
-}
-
-bool TakeBackIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings) {
-  if (!IsFinite(tensor)) return false;
+bool IsFinite(const PreconditionTensor& tensor) {
+  bool finite = true;
+  if (!tensor.second_moment) {
+    WithGradient(tensor.type, tensor.gradient, [&](const auto* gradient) {
+      finite = IsFinite(gradient, tensor.size, NoSquares{});
+    });
+    return finite;
+  }
   WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
-    TakeBack(gradient, squares, tensor.size, settings, tensor.second_moment,
-             tensor.preconditioned);
+    finite = IsFinite(gradient, tensor.size, squares);
   });
-  return true;
+  return finite;
+}
+
+void PreconditionFinite(const PreconditionTensor& tensor, const AdamSettings& settings) {
+  WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
+    Divide(gradient, squares, tensor.size, settings, tensor.second_moment, tensor.preconditioned);
+  });
+}
+
+void TakeBack(const PreconditionTensor& tensor, const AdamSettings& settings) {
+  WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
+    TakeBackAll(gradient, squares, tensor.size, settings, tensor.second_moment,
+                tensor.preconditioned);
+  });
 }
 
 }  // namespace gradcomp

@@ -12,7 +12,7 @@ namespace gradcomp {
 
 // A tensor, or some elements of one that follow each other.
 struct PreconditionTensor {
-  float* second_moment;  // updated in place
+  float* second_moment;  // updated in place; null: the gradient is not divided
   const void* gradient;
   GradientType type;
   int64_t size;  // elements
@@ -32,16 +32,16 @@ struct AdamSettings {
 void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSettings& settings,
                   const ParallelFor& parallel_for);
 
-// The same for one tensor on this thread, for kernels that divide as they go. Returns whether the
-// gradients and their squares were finite; if not, its second moment stays, and nothing is written to
-// `preconditioned`.
-bool PreconditionIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings);
+// Whether the gradients are finite; where they are to be divided, also their squares.
+bool IsFinite(const PreconditionTensor& tensor);
 
-// Takes back what PreconditionIfFinite did, and returns the same. `preconditioned` becomes, to the
-// bit, what it was then. A second moment is at least 0 and at most what it was; where beta_2 is a
-// half or more, it is less by at most 2^-19 of what it had become. Too little is safe, for the next
-// gradient makes it good; too much would shorten many steps.
-bool TakeBackIfFinite(const PreconditionTensor& tensor, const AdamSettings& settings);
+// Divides one tensor on this thread, for kernels that divide as they go. All of it must be finite.
+void PreconditionFinite(const PreconditionTensor& tensor, const AdamSettings& settings);
+
+// Takes back what PreconditionFinite did. `preconditioned` becomes, to the bit, what it was then. A
+// second moment is at least 0 and at most what it was; where beta_2 is a half or more, it is less by
+// at most 2^-19 of what it had become.
+void TakeBack(const PreconditionTensor& tensor, const AdamSettings& settings);
 
 }  // namespace gradcomp
 

@@ -107,6 +107,7 @@ REGISTER_OP("AdaCompEncode")
     .Attr("fingerprint: int")
     .Attr("beta_2: float")
     .Attr("epsilon: float")
+    .Attr("corrects_epsilon: bool")
     .Attr("scale: float")
     .SetIsStateful()
     .SetShapeFn(WithSettings<CheckBinSizes, AdaCompEncodeShape>);

@@ -14,6 +14,7 @@ using ::tensorflow::TensorShape;
 absl::Status AdamAttributes::Read(OpKernelConstruction* context) {
   TF_RETURN_IF_ERROR(context->GetAttr("beta_2", &beta_2_));
   TF_RETURN_IF_ERROR(context->GetAttr("epsilon", &epsilon_));
+  TF_RETURN_IF_ERROR(context->GetAttr("corrects_epsilon", &corrects_epsilon_));
   TF_RETURN_IF_ERROR(context->GetAttr("scale", &scale_));
   if (!(0 <= beta_2_ && beta_2_ < 1)) {
     return InvalidArgument("beta_2 is ", beta_2_, "; expected 0 or more, and less than 1");
@@ -33,7 +34,8 @@ absl::Status AdamAttributes::At(OpKernelContext* context, int input, const char*
   TF_RETURN_IF_ERROR(GetScalar(context, input, name, &step));
   if (step < 1) return InvalidArgument(name, " is ", step, "; expected 1 or more");
   const double correction = 1 - std::pow(static_cast<double>(beta_2_), step);
-  *settings = {beta_2_, epsilon_, static_cast<float>(scale_ / correction)};
+  const double epsilon = corrects_epsilon_ ? epsilon_ / std::sqrt(correction) : epsilon_;
+  *settings = {beta_2_, static_cast<float>(epsilon), static_cast<float>(scale_ / correction)};
   return absl::OkStatus();
 }
 

@@ -20,6 +20,7 @@ class AdamAttributes {
  private:
   float beta_2_;
   float epsilon_;
+  bool corrects_epsilon_;
   float scale_;
 };
 

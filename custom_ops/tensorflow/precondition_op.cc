@@ -138,6 +138,7 @@ REGISTER_OP("Precondition")
     .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
     .Attr("beta_2: float")
     .Attr("epsilon: float")
+    .Attr("corrects_epsilon: bool")
     .Attr("scale: float")
     .SetIsStateful()
     .SetShapeFn(PreconditionShape);

@@ -104,16 +104,13 @@ void ANonFiniteGradientLeavesTheResidualsAsTheyWere() {
       gradients.push_back(Normal(1200000, 0.3f, i));
       before.push_back(Normal(1200000, 1, 10 + i));
     }
-    gradients[3][700000] = bad;  // groups before it are quantized already
+    gradients[3][700000] = bad;  // in the last group
     std::vector<std::vector<float>> residuals = before;
     const auto payload = Encode<float>(&residuals, gradients, bin_sizes);
     CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
     for (size_t i = 0; i < bin_sizes.size(); ++i) {
-      for (size_t j = 0; j < residuals[i].size(); ++j) {
-        CHECK(std::fabs(residuals[i][j] - before[i][j]) < 4e-6f);
-      }
+      CHECK(SameBits(residuals[i], before[i]));
     }
-    for (int64_t j = 700000; j < 700050; ++j) CHECK(residuals[3][j] == before[3][j]);
   }
 }
 
@@ -168,7 +165,7 @@ void DividesAsThePreconditionerDoes() {
   }
 }
 
-void ANonFiniteGradientGivesSecondMomentsBack() {
+void ANonFiniteGradientLeavesSecondMomentsAsTheyWere() {
   const std::vector<int64_t> sizes = {1200000, 30001, 1200000, 5};
   const std::vector<int64_t> bin_sizes = {50, 0, 500, 16383};
   for (int64_t place : {int64_t{0}, int64_t{700000}, sizes[2] - 1}) {
@@ -179,18 +176,15 @@ void ANonFiniteGradientGivesSecondMomentsBack() {
       moments.emplace_back(sizes[i], 0.01f);
     }
     const std::vector<std::vector<float>> before = residuals;
-    gradients[2][place] = std::nanf("");  // groups before it are quantized already
+    const std::vector<std::vector<float>> moments_before = moments;
+    gradients[2][place] = std::nanf("");
     const EncodeSettings settings = {2, Threads(2), BestSimd(), GradientType::kFloat, kAdam};
     const auto payload = Encode<float>(&residuals, gradients, bin_sizes, settings, &moments);
     CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
     for (size_t i = 0; i < sizes.size(); ++i) {
-      for (size_t j = 0; j < residuals[i].size(); ++j) {
-        CHECK(std::fabs(residuals[i][j] - before[i][j]) < 1e-5f);
-        CHECK(moments[i][j] <= 0.01f && moments[i][j] > 0.0099999f);
-      }
+      CHECK(SameBits(residuals[i], before[i]));
+      CHECK(SameBits(moments[i], moments_before[i]));
     }
-    CHECK(moments[2][place] == 0.01f);
-    CHECK(residuals[2][place] == before[2][place]);
   }
 }
 
@@ -253,7 +247,7 @@ int main() {
   RUN(ANonFiniteGradientLeavesTheResidualsAsTheyWere);
   RUN(AnOverflowingSumIsNotWritten);
   RUN(DividesAsThePreconditionerDoes);
-  RUN(ANonFiniteGradientGivesSecondMomentsBack);
+  RUN(ANonFiniteGradientLeavesSecondMomentsAsTheyWere);
   RUN(RollbackGivesSecondMomentsBack);
   RUN(WhatWasPackedCanBePutBack);
   RUN(EveryBitFlipIsAnError);

@@ -211,7 +211,7 @@ void TheOrderOfThreadsAndBlocksDoesNotMatter() {
   }
 }
 
-void ANonFiniteStepGivesEverythingBack() {
+void AStepWithAGradientThatIsNotFiniteChangesNothing() {
   const std::vector<int64_t> bin_sizes = {50, 500, 0, 6000};
   const float infinity = std::numeric_limits<float>::infinity();
   for (bool divides : {false, true}) {
@@ -231,19 +231,9 @@ void ANonFiniteStepGivesEverythingBack() {
                                              divides ? &on_cpu : nullptr));
       CHECK(static_cast<int64_t>(encoded.payload.size()) == kHeaderWords);
       for (size_t i = 0; i < bin_sizes.size(); ++i) {
-        for (size_t j = 0; j < before[i].size(); ++j) {
-          CHECK(std::fabs(encoded.residuals[i][j] - before[i][j]) < 1e-5f);
-          if (divides) {
-            CHECK(encoded.moments[i][j] <= 0.01f && encoded.moments[i][j] > 0.0099999f);
-          }
-        }
+        CHECK(SameBits(encoded.residuals[i], before[i]));
+        if (divides) CHECK(SameBits(encoded.moments[i], moments[i]));
       }
-      const int64_t bin_size = bin_sizes[bad] ? bin_sizes[bad] : 1024;
-      const int64_t first = 7000 / bin_size * bin_size;
-      for (int64_t j = first; j < first + bin_size && j < 13000; ++j) {
-        CHECK(encoded.residuals[bad][j] == before[bad][j]);
-      }
-      if (divides) CHECK(encoded.moments[bad][7000] == 0.01f);
     }
   }
 }
@@ -374,7 +364,7 @@ int main() {
   RUN(ZerosTiesAndDenormalsAreAsOnTheCpu);
   RUN(TheScaleIsTheMeanToItsLastBit);
   RUN(TheOrderOfThreadsAndBlocksDoesNotMatter);
-  RUN(ANonFiniteStepGivesEverythingBack);
+  RUN(AStepWithAGradientThatIsNotFiniteChangesNothing);
   RUN(WhatCannotBeSentIsTakenBackAsOnTheCpu);
   RUN(AnOverflowingSumIsNotWritten);
   RUN(DecodesAsTheCpuDoes);

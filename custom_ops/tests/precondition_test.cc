@@ -37,7 +37,7 @@ struct Tensors {
         const float value = gradients[i][j];
         const float moment = 0.25f + (1 - 0.9f) * (value * value - 0.25f);
         CHECK(moments[i][j] == moment);
-        CHECK(outputs[i][j] == value / (std::sqrt(2.0f * moment) + 1e-3f));
+        CHECK(outputs[i][j] == value / (std::sqrt(2.0f) * std::sqrt(moment) + 1e-3f));
       }
     }
   }
@@ -51,6 +51,13 @@ void DividesByTheRootOnAnyNumberOfThreads() {
     tensors.Run(Threads(threads));
     tensors.CheckQuotients();
   }
+}
+
+void RootsDoNotOverflow() {
+  Tensors tensors({1});
+  tensors.gradients[0][0] = 1.5e19f;
+  tensors.Run(Threads(1));
+  CHECK(tensors.outputs[0][0] > 2);  // 1 / sqrt(2 * 0.1)
 }
 
 void LeavesMomentsWhereNotFinite() {
@@ -71,5 +78,6 @@ void LeavesMomentsWhereNotFinite() {
 int main() {
   using namespace gradcomp;
   RUN(DividesByTheRootOnAnyNumberOfThreads);
+  RUN(RootsDoNotOverflow);
   RUN(LeavesMomentsWhereNotFinite);
 }

@@ -113,7 +113,7 @@ def test_adam_gets_its_second_moment_back(choose, tmp_path):
     for seed in range(3):
         job.step(gradients(seed))
     moment = np.sum(job.own_moments(), 0)
-    left = job.residual() * (np.sqrt(moment / (1 - 0.999**3)) + 1e-7)
+    left = job.residual() * (np.sqrt(moment) + 1e-7) / np.sqrt(1 - 0.999**3)
     choose(DENSE)
     job = job.resumed(tmp_path, adam)
     job.step(ZEROS)

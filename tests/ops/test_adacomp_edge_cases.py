@@ -93,18 +93,11 @@ def test_one_non_finite_element_flags_the_step(bad, dtype):
 def test_a_flagged_step_leaves_all_residuals_as_they_were(bad, bad_tensor):
     sizes, bin_sizes = [1_200_000, 1_200_000, 5003, 70], [50, 500, 0, 63]
     residuals = [normal(size, 1, i) for i, size in enumerate(sizes)]
-    gradients = [normal(size, 0.3, 9 + i) for i, size in enumerate(sizes)]
+    gradients = [normal(size, 1e30, 9 + i) for i, size in enumerate(sizes)]  # next to them, all is lost
     gradients[bad_tensor][sizes[bad_tensor] // 2] = bad
     encoded = encode(residuals, gradients, bin_sizes)
     for before, after in zip(residuals, encoded.residuals, strict=True):
-        np.testing.assert_allclose(after, before, rtol=0, atol=4e-6)
-
-
-def test_a_bin_with_a_non_finite_element_is_bit_equal_after_the_step():
-    residual, gradient = normal(1000), normal(1000, 1e30)
-    gradient[120] = np.nan
-    encoded = encode([residual], [gradient], [50])
-    assert_same_bits(encoded.residuals[0][100:150], residual[100:150])
+        assert_same_bits(after, before)
 
 
 def test_a_sum_that_overflows_flags_the_step():

@@ -34,6 +34,8 @@ class Preconditioner:
         beta_2: Adam's decay rate of the second moments.
         epsilon: Adam's small number, which is added to the roots.
         amsgrad: Whether it divides by the roots of the largest second moments so far.
+        corrects_epsilon: Whether it is added before the bias of second moments is corrected, as in
+            Keras' Adam and AdamW, and not in Nadam and Lamb.
         squares_each_slice: Whether the squares of a table's `tf.IndexedSlices` are added up one by
             one, as Keras 3 does, also where slices are of the same row; else their sum is squared.
     """
@@ -41,6 +43,7 @@ class Preconditioner:
     beta_2: float
     epsilon: float
     amsgrad: bool = False
+    corrects_epsilon: bool = False
     squares_each_slice: bool = False
 
     @property
@@ -79,6 +82,7 @@ class Preconditioner:
             replicas,
             state[LARGEST] if self.amsgrad else (),
             [self._squares(gradient) for gradient in gradients],
+            self.corrects_epsilon,
         )
 
     def _squares(self, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | None:
@@ -96,5 +100,7 @@ class Preconditioner:
             second_moment: float32, of the sum of all replicas' gradients.
             updates: int64 scalar, how many updates it has seen.
         """
-        correction = 1 - tf.pow(self.beta_2, tf.cast(updates, tf.float32))
-        return tf.sqrt(second_moment / tf.maximum(correction, 1 - self.beta_2)) + self.epsilon
+        decayed = tf.pow(self.beta_2, tf.cast(updates, tf.float32))
+        correction = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
+        epsilon = self.epsilon / correction if self.corrects_epsilon else self.epsilon
+        return tf.sqrt(second_moment) / correction + epsilon

@@ -38,7 +38,7 @@ class AdaComp(Compressor):
     entries matter. Payloads are gathered, so what each replica receives grows with their number.
 
     Use it when a sparse method should need no tuning, for up to some tens of replicas. It reads
-    gradient and residual once, without a sort.
+    the gradient twice and the residual once, without a sort.
 
     Args:
         bin_sizes: Elements in a bin, 1 to 16383, for all variables or by layer kind (see

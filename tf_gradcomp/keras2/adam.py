@@ -32,8 +32,12 @@ def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
         return None
     with tf.init_scope():  # a config reads variables; asked for a setting, others create them
         config = core.get_config()
-    amsgrad = bool(config.get("amsgrad", False))
-    return Preconditioner(float(config["beta_2"]), float(config["epsilon"]), amsgrad)
+    return Preconditioner(
+        float(config["beta_2"]),
+        float(config["epsilon"]),
+        amsgrad=bool(config.get("amsgrad", False)),
+        corrects_epsilon=not isinstance(core, (*_nadams(), *_of_addons("LAMB"))),
+    )
 
 
 def preconditioner_for(
@@ -104,9 +108,12 @@ def _updating(optimizer: Any) -> Any:
 
 
 def _allowed() -> tuple[type, ...]:
-    new_style = (keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.Nadam)
-    legacy = (keras.optimizers.legacy.Adam, keras.optimizers.legacy.Nadam)
-    return (*new_style, *legacy, *_of_addons("AdamW"), *_of_addons("LAMB"))
+    adams = (keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.legacy.Adam)
+    return (*adams, *_nadams(), *_of_addons("AdamW"), *_of_addons("LAMB"))
+
+
+def _nadams() -> tuple[type, ...]:
+    return (keras.optimizers.Nadam, keras.optimizers.legacy.Nadam)
 
 
 def _of_addons(name: str) -> tuple[type, ...]:
@@ -125,7 +132,7 @@ def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any, delayed: tf
     momentums = slot + (gradient - slot) * (1 - beta_1)
     slot.assign(momentums)
     step = tf.cast(optimizer.iterations + 1, dtype)
-    is_nadam = isinstance(optimizer, (keras.optimizers.Nadam, keras.optimizers.legacy.Nadam))
+    is_nadam = isinstance(optimizer, _nadams())
     product, schedule = keras_private.nadam_schedule(optimizer, dtype) if is_nadam else (None, 1.0)
     given = momentum.Given(weights, gradient, direct, momentums, beta_1, step, product, schedule)
     update = momentum.nadam(given) if is_nadam else momentum.adam(given)

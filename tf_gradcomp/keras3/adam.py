@@ -35,9 +35,12 @@ def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditi
     """
     if type(optimizer) not in STEPS:
         return None
-    amsgrad = bool(getattr(optimizer, "amsgrad", False))
     return Preconditioner(
-        float(optimizer.beta_2), float(optimizer.epsilon), amsgrad, squares_each_slice=True
+        float(optimizer.beta_2),
+        float(optimizer.epsilon),
+        amsgrad=bool(getattr(optimizer, "amsgrad", False)),
+        corrects_epsilon=STEPS[type(optimizer)] is momentum.adam,
+        squares_each_slice=True,
     )
 
 

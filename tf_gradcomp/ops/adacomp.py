@@ -113,11 +113,11 @@ def adacomp_encode(
     same pass over memory.
 
     If a residual plus gradient is not finite anywhere, the payload is a header with the non-finite
-    flag, the gradients are discarded and the residuals are as before: bit-equal in bins with a
-    value that is not finite, elsewhere to the float32 rounding of r + g - g. Second moments are
-    bit-equal around gradients whose squares are not finite. Elsewhere they are at least 0 and at
-    most what they were, and, where beta_2 is a half or more, less by at most 2^-19 of what this
-    step would have made of them.
+    flag, and the gradients are discarded. Residuals and second moments are as before, bit-equal if
+    a gradient or its square is not finite. If only a residual plus gradient is not, then residuals
+    are so in its bin, and elsewhere to the float32 rounding of r + g - g; second moments are at
+    least 0 and at most what they were, and, where beta_2 is a half or more, less by at most 2^-19
+    of what this step would have made of them.
 
     Args:
         residuals: float32 variables or their resource handles, updated in place.
@@ -147,6 +147,7 @@ def adacomp_encode(
         squares=adam.squares_or_empty(),
         beta_2=adam.beta_2,
         epsilon=adam.epsilon,
+        corrects_epsilon=adam.corrects_epsilon,
         scale=adam.scale,
         bin_sizes=tensor_of(bin_sizes),
         scale_factor=scale_factor,

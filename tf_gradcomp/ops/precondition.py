@@ -19,6 +19,8 @@ class SecondMoments(NamedTuple):
         step: int64 scalar: 1 in the first step, as for Adam's bias correction.
         beta_2: Adam's decay rate, from 0 to less than 1.
         epsilon: Adam's small number that is added to roots, positive.
+        corrects_epsilon: Whether it is added before the bias of the second moment is corrected, as
+            Keras' Adam does: the "epsilon hat" of the paper. Else afterwards.
         scale: Positive; multiplies second moments. With the number of replicas, those of one
             replica's gradients estimate those of the sum of all.
         largest: For AMSGrad, like `variables`: the largest values that these have had, which divide
@@ -34,6 +36,7 @@ class SecondMoments(NamedTuple):
     scale: float = 1.0
     largest: Sequence[tf.Tensor | tf.Variable] = ()
     squares: Sequence[tf.Tensor | None] = ()
+    corrects_epsilon: bool = False
 
     def squares_or_empty(self) -> list[tf.Tensor]:
         """The squares as the ops take them: empty where a gradient's own are taken."""
@@ -47,7 +50,8 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
 
     With `v` a second moment, `g` its gradient and `s` the squares that are given, or `g**2`:
     `v += (1 - beta_2) * (s - v)`; and what is returned is
-    `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`. All arithmetic is float32, without fused
+    `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`, with `epsilon / sqrt(1 - beta_2**step)`
+    in the place of `epsilon` where that is corrected, too. All arithmetic is float32, without fused
     multiply-add. Where any gradient or its square is not finite, no second moment changes, and all
     that is returned is NaN. AMSGrad's largest second moments divide in passes of
     their own.
@@ -72,6 +76,7 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
         squares=second_moments.squares_or_empty(),
         beta_2=second_moments.beta_2,
         epsilon=second_moments.epsilon,
+        corrects_epsilon=second_moments.corrects_epsilon,
         scale=second_moments.scale,
     )
     if not second_moments.largest:
@@ -91,6 +96,9 @@ def _root_by_largest(
     most = tf.maximum(now, tf.raw_ops.ReadVariableOp(resource=largest, dtype=tf.float32))
     tf.raw_ops.AssignVariableOp(resource=largest, value=most)
     step = tf.cast(second_moments.step, tf.float32)
-    factor = second_moments.scale / (1 - tf.pow(second_moments.beta_2, step))
+    correction = 1 - tf.pow(second_moments.beta_2, step)
+    root_of_factor = tf.sqrt(second_moments.scale / correction)
     epsilon = second_moments.epsilon
-    return (tf.sqrt(factor * now) + epsilon) / (tf.sqrt(factor * most) + epsilon)
+    if second_moments.corrects_epsilon:
+        epsilon /= tf.sqrt(correction)
+    return (root_of_factor * tf.sqrt(now) + epsilon) / (root_of_factor * tf.sqrt(most) + epsilon)

@@ -14,6 +14,7 @@ def precondition(
     epsilon: float,
     scale: float = 1.0,
     squares: np.ndarray | None = None,
+    corrects_epsilon: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a gradient is divided to, and its second moment afterwards; float32.
 
@@ -25,10 +26,15 @@ def precondition(
         epsilon: Adam's.
         scale: Of the second moment, beside Adam's bias correction.
         squares: float32, taken in place of the gradient's squares.
+        corrects_epsilon: Whether `epsilon` is divided by the root of Adam's bias correction.
     """
     value = np.asarray(gradient).astype(np.float32)
     decay = np.float32(beta_2)
     square = value * value if squares is None else squares
     moment = second_moment + (np.float32(1) - decay) * (square - second_moment)
-    factor = np.float32(np.float64(np.float32(scale)) / (1 - np.float64(decay) ** step))
-    return value / (np.sqrt(factor * moment) + np.float32(epsilon)), moment
+    correction = 1 - np.float64(decay) ** step
+    factor = np.float32(np.float64(np.float32(scale)) / correction)
+    added = np.float64(np.float32(epsilon))
+    if corrects_epsilon:
+        added /= np.sqrt(correction)
+    return value / (np.sqrt(factor) * np.sqrt(moment) + np.float32(added)), moment
