@@ -125,7 +125,8 @@ class _Training:
             gradients = self._reduce(self._gradients(inputs, labels))
             self.optimizer.apply(gradients, self.variables)
 
-        self._strategy.run(train)
+        with keras_private.applying_at_once(self.optimizer):  # what it gets is summed
+            self._strategy.run(train)
 
     @tf.function(autograph=False)
     def _keep_gradients(self, inputs: tf.Tensor, labels: tf.Tensor) -> None:
@@ -146,7 +147,6 @@ class _Training:
 def _optimizer(name: str, model: keras.Model) -> keras.optimizers.Optimizer:
     optimizer = keras.optimizers.SGD(jobs.LEARNING_RATE, jobs.MOMENTUM)
     if name in PLAIN:
-        keras_private.disable_reduction(optimizer)
         return optimizer
     return gc.CompressedOptimizer(optimizer, name, gc.Policy.from_model(model))
 

@@ -143,7 +143,7 @@ def test_in_xla():
     assert seen == [False, True]
 
 
-def test_disable_reduction(optimizer, monkeypatch):
+def test_applying_at_once_sums_nothing(optimizer, monkeypatch):
     # the base class's, so that a new name for it would show
     calls = []
     monkeypatch.setattr(
@@ -152,10 +152,12 @@ def test_disable_reduction(optimizer, monkeypatch):
     variable = keras.Variable(np.zeros(2, "float32"))
     optimizer.apply([tf.ones(2)], [variable])
     assert calls == [1]
-    keras_private.disable_reduction(optimizer)
-    optimizer.apply([tf.ones(2)], [variable])
+    with keras_private.applying_at_once(optimizer):
+        optimizer.apply([tf.ones(2)], [variable])
     assert calls == [1]
-    np.testing.assert_array_equal(variable.numpy(), [-2, -2])
+    optimizer.apply([tf.ones(2)], [variable])
+    assert calls == [1, 1]
+    np.testing.assert_array_equal(variable.numpy(), [-3, -3])
 
 
 def test_applying_at_once_does_not_accumulate(variable):
@@ -225,13 +227,17 @@ def test_on_loss_scaled_apply(monkeypatch, optimizer, variable):
     monkeypatch.setattr(scaler, "apply", scaler.apply)  # put back at the end
     seen = []
     keras_private.on_loss_scaled_apply(
-        lambda inner: inner is optimizer, lambda self, grads, variables: seen.append(grads)
+        lambda inner: inner is optimizer,
+        lambda self, grads, variables, original: seen.append((grads, original)),
     )
     other = scaler(keras.optimizers.SGD(1.0), initial_scale=1.0)
     other.apply([tf.ones(2)], [variable])
     assert not seen
-    scaler(optimizer).apply(["gradient"], [variable])
-    assert seen == [["gradient"]]
+    scaler(optimizer, initial_scale=1.0).apply([tf.ones(2)], [variable])
+    ((gradients, original),) = seen
+    np.testing.assert_array_equal(variable.numpy(), [-1, -1])
+    original(gradients, [variable])
+    np.testing.assert_array_equal(variable.numpy(), [-2, -2])
 
 
 def test_on_check_finite(monkeypatch, variable):

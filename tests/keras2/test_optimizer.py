@@ -1,5 +1,6 @@
 """`CompressedOptimizer` of Keras 2 in one process: what it does alone, and what it refuses."""
 
+import functools
 import importlib
 import importlib.util
 
@@ -389,6 +390,60 @@ def test_replicas_of_one_process_stay_equal_with_second_moments_of_their_own(ada
     first, second = copies(strategy, variable)
     np.testing.assert_array_equal(first, second)
     assert np.abs(first - before).max() > 0
+
+
+@pytest.mark.parametrize("adam", [keras.optimizers.Adam, legacy.Adam])
+def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_in_another_and_alone(adam):
+    strategy = mirrored()
+    with strategy.scope():
+        variable, inner = tf.Variable(np.ones(60, "float32")), adam(0.01)
+        optimizer = gc.CompressedOptimizer(inner, "adacomp")
+        second = gc.CompressedOptimizer(inner, "no_compression")
+        for _ in range(2):
+            optimizer.build([variable])
+        with pytest.raises(ValueError, match="Use a new optimizer"):
+            second.build([variable])
+        with pytest.raises(ValueError, match="Use a new optimizer"):
+            gc.CompressedOptimizer(keras.mixed_precision.LossScaleOptimizer(inner))
+        gc.CompressedOptimizer.from_config(optimizer.get_config()).build([variable])
+    gradients = np.ones((2, 1, 60), "float32")
+    alone = stepper(strategy, lambda grads: inner.apply_gradients([(grads[0], variable)]))
+    with pytest.raises(ValueError, match="much too long, alone or in another"):
+        alone(gradients)
+    np.testing.assert_array_equal(variable.numpy(), np.ones(60))
+    stepper(strategy, lambda grads: optimizer.apply_gradients([(grads[0], variable)]))(gradients)
+    assert (variable.numpy() < 1).all()
+
+
+@pytest.mark.parametrize("sgd", [keras.optimizers.SGD, legacy.SGD])
+def test_what_was_wrapped_sums_the_gradients_itself_when_used_alone(sgd):
+    strategy = mirrored()
+    with strategy.scope():
+        variable, inner = tf.Variable(np.ones(3, "float32")), sgd(0.25)
+        optimizer = gc.CompressedOptimizer(inner, "no_compression")
+    for used in (optimizer, inner):
+        step = stepper(strategy, lambda g, used=used: [used.apply_gradients([(g[0], variable)])])
+        step(np.array([[[1, 2, 3]], [[2, 2, 2]]], "float32"))
+    for copy in copies(strategy, variable):
+        np.testing.assert_array_equal(copy, 1 - 2 * 0.25 * np.array([3, 4, 5]))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_one_replica_counts_what_a_loss_scaler_skips(inside, dynamic):
+    scaled = functools.partial(
+        keras.mixed_precision.LossScaleOptimizer, dynamic=dynamic, initial_scale=8
+    )
+    inner = keras.optimizers.SGD(0.25)
+    compressed = gc.CompressedOptimizer(scaled(inner) if inside else inner)
+    optimizer = compressed if inside else scaled(compressed)
+    variables = [tf.Variable(np.ones(3, "float32"), name=name) for name in "ab"]
+    for bad in (False, True, False):
+        gradient = tf.constant([1, np.nan if bad else 1, 1], tf.float32)
+        optimizer.apply_gradients([(gradient, variables[0]), (tf.ones(3), variables[1])])
+    assert np.isfinite(variables[0].numpy()).all() == dynamic
+    if dynamic:
+        assert int(compressed.exchange.skipped_steps.numpy()) == 1
 
 
 @pytest.mark.parametrize("dynamic", [True, False])

@@ -38,6 +38,51 @@ def test_wrapping_twice_is_refused(scaled):
         gc.CompressedOptimizer(inner)
 
 
+def wrapped_again(inner):
+    return gc.CompressedOptimizer(inner, "no_compression")
+
+
+def wrapped_again_in_a_scaler(inner):
+    return gc.CompressedOptimizer(keras.optimizers.LossScaleOptimizer(inner), "no_compression")
+
+
+@pytest.mark.parametrize("again", [wrapped_again, wrapped_again_in_a_scaler])
+def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_in_another(again):
+    replicas = Replicas(keras.optimizers.Adam(0.01))
+    with (
+        replicas.strategy.scope(),
+        pytest.raises(ValueError, match=r"keeps its second moments.*Use a new optimizer"),
+    ):
+        again(replicas.optimizer.inner_optimizer)
+
+
+def test_an_adam_in_two_wrappers_is_refused_when_the_second_is_built():
+    with mirrored(2).scope():
+        inner, variables = keras.optimizers.Adam(0.01), new_variables()
+        first, second = gc.CompressedOptimizer(inner), wrapped_again(inner)
+        first.build(variables)
+        first.build(variables)
+        with pytest.raises(ValueError, match=r"keeps its second moments"):
+            second.build(variables)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_alone(scaled):
+    replicas = Replicas(keras.optimizers.Adam(0.01))
+    alone = replicas.optimizer.inner_optimizer
+    if scaled:
+        with replicas.strategy.scope():
+            alone = keras.optimizers.LossScaleOptimizer(alone)
+    replicas.step(gradients_at(0))
+    before = replicas.value()
+    step = stepper(replicas.strategy, lambda grads: alone.apply(grads, replicas.variables))
+    with pytest.raises(ValueError, match=r"much too long, alone or in another"):
+        step(gradients_at(1))
+    np.testing.assert_array_equal(replicas.value(), before)
+    replicas.step(gradients_at(2))
+    replicas.assert_replicas_equal()
+
+
 def test_a_compressor_on_strategy_and_optimizer_is_refused():
     with (
         gc.MultiWorkerMirroredStrategy(compressor="adacomp").scope(),

@@ -147,6 +147,74 @@ def test_whole_gradients_train_as_the_inner_optimizer_would_on_their_sum():
     np.testing.assert_array_equal(replicas.value(), variables[0].numpy())
 
 
+def test_what_was_wrapped_sums_the_gradients_itself_when_used_alone():
+    settings = {"learning_rate": 0.1, "momentum": 0.9}
+    replicas = Replicas(keras.optimizers.SGD(**settings), compressor="no_compression")
+    replicas.step(gradients_at(0))
+    inner = replicas.optimizer.inner_optimizer
+    stepper(replicas.strategy, lambda grads: inner.apply(grads, replicas.variables))(
+        gradients_at(1)
+    )
+    replicas.assert_replicas_equal()
+    plain, variables = keras.optimizers.SGD(**settings), new_variables()
+    for step in range(2):
+        plain.apply([sum(of_all) for of_all in zip(*gradients_at(step), strict=True)], variables)
+    np.testing.assert_allclose(replicas.value(), variables[0].numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)),
+        keras.optimizers.Adam(0.1),
+    ],
+    ids=["momentum", "accumulation", "scaled", "adam"],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_weights_may_be_set(inner, count):
+    first, second = (Replicas(inner, mirrored(count), precondition=None) for _ in range(2))
+    for step in range(4):
+        first.step(gradients_at(step, count))
+    second.optimizer.set_weights([v.numpy() for v in first.optimizer.variables])
+    for ours, theirs in zip(second.optimizer.variables, first.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert iterations(second.optimizer) == iterations(first.optimizer) > 0
+
+
+def test_weights_of_each_optimizer_in_a_multi_optimizer_may_be_set():
+    def new():
+        variables = new_variables()
+        each = (gc.CompressedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)) for _ in range(2))
+        of_kernels, of_others = each
+        multi = keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(of_others, {"kernel": of_kernels})
+        )
+        multi.build(variables)
+        return multi, variables
+
+    (first, variables), (second, _) = new(), new()
+    first.apply([tf.ones(v.shape) for v in variables], variables)
+    second.set_weights([v.numpy() for v in first.variables])
+    for ours, theirs in zip(second.variables, first.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def test_other_weights_are_not_set():
+    optimizer = Replicas(keras.optimizers.SGD(0.1, momentum=0.9)).optimizer
+    weights = [v.numpy() for v in optimizer.variables]
+    with pytest.raises(ValueError, match="4 variables of its inner optimizer; received 3 weights"):
+        optimizer.set_weights(weights[1:])
+    with pytest.raises(ValueError, match=r"has shape \(40, 30\); received \(30,\)"):
+        optimizer.set_weights([*weights[:2], weights[3], weights[3]])
+    with pytest.raises(ValueError, match=r"call build\(model.trainable_variables\)"):
+        gc.CompressedOptimizer("sgd").set_weights(weights)
+    divided = Replicas("adam").optimizer
+    with pytest.raises(ValueError, match=r"Use model.save_weights and model.load_weights"):
+        divided.set_weights([v.numpy() for v in divided.variables])
+
+
 def test_clips_the_reduced_gradient():
     whole = gc.compressors.AdaComp(dict.fromkeys(["dense", "vector"]))
     replicas = Replicas(keras.optimizers.SGD(1.0, clipvalue=1.0), compressor=whole)

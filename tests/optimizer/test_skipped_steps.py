@@ -5,9 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.optimizer.cases import Replicas, gradients_at, iterations
-from tests.replicas import collective, copies, mirrored
+import tf_gradcomp as gc
+from tests.optimizer.cases import Replicas, copy_of, gradients_at, iterations, new_variables
+from tests.replicas import collective, copies, mirrored, stepper
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -71,6 +73,86 @@ def test_loss_scaling(where):
         replicas.step(scaled(gradients_at(step), 32))
     assert copies(replicas.strategy, scaler.dynamic_scale) == [64, 64]
     replicas.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_of_two_loss_scalers_the_outer_one_counts(count, graph):
+    scaled_by = keras.optimizers.LossScaleOptimizer
+    inner = scaled_by(keras.optimizers.SGD(1.0, momentum=0.9), initial_scale=8.0)
+    around = outer_scaler(initial_scale=64.0, dynamic_growth_steps=2)
+    settings = {"around": around, "compressor": "no_compression", "graph": graph}
+    replicas = Replicas(inner, mirrored(count), **settings)
+    plain, variables = around(keras.optimizers.SGD(1.0, momentum=0.9)), new_variables()
+    for step in range(4):
+        gradients = gradients_at(step, count, bad=0 if step == 1 else None)
+        gradients = scaled(gradients, plain.scale_loss(1.0))
+        assert float(replicas.outer.scale_loss(1.0)) == float(plain.scale_loss(1.0))
+        replicas.step(gradients)
+        plain.apply([sum(of_all) for of_all in zip(*gradients, strict=True)], variables)
+    np.testing.assert_allclose(replicas.value(), variables[0].numpy(), rtol=1e-4, atol=1e-5)
+    assert iterations(replicas.outer) == iterations(plain) == 3
+    assert replicas.optimizer.exchange.skipped_steps.numpy() == 1
+    replicas.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("xla", [False, True])
+def test_one_replica_under_mixed_float16_trains_as_keras_and_counts_what_it_skips(inside, xla):
+    def trained(wrap):
+        keras.utils.set_random_seed(0)
+        policy = keras.mixed_precision.dtype_policy()
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        layers = [keras.Input((8,)), keras.layers.Dense(1, dtype="float32")]
+        model = keras.Sequential(layers)
+        keras.mixed_precision.set_global_policy(policy)
+        optimizer = keras.optimizers.SGD(0.05)
+        if inside:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(wrap(optimizer), "mse", jit_compile=xla)
+        x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+        y = x.sum(1, keepdims=True)
+        x[5] = np.nan
+        monitor = [gc.callbacks.CompressionMonitor()] * (wrap is gc.CompressedOptimizer)
+        options = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+        return model, model.fit(x, y, callbacks=monitor, **options).history
+
+    (ours, history), (theirs, _) = trained(gc.CompressedOptimizer), trained(lambda inner: inner)
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert history["skipped_steps"] == [1, 2]
+    assert iterations(ours.optimizer) == iterations(theirs.optimizer) == 6
+
+
+def test_one_replica_counts_what_the_loss_scaler_inside_skips():
+    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
+    optimizer, variables = gc.CompressedOptimizer(inner), new_variables()
+    for step in range(4):
+        (gradients,) = gradients_at(step, 1, bad=0 if step == 1 else None)
+        optimizer.apply([tf.constant(gradient) for gradient in gradients], variables)
+    assert optimizer.exchange.skipped_steps.numpy() == 1
+    assert iterations(optimizer) == 3
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_update_ends_the_round_of_variables_that_have_no_gradient_in_it(count):
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    strategy = mirrored(count)
+    with strategy.scope():
+        optimizer = gc.CompressedOptimizer(copy_of(inner), "no_compression")
+        ours = new_variables()
+        optimizer.build(ours)
+    theirs = new_variables()
+    plain = copy_of(inner)
+    plain.build(theirs)
+    for step, given in enumerate(([0, 1], [0], [0, 1], [0, 1])):
+        gradients = [[of_one[i] for i in given] for of_one in gradients_at(step, count)]
+        variables = [ours[i] for i in given]
+        stepper(strategy, lambda g, of=variables: optimizer.apply(g, of))(gradients)
+        sums = [tf.constant(sum(of_all)) for of_all in zip(*gradients, strict=True)]
+        plain.apply(sums, [theirs[i] for i in given])
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("around", [None, outer_scaler(initial_scale=4.0)], ids=["", "scaled"])

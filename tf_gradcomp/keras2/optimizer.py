@@ -90,6 +90,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         ```
     """
 
+    _within = staticmethod(keras_private.within)
+
     def __init__(
         self,
         inner_optimizer: Any,
@@ -102,7 +104,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     ) -> None:
         super().__init__(name=name)
         accepted = (keras_private.NewStyle, keras_private.Legacy)
-        inner = checks.checked_inner(inner_optimizer, accepted, Compressed, keras_private.within)
+        inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
         _check_reduces_not(inner)
         self._set_up(inner, compressor, policy, precondition, group)
         self._model_variables: Sequence[tf.Variable] = ()
@@ -139,6 +141,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self._build_exchange(variables)
         keras_private.build(self.inner_optimizer, variables)
         self._model_variables = variables
+        self._take_moments()
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(
@@ -162,9 +165,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if not pairs:
             return pairs
         self._prepare(pairs)
-        if self.passes_through():
-            return pairs
         present = keras_private.with_gradients(pairs)
+        if self.passes_through():
+            if keras_private.looks_for_nans(self):
+                self.exchange.count_skip(all_finite([gradient for gradient, _ in present]))
+            return pairs
         variables = [variable for _, variable in present]
 
         def across(_: tf.distribute.Strategy, grads: list[Any]) -> list[Any]:
@@ -213,8 +218,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         present = keras_private.with_gradients(pairs)
         variables = [variable for _, variable in present]
         if self.passes_through():
-            inner = self._inner_state(variables)
-            grads = self.exchange.flush([g for g, _ in present], variables, inner=inner)
+            inner, grads = self._inner_state(variables), [gradient for gradient, _ in present]
+            if self._scaler_decides:
+                self.exchange.count_skip(all_finite(grads))
+            grads = self.exchange.flush(grads, variables, inner=inner)
             flushed = list(zip(grads, variables, strict=True))
             keras_private.apply(self.inner_optimizer, flushed, aggregate=aggregate)
             return self.iterations
@@ -349,10 +356,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         Raises:
             ValueError: If the number or the shapes of the weights are others.
         """
-        if not self.built:
-            raise ValueError(
-                "CompressedOptimizer: call build(model.trainable_variables) before set_weights."
-            )
+        checks.check_built(self)
         inner, own = self._inner_variables, self._saved()
         if len(weights) not in (len(inner), len(inner) + len(own)):
             raise ValueError(
@@ -361,12 +365,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 "optimizer or compressor; tf.train.Checkpoint and the .keras format know them by "
                 "name, and go on from what fits."
             )
-        for variable, value in zip([*inner, *own], weights, strict=False):
-            if tuple(variable.shape) != np.shape(value):
-                raise ValueError(
-                    f"CompressedOptimizer: {variable.name} has shape {tuple(variable.shape)}; "
-                    f"received {np.shape(value)}."
-                )
+        checks.check_shapes([*inner, *own][: len(weights)], weights)
         for variable, value in zip(inner, weights, strict=False):
             variable.assign(value[()])
         names = [saved.key for saved in own]
@@ -456,3 +455,6 @@ def _check_reduces_not(inner: Any) -> None:
                 "out. CompressedOptimizer itself goes around all others: "
                 "CompressedOptimizer(MovingAverage(optimizer))."
             )
+
+
+keras_private.on_reduce_gradients(checks.reduced_if_moments_are_its_own)

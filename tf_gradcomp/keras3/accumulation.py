@@ -90,12 +90,14 @@ class Accumulation(tf.Module):
     def take_means(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], variables: Sequence[keras.Variable]
     ) -> list[tf.Tensor]:
-        """Adds the gradients of a replica; returns the means, and sets the sums to zero."""
+        """Adds the gradients of a replica; returns the means, and sets all sums to zero.
+
+        As in Keras, what variables gave that have no gradient in this step is discarded.
+        """
         self.add(grads, variables)
-        accumulators = [self._of(variable) for variable in variables]
-        means = [accumulator.value / self._steps for accumulator in accumulators]
+        means = [self._of(variable).value / self._steps for variable in variables]
         with tf.control_dependencies(means):
-            for accumulator in accumulators:
+            for accumulator in self.accumulators:
                 accumulator.assign(tf.zeros_like(accumulator.value))
         return means
 

@@ -21,11 +21,6 @@ from keras.src.callbacks.callback_list import CallbackList
 from tf_gradcomp.wrapper.behaving_as import behaving_as
 
 
-def disable_reduction(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer take its gradients as already reduced; Keras 3 has no public switch."""
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
-
-
 def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
     """Creates an optimizer's variables, if there are none; private in Keras 2."""
     if not optimizer.built:
@@ -39,9 +34,10 @@ def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]
 
 @contextlib.contextmanager
 def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Within this context, the optimizer applies gradients as they are, without Keras' branches.
+    """Within this context, the optimizer applies gradients as they are: sums over the replicas.
 
-    To accumulate gradients, and to overwrite weights by their averages, Keras calls `merge_call`
+    It sums nothing, and Keras 3 has no public switch for that. It goes without Keras' branches: to
+    accumulate gradients, and to overwrite weights by their averages, Keras calls `merge_call`
     within a `tf.cond`, which no strategy allows. It would also accumulate, and undo a loss scale, a
     second time after the exchange. `iterations` goes on counting updates, as Adam's bias correction
     needs. The context is to be entered across replicas, for those of one process run in turn.
@@ -52,9 +48,11 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     optimizer.gradient_accumulation_steps = None
     optimizer.ema_overwrite_frequency = None
     optimizer.loss_scale_factor = None
-    counting = {"iterations": property(lambda self: self._iterations // steps)} if steps else {}
+    overrides: dict[str, Any] = {"_all_reduce_sum_gradients": lambda self, pairs: pairs}
+    if steps:
+        overrides["iterations"] = property(lambda self: self._iterations // steps)
     try:
-        with behaving_as(optimizer, **counting):
+        with behaving_as(optimizer, **overrides):
             yield
     finally:
         optimizer.gradient_accumulation_steps = steps
@@ -120,7 +118,7 @@ def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
 
 
 def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., None]) -> None:
-    """Has `apply(scaler, grads, variables)` called where `handles(scaler.inner_optimizer)`.
+    """Has `apply(scaler, grads, variables, original)` called where `handles` its inner optimizer.
 
     Keras puts a `LossScaleOptimizer` around any optimizer under `mixed_float16`. It decides by the
     gradients of its own worker alone whether to skip a step; where workers differ, all hang.
@@ -130,7 +128,7 @@ def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., No
     @functools.wraps(original)
     def hooked(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         if handles(self.inner_optimizer):
-            apply(self, grads, trainable_variables)
+            apply(self, grads, trainable_variables, functools.partial(original, self))
         else:
             original(self, grads, trainable_variables)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
-from tf_gradcomp.distribute.gradients import divided, native
+from tf_gradcomp.distribute.gradients import all_finite, divided, native
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3.accumulation import Accumulation
@@ -27,6 +27,7 @@ from tf_gradcomp.keras3.adam import (
 from tf_gradcomp.keras3.loss_scale import unscaled, update_loss_scale
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.wrapper import checks, saved_state
+from tf_gradcomp.wrapper.behaving_as import behaving_as
 from tf_gradcomp.wrapper.compressed import Compressed, Gradient
 from tf_gradcomp.wrapper.precondition import AUTO
 
@@ -101,7 +102,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         group: str | Group | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        inner = checks.checked_inner(inner_optimizer, keras.optimizers.Optimizer, Compressed)
+        accepted = keras.optimizers.Optimizer
+        inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
         self._set_up(inner, compressor, policy, precondition, group)
         self._accumulation: Accumulation | None = None
 
@@ -139,8 +141,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             counter = keras_private.step_counter(self._core)
             sums, counters = self._accumulators(), [native(counter)]
             self.exchange.saving.take_over(sums, counters, group=replicas)
-        if not self.passes_through():
-            keras_private.disable_reduction(self._core)
+        self._take_moments()
 
     def _index_of(self, variable: keras.Variable) -> int:
         return keras_private.variable_index(self, variable)
@@ -169,12 +170,28 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self,
         scaler: keras.optimizers.LossScaleOptimizer,
         grads: Sequence[Gradient | None],
-        trainable_variables: Sequence[keras.Variable] | None = None,
+        trainable_variables: Sequence[keras.Variable] | None,
+        original: Callable[..., None],
     ) -> None:
-        """Does what `apply` does, and updates the loss scaler that is around this optimizer."""
+        """Does what `apply` does, and updates the loss scaler that is around this optimizer.
+
+        If there is another one inside, it is left out: the loss was not multiplied by its scale.
+
+        Args:
+            scaler: The loss scaler.
+            grads: As for `apply`.
+            trainable_variables: As for `apply`.
+            original: What the loss scaler does with both around other optimizers.
+        """
         if not scaler.built:
             scaler.build(list(checks.given_variables(trainable_variables)))
-        self._apply(scaler, grads, trainable_variables)
+        if not self.passes_through():
+            self._apply(scaler, grads, trainable_variables)
+            return
+        self.exchange.count_skip(all_finite([g for g in grads if g is not None]))
+        core = self._core
+        with behaving_as(self, inner_optimizer=property(lambda self: core)):
+            original(grads, trainable_variables)
 
     def _apply(
         self,
@@ -195,6 +212,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if self.passes_through():
             if self._accumulation:
                 self._accumulation.give_back()
+            if scaler is not None:
+                self.exchange.count_skip(all_finite(grads))
             inner = self._inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
             self.inner_optimizer.apply(grads, variables)
@@ -359,6 +378,30 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         """Finalizes variables as the inner optimizer does."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets what `variables` has; the exchange's state, such as residuals, stays as it is.
+
+        Raises:
+            ValueError: If it is not built, the number or the shapes of the weights are others, or
+                gradients are divided by second moments, which are in the exchange's state.
+        """
+        checks.check_built(self)
+        variables = self.variables
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"CompressedOptimizer has {len(variables)} variables of its inner optimizer; "
+                f"received {len(weights)} weights. They are those of another optimizer."
+            )
+        checks.check_shapes(variables, weights)
+        if self.exchange.preconditioner:
+            raise ValueError(
+                "CompressedOptimizer: set_weights cannot set the second moments by which gradients "
+                "are divided, and the inner optimizer's momentum is of no use without them. Use "
+                "model.save_weights and model.load_weights, which know both."
+            )
+        for variable, value in zip(variables, weights, strict=True):
+            self.exchange.saving.assign(variable, value)
+
     def save_own_variables(self, store: Any) -> None:
         """Saves the exchange's state; Keras saves the inner optimizer next to it.
 
@@ -385,11 +428,8 @@ def _constrain(variables: Sequence[keras.Variable]) -> None:
             variable.assign(variable.constraint(variable))
 
 
-def _is_compressed(optimizer: Any) -> bool:
-    return isinstance(optimizer, CompressedOptimizer) and not optimizer.passes_through()
-
-
 keras_private.on_loss_scaled_apply(
-    _is_compressed,
-    lambda scaler, grads, variables: scaler.inner_optimizer.apply_scaled(scaler, grads, variables),
+    lambda optimizer: isinstance(optimizer, CompressedOptimizer),
+    lambda scaler, *args: scaler.inner_optimizer.apply_scaled(scaler, *args),
 )
+keras_private.on_reduce_gradients(checks.reduced_if_moments_are_its_own)

@@ -26,7 +26,7 @@ def checked_inner(
     inner: Any,
     accepted: type | tuple[type, ...],
     wrapper: type,
-    within: Callable[[Any], Iterable[Any]] | None = None,
+    within: Callable[[Any], Iterable[Any]],
 ) -> Any:
     """The inner optimizer that was given.
 
@@ -34,7 +34,7 @@ def checked_inner(
         inner: An optimizer, its config or its name.
         accepted: The classes of optimizers of the Keras in use.
         wrapper: The class that wraps it, and must not do so twice.
-        within: Gives an optimizer and all that it wraps; by default loss scalers do.
+        within: Gives an optimizer and all that it wraps.
 
     Raises:
         TypeError: If it is none of these.
@@ -47,8 +47,9 @@ def checked_inner(
             f"{_of_other_keras(inner)}"
         )
     optimizer = keras.optimizers.get(dict(inner) if isinstance(inner, Mapping) else inner)
-    for inside in (within or _in_loss_scaler)(optimizer):
+    for inside in within(optimizer):
         check_not_by_horovod(type(inside))
+        check_moments_are_its_own(inside)
         if isinstance(inside, wrapper):
             raise ValueError(
                 "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
@@ -62,7 +63,8 @@ def checked_inner(
     return optimizer
 
 
-def _in_loss_scaler(optimizer: Any) -> list[Any]:
+def in_loss_scaler(optimizer: Any) -> list[Any]:
+    """An optimizer and, if it is a loss scaler, the one inside."""
     inside = getattr(optimizer, "inner_optimizer", None)
     return [optimizer] if inside is None else [optimizer, inside]
 
@@ -91,7 +93,7 @@ def facts_of(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str
         for name, value in settings.items()
         if name not in ("name", "inner_optimizer")  # names have numbers, counted by each process
     }
-    for inside in _in_loss_scaler(optimizer)[1:]:
+    for inside in in_loss_scaler(optimizer)[1:]:
         facts |= facts_of("loss-scaled optimizer", inside)
     return facts
 
@@ -117,6 +119,38 @@ def check_not_by_horovod(optimizer: type) -> None:
             "keep no residual. Use "
             'gc.CompressedOptimizer(optimizer, compressor, group="horovod") alone.'
         )
+
+
+_MOMENTS_ARE_TAKEN = "_moments_are_taken"
+
+
+def take_moments(optimizer: Any) -> None:
+    """Says of an optimizer that its second moments stand still: its wrapper keeps others."""
+    setattr(optimizer, _MOMENTS_ARE_TAKEN, True)
+
+
+def check_moments_are_its_own(optimizer: Any) -> None:
+    """Refuses an optimizer of which `take_moments` was said.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if hasattr(optimizer, _MOMENTS_ARE_TAKEN):
+        raise ValueError(
+            f"{type(optimizer).__name__} was wrapped in a CompressedOptimizer that keeps its "
+            "second moments. Its own stand still, and its steps would be much too long, alone or "
+            "in another CompressedOptimizer. Use a new optimizer. To carry the state over, save "
+            "it with the first CompressedOptimizer (model.save_weights) and load it into another: "
+            "see docs/checkpoints.md."
+        )
+
+
+def reduced_if_moments_are_its_own(
+    optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]
+) -> Any:
+    """Stands in for the reduction of Keras' optimizers, which wrapped ones don't come to."""
+    check_moments_are_its_own(optimizer)
+    return original(grads_and_vars)
 
 
 def check_group(group: Group) -> None:
@@ -210,6 +244,24 @@ def check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
             f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
             "expected one gradient, or None, for each variable."
         )
+
+
+def check_built(optimizer: Any) -> None:
+    """Refuses to set weights of an optimizer that has none yet."""
+    if not optimizer.built:
+        raise ValueError(
+            "CompressedOptimizer: call build(model.trainable_variables) before set_weights."
+        )
+
+
+def check_shapes(variables: Sequence[Any], weights: Sequence[Any]) -> None:
+    """Refuses weights of other shapes than those of the variables that they are for."""
+    for variable, value in zip(variables, weights, strict=True):
+        if tuple(variable.shape) != np.shape(value):
+            raise ValueError(
+                f"CompressedOptimizer: {variable.name} has shape {tuple(variable.shape)}; "
+                f"received {np.shape(value)}."
+            )
 
 
 def checked_replica_context() -> tf.distribute.ReplicaContext:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
@@ -31,7 +31,8 @@ class Compressed:
     """The part of an optimizer's wrapper that is the same whichever Keras the optimizer is of.
 
     The wrapper derives from this and from its Keras' optimizer, and calls `_set_up` when it is
-    made, `_build_exchange` when its variables are known, and `_reduce` in each step.
+    made, `_build_exchange` and `_take_moments` when its variables are known, and `_reduce` in each
+    step.
 
     Attributes:
         inner_optimizer: What applies the sum of the gradients.
@@ -69,6 +70,8 @@ class Compressed:
         checks.check_group(self.group)
 
     _deserialized: ClassVar[Callable[..., Any]] = staticmethod(keras.optimizers.deserialize)
+    # Gives an optimizer and all that it wraps.
+    _within: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(checks.in_loss_scaler)
 
     @property
     @abc.abstractmethod
@@ -133,6 +136,8 @@ class Compressed:
         return Candidate(compressor, self.preconditioner_of(compressor))
 
     def _build_exchange(self, variables: Sequence[Any]) -> None:
+        for inside in self._within(self.inner_optimizer):
+            checks.check_moments_are_its_own(inside)
         with tf.init_scope():  # a config reads variables
             facts = {
                 **checks.facts_of("inner optimizer", self.inner_optimizer),
@@ -141,6 +146,12 @@ class Compressed:
         self.exchange.build(variables, facts)
         if measuring.is_on():
             self._measuring = self._new_measuring()
+
+    def _take_moments(self) -> None:
+        """From now on, the inner optimizer's second moments are of use to this wrapper only."""
+        if self.exchange.preconditioner:
+            for inside in self._within(self.inner_optimizer):
+                checks.take_moments(inside)
 
     def _new_measuring(self) -> measuring.Measuring:
         methods = [*compressors.Auto().candidates, *compressors.methods_of(self._given)]
