@@ -132,7 +132,13 @@ def test_a_variable_that_is_sent_whole_keeps_adams_momentum():
 
 @pytest.mark.parametrize(
     ("compressor", "elements"),
-    [("top_k", 1), ("adacomp", 1), ("scalecom", 1), ("top_k(density=1)", 3), ("scalecom(rates=1)", 3)],
+    [
+        ("top_k", 1),
+        ("adacomp", 1),
+        ("scalecom", 1),
+        ("top_k(density=1)", 3),
+        ("scalecom(rates=1)", 3),
+    ],
 )
 def test_what_is_sent_in_every_step_keeps_adams_momentum(compressor, elements):
     def trained(method):

@@ -244,16 +244,27 @@ void PowerSgd::ComputeRight(const float* left, float* right) const {
 
 bool PowerSgd::CanMultiply(const float* right) const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const PowerSgdTensor& tensor = tensors_[i];
-    for (int64_t j = 0; j < tensor.columns; ++j) {
-      float sum = 0;
-      for (int64_t k = 0; k < tensor.rank; ++k) {
-        sum += 2 * std::fabs(right[right_begin_[i] + k * tensor.columns + j]);
-      }
-      if (!std::isfinite(sum)) return false;
-    }
+    if (!CanMultiply(i, right)) return false;
   }
   return true;
+}
+
+bool PowerSgd::CanMultiply(int64_t index, const float* right) const {
+  const PowerSgdTensor& tensor = tensors_[index];
+  for (int64_t j = 0; j < tensor.columns; ++j) {
+    float sum = 0;
+    for (int64_t k = 0; k < tensor.rank; ++k) {
+      sum += 2 * std::fabs(right[right_begin_[index] + k * tensor.columns + j]);
+    }
+    if (!std::isfinite(sum)) return false;
+  }
+  return true;
+}
+
+void PowerSgd::FlagProducts(float* right) const {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!CanMultiply(i, right)) right[right_begin_[i]] = std::numeric_limits<float>::quiet_NaN();
+  }
 }
 
 void PowerSgd::Reduce(const float* left, const float* right, const float* total,
@@ -288,9 +299,20 @@ void PowerSgd::ReduceBlock(const Block& block, const float* left, const float* r
   });
 }
 
-void PowerSgd::Keep() const {
+void PowerSgd::Keep(const float* left, const float* total) const {
+  std::vector<char> too_large(tensors_.size(), false);
+  for (size_t i = 0; i < tensors_.size() && std::isfinite(left[0]); ++i) {
+    too_large[i] =
+        !AllFinite(left + left_begin_[i], tensors_[i].left_size()) || !CanMultiply(i, total);
+  }
   ForEachBlock([&](int64_t, const Block& block, const PowerSgdTensor& tensor) {
     const int64_t at = block.row * tensor.columns + block.column;
+    if (too_large[block.tensor]) {
+      for (int64_t i = 0; i < block.rows; ++i) {
+        std::fill_n(tensor.residual + at + i * tensor.columns, block.columns, 0.0f);
+      }
+      return;
+    }
     AddRows(tensor.residual + at, GradientAt(tensor, at), tensor.type, block.rows, block.columns,
             tensor.columns, tensor.residual + at, tensor.columns);
   });

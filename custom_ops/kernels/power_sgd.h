@@ -62,13 +62,17 @@ class PowerSgd {
   // Whether P Q^T is finite for any orthonormal P.
   bool CanMultiply(const float* right) const;
 
+  // Puts a NaN into each Q for which it is not, which will be seen in the sum.
+  void FlagProducts(float* right) const;
+
   // reduced = P total^T, or what was summed whole; residual = M - P right^T, or zeros. `reduced`
   // may be where the gradient is.
   void Reduce(const float* left, const float* right, const float* total,
               const std::vector<float*>& reduced) const;
 
-  // residual = M.
-  void Keep() const;
+  // residual = M. But where all replicas are finite, and a tensor's sum of P is not, or its product
+  // with the sum of Q, it is zeros: those sums would be as large in the next step.
+  void Keep(const float* left, const float* total) const;
 
   // factor = total, its columns scaled to length 1: that changes no product, and whatever the scale
   // of gradients, P has it, too. Columns behind the rank become zeros: where the rank grows again,
@@ -87,6 +91,7 @@ class PowerSgd {
   using Parts = std::vector<std::vector<float>>;  // of each block
 
   void AddBlocks(int64_t tensor);
+  bool CanMultiply(int64_t tensor, const float* right) const;
   template <typename Work>
   void ForEachBlock(const Work& work) const;
   template <typename Work>

@@ -161,8 +161,7 @@ class PowerSgdRightOp : public PowerSgdOp {
       return;
     }
     method.ComputeRight(left, right);
-    // All replicas will see it in the sum.
-    if (!method.CanMultiply(right)) right[0] = std::numeric_limits<float>::quiet_NaN();
+    method.FlagProducts(right);
   }
 };
 
@@ -210,7 +209,7 @@ class PowerSgdReduceOp : public PowerSgdOp {
       method.StoreFactors(right_sum, to);
       return;
     }
-    if (keep) method.Keep();
+    if (keep) method.Keep(left, right_sum);
     for (int i = 0; i < num_tensors(); ++i) {
       std::fill_n(reduced[i], residuals.shape(i).num_elements(), 0.0f);
     }

@@ -255,8 +255,25 @@ void WhatIsNotFiniteIsSeenWhereverItIs() {
 
 void KeepingAddsTheGradients() {
   Step<float> step(kShapes, GradientType::kFloat, 2);
-  step.method->Keep();
+  step.method->Keep(step.left.data(), step.right.data());
   CHECK(step.residuals == step.sums);
+}
+
+void WhatIsTooLargeOnlyAsASumIsNotKept() {
+  const std::vector<Shape> shapes = {{300, 513, 4}, {1, 140001, 0}, {9, 8, 2}, {3, 3, 0}};
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (bool finite : {true, false}) {
+    Step<float> step(shapes, GradientType::kFloat, 2);
+    step.left[0] = finite ? 0 : std::nanf("");
+    step.left[1] = kInfinity;  // of the first tensor
+    step.left[1 + 4 * 300 + 140000] = kInfinity;  // the last of the second
+    step.right[4 * 513 + 2 * 8 - 1] = 2e38f;  // of the third
+    step.method->Keep(step.left.data(), step.right.data());
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const std::vector<float> zeros(step.sums[i].size());
+      CHECK(step.residuals[i] == (finite && i < 3 ? zeros : step.sums[i]));
+    }
+  }
 }
 
 void ProductsThatMayOverflowAreSeen() {
@@ -273,6 +290,9 @@ void ProductsThatMayOverflowAreSeen() {
   }
   step.right[3] = step.right[8 + 3] = 1e38f;
   CHECK(!step.method->CanMultiply(step.right.data()));
+  step.method->FlagProducts(step.right.data());
+  CHECK(std::isnan(step.right[0]));
+  CHECK(step.right[16] == 0);  // of the next tensor
 }
 
 }  // namespace
@@ -287,5 +307,6 @@ int main() {
   RUN(ReducedMayBeWhereTheGradientIs);
   RUN(WhatIsNotFiniteIsSeenWhereverItIs);
   RUN(KeepingAddsTheGradients);
+  RUN(WhatIsTooLargeOnlyAsASumIsNotKept);
   RUN(ProductsThatMayOverflowAreSeen);
 }

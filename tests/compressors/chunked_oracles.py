@@ -15,6 +15,7 @@ from tf_gradcomp.compressors import RandomK, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import VECTOR, GradientSpec
 from tf_gradcomp.reference import chunks, payload, value_bits
+from tf_gradcomp.reference.leader import leader
 
 
 def scalecom_oracle(
@@ -28,9 +29,9 @@ def scalecom_oracle(
     rates = settings or [compressor.rate(spec) for spec in specs]
     groups = groups_of(specs, rates)
     chunk_sizes = list(dict(zip(groups, rates, strict=True)).values())
-    leader = step % len(gradients)
-    had = chunks.joined(state[leader][RESIDUAL], groups)
-    led = [m + g for m, g in zip(had, chunks.joined(gradients[leader], groups), strict=True)]
+    leads = leader(step, len(gradients))
+    had = chunks.joined(state[leads][RESIDUAL], groups)
+    led = [m + g for m, g in zip(had, chunks.joined(gradients[leads], groups), strict=True)]
     offsets = [chunks.select(y, size) for y, size in zip(led, chunk_sizes, strict=True)]
     entry_bits, scale_bits, send = [], [], _as_floats
     size, few = len(gradients), compressor.value_bits
@@ -42,7 +43,7 @@ def scalecom_oracle(
     if few < 32:
         fingerprint, plan = compressor.fingerprint(specs), payload.plan_of(rates)
         header = payload.Header(value_bits.METHOD, fingerprint, step, len(specs), plan)
-        send = functools.partial(_in_few_bits, few, chunk_sizes, leader, header)
+        send = functools.partial(_in_few_bits, few, chunk_sizes, leads, header)
     return chunked_oracle(
         specs,
         state,
@@ -105,7 +106,7 @@ def _as_floats(taken: Sequence[Arrays], flags: Sequence[bool]) -> Sent:
 def _in_few_bits(
     bits: int,
     chunk_sizes: Sequence[int],
-    leader: int,
+    leads: int,
     header: payload.Header,
     taken: Sequence[Arrays],
     flags: Sequence[bool],
@@ -117,7 +118,7 @@ def _in_few_bits(
     coded = [i for i, size in enumerate(chunk_sizes) if size > 1 and taken[0][i].size]
     parts = [[of_one[i] for i in coded] for of_one in taken]
     if bits == 16:
-        payloads, sent, sums = _summed(parts, leader, flags)
+        payloads, sent, sums = _summed(parts, leads, flags)
     else:
         payloads, sent, sums = _gathered(parts, bits, header, flags)
     rests = [[np.zeros_like(values) for values in of_one] for of_one in taken]
@@ -132,10 +133,10 @@ def _in_few_bits(
 
 
 def _summed(
-    parts: Sequence[Arrays], leader: int, flags: Sequence[bool]
+    parts: Sequence[Arrays], leads: int, flags: Sequence[bool]
 ) -> tuple[Arrays, list[Arrays], Arrays]:
     """What replicas sum in 16 bits, what each has sent with it, and the sums; by scale."""
-    scales = [value_bits.largest(values) for values in parts[leader]]
+    scales = [value_bits.largest(values) for values in parts[leads]]
     shares = [value_bits.shares(of_one, scales, len(parts)) for of_one in parts]
     payloads = [
         np.concatenate([*of_one, [0 if flag else np.nan]]).astype(np.float16)
@@ -189,7 +190,7 @@ def chunked_oracle(
     whole = [np.zeros_like(m) for m in had[0]]
     after = []
     for ms, gs, flag, rests in zip(had, new, flags, sent.rests, strict=True):
-        if sent.finite:
+        if all(flags):
             of_groups = zip(ms, gs, at, rests or [None] * len(at), strict=True)
             left = [chunks.keep(m, g, i, beta, rest) for m, g, i, rest in of_groups]
         else:

@@ -30,12 +30,18 @@ def gathered(
 def _summed(
     left: Sequence[Arrays], sent: Sequence[Arrays | None], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[list[Arrays], Arrays, bool]:
-    """Residuals, reduced gradients, and whether the step counts; if not, all is put back."""
+    """Residuals, reduced gradients, and whether the step counts.
+
+    If not, all is put back; but what is too large only as a sum is dropped.
+    """
     reduced = [np.zeros(shape, np.float32) for shape in shapes]
     if all(values is not None for values in sent):
         for of_one in sent:
-            reduced = [total + values for total, values in zip(reduced, of_one, strict=True)]
-        return list(left), reduced, True
+            with np.errstate(over="ignore"):
+                reduced = [total + values for total, values in zip(reduced, of_one, strict=True)]
+        if all(np.isfinite(total).all() for total in reduced):
+            return list(left), reduced, True
+        return list(left), [np.zeros_like(total) for total in reduced], False
     put_back = [
         rest if values is None else [r + v for r, v in zip(rest, values, strict=True)]
         for rest, values in zip(left, sent, strict=True)

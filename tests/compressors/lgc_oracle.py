@@ -11,6 +11,7 @@ from tf_gradcomp.compressors import LGC
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.reference import lgc
+from tf_gradcomp.reference.leader import leader
 
 
 def lgc_oracle(
@@ -21,7 +22,8 @@ def lgc_oracle(
     step: int,
 ) -> Outcome:
     layout = compressor.phase_settings.layout(specs)
-    size, leader = len(gradients), step % len(gradients)
+    size = len(gradients)
+    leads = leader(step, size)
     residuals = [[array.reshape(-1) for array in of_one[RESIDUAL]] for of_one in state]
     values = [
         [a + g.astype(np.float32).reshape(-1) for a, g in zip(kept, given, strict=True)]
@@ -29,8 +31,8 @@ def lgc_oracle(
     ]
     own_finite = [all(np.isfinite(of_one).all() for of_one in of_all) for of_all in values]
     places = {
-        place: lgc.largest(values[leader][place], layout.entries[place], compressor.order)
-        if own_finite[leader]
+        place: lgc.largest(values[leads][place], layout.entries[place], compressor.order)
+        if own_finite[leads]
         else np.zeros(layout.entries[place], int)
         for place in layout.led
     }
@@ -44,7 +46,7 @@ def lgc_oracle(
     total = given[0]
     for other in given[1:]:
         total = total + other
-    finite = bool(np.isfinite(total).all())
+    finite, sent = bool(np.isfinite(total).all()), all(own_finite)
     reduced, after = [np.zeros_like(of_one) for of_one in values[0]], []
     start = 0
     for place in order if finite else []:
@@ -53,7 +55,7 @@ def lgc_oracle(
         start += where.size
     for of_one, kept, is_finite in zip(values, residuals, own_finite, strict=True):
         left = [array.copy() for array in (of_one if is_finite else kept)]
-        for place in order if finite else []:
+        for place in order if sent else []:
             left[place][places.get(place, slice(None))] = 0
         after.append({RESIDUAL: [a.reshape(s.shape) for a, s in zip(left, specs, strict=True)]})
     tensor_bytes = np.array(

@@ -101,6 +101,10 @@ class Lockstep:
             [int(end.sent.sent_bytes) for end in ends],
         )
 
+    def skip_a_step(self) -> None:
+        """As one of other variables counts."""
+        self._step += 1
+
     def _method_in_turn(self, step: tf.Tensor) -> Compressor:
         """The phase, if there are any: what they give differs too much for branches of a graph."""
         phases = self._compressor.phases

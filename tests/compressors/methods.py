@@ -57,7 +57,6 @@ class Method:
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
     sends_equals_at_once: bool = True  # all elements of a tensor where they are equal
-    sends_one_at_once: bool = True  # the element of a tensor that has only one
     # What the gradients of one of so many replicas, with its state before, add to its residuals.
     added: Callable[[int, State, Arrays], Arrays] = lambda size, state, gradients: gradients
 
@@ -165,7 +164,6 @@ def few_bits(bits: int, **settings: Any) -> Method:
         header_bytes=2 if summed else 56,
         padding=11,
         sends_equals_at_once=False,
-        sends_one_at_once=not summed,  # one above the leader's is not
     )
 
 

@@ -28,6 +28,7 @@ from tf_gradcomp.compressors.lgc_phases import (
 from tf_gradcomp.distribute.replica_step import ReplicaStep
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.reference import lgc
+from tf_gradcomp.reference.leader import leader
 
 PATTERNS = ["all_reduce", "parameter_server"]
 SPECS = [
@@ -157,9 +158,9 @@ def run(step, steps=20, size=3, elements=400, count=40):
     residuals, given, sent = np.zeros((size, elements)), np.zeros(elements), np.zeros(elements)
     for number in range(steps):
         fresh = generator.normal(size=(size, elements)) / size
-        values, leader = residuals + fresh, number % size
-        places = lgc.top_k_by_leader(values, leader, [count], [elements])
-        outcome = step(values, places, leader)
+        values, leads = residuals + fresh, leader(number, size)
+        places = lgc.top_k_by_leader(values, leads, [count], [elements])
+        outcome = step(values, places, leads)
         residuals, given, sent = outcome.residuals, given + fresh.sum(0), sent + outcome.total
     return given, sent, residuals.sum(0)
 
@@ -185,7 +186,7 @@ def test_nothing_is_lost_but_by_the_rule_that_drops_what_the_coder_misses(way):
 
 
 def test_an_identity_is_top_k_by_a_leader():
-    sums = run(lambda values, places, leader: lgc.sum_entries(values, places))
+    sums = run(lambda values, places, leads: lgc.sum_entries(values, places))
     coded = run(lambda *of_step: lgc.all_reduce(*of_step, lgc.identity()))
     for expected, actual in zip(sums, coded, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-14)
@@ -194,18 +195,18 @@ def test_an_identity_is_top_k_by_a_leader():
 # The compressor.
 
 
-def as_reference(values, compressor, leader, parts, pattern):
+def as_reference(values, compressor, leads, parts, pattern):
     """What the reference makes of the coded tensors; values by replica, flat."""
     entries = compressor.phase_settings.layout(SPECS).entries
     sizes = [SPECS[place].elements for place in CODED]
     rows = np.stack([np.concatenate([of_one[place] for place in CODED]) for of_one in values])
-    places = lgc.top_k_by_leader(rows, leader, [entries[place] for place in CODED], sizes)
+    places = lgc.top_k_by_leader(rows, leads, [entries[place] for place in CODED], sizes)
     architecture = compressor.architecture
     coder = lgc.Network((architecture.encoder, architecture.decoder), parts).coder()
     if pattern == "all_reduce":
-        return lgc.all_reduce(rows, places, leader, coder)
+        return lgc.all_reduce(rows, places, leads, coder)
     added = compressor.phase_settings.added(len(places))
-    return lgc.parameter_server(rows, places, leader, coder, added)
+    return lgc.parameter_server(rows, places, leads, coder, added)
 
 
 @every_pattern
@@ -219,7 +220,7 @@ def test_it_equals_the_reference_and_loses_nothing(pattern):
             [(kept + new).reshape(-1) for kept, new in zip(state[RESIDUAL], of_one, strict=True)]
             for state, of_one in zip(before, given, strict=True)
         ]
-        expected = as_reference(values, compressor, step % 3, parts, pattern)
+        expected = as_reference(values, compressor, leader(step, 3), parts, pattern)
         outcome = lockstep.step(given)
         assert lost(before, given, outcome) < 4e-6
         largest = np.abs(expected.total).max()
@@ -321,21 +322,22 @@ def test_the_first_replica_changes_the_phase_of_all_in_the_step_that_it_leads():
     compressor = LGC(density=0.1, dense_steps=0)
     lockstep = in_phase(SUMMING, compressor)
     phases = lambda: [int(state[PHASE]) for state in lockstep.job_state]  # noqa: E731
+    first, second = [step for step in range(1, 10) if leader(step, 3) == 0][:2]
     lockstep.step(gradients(0))
     lockstep.job_state[0][WANTED].assign(COLLECTING)
     lockstep.job_state[1][WANTED].assign(ROUNDING)  # which does not count
-    for step in range(1, 4):
+    for step in range(1, first + 1):
         assert phases() == [SUMMING] * 3
         lockstep.step(gradients(step))
     assert phases() == [COLLECTING] * 3
     lockstep.job_state[0][WANTED].assign(SWITCHING)
     weights = flat(weights_of(compressor, seed=7))
     lockstep.job_state[0][WEIGHTS].assign(weights)
-    for step in range(4, 7):
+    for step in range(first + 1, second + 1):
         assert phases() == [COLLECTING] * 3
         lockstep.step(gradients(step))
     assert phases() == [SWITCHING] * 3
-    lockstep.step(gradients(7))
+    lockstep.step(gradients(second + 1))
     assert phases() == [CODING] * 3
     for state in lockstep.job_state:
         assert_equal_bits(state[WEIGHTS].numpy(), weights)

@@ -4,12 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tests.compressors.methods import METHODS
 from tests.compressors.test_conformance import random_gradients
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import AdaComp, Compressor
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
+from tf_gradcomp.distribute.replica_step import ReplicaStep
 from tf_gradcomp.distribute.state import state_specs
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,)]
@@ -37,6 +41,70 @@ def test_the_first_steps_are_dense(method):
         assert actual.payload_bytes == expected.payload_bytes
     after = warming[2].payload_bytes
     assert (after == dense[0].payload_bytes) == (method.compressor.name == "no_compression")
+
+
+class WarmingUp:
+    """Two replicas in a warm-up, with what an earlier job left in their residuals."""
+
+    def __init__(self, warmup, left):
+        self._compressor = AdaComp(warmup_steps=100, warmup=warmup)
+        self._specs = specs_of([np.zeros((4, 5), np.float32)])
+        self._state = [new_state(self._compressor, self._specs) for _ in range(2)]
+        self._step = 0
+        for of_one in self._state:
+            of_one[RESIDUAL][0].assign(np.full((4, 5), left, np.float32))
+
+    def step(self, values, *, finite=True):
+        """With one value for each replica; returns the sum, and whether it counts."""
+        steps = [
+            ReplicaStep.of(
+                self._specs,
+                [tf.fill([4, 5], value)],
+                handles(state),
+                tf.constant(self._step, tf.int64),
+                tf.constant(finite),
+                rank,
+                2,
+            )
+            for rank, (value, state) in enumerate(zip(values, self._state, strict=True))
+        ]
+        self._step += 1
+        ends = in_lockstep([one.talk(self._compressor.warmup) for one in steps])
+        return ends[0].result.reduced[0].numpy(), bool(ends[0].result.finite)
+
+    @property
+    def left(self):
+        """What is in the residual of each replica."""
+        return [np.unique(of_one[RESIDUAL][0].numpy()).item() for of_one in self._state]
+
+
+@pytest.mark.parametrize(
+    ("warmup", "left"), [("cast", 4e4), ("cast", 1e5), ("no_compression", 2.5e38)]
+)
+def test_what_was_left_and_is_too_large_as_a_sum_costs_one_step(warmup, left):
+    job = WarmingUp(warmup, left)
+    total, finite = job.step([1.0, 2.0])
+    assert not finite
+    assert not total.any()
+    assert job.left == [0, 0]
+    for _ in range(3):
+        total, finite = job.step([1.0, 2.0])
+        assert finite
+        assert (total == 3).all()
+
+
+@pytest.mark.parametrize("warmup", ["cast", "no_compression"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_was_left_stays_where_a_gradient_is_not_finite(warmup, bad):
+    job = WarmingUp(warmup, 16.0)
+    assert not job.step([1.0, bad])[1]
+    assert job.left == [16, 16]
+    assert not job.step([1.0, 2.0], finite=False)[1]
+    assert job.left == [16, 16]
+    total, finite = job.step([1.0, 2.0])
+    assert finite
+    assert (total == 35).all()
+    assert job.left == [0, 0]
 
 
 def test_a_warmup_may_have_one_of_its_own():

@@ -134,6 +134,36 @@ def test_a_skipped_step_keeps_the_gradients_or_drops_them(keep):
     assert not replica.factors[0].numpy().any()
 
 
+@pytest.mark.parametrize(
+    "large",
+    [
+        [(0, (3, 5), 3e38)],  # a matrix, by its product
+        [(3, (slice(None), 7), 2e37)],
+        [(1, 4, 2.5e38)],  # sent whole
+        [(1, 4, 2.5e38), (4, 0, -2.5e38)],
+    ],
+    ids=str,
+)
+def test_where_only_sums_are_too_large_their_tensors_are_dropped_and_others_kept(large):
+    replica = Replica([(40, 30), (17,), (40, 30), (64, 50), (5,)], [2, 0, 2, 2, 0])
+    for tensor, element, value in large:
+        values = replica.gradients[tensor].numpy()
+        values[element] = value
+        replica.gradients[tensor] = tf.constant(values)
+    expected = replica.sums
+    for tensor, _, _ in large:
+        expected[tensor] = np.zeros_like(expected[tensor])
+    left, finite = replica.left()
+    assert finite
+    left, right, finite = replica.right(2 * left)  # another replica has the same
+    reduced, finite = replica.reduce(left, right, 2 * right, finite=finite)
+    assert not finite
+    assert not any(tensor.numpy().any() for tensor in reduced)
+    for residual, values in zip(replica.residuals, expected, strict=True):
+        assert_same_bits(residual.numpy(), values)
+    assert not any(factor.numpy().any() for factor in replica.factors)
+
+
 @pytest.mark.parametrize(("stored", "rank"), [(4, 2), (2, 5), (5, 5), (3, 0)])
 def test_a_rank_that_changes_keeps_the_first_columns(stored, rank):
     """As if the factor had as many columns as the rank, behind the kept ones of zeros."""

@@ -12,6 +12,7 @@ from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
+from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.distribute.lockstep import handles, new_job_state, new_state
 from tf_gradcomp.distribute.replica_step import ReplicaStep
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec
@@ -90,7 +91,8 @@ class Sample:
         if RESIDUAL not in state:
             return measured
         # On to a step that this worker leads, if the method has leaders.
-        step.assign_add((self._rank - 1 - step) % self._size)
+        while leader(step + 1, self._size) != self._rank:
+            step.assign_add(1)
         sent = [total / self._size for total in speed.reduced()]
         waits = [residual / compressor.residual_scale for residual in state[RESIDUAL]]
         return dataclasses.replace(measured, late=agree([_late(waits, sent)])[0])

@@ -118,8 +118,9 @@ class Exchanged(NamedTuple):
     Attributes:
         reduced: Dense float32 gradients, summed over the replicas; zeros where a gradient was not
             finite. To be used only where `finite`.
-        finite: bool scalar, equal on all replicas; where it is false, nothing was exchanged: what
-            finite replicas had packed is back in their residuals, if the method keeps any.
+        finite: bool scalar, equal on all replicas; where it is false, the step is to be skipped.
+            Where a replica was not finite, what the others had packed is back in their residuals,
+            if the method keeps any. Where only a sum is too large, it is dropped.
         tensor_bytes: int64 [tensors], the bytes that each tensor takes in this replica's payload.
     """
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
+from tf_gradcomp.compressors.overflow import unless_too_large
 from tf_gradcomp.compressors.wishes import AllReduce
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 
@@ -25,7 +26,11 @@ def sum_chosen(
     """Sums the chosen entries; returns the reduced gradients, and whether they are finite."""
     values = ops.chunk_take(chunked, offsets, own_finite)
     totals = yield AllReduce(values)
-    return ops.chunk_apply(chunked, offsets, totals, own_finite, inputs.finite, filter=filter)
+    totals, fits = unless_too_large(totals, tf.math.is_finite(totals[-1]))
+    reduced, finite = ops.chunk_apply(
+        chunked, offsets, totals, own_finite, inputs.finite, filter=filter
+    )
+    return reduced, tf.logical_and(finite, fits)
 
 
 def tensor_bytes(

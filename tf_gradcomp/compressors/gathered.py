@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.wishes import AllGather
 
@@ -20,7 +21,10 @@ def sum_gathered(
     same_length: bool,
     keep: Callable[[tf.Tensor, tf.Tensor], Any] | None = None,
 ) -> Generator[AllGather, tf.Tensor, Exchanged]:
-    """Encodes, gathers and decodes; where the step is to be skipped, puts back what was packed.
+    """Encodes, gathers and decodes.
+
+    Where the step is to be skipped, what was packed is put back; but not if only a sum is too
+    large, for those of all later steps would be so, too.
 
     Args:
         inputs: This replica's side.
@@ -28,15 +32,15 @@ def sum_gathered(
         decode: The method's op that decodes, called with rows of payloads, step and `shapes`.
         put_back: The method's op for steps that are skipped, called with residuals and payload.
         same_length: Whether payloads have as many words on all replicas.
-        keep: Called last, with the payload and whether the step counts, by a method that keeps more
-            than residuals.
+        keep: Called last, with the payload and whether what was packed is gone, by a method that
+            keeps more than residuals.
     """
     payload, tensor_bytes = encode(inputs.residuals, inputs.gradients, inputs.step)
     payloads = yield AllGather(payload, same_length)
     shapes = [spec.shape for spec in inputs.specs]
     reduced, finite = decode(payloads, inputs.step, shapes=shapes)
-    finite = tf.logical_and(finite, inputs.finite)
-    tf.cond(finite, tf.no_op, lambda: put_back(inputs.residuals, payload))
+    gone = tf.logical_and(ops.payloads_finite(payloads), inputs.finite)
+    tf.cond(gone, tf.no_op, lambda: put_back(inputs.residuals, payload))
     if keep:
-        keep(payload, finite)
-    return Exchanged(reduced, finite, tensor_bytes)
+        keep(payload, gone)
+    return Exchanged(reduced, tf.logical_and(finite, inputs.finite), tensor_bytes)

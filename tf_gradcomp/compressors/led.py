@@ -1,8 +1,8 @@
 """A step in which a leader chooses the entries that all replicas send: LGC in all of its phases.
 
-Some tensors are summed whole. Of the others, the leader of the step, each replica in turn, tells
-where its largest entries are. What each replica then sends of these entries is for the phase to
-say; it takes that off the residual.
+Some tensors are summed whole. Of the others, the leader of the step (see `leader`) tells where its
+largest entries are. What each replica then sends of these entries is for the phase to say; it takes
+that off the residual.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.compressors.maybe_empty import unless_empty
+from tf_gradcomp.compressors.overflow import unless_too_large
 from tf_gradcomp.compressors.wishes import AllReduce, Broadcast, Wish
 
 BY_VALUE, BY_INDEX, BY_MAGNITUDE = "value", "index", "magnitude"
@@ -82,7 +84,8 @@ class Sums:
         whole: The tensors that were summed whole, flat, one behind the other.
         plain: The entries that were summed as they are.
         more: What else was summed in the same vector.
-        finite: bool scalar, equal on all replicas: whether all of it is.
+        finite: bool scalar, equal on all replicas: whether all of them were finite. A sum may still
+            be too large.
     """
 
     def __init__(self, total: tf.Tensor, whole: int, plain: int) -> None:
@@ -90,7 +93,7 @@ class Sums:
             total, [whole, plain, tf.size(total) - whole - plain]
         )
         self.more = rest[:-1]
-        self.finite = tf.reduce_all(tf.math.is_finite(total))
+        self.finite = tf.math.is_finite(rest[-1])
 
 
 class LedStep:
@@ -106,7 +109,7 @@ class LedStep:
     def __init__(self, inputs: ExchangeInputs, layout: Layout, order: str) -> None:
         self.inputs = inputs
         self.layout = layout
-        self.leader = tf.cast(inputs.step % inputs.size, tf.int32)
+        self.leader = leader(inputs.step, inputs.size)
         self._of_all = self._led((*layout.led, *layout.whole))
         self._chosen, self.own_finite = ops.led_select(
             self._of_all, tf.equal(self.leader, inputs.rank), order=order
@@ -161,24 +164,30 @@ class LedStep:
         Args:
             sums: From `sum`.
             totals: The sum of what all replicas sent of the coded entries.
-            finite: bool scalar, equal on all replicas; where it is false, the step is skipped. A
-                replica that is finite itself then keeps its whole gradient.
+            finite: bool scalar, equal on all replicas: whether all of them were finite. Where it is
+                false, the step is skipped, and a replica that is finite itself keeps its whole
+                gradient.
             coded_bytes: As `Layout.tensor_bytes` has it.
             rests: What this replica did not send of its coded entries; None: it sent all of them.
         """
         layout, specs = self.layout, self.inputs.specs
+        finite = tf.logical_and(finite, sums.finite)
+        totals, fits = unless_too_large(tf.concat([totals, sums.plain, sums.whole], 0), finite)
+        rests = tf.zeros([0]) if rests is None else rests
         of_all, taken = ops.led_apply(
             self._of_all,
             self._places,
-            tf.concat([totals, sums.plain, sums.whole], 0),
-            tf.zeros([0]) if rests is None else rests,
+            totals,
+            # What is decoded of large entries may itself be too large.
+            tf.where(tf.math.is_finite(rests), rests, tf.zeros_like(rests)),
             self.own_finite,
-            tf.reduce_all([finite, sums.finite, self.inputs.finite]),
+            tf.logical_and(finite, self.inputs.finite),
         )
         reduced = dict(zip((*layout.led, *layout.whole), of_all, strict=True))
         sizes = [spec.elements for spec in specs]
         counted = layout.tensor_bytes(sizes, self.inputs.size, coded_bytes)
-        return Exchanged([reduced[place] for place in range(len(specs))], taken, counted)
+        dense = [reduced[place] for place in range(len(specs))]
+        return Exchanged(dense, tf.logical_and(taken, fits), counted)
 
     def _led(self, tensors: Sequence[int]) -> ops.Led:
         return ops.Led(

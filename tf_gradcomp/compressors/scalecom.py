@@ -11,6 +11,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.choices import distinct, geometric, is_planned
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
+from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
@@ -43,7 +44,7 @@ class ScaleCom(Compressor):
     chunk of `rate` entries, and broadcasts where they are. All replicas sum what they have there.
     So the bytes of a replica do not grow with the number of replicas, unlike with methods that
     gather. The last, shorter chunk of a variable sends one entry, too; vectors are cut into chunks
-    as if they were one variable.
+    as if they were one variable, but for those of one element, which are sent whole.
 
     Use it for many replicas. Their gradients should be alike, as they are if each replica gets its
     share of every batch. It loses more accuracy early in training than AdaComp, unless it is warmed
@@ -115,7 +116,7 @@ class ScaleCom(Compressor):
         self.value_bits = value_bits
 
     def rate(self, spec: GradientSpec) -> int:
-        """Of how many entries of this variable one is sent."""
+        """Of how many entries of this variable one is sent; 1 if it has only one."""
         return _rate(spec, self.rates.of(spec))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
@@ -138,10 +139,10 @@ class ScaleCom(Compressor):
         chunked = ops.Chunked(
             inputs.residuals, inputs.gradients, rates, groups(inputs.specs, rates)
         )
-        leader = tf.cast(inputs.step % inputs.size, tf.int32)
-        offsets, own_finite = ops.chunk_select(chunked, tf.equal(leader, inputs.rank))
+        leads = leader(inputs.step, inputs.size)
+        offsets, own_finite = ops.chunk_select(chunked, tf.equal(leads, inputs.rank))
         if self.value_bits == FLOAT_BITS:
-            offsets = yield from unless_empty(offsets, lambda words: Broadcast(words, leader))
+            offsets = yield from unless_empty(offsets, lambda words: Broadcast(words, leads))
             reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite, self.beta)
         else:
             reduced, finite = yield from sum_in_few_bits(
@@ -149,7 +150,7 @@ class ScaleCom(Compressor):
                 inputs,
                 offsets,
                 own_finite,
-                leader,
+                leads,
                 self.value_bits,
                 self.beta,
                 self.fingerprint(inputs.specs),
@@ -190,6 +191,8 @@ def _expected_rate(rate: Any) -> str:
 
 
 def _rate(spec: GradientSpec, rate: int | str | None) -> int:
+    if spec.elements == 1:  # in a chunk with other vectors it would wait
+        return _SENT_WHOLE
     if isinstance(rate, str):
         return _rate_by_rule(spec)
     return rate or _SENT_WHOLE

@@ -17,6 +17,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, SUMMED_BITS
 from tf_gradcomp.compressors.maybe_empty import unless_empty
+from tf_gradcomp.compressors.overflow import unless_too_large
 from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Broadcast, Wish
 from tf_gradcomp.ops.payload import SCALECOM
 
@@ -67,10 +68,14 @@ def sum_in_few_bits(
     else:
         header = {"settings": chunked.chunk_sizes, "fingerprint": fingerprint}
         coded = yield from gather_codes(values, split, inputs, own_finite, bits, header)
-    totals = tf.concat([_joined(split, whole, coded.total), [0.0]], 0)
+    totals, fits = unless_too_large(_joined(split, whole, coded.total), coded.finite)
+    totals = tf.concat([totals, [0.0]], 0)
     rests = _joined(split, tf.zeros_like(whole), values - coded.sent)
     finite = tf.logical_and(coded.finite, inputs.finite)
-    return ops.chunk_apply(chunked, offsets, totals, own_finite, finite, rests=rests, filter=filter)
+    reduced, finite = ops.chunk_apply(
+        chunked, offsets, totals, own_finite, finite, rests=rests, filter=filter
+    )
+    return reduced, tf.logical_and(finite, fits)
 
 
 class Summed(NamedTuple):
@@ -79,7 +84,7 @@ class Summed(NamedTuple):
     Attributes:
         sent: What this replica sent, as float32.
         total: What all of them sent.
-        finite: Whether all of them are finite.
+        finite: Whether what all of them had is finite; the total may still be too large.
     """
 
     sent: tf.Tensor

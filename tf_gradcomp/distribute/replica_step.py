@@ -117,16 +117,22 @@ class ReplicaStep:
         residuals = self.inputs.state.get(RESIDUAL)
         keeps = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
         if keeps or not residuals:
-            return (yield from self._ride(compressor, self.inputs))
+            stepped, _ = yield from self._ride(compressor, self.inputs, tf.zeros([0], tf.bool))
+            return stepped
         # Another method, in a warm-up, a phase or an earlier job, left what this one must send.
-        inputs = self.inputs.preconditioned()
-        stepped = yield from self._ride(compressor, self._with(residuals, inputs))
+        inputs = self._with(residuals, self.inputs.preconditioned())
+        finite = tf.cond(
+            self.waits, lambda: all_finite(inputs.gradients), lambda: tf.constant(True)
+        )
+        stepped, bad = yield from self._ride(compressor, inputs, tf.logical_not([finite]))
 
         def clear() -> None:
             for residual, spec in zip(residuals, inputs.specs, strict=True):
                 tf.raw_ops.AssignVariableOp(resource=residual, value=tf.zeros(spec.shape))
 
-        tf.cond(tf.logical_and(self.waits, stepped.finite), clear, lambda: None)
+        # Also where the sum is too large, for it would be so in all later steps.
+        gone = tf.logical_and(self.inputs.finite, tf.logical_not(bad[0]))
+        tf.cond(tf.logical_and(self.waits, gone), clear, lambda: None)
         return stepped
 
     def _with(self, residuals: Sequence[tf.Tensor], inputs: ExchangeInputs) -> ExchangeInputs:
@@ -144,55 +150,55 @@ class ReplicaStep:
         return dataclasses.replace(inputs, gradients=tf.cond(self.waits, added, lambda: gradients))
 
     def _ride(
-        self, compressor: Compressor, inputs: ExchangeInputs
-    ) -> Generator[Wish, Any, Stepped]:
+        self, compressor: Compressor, inputs: ExchangeInputs, more: tf.Tensor
+    ) -> Generator[Wish, Any, tuple[Stepped, tf.Tensor]]:
+        """The step; and of more bits, which any replica has set: bool [n], as `more` is."""
         conversation = compressor.conversation(inputs)
+        own = tf.concat([*(rows for rows in self.touched if rows is not None), more], 0)
         answer, of_all = None, None
         while True:
             try:
                 wish = conversation.send(answer)
             except StopIteration as end:
-                rows = of_all or list(self.touched)
+                rows, more = self._split(own if of_all is None else of_all)
                 reduced, finite, tensor_bytes = end.value
                 delayed = compressor.delayed(inputs)
-                return Stepped(reduced, finite, tensor_bytes, rows, delayed)
+                return Stepped(reduced, finite, tensor_bytes, rows, delayed), more
             if of_all is None and isinstance(wish, AllGather):
-                answer, of_all = yield from self._gather(wish)
+                answer, of_all = yield from self._gather(wish, own)
             elif of_all is None and isinstance(wish, AllReduce):
-                answer, of_all = yield from self._sum(compressor, wish)
+                answer, of_all = yield from self._sum(compressor, wish, own)
             else:
                 answer = yield wish
 
-    def _gather(self, wish: AllGather) -> Generator[Wish, Any, tuple[tf.Tensor, list[Any]]]:
-        touched = [rows for rows in self.touched if rows is not None]
-        if not touched:
-            return (yield wish), list(self.touched)
-        own = tf.concat(touched, 0)
+    def _gather(
+        self, wish: AllGather, own: tf.Tensor
+    ) -> Generator[Wish, Any, tuple[tf.Tensor, tf.Tensor]]:
+        bits = own.shape.num_elements()
+        if not bits:
+            return (yield wish), own
         answer, words = yield WithRider(wish, riders.rows_as_words(own))
-        return answer, self._split(riders.rows_from_words(words, own.shape.num_elements()))
+        return answer, riders.rows_from_words(words, bits)
 
     def _sum(
-        self, compressor: Compressor, wish: AllReduce
-    ) -> Generator[Wish, Any, tuple[tf.Tensor, list[Any]]]:
+        self, compressor: Compressor, wish: AllReduce, own: tf.Tensor
+    ) -> Generator[Wish, Any, tuple[tf.Tensor, tf.Tensor]]:
         size, dtype = self.inputs.size, wish.values.dtype
         fingerprint = compressor.fingerprint(self.inputs.specs)
         settings = None
         if compressor.settings(self.inputs.specs) is not None:
             settings = compressor.settings_in_force(self.inputs)
         tag = riders.tag(fingerprint, self.inputs.step, dtype, size, settings)
-        touched = [rows for rows in self.touched if rows is not None]
-        own = tf.concat(touched, 0) if touched else tf.zeros([0], tf.bool)
         numbers = riders.rows_as_numbers(own, dtype, size)
-        if not touched and not tag.shape.num_elements():
-            return (yield wish), list(self.touched)
+        tags, bits = tag.shape.num_elements(), own.shape.num_elements()
+        if not bits and not tags:
+            return (yield wish), own
         answer, total = yield WithRider(wish, tf.concat([tag, numbers], 0))
-        tags = tag.shape.num_elements()
         answer = riders.checked(answer, total[:tags], tf.cast(tag, tf.float32) * size)
-        rows = own.shape.num_elements()
-        return answer, self._split(riders.rows_from_numbers(total[tags:], rows, size))
+        return answer, riders.rows_from_numbers(total[tags:], bits, size)
 
-    def _split(self, rows: tf.Tensor) -> list[tf.Tensor | None]:
-        """Splits the rows of all tables by gradient."""
+    def _split(self, rows: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+        """Splits the rows of all tables by gradient; and the bits that follow them."""
         parts: list[tf.Tensor | None] = []
         start = 0
         for touched in self.touched:
@@ -202,7 +208,7 @@ class ReplicaStep:
                 end = start + touched.shape.num_elements()
                 parts.append(rows[start:end])
                 start = end
-        return parts
+        return parts, rows[start:]
 
 
 def by_stage(

@@ -21,7 +21,7 @@ from tf_gradcomp.ops.knapsack import knapsack
 from tf_gradcomp.ops.led import Led, led_apply, led_place_words, led_select, led_take
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.pass_if_equal import pass_if_equal
-from tf_gradcomp.ops.payload import payload_read, payload_write
+from tf_gradcomp.ops.payload import payload_read, payload_write, payloads_finite
 from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
 from tf_gradcomp.ops.precondition import SecondMoments, precondition
 from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_errors, qsgd_put_back
@@ -59,6 +59,7 @@ __all__ = [
     "pass_if_equal",
     "payload_read",
     "payload_write",
+    "payloads_finite",
     "power_sgd_left",
     "power_sgd_reduce",
     "power_sgd_right",

@@ -11,6 +11,7 @@ from tf_gradcomp.ops import library
 from tf_gradcomp.ops.settings import Settings, tensor_of
 
 SCALECOM, LGC = 5, 6  # numbers of methods
+_FLAGS = 8  # the word of the header that has them
 
 
 def payload_write(
@@ -72,3 +73,12 @@ def payload_read(
         method=method,
         fingerprint=fingerprint,
     )
+
+
+def payloads_finite(payloads: tf.Tensor) -> tf.Tensor:
+    """Whether no replica was flagged non-finite: bool scalar.
+
+    Args:
+        payloads: int32 [replicas, words], payloads of any method, which its decoder has checked.
+    """
+    return tf.reduce_all(tf.equal(payloads[:, _FLAGS], 0))

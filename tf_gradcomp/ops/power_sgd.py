@@ -128,7 +128,9 @@ def power_sgd_reduce(
         right: From `power_sgd_right`.
         right_sum: float32, `right` summed over the replicas.
         keep: bool scalar: if the step is skipped, whether this replica's gradients are added to its
-            residuals.
+            residuals. But where the flag in `left` says that all replicas are finite, the residuals
+            of tensors whose sums or products are too large become zero: they would be so again in
+            the next step.
         finite: bool scalar, the same on all replicas; false skips the step.
         ranks: As for `power_sgd_left`.
 
