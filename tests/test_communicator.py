@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.replicas import collective, per_replica
+from tf_gradcomp.compressors.wishes import AllReduce, WithRider
 from tf_gradcomp.distribute import communicator
 from tf_gradcomp.distribute.group import current_group
 
@@ -52,3 +53,20 @@ def test_a_vector_whose_length_is_not_known_is_summed_at_once(monkeypatch):
     run = tf.function(lambda: strategy.run(all_reduce), autograph=False)
     for answer in strategy.experimental_local_results(run()):
         np.testing.assert_array_equal(answer.numpy(), np.full(ELEMENTS, 2.0))
+
+
+@pytest.mark.parametrize(("rider", "more"), [(None, 0), (3, 12)], ids=["alone", "with a rider"])
+def test_counts_more_bytes_than_32_bits_hold(rider, more):
+    class Silent(communicator.CollectiveCommunicator):
+        def all_reduce(self, values):
+            return values
+
+    elements = 600_000_000
+
+    @tf.function  # which makes no tensor that nothing is read of
+    def payload_bytes():
+        wish = AllReduce(tf.zeros([elements]))
+        wish = WithRider(wish, tf.zeros([rider])) if rider else wish
+        return Silent(None, size=2, rank=0).answer(wish)[1]
+
+    assert [int(count) for count in payload_bytes()] == [4 * elements + more] * 2

@@ -264,6 +264,63 @@ def test_a_variable_it_was_not_built_for_is_refused():
         step([[np.zeros(3, "float32")]] * 2)
 
 
+def slices(rows, width, shape):
+    return tf.IndexedSlices(tf.ones([rows, width]), tf.range(rows), tf.constant(shape))
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        (lambda: tf.ones([30, 20]), "(30, 20)"),
+        (lambda: tf.ones([600]), "(600,)"),
+        (lambda: slices(5, 20, [30, 20]), "(30, 20)"),
+        (lambda: slices(5, 15, [20, 30]), "(None, 15)"),
+    ],
+    ids=["turned", "flat", "slices of another table", "slices of another width"],
+)
+def test_a_gradient_of_another_shape_than_its_variable_is_refused(given, shape):
+    exchanging = Exchanging()
+    step = stepper(
+        exchanging.strategy, lambda grads: exchanging.reduce([given(), grads[1]]), graph=False
+    )
+    message = f"variable 'v0' has shape {shape}; expected (20, 30), that of the variable. Give the"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        step([ones(1)] * 2)
+
+
+def test_a_gradient_whose_shape_turns_out_to_be_another_ends_the_step():
+    exchanging = Exchanging()
+    rows = tf.Variable([30, 20])
+    step = stepper(
+        exchanging.strategy, lambda grads: exchanging.reduce([tf.ones(rows), grads[1]])
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="30,20"):
+        step([ones(1)] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("large", [False, True], ids=["made dense", "summed whole"])
+def test_many_slices_of_one_row_are_added_up_exactly(dtype, large):
+    """4,992 fits into bfloat16, and is more than it can count to one by one."""
+    strategy, many = collective(), 4992
+    with strategy.scope():
+        table = tf.Variable(tf.zeros((4, 2), dtype), name="table")
+        exchange = exchange_by(WHOLE, gc.Policy(max_dense_elements=7 if large else 8))
+        exchange.build([table])
+    reduced = tf.Variable(tf.zeros((4, 2)))
+
+    def reduce(grads):
+        values = tf.cast(tf.ones([many, 2]) * grads[0], dtype)
+        one = tf.IndexedSlices(values, tf.ones([many], tf.int32), tf.constant([4, 2]))
+        (total,), _ = exchange.reduce([one], [table], current_group().member())
+        reduced.assign(tf.cast(tf.convert_to_tensor(total), tf.float32))
+
+    stepper(strategy, reduce)([[np.float32(1)], [np.float32(0)]])
+    expected = np.zeros((4, 2))
+    expected[1] = many
+    np.testing.assert_array_equal(reduced.numpy(), expected)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "int32"])
 def test_other_dtypes_are_refused_where_there_is_something_to_exchange(dtype):
     message = rf"'wide' is {dtype}.*expected one of float32, float16"

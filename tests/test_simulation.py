@@ -102,6 +102,114 @@ def test_steps_of_a_graph_do_the_same(digits):
         np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-3, atol=1e-4)
 
 
+def test_one_learner_trains_and_reports_as_a_job_of_one_worker(digits):
+    alone, simulated = (new_model(keras.optimizers.Adam(0.01)) for _ in range(2))
+    expected = alone.fit(batches(digits), shuffle=False, verbose=0).history["loss"]
+    history = gc.simulation.Learners(simulated, 1, "adacomp").fit(batches(digits))
+    assert history["loss"] == pytest.approx(expected, rel=1e-5)
+    for one, other in zip(alone.variables, simulated.variables, strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-4, atol=1e-5)
+    nothing = ("payload_bytes", "sent_bytes", "skipped_steps", "residual_norm")
+    assert [history[name] for name in nothing] == [[0]] * 4
+    assert np.isnan(history["compression_ratio"][0])
+
+
+def test_skipped_steps_are_counted_from_the_start(digits):
+    x, y = digits[0][: 2 * BATCH].copy(), digits[1][: 2 * BATCH]
+    x[3] = np.nan
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    learners = gc.simulation.Learners(new_model(), 2)
+    assert learners.fit(data, epochs=3)["skipped_steps"] == [1, 2, 3]
+    assert learners.fit(data)["skipped_steps"] == [4]
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_rows(digits):
+    x, y = digits
+    data = tf.data.Dataset.from_tensor_slices((x[:40], y[:40])).batch(32)
+    alone, simulated = (new_model(keras.optimizers.SGD(0.1)) for _ in range(2))
+    expected = alone.fit(data, shuffle=False, verbose=0).history["loss"]
+    history = gc.simulation.Learners(simulated, 2, "no_compression").fit(data)
+    assert history["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_weights_are_their_averages_in_the_end(digits):
+    def optimizer():
+        return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)
+
+    alone, simulated = new_model(optimizer()), new_model(optimizer())
+    alone.fit(batches(digits), shuffle=False, verbose=0)
+    gc.simulation.Learners(simulated, 2, "no_compression").fit(batches(digits))
+    for expected, actual in zip(alone.variables, simulated.variables, strict=True):
+        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+OF_ADAM = [
+    lambda: keras.optimizers.Adam(0.001),
+    lambda: keras.optimizers.Adam(0.001, amsgrad=True),
+    lambda: keras.optimizers.Nadam(0.001),
+]
+OF_ADAM_IDS = ["adam", "amsgrad", "nadam"]
+
+
+@pytest.mark.parametrize("compressor", ["no_compression", "adacomp"])
+@pytest.mark.parametrize("optimizer", OF_ADAM, ids=OF_ADAM_IDS)
+def test_a_second_fit_goes_on_as_if_it_were_one(digits, optimizer, compressor):
+    at_once, in_turn = new_model(optimizer()), new_model(optimizer())
+    arguments = {"compressor": compressor, "precondition": "local"}
+    expected = gc.simulation.Learners(at_once, 2, **arguments).fit(batches(digits), epochs=2)
+    learners = gc.simulation.Learners(in_turn, 2, **arguments)
+    losses = [learners.fit(batches(digits))["loss"][0] for _ in range(2)]
+    assert losses == pytest.approx(expected["loss"], rel=1e-4)
+    for one, other in zip(at_once.variables, in_turn.variables, strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def longest_moves(train, model, digits, steps=10):
+    """By how much `train` moves any weight in one step, for each of some batches."""
+    moves = []
+    for batch in batches(digits).take(steps):
+        before = model.get_weights()
+        train(tf.data.Dataset.from_tensors(batch))
+        moves.append(
+            max(np.abs(a - b).max() for a, b in zip(model.get_weights(), before, strict=True))
+        )
+    return moves
+
+
+@pytest.mark.parametrize("after", ["fit", "other learners"])
+@pytest.mark.parametrize("optimizer", OF_ADAM, ids=OF_ADAM_IDS)
+def test_what_trains_after_learners_makes_steps_as_long(digits, optimizer, after):
+    dense, model = new_model(optimizer()), new_model(optimizer())
+    dense.fit(batches(digits), epochs=3, shuffle=False, verbose=0)
+    expected = longest_moves(lambda batch: dense.fit(batch, verbose=0), dense, digits)
+    gc.simulation.Learners(model, 2, "adacomp", precondition="local").fit(batches(digits), epochs=3)
+    others = gc.simulation.Learners(model, 4, "no_compression", precondition="local")
+    train = others.fit if after != "fit" else lambda batch: model.fit(batch, verbose=0)
+    moves = longest_moves(train, model, digits)
+    assert max(moves) <= 1.5 * max(expected)
+    assert max(moves) >= max(expected) / 1.5
+
+
+def test_learners_go_on_from_what_keras_has_trained(digits):
+    dense, model = (new_model(keras.optimizers.Adam(0.001)) for _ in range(2))
+    for one in (dense, model):
+        one.fit(batches(digits), epochs=3, shuffle=False, verbose=0)
+    expected = longest_moves(lambda batch: dense.fit(batch, verbose=0), dense, digits, steps=1)
+    learners = gc.simulation.Learners(model, 2, "no_compression", precondition="local")
+    assert longest_moves(learners.fit, model, digits, steps=1) == pytest.approx(expected, rel=0.1)
+
+
+def test_second_moments_are_handed_back_where_training_is_stopped(digits):
+    def stop(report):
+        raise KeyboardInterrupt
+
+    model = new_model(keras.optimizers.Adam(0.001))
+    learners = gc.simulation.Learners(model, 2, precondition="local")
+    with pytest.raises(KeyboardInterrupt):
+        learners.fit(batches(digits), on_step=stop)
+    assert all(np.any(v.numpy()) for v in model.optimizer.variables if "velocity" in v.path)
+
+
 def test_256_learners(digits):
     x, y = digits
     report = gc.simulation.Learners(new_model(), 256).train_on_batch(x[:512], y[:512])

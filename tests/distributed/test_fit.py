@@ -21,7 +21,7 @@ UNCOMPRESSED = (
     "synchronized_batch_normalization",
 )
 CHECKS = {
-    "unwrapped": UNCOMPRESSED,
+    "unwrapped": (*UNCOMPRESSED, "mean_of_a_step"),
     "optimizer": (
         *UNCOMPRESSED,
         "forms_of_input",
@@ -188,6 +188,11 @@ def test_dict_and_tuple_inputs_evaluate_and_predict():
         check = report["forms_of_input"]
         np.testing.assert_allclose(check["predicted"], check["outputs"], rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(check["evaluated"], check["loss of outputs"], rtol=1e-5)
+
+
+def test_the_mean_of_a_nested_structure_is_over_all_workers():
+    for report in seen("unwrapped"):
+        assert report["mean_of_a_step"] == {"of each class": [5, 5, 5], "loss": 5}
 
 
 def test_synchronized_batch_statistics_are_not_compressed():

@@ -136,7 +136,8 @@ def _by_kind(runs: Sequence[Simulated]) -> dict[tuple[str, int], list[Simulated]
 
 
 def _whole_ratio(run: Simulated) -> float:
-    return sum(run.history["dense_bytes"]) / sum(run.history["payload_bytes"])
+    payload = sum(run.history["payload_bytes"])
+    return sum(run.history["dense_bytes"]) / payload if payload else float("nan")
 
 
 def _last(run: Simulated, name: str) -> float:

@@ -62,8 +62,7 @@ class Communicator(abc.ABC):
             return self._answer_gather(wish)
         if isinstance(wish, AllReduce):
             values = wish.values
-            given = self.element_bytes(values.dtype) * tf.size(values)
-            return self.all_reduce(values), self._summed(given)
+            return self.all_reduce(values), self._summed(values)
         given = 4 * tf.size(wish.payload, tf.int64)
         # All replicas but one pass it on.
         sent = Sent(given // self.size, (self.size - 1) * given // self.size)
@@ -76,8 +75,7 @@ class Communicator(abc.ABC):
             rows, sent = self._answer_gather(AllGather(payload, wish.same_length))
             return (rows[:, riders:], rows[:, :riders]), sent
         total = self.all_reduce_with_rider(wish.values, rider)
-        given = self.element_bytes(wish.values.dtype) * (tf.size(wish.values) + riders)
-        return (total[:-riders], total[-riders:]), self._summed(given)
+        return (total[:-riders], total[-riders:]), self._summed(wish.values, riders)
 
     def _answer_gather(self, wish: AllGather) -> tuple[tf.Tensor, Sent]:
         words = tf.size(wish.payload)
@@ -93,8 +91,8 @@ class Communicator(abc.ABC):
         """The bytes that each element of a sum has on its way."""
         return dtype.size
 
-    def _summed(self, given: tf.Tensor) -> Sent:
-        given = tf.cast(given, tf.int64)
+    def _summed(self, values: tf.Tensor, riders: int = 0) -> Sent:
+        given = self.element_bytes(values.dtype) * (tf.size(values, tf.int64) + riders)
         return Sent(given, 2 * (self.size - 1) * given // self.size)
 
     @abc.abstractmethod

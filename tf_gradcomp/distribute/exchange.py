@@ -17,6 +17,7 @@ from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.agreement import LATER_LIST_SECONDS, GradientAgreement
 from tf_gradcomp.distribute.gradients import (
     all_finite,
+    check_shapes,
     gradient_specs,
     native,
     norm,
@@ -244,6 +245,7 @@ class GradientExchange(tf.Module):
             variables: Some or all of those it was built for.
 
         Raises:
+            ValueError: If a gradient has another shape than its variable.
             WorkersDisagreeError: As `reduce` does.
         """
         numbers = self._agreed_numbers(gradients, variables)
@@ -271,7 +273,8 @@ class GradientExchange(tf.Module):
             scalar that is equal on all replicas: where it is false, the step must be skipped.
 
         Raises:
-            ValueError: If it was not built for one of `variables`, or XLA is to compile the step.
+            ValueError: If it was not built for one of `variables`, a gradient has another shape
+                than its variable, or XLA is to compile the step.
             WorkersDisagreeError: While the step is traced, if workers have gradients for different
                 variables, or are at different steps.
             tf.errors.InvalidArgumentError: While the step runs, if replicas turn out to be at
@@ -406,7 +409,9 @@ class GradientExchange(tf.Module):
     def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
         """The places of the variables in `specs`, once all workers have gradients for the same."""
         numbers = [self._number(variable) for variable in variables]
-        paths = [self.specs[number].path for number in numbers]
+        specs = [self.specs[number] for number in numbers]
+        check_shapes(gradients, specs)
+        paths = [spec.path for spec in specs]
         self._agreement.check(paths, gradients, self._progress)
         return numbers
 

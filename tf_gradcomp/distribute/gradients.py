@@ -38,6 +38,31 @@ def gradient_specs(
     return specs
 
 
+def check_shapes(
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices], specs: Sequence[GradientSpec]
+) -> None:
+    """Checks that gradients have the shapes of their variables, as far as these are known.
+
+    Raises:
+        ValueError: If one has another.
+    """
+    for gradient, spec in zip(gradients, specs, strict=True):
+        for shape in _known_shapes(gradient):
+            if not shape.is_compatible_with(spec.shape):
+                raise ValueError(
+                    f"The gradient of variable {spec.path!r} has shape {shape}; expected "
+                    f"{spec.shape}, that of the variable. Give the gradients in the order of their "
+                    "variables, each as tape.gradient returns it."
+                )
+
+
+def _known_shapes(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.TensorShape]:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return [tf.TensorShape(gradient.shape)]
+    by_values = tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
+    return [tf.TensorShape(tf.get_static_value(gradient.dense_shape)), by_values]
+
+
 def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | tf.IndexedSlices:
     """A gradient divided by a number, in its own dtype."""
     if isinstance(gradient, tf.IndexedSlices):

@@ -13,11 +13,14 @@ from tf_gradcomp.policy import GradientSpec
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """The gradient of a whole table as a dense tensor; zeros in rows that slices do not have."""
+    """The gradient of a whole table as a dense tensor; zeros in rows that slices do not have.
+
+    That of slices is float32: many of one row add up, to more than 16 bits can count.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows = gradient.dense_shape[0]
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    values = tf.cast(gradient.values, tf.float32)
+    return tf.math.unsorted_segment_sum(values, gradient.indices, gradient.dense_shape[0])
 
 
 def touched_rows(slices: tf.IndexedSlices, rows: int) -> tf.Tensor:
@@ -134,7 +137,7 @@ def prefer_dense(
     Raises:
         tf.errors.InvalidArgumentError: If the tags differ.
     """
-    many = replicas * tf.size(slices.indices) > 2 * rows
+    many = replicas * tf.size(slices.indices, tf.int64) > 2 * rows
     vote = AllReduce(tf.cast(many, tf.float32)[tf.newaxis])
     votes, tags = yield WithRider(vote, tag)
     return checked(votes, tags, replicas * tag)[0] > 0
@@ -144,7 +147,7 @@ def sum_whole(
     slices: tf.IndexedSlices,
 ) -> Generator[AllReduce, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
     """Sums a whole table, uncompressed; returns what `sum_slices` does."""
-    table = dense(slices)
+    table = tf.cast(dense(slices), slices.values.dtype)
     total = yield AllReduce(tf.reshape(table, [-1]))
     rows = tf.range(tf.shape(table, tf.int64)[0])
     values = tf.cast(tf.reshape(total, tf.shape(table)), slices.values.dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -165,14 +167,15 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Reduces as TensorFlow does, and also what Keras 3 gives and TensorFlow refuses.
 
-        Scalars have no axis to reduce. A nested structure is reduced leaf by leaf; but where it is
-        a batch of data, of which Keras takes the mean to learn its shapes, each worker keeps its
-        own, for integers and strings have no mean and workers' batches may differ in size.
+        Scalars have no axis to reduce. A nested structure is reduced leaf by leaf; but where Keras
+        itself asks for the mean of one, it is a batch of data of which it learns the shapes. Of
+        that each worker keeps its own, for integers and strings have no mean and workers' batches
+        may differ in size.
         """
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
-            return tf.nest.map_structure(
-                lambda leaf: self._reduce_leaf(reduce_op, leaf, axis), value
-            )
+            if axis is None and _is_keras(sys._getframe(1)):
+                return tf.nest.map_structure(self._own, value)
+            return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
         if axis is not None and _rank(self, value) == 0:
             axis = None
         self._check_before_start("reducing a value")
@@ -183,11 +186,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             with tf.init_scope():
                 self._group.agree({"next action": doing})
 
-    def _reduce_leaf(self, reduce_op: Any, leaf: Any, axis: int | None) -> Any:
-        of_batch = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN" and axis is None
-        if of_batch and _rank(self, leaf) != 0:
-            return self.experimental_local_results(leaf)[0]
-        return self.reduce(reduce_op, leaf, axis)
+    def _own(self, leaf: Any) -> Any:
+        return self.experimental_local_results(leaf)[0]
 
     @contextlib.contextmanager
     def check_variables(self) -> Iterator[None]:
@@ -235,6 +235,11 @@ class _CheckedScope:
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._stack.__exit__(*error)
+
+
+def _is_keras(caller: types.FrameType) -> bool:
+    """Whether code of Keras is what runs in a frame."""
+    return caller.f_globals.get("__name__", "").partition(".")[0] == "keras"
 
 
 def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
@@ -29,6 +30,7 @@ from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras_any.callbacks.layerwise_plan import measures
 from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.policy import Policy, checked_policy
+from tf_gradcomp.simulation.second_moments import SecondMoments
 from tf_gradcomp.simulation.similarity import (
     Similarity,
     hamming_distance,
@@ -48,7 +50,8 @@ class StepReport:
 
     Attributes:
         loss: The mean over the batch.
-        finite: Whether the step was taken; it is skipped where a learner's gradient is not finite.
+        finite: Whether the step was taken; it is skipped where one of several learners' gradients
+            is not finite.
         payload_bytes: What a learner gave to be sent.
         sent_bytes: What a ring of workers would make it send, with what it passes on for others.
         dense_bytes: The bytes of its gradients as float32.
@@ -71,7 +74,8 @@ class Learners:
     Each learner computes the gradient of its share of every batch and keeps a residual of its own;
     they exchange by the compressor's own code, in lockstep. A job with as many workers and the same
     batches does the same, step by step, to float32 rounding. (`BatchNormalization` differs: here
-    one model sees the learners' shares of a batch one after another.)
+    one model sees the learners' shares of a batch one after another.) So one learner does what Keras
+    does, for a job of one worker exchanges nothing.
 
     Use it to see what a method does with more learners than there are machines, up to hundreds.
 
@@ -120,6 +124,8 @@ class Learners:
         self.specs = gradient_specs(model.trainable_variables, self._policy)
         self._residual_scale = residual_scale(self.compressor, self.specs) or 1.0
         self._last_similarity: Similarity | None = None
+        self._skipped_steps = 0
+        self._taken: set[int] = set()  # places of gradients whose second moments learners have
         self._preconditioner = (
             adam.preconditioner_for(model.optimizer, self.compressor, precondition)
             if learners > 1
@@ -146,6 +152,8 @@ class Learners:
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
         """One step of all learners.
 
+        Adam's second moments are with the learners then, until `fit` hands them back.
+
         Args:
             x: The inputs of the batch of all learners together: an array, or a nest of arrays.
             y: Its labels, likewise.
@@ -163,11 +171,14 @@ class Learners:
             if self._preconditioner:
                 gradients = keras_private.clip(self.model.optimizer, gradients, variables)
             all_gradients.append(gradients)
+        self._take_second_moments(all_gradients[0])
         reduce = self._reduce if similarity else self._reduce_unseen
         reduced, finite, delayed, sent = reduce(all_gradients, similarity)
         self._step.assign_add(1)
         if finite:
             self._apply(reduced, delayed)
+        else:
+            self._skipped_steps += 1
         return StepReport(
             loss=float(np.sum(losses)),
             finite=bool(finite),
@@ -232,6 +243,8 @@ class Learners:
         self, all_gradients: list[list[Gradient]], similarity: bool
     ) -> tuple[list[Gradient], tf.Tensor, list[tf.Tensor], list[Sent]]:
         """What `GradientExchange.reduce` gives, and what each learner sent."""
+        if len(all_gradients) == 1:
+            return self._of_only_one(all_gradients[0])
         apart = [i for i, g in enumerate(all_gradients[0]) if self._stays_sparse(i, g)]
         present = [i for i, g in enumerate(all_gradients[0]) if g is not None]
         together = [i for i in present if i not in apart]
@@ -269,6 +282,13 @@ class Learners:
         sent = [of_one.plus(other) for of_one, other in zip(sent, more, strict=True)]
         return reduced, finite, delayed, sent
 
+    def _of_only_one(
+        self, gradients: list[Gradient]
+    ) -> tuple[list[Gradient], tf.Tensor, list[tf.Tensor], list[Sent]]:
+        self._last_similarity = Similarity(*[float("nan")] * 3)
+        never = [tf.constant(False) for _ in gradients]
+        return list(gradients), tf.constant(True), never, [Sent.nothing()]
+
     def _sum_slices(
         self, places: list[int], slices: list[list[tf.IndexedSlices]]
     ) -> tuple[list[tf.IndexedSlices], list[Sent]]:
@@ -298,6 +318,33 @@ class Learners:
     def _stays_sparse(self, place: int, gradient: Gradient) -> bool:
         most = self._policy.max_dense_elements
         return sparse.stays_sparse(gradient, self.specs[place], self.compressor, most)
+
+    def _take_second_moments(self, gradients: list[Gradient]) -> None:
+        """Has learners keep the second moments of all gradients that they divide."""
+        if not self._preconditioner:
+            return
+        divided = {
+            i
+            for i, gradient in enumerate(gradients)
+            if gradient is not None and not self._stays_sparse(i, gradient)
+        }
+        if divided - self._taken:
+            moments = self._second_moments(self._preconditioner)
+            for place in divided - self._taken:
+                moments.take(place)
+        self._taken |= divided
+
+    def _give_second_moments_back(self) -> None:
+        if self._preconditioner and self._taken:
+            moments = self._second_moments(self._preconditioner)
+            for place in self._taken:
+                moments.give_back(place)
+        self._taken.clear()
+
+    def _second_moments(self, preconditioner: Preconditioner) -> SecondMoments:
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        inner = adam.inner_state(optimizer, variables, lambda variable: variable)
+        return SecondMoments(preconditioner, inner, self.state)
 
     def _step_of(
         self, rank: int, places: list[int], gradients: list[Gradient], finite: tf.Tensor
@@ -366,7 +413,10 @@ class Learners:
 
         With it come the measures of `Similarity`, of the last step of each epoch. For `LGreCo`, a
         plan is made after each epoch, and the logs have what `LayerwisePlan` adds to them. For
-        `LGC`, the autoencoder is trained after each step.
+        `LGC`, the autoencoder is trained after each step. One learner sends nothing: ratios are NaN.
+
+        In the end, the model's optimizer has all that Keras' own `fit` goes on from, and weights are
+        their averages if it keeps these (`use_ema`).
 
         Args:
             batches: Pairs of inputs and labels, of all learners together; gone through once for
@@ -376,16 +426,33 @@ class Learners:
             on_step: Called after each step.
             training: Trains the autoencoder of `LGC`; by default one with default settings.
         """
+        try:
+            history = self._epochs(batches, epochs, validation_data, on_step, training)
+        finally:
+            self._give_second_moments_back()
+        optimizer = self.model.optimizer
+        if epochs and isinstance(optimizer, keras.optimizers.Optimizer):  # legacy ones have no end
+            optimizer.finalize_variable_values(self.model.trainable_variables)
+        return history
+
+    def _epochs(
+        self,
+        batches: Iterable[tuple[Any, Any]],
+        epochs: int,
+        validation_data: Any,
+        on_step: Callable[[StepReport], None],
+        training: AutoencoderTraining | None,
+    ) -> dict[str, list[float]]:
         history: dict[str, list[float]] = {}
         training = training or AutoencoderTraining()
         for _ in range(epochs):
-            reports = self._epoch(batches, on_step, training)
+            reports, rows = self._epoch(batches, on_step, training)
             if not reports:
                 raise ValueError(
                     "Learners.fit: there are no batches; one that can be gone through "
                     "only once is empty in the second epoch."
                 )
-            logs = self._summary(reports)
+            logs = self._summary(reports, rows)
             plan = self.plan_settings()
             if plan:
                 self.plans.append(plan)
@@ -406,26 +473,28 @@ class Learners:
         batches: Iterable[tuple[Any, Any]],
         on_step: Callable[[StepReport], None],
         training: AutoencoderTraining,
-    ) -> list[StepReport]:
-        reports = []
+    ) -> tuple[list[StepReport], list[int]]:
+        """What the steps of an epoch did, and of how many rows their batches were."""
+        reports, rows = [], []
         rest = iter(batches)
         batch = next(rest, None)
         while batch is not None:
             following = next(rest, None)
             reports.append(self.train_on_batch(*batch, similarity=following is None))
+            rows.append(_rows(batch))
             training.train(self)
             on_step(reports[-1])
             batch = following
-        return reports
+        return reports, rows
 
-    def _summary(self, reports: list[StepReport]) -> dict[str, float]:
+    def _summary(self, reports: list[StepReport], rows: list[int]) -> dict[str, float]:
         payload = float(np.mean([report.payload_bytes for report in reports]))
         sent = float(np.mean([report.sent_bytes for report in reports]))
         whole = float(reports[0].dense_bytes)
         return {
-            "loss": float(np.mean([report.loss for report in reports])),
+            "loss": float(np.average([report.loss for report in reports], weights=rows)),
             **measures_per_step(len(self.state), payload, sent, whole),
-            "skipped_steps": float(sum(not report.finite for report in reports)),
+            "skipped_steps": float(self._skipped_steps),
             "residual_norm": reports[-1].residual_norm,
             **(dataclasses.asdict(reports[-1].similarity) if reports[-1].similarity else {}),
         }
@@ -485,8 +554,12 @@ def _check_model(model: keras.Model) -> None:
         )
 
 
+def _rows(batch: Any) -> int:
+    return len(tf.nest.flatten(batch)[0])
+
+
 def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
-    size = len(tf.nest.flatten(x)[0])
+    size = _rows(x)
     if size % learners or not size:
         raise ValueError(
             f"Learners: a batch of {size} cannot be shared out equally among {learners} learners; "

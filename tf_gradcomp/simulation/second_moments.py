@@ -1,0 +1,71 @@
+"""Hands second moments over, from a model's optimizer to its learners and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.distribute.lockstep import State
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondMoments:
+    """Second moments, which learners keep while they train, and their optimizer otherwise.
+
+    By `HandOver` each replica begins with an equal share. Learners that go on after a `fit` have
+    the shares that they had, and their residuals, which nobody else sends, stay divided.
+
+    Attributes:
+        preconditioner: What divides the learners' gradients.
+        inner: The optimizer's state, for all gradients.
+        states: What each learner keeps.
+    """
+
+    preconditioner: Preconditioner
+    inner: InnerState
+    states: Sequence[State]
+
+    def take(self, place: int) -> None:
+        """Gives each learner its share of the second moments of one gradient.
+
+        The optimizer's momentum is divided by their root.
+        """
+        totals = {
+            name: tf.cast(slots[place].read_value(), tf.float32)
+            for name, slots in self.inner.moments.items()
+        }
+        for name, total in totals.items():
+            before = self._sum(name, place)
+            for state in self.states:
+                own = state[name][place]
+                own.assign(total * tf.where(before > 0, own / before, 1 / len(self.states)))
+        second_moment = totals[self.preconditioner.root_of]
+        momentum = self._momentum(place)
+        # Where Adam has seen no gradient yet, it would make a step of about 1.
+        within = tf.clip_by_value(momentum, -1.0, 1.0)
+        divided = tf.where(second_moment > 0, momentum / self._root(second_moment), within)
+        _assign(self.inner.momentums[place], divided)
+
+    def give_back(self, place: int) -> None:
+        """Gives the optimizer the sum of the learners' second moments; the inverse of `take`."""
+        for name, slots in self.inner.moments.items():
+            _assign(slots[place], self._sum(name, place))
+        root = self._root(self._sum(self.preconditioner.root_of, place))
+        _assign(self.inner.momentums[place], self._momentum(place) * root)
+
+    def _sum(self, name: str, place: int) -> tf.Tensor:
+        return tf.add_n([state[name][place].read_value() for state in self.states])
+
+    def _momentum(self, place: int) -> tf.Tensor:
+        return tf.cast(self.inner.momentums[place].read_value(), tf.float32)
+
+    def _root(self, second_moment: tf.Tensor) -> tf.Tensor:
+        return self.preconditioner.root(second_moment, self.inner.updates)
+
+
+def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
+    variable.assign(tf.cast(value, variable.dtype))
