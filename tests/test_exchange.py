@@ -291,9 +291,7 @@ def test_a_gradient_of_another_shape_than_its_variable_is_refused(given, shape):
 def test_a_gradient_whose_shape_turns_out_to_be_another_ends_the_step():
     exchanging = Exchanging()
     rows = tf.Variable([30, 20])
-    step = stepper(
-        exchanging.strategy, lambda grads: exchanging.reduce([tf.ones(rows), grads[1]])
-    )
+    step = stepper(exchanging.strategy, lambda grads: exchanging.reduce([tf.ones(rows), grads[1]]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="30,20"):
         step([ones(1)] * 2)
 

@@ -91,7 +91,9 @@ def test_a_square_that_is_not_finite_changes_nothing():
     zeros = [np.zeros(3000, np.float32), np.zeros(70, np.float32)]
     encoded = encode(zeros, gradients, [50, 50], moments, {**ADAM, "squares": squares})
     assert encoded.payload.size == HEADER_WORDS
-    for before, after in zip([*zeros, *moments], [*encoded.residuals, *encoded.moments], strict=True):
+    for before, after in zip(
+        [*zeros, *moments], [*encoded.residuals, *encoded.moments], strict=True
+    ):
         assert_same_bits(after, before)
 
 

@@ -93,7 +93,9 @@ def test_one_non_finite_element_flags_the_step(bad, dtype):
 def test_a_flagged_step_leaves_all_residuals_as_they_were(bad, bad_tensor):
     sizes, bin_sizes = [1_200_000, 1_200_000, 5003, 70], [50, 500, 0, 63]
     residuals = [normal(size, 1, i) for i, size in enumerate(sizes)]
-    gradients = [normal(size, 1e30, 9 + i) for i, size in enumerate(sizes)]  # next to them, all is lost
+    gradients = [
+        normal(size, 1e30, 9 + i) for i, size in enumerate(sizes)
+    ]  # next to them, all is lost
     gradients[bad_tensor][sizes[bad_tensor] // 2] = bad
     encoded = encode(residuals, gradients, bin_sizes)
     for before, after in zip(residuals, encoded.residuals, strict=True):

@@ -100,7 +100,10 @@ class ReplicaStep:
         ]
         inputs = ExchangeInputs(
             specs,
-            [tf.ensure_shape(sparse.dense(g), s.shape) for g, s in zip(gradients, specs, strict=True)],
+            [
+                tf.ensure_shape(sparse.dense(g), s.shape)
+                for g, s in zip(gradients, specs, strict=True)
+            ],
             state,
             step,
             finite,

@@ -74,8 +74,8 @@ class Learners:
     Each learner computes the gradient of its share of every batch and keeps a residual of its own;
     they exchange by the compressor's own code, in lockstep. A job with as many workers and the same
     batches does the same, step by step, to float32 rounding. (`BatchNormalization` differs: here
-    one model sees the learners' shares of a batch one after another.) So one learner does what Keras
-    does, for a job of one worker exchanges nothing.
+    one model sees the learners' shares of a batch one after another.) So one learner does what
+    Keras does, for a job of one worker exchanges nothing.
 
     Use it to see what a method does with more learners than there are machines, up to hundreds.
 
@@ -413,10 +413,11 @@ class Learners:
 
         With it come the measures of `Similarity`, of the last step of each epoch. For `LGreCo`, a
         plan is made after each epoch, and the logs have what `LayerwisePlan` adds to them. For
-        `LGC`, the autoencoder is trained after each step. One learner sends nothing: ratios are NaN.
+        `LGC`, the autoencoder is trained after each step. One learner sends nothing: ratios are
+        NaN.
 
-        In the end, the model's optimizer has all that Keras' own `fit` goes on from, and weights are
-        their averages if it keeps these (`use_ema`).
+        In the end, the model's optimizer has all that Keras' own `fit` goes on from, and weights
+        are their averages if it keeps these (`use_ema`).
 
         Args:
             batches: Pairs of inputs and labels, of all learners together; gone through once for
