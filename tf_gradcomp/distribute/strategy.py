@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import sys
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -173,7 +173,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         may differ in size.
         """
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
-            if axis is None and _is_keras(sys._getframe(1)):
+            if axis is None and _called_by_keras(inspect.currentframe()):
                 return tf.nest.map_structure(self._own, value)
             return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
         if axis is not None and _rank(self, value) == 0:
@@ -237,9 +237,10 @@ class _CheckedScope:
         return self._stack.__exit__(*error)
 
 
-def _is_keras(caller: types.FrameType) -> bool:
-    """Whether code of Keras is what runs in a frame."""
-    return caller.f_globals.get("__name__", "").partition(".")[0] == "keras"
+def _called_by_keras(frame: types.FrameType | None) -> bool:
+    """Whether code of Keras has called what runs in a frame."""
+    caller = frame.f_back if frame else None
+    return caller is not None and caller.f_globals.get("__name__", "").startswith("keras.")
 
 
 def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:
