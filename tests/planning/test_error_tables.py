@@ -35,7 +35,11 @@ def simulated(compressor):
 @pytest.mark.parametrize(
     ("with_setting", "values", "setting_of"),
     [
-        (TopK, [0.001, 0.01, 0.3, 0.99, None], lambda value: int((value or 0) * gradient_of().size)),
+        (
+            TopK,
+            [0.001, 0.01, 0.3, 0.99, None],
+            lambda value: int((value or 0) * gradient_of().size),
+        ),
         (lambda bits: QSGD(bits, stochastic=False), [2, 3, 5, 8, None], lambda value: value or 0),
         (lambda bits: QSGD(bits, 96, stochastic=False), [2, 4], lambda value: value),
         (AdaComp, [1, 5, 50, 500, 16383, None], lambda value: value or 0),
