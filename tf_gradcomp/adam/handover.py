@@ -67,14 +67,12 @@ class HandOver:
             for name, slots in self.inner.moments.items()
         }
         second_moment = totals[self.preconditioner.root_of]
-        root = self.preconditioner.root(second_moment, self.inner.updates)
         for name, total in totals.items():
             _assign(self.moments[name][place], total / self.replicas, wanted)
         for variable in self._in_units_of_the_gradient(place):
             value = tf.cast(variable.read_value(), tf.float32)
-            # Where Adam has seen no gradient yet, it would make a step of about 1.
-            within = tf.clip_by_value(value, -1.0, 1.0)
-            _assign(variable, tf.where(second_moment > 0, value / root, within), wanted)
+            divided = self.preconditioner.divided(value, second_moment, self.inner.updates)
+            _assign(variable, divided, wanted)
 
     def give_back(self, place: int, wanted: tf.Tensor) -> None:
         """Gives the inner optimizer the second moments of one gradient; the inverse of `take`."""

@@ -104,3 +104,15 @@ class Preconditioner:
         correction = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
         epsilon = self.epsilon / correction if self.corrects_epsilon else self.epsilon
         return tf.sqrt(second_moment) / correction + epsilon
+
+    def divided(self, value: tf.Tensor, second_moment: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+        """What is in units of a gradient, such as the momentum, divided as the gradient is.
+
+        Args:
+            value: float32.
+            second_moment: As for `root`.
+            updates: As for `root`.
+        """
+        # Where Adam has seen no gradient yet, it would make a step of about 1.
+        within = tf.clip_by_value(value, -1.0, 1.0)
+        return tf.where(second_moment > 0, value / self.root(second_moment, updates), within)

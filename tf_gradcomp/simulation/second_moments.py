@@ -45,16 +45,15 @@ class SecondMoments:
                 own.assign(total * tf.where(before > 0, own / before, 1 / len(self.states)))
         second_moment = totals[self.preconditioner.root_of]
         momentum = self._momentum(place)
-        # Where Adam has seen no gradient yet, it would make a step of about 1.
-        within = tf.clip_by_value(momentum, -1.0, 1.0)
-        divided = tf.where(second_moment > 0, momentum / self._root(second_moment), within)
+        divided = self.preconditioner.divided(momentum, second_moment, self.inner.updates)
         _assign(self.inner.momentums[place], divided)
 
     def give_back(self, place: int) -> None:
         """Gives the optimizer the sum of the learners' second moments; the inverse of `take`."""
         for name, slots in self.inner.moments.items():
             _assign(slots[place], self._sum(name, place))
-        root = self._root(self._sum(self.preconditioner.root_of, place))
+        second_moment = self._sum(self.preconditioner.root_of, place)
+        root = self.preconditioner.root(second_moment, self.inner.updates)
         _assign(self.inner.momentums[place], self._momentum(place) * root)
 
     def _sum(self, name: str, place: int) -> tf.Tensor:
@@ -62,9 +61,6 @@ class SecondMoments:
 
     def _momentum(self, place: int) -> tf.Tensor:
         return tf.cast(self.inner.momentums[place].read_value(), tf.float32)
-
-    def _root(self, second_moment: tf.Tensor) -> tf.Tensor:
-        return self.preconditioner.root(second_moment, self.inner.updates)
 
 
 def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
