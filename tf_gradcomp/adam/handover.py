@@ -11,11 +11,12 @@ what a checkpoint restores, replicas have in equal shares.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.adam.preconditioner import Divisor, Preconditioner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +70,11 @@ class HandOver:
         second_moment = totals[self.preconditioner.root_of]
         for name, total in totals.items():
             _assign(self.moments[name][place], total / self.replicas, wanted)
-        for variable in self._in_units_of_the_gradient(place):
-            value = tf.cast(variable.read_value(), tf.float32)
-            divided = self.preconditioner.divided(value, second_moment, self.inner.updates)
-            _assign(variable, divided, wanted)
+        variables = self._in_units_of_the_gradient(place)
+        values = [tf.cast(variable.read_value(), tf.float32) for variable in variables]
+        divided = self._divisor.divided(values, second_moment)
+        for variable, value in zip(variables, divided, strict=True):
+            _assign(variable, value, wanted)
 
     def give_back(self, place: int, wanted: tf.Tensor) -> None:
         """Gives the inner optimizer the second moments of one gradient; the inverse of `take`."""
@@ -86,7 +88,11 @@ class HandOver:
     def roots(self, place: int) -> tf.Tensor:
         """What one gradient was divided by, as this replica's own second moments tell."""
         own = self.moments[self.preconditioner.root_of][place].read_value()
-        return self.preconditioner.root(self.replicas * own, self.inner.updates)
+        return self._divisor.of(self.replicas * own)
+
+    @functools.cached_property
+    def _divisor(self) -> Divisor:
+        return self.preconditioner.divisor(self.inner.updates)
 
     def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:
         return [self.inner.momentums[place], *(of_all[place] for of_all in self.of_gradients)]

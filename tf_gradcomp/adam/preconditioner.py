@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -93,26 +94,43 @@ class Preconditioner:
         rows = gradient.dense_shape[0]
         return tf.math.unsorted_segment_sum(values * values, gradient.indices, rows)
 
-    def root(self, second_moment: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-        """What Adam divides by: the root of the second moment without its bias, plus epsilon.
+    def divisor(self, updates: tf.Tensor) -> Divisor:
+        """What second moments make Adam divide by.
 
         Args:
-            second_moment: float32, of the sum of all replicas' gradients.
-            updates: int64 scalar, how many updates it has seen.
+            updates: int64 scalar, how many updates they have seen.
         """
         decayed = tf.pow(self.beta_2, tf.cast(updates, tf.float32))
         correction = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
-        epsilon = self.epsilon / correction if self.corrects_epsilon else self.epsilon
-        return tf.sqrt(second_moment) / correction + epsilon
+        return Divisor(
+            correction, self.epsilon / correction if self.corrects_epsilon else self.epsilon
+        )
 
-    def divided(self, value: tf.Tensor, second_moment: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-        """What is in units of a gradient, such as the momentum, divided as the gradient is.
+
+class Divisor(NamedTuple):
+    """Makes what Adam divides by from second moments of the sum of all replicas' gradients.
+
+    Attributes:
+        correction: float32 scalar, divides their roots, as these are too small in the first steps.
+        epsilon: Is added then.
+    """
+
+    correction: tf.Tensor
+    epsilon: tf.Tensor | float
+
+    def of(self, second_moment: tf.Tensor) -> tf.Tensor:
+        """What a gradient is divided by: the root of its second moment (float32), corrected."""
+        return tf.sqrt(second_moment) / self.correction + self.epsilon
+
+    def divided(self, values: Sequence[tf.Tensor], second_moment: tf.Tensor) -> list[tf.Tensor]:
+        """What is in units of a gradient, such as its momentum, divided as the gradient is.
 
         Args:
-            value: float32.
-            second_moment: As for `root`.
-            updates: As for `root`.
+            values: float32.
+            second_moment: float32, of the gradient.
         """
+        divisor, seen = self.of(second_moment), second_moment > 0
         # Where Adam has seen no gradient yet, it would make a step of about 1.
-        within = tf.clip_by_value(value, -1.0, 1.0)
-        return tf.where(second_moment > 0, value / self.root(second_moment, updates), within)
+        return [
+            tf.where(seen, value / divisor, tf.clip_by_value(value, -1.0, 1.0)) for value in values
+        ]

@@ -132,8 +132,9 @@ class ReplicaExchange:
                 tf.debugging.assert_none_equal(taken, True, message=_NOT_ADAM)
             else:
                 self._move_moments(inner, taken, takes)
-            for place, residual in enumerate(self._state().get(RESIDUAL, [])):
-                residual.assign(residual.read_value() * (scale / scales[place]))
+            factors = tf.unstack(scale / scales, len(takes))
+            for residual, factor in zip(self._state().get(RESIDUAL, []), factors, strict=False):
+                residual.assign(residual.read_value() * factor)
             every = range(len(self._numbers))
             self._set_fact(facts.moments_taken, takes, every)
             self._set_fact(facts.residual_scale, [scale] * len(takes), every)

@@ -104,9 +104,14 @@ def momentum_only(
     index = functools.partial(keras_private.variable_index, optimizer)
     is_delayed = dict(zip(map(index, divided), delayed, strict=True))
 
+    @functools.cache
+    def number(dtype: tf.DType) -> tf.Tensor:
+        """Of this update, 1 for the first; one tensor for all variables of a dtype."""
+        return tf.cast(optimizer.iterations + 1, dtype)
+
     def update_step(self: Any, gradient: Any, variable: Any, rate: Any) -> None:
         if index(variable) in is_delayed:
-            _update(self, step, gradient, variable, rate, is_delayed[index(variable)])
+            _update(self, step, number, gradient, variable, rate, is_delayed[index(variable)])
         else:
             whole(self, gradient, variable, rate)
 
@@ -119,6 +124,7 @@ def momentum_only(
 def _update(
     optimizer: Any,
     step: momentum.Step,
+    number: Callable[[tf.DType], tf.Tensor],
     gradient: Any,
     variable: Any,
     rate: Any,
@@ -139,7 +145,7 @@ def _update(
         direct,
         tf.convert_to_tensor(slot),
         optimizer.beta_1,
-        tf.cast(optimizer.iterations + 1, dtype),
+        number(dtype),
         product,
     )
     optimizer.assign_sub(variable, tf.cast(rate, dtype) * step(given))

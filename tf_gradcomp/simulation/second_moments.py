@@ -44,8 +44,8 @@ class SecondMoments:
                 own = state[name][place]
                 own.assign(total * tf.where(before > 0, own / before, 1 / len(self.states)))
         second_moment = totals[self.preconditioner.root_of]
-        momentum = self._momentum(place)
-        divided = self.preconditioner.divided(momentum, second_moment, self.inner.updates)
+        divisor = self.preconditioner.divisor(self.inner.updates)
+        (divided,) = divisor.divided([self._momentum(place)], second_moment)
         _assign(self.inner.momentums[place], divided)
 
     def give_back(self, place: int) -> None:
@@ -53,8 +53,8 @@ class SecondMoments:
         for name, slots in self.inner.moments.items():
             _assign(slots[place], self._sum(name, place))
         second_moment = self._sum(self.preconditioner.root_of, place)
-        root = self.preconditioner.root(second_moment, self.inner.updates)
-        _assign(self.inner.momentums[place], self._momentum(place) * root)
+        divisor = self.preconditioner.divisor(self.inner.updates).of(second_moment)
+        _assign(self.inner.momentums[place], self._momentum(place) * divisor)
 
     def _sum(self, name: str, place: int) -> tf.Tensor:
         return tf.add_n([state[name][place].read_value() for state in self.states])
