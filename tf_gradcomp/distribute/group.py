@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -131,6 +132,13 @@ class Group(abc.ABC):
         """What `make` returns; of the variables that it creates, each replica has its own."""
         return make()
 
+    def agreed_variables(self) -> contextlib.AbstractContextManager[None]:
+        """For creating variables that follow from what all processes have agreed on.
+
+        They need not be compared one by one, which takes a collective for each.
+        """
+        return contextlib.nullcontext()
+
     def on_each(self, reduce: Callable[[list[Any]], Result], gradients: Sequence[Any]) -> Result:
         """Runs one replica's side of an exchange on each of this process's; called across replicas.
 
@@ -255,6 +263,11 @@ class StrategyGroup(Group):
 
     def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Does nothing: strategies create variables with equal values."""
+
+    def agreed_variables(self) -> contextlib.AbstractContextManager[None]:
+        """Has our strategy, which compares variables, leave that out."""
+        ours = getattr(self.strategy, "agreed_variables", contextlib.nullcontext)
+        return ours()
 
     def check_current(self) -> None:
         """Refuses to run under another strategy than that of the group."""

@@ -69,7 +69,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if used is not None:
             make = functools.partial(CompressedAllReduce, self._method_of(used), policy)
             tf_private.set_cross_device_ops(self, make)
-        self._checking_variables = False
+        self._checking_variables = self._variables_agreed = False
         tf_private.allow_collectives_in_loops(self)
         self._started = False
         self._group = StrategyGroup(self)
@@ -202,7 +202,18 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         finally:
             self._checking_variables = False
 
+    @contextlib.contextmanager
+    def agreed_variables(self) -> Iterator[None]:
+        """Within this context, variables are not compared: workers have agreed on them before."""
+        before, self._variables_agreed = self._variables_agreed, True
+        try:
+            yield
+        finally:
+            self._variables_agreed = before
+
     def _create_checked(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if self._variables_agreed:
+            return next_creator(**kwargs)
         initial_value = kwargs.get("initial_value")
         if isinstance(initial_value, tf.__internal__.tracking.CheckpointInitialValueCallable):
             return next_creator(**kwargs)
