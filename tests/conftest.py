@@ -10,11 +10,15 @@ share what is made once. While a test that is marked `alone` runs, no other does
 import collections
 import fcntl
 import functools
+import gc
 import os
 import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# It computes TensorFlow's own layers in another way, on some processors only, and rewrites each
+# function for that: a tenth of the time of programs as small as those of the tests.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import keras
 import pytest
@@ -26,6 +30,10 @@ TURNS = Path(tempfile.gettempdir(), f"gradcomp-tests-{os.getuid()}.lock")
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
+
+
+gc.freeze()  # else each collection would look through all of TensorFlow
+gc.set_threshold(100_000)  # as in tests/preloaded.py
 
 
 @pytest.fixture(autouse=True)
