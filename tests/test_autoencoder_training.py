@@ -10,8 +10,17 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import collective, copies
 from tf_gradcomp.compressors.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc_phases import CODING, COLLECTED, PHASE, WEIGHTS
+from tf_gradcomp.compressors.lgc_phases import (
+    CODING,
+    COLLECTED,
+    COLLECTING,
+    PHASE,
+    SWITCHING,
+    WANTED,
+    WEIGHTS,
+)
 from tf_gradcomp.distribute import notices
+from tf_gradcomp.distribute.learning import Learnt
 from tf_gradcomp.reference.lgc import whole_run_ratio
 
 BATCH, STEPS = 24, 8
@@ -165,6 +174,19 @@ def test_a_guard_extends_training_and_then_entries_are_sent_in_few_bits(caplog):
     assert phases[-1] == 4
     assert 2 * TRAINING <= phases.count(2) <= 2 * TRAINING + 5
     assert "did not fall below guard=1e-09 in 14 training steps" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(0.5, SWITCHING), (np.nan, COLLECTING), (np.inf, COLLECTING)]
+)
+def test_weights_that_the_last_step_made_not_finite_do_not_come_into_use(value, wanted):
+    model = compiled(method())
+    with collective().scope():
+        model.optimizer.build(model.trainable_variables)
+    state = model.optimizer.exchange.autoencoder
+    weights = np.full(state.job_state[WEIGHTS].shape, value, "float32")
+    state.learn(weights, [Learnt(TRAINING, loss=0.1, error=0.1)])
+    assert state.job_state[WANTED].numpy() == wanted
 
 
 def test_without_it_the_job_goes_on_and_says_once_what_is_missing(caplog):

@@ -176,12 +176,14 @@ class AutoencoderState:
         state[ERRORS].assign(kept)
         state[LEARNT].assign(last.number)
         state[LATEST].assign([last.loss, last.error])
-        state[WANTED].assign(self._next_phase(last.number, kept))
+        # The errors are of the steps before, and do not tell where the last one has led.
+        trained = bool(np.isfinite(weights).all())
+        state[WANTED].assign(self._next_phase(last.number, kept, trained))
 
-    def _next_phase(self, steps: int, errors: np.ndarray) -> int:
+    def _next_phase(self, steps: int, errors: np.ndarray, trained: bool) -> int:
         if steps < self.lgc.training_steps:
             return COLLECTING
-        if np.mean(errors[errors != 0]) - 1 < self.lgc.guard:
+        if trained and np.mean(errors[errors != 0]) - 1 < self.lgc.guard:
             return SWITCHING
         return ROUNDING if steps >= 2 * self.lgc.training_steps else COLLECTING
 
