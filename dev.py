@@ -142,6 +142,8 @@ TF_KERAS = dataclasses.replace(
 def main() -> int:
     """Does what the command line says; returns the exit code of what it ran."""
     arguments = parse_arguments()
+    # uv compiles nothing: the first import does, and must keep it for the others.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if arguments.commands is None:
         return make_wheels(arguments)
     target = getattr(arguments, "target", NEWEST)
@@ -366,6 +368,7 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
         print(f"Making the environment {target.folder.name} ...", flush=True)
         installed = NOTHING
         make_environment(target.folder)
+        pip(target, "install", "uv, which installs the rest", ["uv"])
     if not target.in_place:
         copy_tree(target.tree)
     digest = inputs_digest(target)
@@ -508,23 +511,28 @@ def pip(
     arguments: list[str],
     variables: dict[str, str] | None = None,
 ) -> None:
-    """Installs or builds a wheel; says what, and what pip said only if it fails."""
+    """Installs or builds a wheel; says what, and what pip said only if it fails.
+
+    uv installs in a tenth of pip's time. What it cannot install, as where pip alone is told of an
+    index of packages, pip does.
+    """
     doing = {"install": "Installing", "wheel": "Building"}[action]
     print(f"{doing} {what}, in {target.folder.name} ...", flush=True)
-    command = [target.python, "-m", "pip", action, "--disable-pip-version-check", *arguments]
-    result = subprocess.run(
-        command,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if result.returncode != 0:
-        print(result.stdout)
-        sys.exit(
-            f"pip could not {action} {what}; see above. The command was: {shlex.join(command)}"
+    by_pip = [target.python, "-m", "pip", action, "--disable-pip-version-check", *arguments]
+    by_uv = [target.python, "-m", "uv", "pip", "install", "--python", target.python, *arguments]
+    for command in [by_uv, by_pip] if action == "install" else [by_pip]:
+        result = subprocess.run(
+            command,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
+        if result.returncode == 0:
+            return
+    print(result.stdout)
+    sys.exit(f"pip could not {action} {what}; see above. The command was: {shlex.join(command)}")
 
 
 def read_stamp(stamp: Path) -> dict:
