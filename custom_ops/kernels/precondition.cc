@@ -48,12 +48,28 @@ void WithSquares(const PreconditionTensor& tensor, const Use& use) {
   });
 }
 
+// Far enough ahead that memory is busy meanwhile, and kept until it is their turn.
+template <int for_writing = 0, typename Number>
+GRADCOMP_PART void PrefetchRun(const Number* numbers) {
+  constexpr int64_t kAhead = 1024;  // elements
+  constexpr int64_t kCacheLine = 64 / sizeof(Number);
+  for (int64_t i = kAhead; i < kAhead + kRun; i += kCacheLine) {
+    __builtin_prefetch(numbers + i, for_writing);
+  }
+}
+
 template <typename Gradient, typename Squares>
 GRADCOMP_VARIANTS bool IsFinite(const Gradient* gradient, int64_t size, Squares squares) {
   uint32_t largest = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    const float value = ToFloat(gradient[i]);
-    largest = std::max(largest, squares.LargerMagnitude(i, value));
+  int64_t i = 0;
+  for (; i + kRun <= size; i += kRun) {
+    PrefetchRun(gradient + i);
+    for (int64_t j = i; j < i + kRun; ++j) {
+      largest = std::max(largest, squares.LargerMagnitude(j, ToFloat(gradient[j])));
+    }
+  }
+  for (; i < size; ++i) {
+    largest = std::max(largest, squares.LargerMagnitude(i, ToFloat(gradient[i])));
   }
   return IsFiniteMagnitude(largest);
 }
@@ -61,17 +77,6 @@ GRADCOMP_VARIANTS bool IsFinite(const Gradient* gradient, int64_t size, Squares 
 // The roots are multiplied, not their squares, which may overflow where gradients do not.
 GRADCOMP_PART float Quotient(float value, float moment, float root_of_scale, float epsilon) {
   return value / (root_of_scale * std::sqrt(moment) + epsilon);
-}
-
-// Far enough ahead that memory is busy while roots are computed, and kept until it is their turn.
-template <typename Gradient>
-GRADCOMP_PART void PrefetchRun(const Gradient* gradient, const float* second_moment) {
-  constexpr int64_t kAhead = 1024;   // elements
-  constexpr int64_t kCacheLine = 16;  // elements of the second moment
-  for (int64_t i = kAhead; i < kAhead + kRun; i += kCacheLine) {
-    __builtin_prefetch(second_moment + i, 1);
-    __builtin_prefetch(gradient + i, 0);
-  }
 }
 
 template <typename Gradient, typename Squares>
@@ -101,7 +106,8 @@ GRADCOMP_VARIANTS void Divide(const Gradient* gradient, Squares squares, int64_t
   const float epsilon = settings.epsilon;
   int64_t i = 0;
   for (; i + kRun <= size; i += kRun) {
-    PrefetchRun(gradient + i, second_moment + i);
+    PrefetchRun<1>(second_moment + i);
+    PrefetchRun(gradient + i);
     DivideRun(gradient + i, squares.From(i), kRun, share, root_of_scale, epsilon,
               second_moment + i, preconditioned + i);
   }
