@@ -3,7 +3,7 @@
 TensorFlow is given four logical CPU devices, so that one process can hold several replicas. It can
 only be done before TensorFlow starts, hence here, whatever tests are run.
 
-With `-n 3` (pytest-xdist) three processes share the tests. Those of a file go to the same one if they
+With `-n 2` (pytest-xdist) two processes share the tests. Those of a file go to the same one if they
 share what is made once. While a test that is marked `alone` runs, no other does: it measures time.
 """
 
