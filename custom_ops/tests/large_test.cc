@@ -21,7 +21,7 @@ float* MapZeros(int64_t size) {
   void* memory = mmap(nullptr, size * sizeof(float), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   CHECK(memory != MAP_FAILED);
-  madvise(memory, size * sizeof(float), MADV_HUGEPAGE);
+  madvise(memory, size * sizeof(float), MADV_HUGEPAGE);  // where they can be had: fewer faults
   return static_cast<float*>(memory);
 }
 

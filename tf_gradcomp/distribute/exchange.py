@@ -135,10 +135,7 @@ class GradientExchange(tf.Module):
             kept = state_specs(compressors, specs, self._method.moments)
             of_job = job_state_specs(compressors, specs)
             alone_in_process = group.is_collective and group.local_size == 1
-            with group.agreed_variables():
-                new = group.create(
-                    lambda: Variables.of(kept, of_job, specs, ahead=alone_in_process)
-                )
+            new = group.create(lambda: Variables.of(kept, of_job, specs, ahead=alone_in_process))
             self.facts, self.step = new.facts, new.step
             self.saving = Saving(group)
             of_gradients = itertools.chain.from_iterable(new.state.values())

@@ -129,15 +129,12 @@ class Group(abc.ABC):
         return self
 
     def create(self, make: Callable[[], Result]) -> Result:
-        """What `make` returns; of the variables that it creates, each replica has its own."""
-        return make()
+        """What `make` returns; of the variables that it creates, each replica has its own.
 
-    def agreed_variables(self) -> contextlib.AbstractContextManager[None]:
-        """For creating variables that follow from what all processes have agreed on.
-
-        They need not be compared one by one, which takes a collective for each.
+        Args:
+            make: Creates variables that follow from what all processes have agreed on.
         """
-        return contextlib.nullcontext()
+        return make()
 
     def on_each(self, reduce: Callable[[list[Any]], Result], gradients: Sequence[Any]) -> Result:
         """Runs one replica's side of an exchange on each of this process's; called across replicas.
@@ -264,10 +261,10 @@ class StrategyGroup(Group):
     def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Does nothing: strategies create variables with equal values."""
 
-    def agreed_variables(self) -> contextlib.AbstractContextManager[None]:
-        """Has our strategy, which compares variables, leave that out."""
-        ours = getattr(self.strategy, "agreed_variables", contextlib.nullcontext)
-        return ours()
+    def create(self, make: Callable[[], Result]) -> Result:
+        """What `make` returns; our strategy does not compare its variables once more."""
+        with getattr(self.strategy, "agreed_variables", contextlib.nullcontext)():
+            return make()
 
     def check_current(self) -> None:
         """Refuses to run under another strategy than that of the group."""

@@ -132,9 +132,10 @@ class ReplicaExchange:
                 tf.debugging.assert_none_equal(taken, True, message=_NOT_ADAM)
             else:
                 self._move_moments(inner, taken, takes)
-            factors = tf.unstack(scale / scales, len(takes))
-            for residual, factor in zip(self._state().get(RESIDUAL, []), factors, strict=False):
-                residual.assign(residual.read_value() * factor)
+            if residuals := self._state().get(RESIDUAL):
+                factors = tf.unstack(scale / scales, len(takes))
+                for residual, factor in zip(residuals, factors, strict=True):
+                    residual.assign(residual.read_value() * factor)
             every = range(len(self._numbers))
             self._set_fact(facts.moments_taken, takes, every)
             self._set_fact(facts.residual_scale, [scale] * len(takes), every)

@@ -139,8 +139,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if not self.passes_through() and isinstance(self._core, keras_private.NewStyle):
             checks.check_created_in_scope(self._core.iterations)
         self._build_exchange(variables)
-        with self.group.agreed_variables():
-            keras_private.build(self.inner_optimizer, variables)
+        keras_private.build(self.inner_optimizer, variables)
         self._model_variables = variables
         self._take_moments()
 

@@ -132,8 +132,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         super().build(variables)
         self._build_exchange(variables)
         # Accumulators are there twice, so that checkpoints fit any number of replicas.
-        with group.agreed_variables():
-            self.inner_optimizer.build(variables)
+        self.inner_optimizer.build(variables)
         steps = self._core.gradient_accumulation_steps
         if steps:
             inner = keras_private.accumulators(self._core)
