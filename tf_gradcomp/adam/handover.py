@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.preconditioner import Divisor, Preconditioner
+from tf_gradcomp.adam.preconditioner import Correction, Preconditioner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class HandOver:
             _assign(self.moments[name][place], total / self.replicas, wanted)
         variables = self._in_units_of_the_gradient(place)
         values = [tf.cast(variable.read_value(), tf.float32) for variable in variables]
-        divided = self._divisor.divided(values, second_moment)
+        divided = self._correction.divided(values, second_moment)
         for variable, value in zip(variables, divided, strict=True):
             _assign(variable, value, wanted)
 
@@ -88,11 +88,11 @@ class HandOver:
     def roots(self, place: int) -> tf.Tensor:
         """What one gradient was divided by, as this replica's own second moments tell."""
         own = self.moments[self.preconditioner.root_of][place].read_value()
-        return self._divisor.of(self.replicas * own)
+        return self._correction.root(self.replicas * own)
 
     @functools.cached_property
-    def _divisor(self) -> Divisor:
-        return self.preconditioner.divisor(self.inner.updates)
+    def _correction(self) -> Correction:
+        return self.preconditioner.correction(self.inner.updates)
 
     def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:
         return [self.inner.momentums[place], *(of_all[place] for of_all in self.of_gradients)]

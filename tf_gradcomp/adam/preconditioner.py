@@ -94,43 +94,45 @@ class Preconditioner:
         rows = gradient.dense_shape[0]
         return tf.math.unsorted_segment_sum(values * values, gradient.indices, rows)
 
-    def divisor(self, updates: tf.Tensor) -> Divisor:
-        """What second moments make Adam divide by.
+    def correction(self, updates: tf.Tensor) -> Correction:
+        """How the bias of second moments is corrected.
 
         Args:
             updates: int64 scalar, how many updates they have seen.
         """
         decayed = tf.pow(self.beta_2, tf.cast(updates, tf.float32))
-        correction = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
-        return Divisor(
-            correction, self.epsilon / correction if self.corrects_epsilon else self.epsilon
-        )
+        factor = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
+        return Correction(factor, self.epsilon / factor if self.corrects_epsilon else self.epsilon)
 
 
-class Divisor(NamedTuple):
-    """Makes what Adam divides by from second moments of the sum of all replicas' gradients.
+class Correction(NamedTuple):
+    """Corrects the bias of second moments, which are too small in the first steps.
 
     Attributes:
-        correction: float32 scalar, divides their roots, as these are too small in the first steps.
-        epsilon: Is added then.
+        factor: float32 scalar, by which the bias makes their roots smaller.
+        epsilon: What is added to the corrected roots.
     """
 
-    correction: tf.Tensor
+    factor: tf.Tensor
     epsilon: tf.Tensor | float
 
-    def of(self, second_moment: tf.Tensor) -> tf.Tensor:
-        """What a gradient is divided by: the root of its second moment (float32), corrected."""
-        return tf.sqrt(second_moment) / self.correction + self.epsilon
+    def root(self, second_moment: tf.Tensor) -> tf.Tensor:
+        """What Adam divides a gradient by.
+
+        Args:
+            second_moment: float32, of the sum of all replicas' gradients.
+        """
+        return tf.sqrt(second_moment) / self.factor + self.epsilon
 
     def divided(self, values: Sequence[tf.Tensor], second_moment: tf.Tensor) -> list[tf.Tensor]:
         """What is in units of a gradient, such as its momentum, divided as the gradient is.
 
         Args:
             values: float32.
-            second_moment: float32, of the gradient.
+            second_moment: As for `root`.
         """
-        divisor, seen = self.of(second_moment), second_moment > 0
+        root, seen = self.root(second_moment), second_moment > 0
         # Where Adam has seen no gradient yet, it would make a step of about 1.
         return [
-            tf.where(seen, value / divisor, tf.clip_by_value(value, -1.0, 1.0)) for value in values
+            tf.where(seen, value / root, tf.clip_by_value(value, -1.0, 1.0)) for value in values
         ]

@@ -104,10 +104,7 @@ def momentum_only(
     index = functools.partial(keras_private.variable_index, optimizer)
     is_delayed = dict(zip(map(index, divided), delayed, strict=True))
 
-    @functools.cache
-    def number(dtype: tf.DType) -> tf.Tensor:
-        """Of this update, 1 for the first; one tensor for all variables of a dtype."""
-        return tf.cast(optimizer.iterations + 1, dtype)
+    number = tf.cast(optimizer.iterations, tf.float32) + 1  # of this update, for all variables
 
     def update_step(self: Any, gradient: Any, variable: Any, rate: Any) -> None:
         if index(variable) in is_delayed:
@@ -124,7 +121,7 @@ def momentum_only(
 def _update(
     optimizer: Any,
     step: momentum.Step,
-    number: Callable[[tf.DType], tf.Tensor],
+    number: tf.Tensor,
     gradient: Any,
     variable: Any,
     rate: Any,
@@ -145,7 +142,7 @@ def _update(
         direct,
         tf.convert_to_tensor(slot),
         optimizer.beta_1,
-        number(dtype),
+        tf.cast(number, dtype),
         product,
     )
     optimizer.assign_sub(variable, tf.cast(rate, dtype) * step(given))

@@ -44,8 +44,8 @@ class SecondMoments:
                 own = state[name][place]
                 own.assign(total * tf.where(before > 0, own / before, 1 / len(self.states)))
         second_moment = totals[self.preconditioner.root_of]
-        divisor = self.preconditioner.divisor(self.inner.updates)
-        (divided,) = divisor.divided([self._momentum(place)], second_moment)
+        correction = self.preconditioner.correction(self.inner.updates)
+        (divided,) = correction.divided([self._momentum(place)], second_moment)
         _assign(self.inner.momentums[place], divided)
 
     def give_back(self, place: int) -> None:
@@ -53,8 +53,8 @@ class SecondMoments:
         for name, slots in self.inner.moments.items():
             _assign(slots[place], self._sum(name, place))
         second_moment = self._sum(self.preconditioner.root_of, place)
-        divisor = self.preconditioner.divisor(self.inner.updates).of(second_moment)
-        _assign(self.inner.momentums[place], self._momentum(place) * divisor)
+        root = self.preconditioner.correction(self.inner.updates).root(second_moment)
+        _assign(self.inner.momentums[place], self._momentum(place) * root)
 
     def _sum(self, name: str, place: int) -> tf.Tensor:
         return tf.add_n([state[name][place].read_value() for state in self.states])
