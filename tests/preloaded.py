@@ -9,9 +9,13 @@ finds it by the variable `PRELOADED`, and is the program to all who look at it: 
 environment, folder and output are the program's, SIGINT and SIGTERM are passed on, it ends as the
 program does, and when it is killed, so is the program. It loads next to nothing, to be quick.
 
+A program that ends well is gone at once: only in `tests/distributed/test_end.py` does Python take
+TensorFlow apart, as it does for users.
+
 To such a program, `sys.executable` is `preloaded.sh`, so that what it starts is forked, too.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -20,6 +24,8 @@ import select
 import signal
 import socket
 import sys
+import threading
+import time
 
 STANDARD_FILES = 3
 MOST = 1 << 20  # bytes of a message
@@ -54,8 +60,9 @@ def serve():
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
-    import tf_gradcomp  # noqa: F401
+    from tf_gradcomp.ops import library
 
+    library.library_info()  # loads it, unless it cannot be: then programs say why
     gc.freeze()  # else each program would look through all of that when it ends
     gc.set_threshold(100_000)  # to trace a function takes a tenth less than with the usual 700
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs
@@ -91,7 +98,7 @@ def look_after(client):
 
 
 def become(files, argv, environment, folder):
-    """Runs the program in this process, which then ends as Python does."""
+    """Runs the program in this process, which then ends."""
     import runpy
 
     import numpy as np
@@ -109,7 +116,26 @@ def become(files, argv, environment, folder):
     np.random.seed()  # Python's own generator is seeded anew in each process by itself
     sys.argv[:] = argv
     sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
-    runpy.run_path(argv[0], run_name="__main__")
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as ending:
+        if not isinstance(ending.code, int | None):
+            raise
+        end(ending.code or 0)
+    end(0)
+
+
+def end(code):
+    """Ends as Python does, but takes nothing apart.
+
+    Python would look at each object of TensorFlow once more, which takes as long as many a program.
+    """
+    threading._shutdown()  # waits for threads, as the children of multiprocessing do
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(0.3)  # another worker may still be fetching what this one has sent last
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""At the end of a job Python takes apart what was used, as it does for users."""
+
+import pytest
+
+from tests.workers import run_workers
+
+PROGRAM = """
+import os, sys
+*_, door = sys.argv
+if "itself" not in sys.argv:  # programs of other tests are gone at once: see tests/preloaded.py
+    python = os.environ["PRELOADED_PYTHON"]
+    os.execv(python, [python, __file__, "itself", door])
+
+import keras, numpy as np, tf_gradcomp as gc
+
+compressor = "top_k" if door == "strategy" else None
+strategy = gc.MultiWorkerMirroredStrategy(compressor=compressor)
+x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+models = []  # still there when Python ends
+for method in ["adacomp", "power_sgd"]:
+    with strategy.scope():
+        optimizer = keras.optimizers.Adam()
+        if door == "optimizer":
+            optimizer = gc.CompressedOptimizer(optimizer, method)
+        models.append(keras.Sequential([keras.layers.Dense(16), keras.layers.Dense(1)]))
+        models[-1].compile(optimizer=optimizer, loss="mse")
+    monitor = gc.callbacks.CompressionMonitor()
+    models[-1].fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[monitor])
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("door", ["optimizer", "strategy"])
+def test_python_takes_a_job_apart_without_a_word(door):
+    for worker in run_workers(PROGRAM, args=[door]):
+        assert worker.stdout.endswith("trained")
+        assert not [line for line in worker.stderr.splitlines() if "rror" in line or "race" in line]
