@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_void_p
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,18 @@ def read_tables() -> tuple[dict[str, int], dict[str, Any]]:
                 constants[found["constant"]] = eval(found["value"], {}, constants)
             else:
                 base = structures.get(found["base"], ctypes.Structure)
-                structures[found["struct"]] = structure(found["struct"], base, found["fields"])
+                structures[found["struct"]] = structure(
+                    found["struct"], base, found["fields"], {**NUMBERS, **structures}
+                )
     return constants, structures
 
 
-def structure(name: str, base: Any, text: str) -> Any:
-    """One structure from the text of its fields."""
+def structure(name: str, base: Any, text: str, types: Mapping[str, Any]) -> Any:
+    """One structure from the text of its fields, which are of some types or pointers."""
     fields = []
     for declaration in filter(None, map(str.strip, text.split(";"))):
         kind, _, field = declaration.rpartition(" ")
-        fields.append((field, c_void_p if "*" in kind else NUMBERS[kind]))
+        fields.append((field, c_void_p if "*" in kind else types[kind]))
     return type(name, (base,), {"_fields_": fields})
 
 

@@ -62,6 +62,14 @@ class Work:
 Compared = tuple[str, np.ndarray, np.ndarray]
 
 
+def adam(scale: np.float32) -> Any:
+    """How a second moment moves, and divides: see tables.h."""
+    decay = np.float32(BETA_2)
+    return STRUCTURES["Adam"](
+        share=np.float32(1) - decay, decay=decay, epsilon=EPSILON, root_of_scale=np.sqrt(scale)
+    )
+
+
 class OnGpu:
     """A method on one tensor of a GPU; it may be launched any number of times."""
 
@@ -96,15 +104,12 @@ class Precondition(OnGpu):
             preconditioned=self.divided,
             gradient_type=inputs.gradient_type,
             size=self.size,
+            adam=adam(np.float32(1 / (1 - np.float64(np.float32(BETA_2)) ** STEP))),
         )
-        decay = np.float32(BETA_2)
         self.step = STRUCTURES["PreconditionStep"](
             tensors=gpu.put(tensor),
             num_tensors=1,
             not_finite=gpu.zeros(4),
-            share=np.float32(1) - decay,
-            root_of_scale=np.sqrt(np.float32(1 / (1 - np.float64(decay) ** STEP))),
-            epsilon=EPSILON,
         )
 
     def divide(self) -> None:
@@ -166,6 +171,7 @@ class AdaComp(OnGpu):
             pieces_per_block=pieces_per_block,
             num_pieces=self.pieces,
             length_words=self.length_words,
+            adam=adam(np.float32(10)),
         )
         room = self.size * self.code_bytes + 4
         self.summary_type = STRUCTURES["EncodeSummary"]
@@ -174,10 +180,6 @@ class AdaComp(OnGpu):
             num_tensors=1,
             not_finite=gpu.zeros(4),
             boost=1,
-            share=1 - np.float32(BETA_2),
-            decay=BETA_2,
-            epsilon=EPSILON,
-            root_of_moment_scale=np.sqrt(np.float32(10)),
             bin_max=gpu.room(4 * num_bins),
             room=gpu.room(room),
             piece_codes=gpu.room(4 * self.pieces),

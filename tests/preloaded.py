@@ -60,9 +60,8 @@ def serve():
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
-    from tf_gradcomp.ops import library
+    import tf_gradcomp  # noqa: F401
 
-    library.library_info()  # loads it, unless it cannot be: then programs say why
     gc.freeze()  # else each program would look through all of that when it ends
     gc.set_threshold(100_000)  # to trace a function takes a tenth less than with the usual 700
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs

@@ -199,6 +199,22 @@ def test_learners_go_on_from_what_keras_has_trained(digits):
     assert longest_moves(learners.fit, model, digits, steps=1) == pytest.approx(expected, rel=0.1)
 
 
+def test_weights_whose_gradients_come_late_move_no_farther_than_new_ones(digits):
+    def largest_move(updates):
+        model = new_model(keras.optimizers.Adam(0.01))
+        learners = gc.simulation.Learners(model, 2)
+        model.optimizer.iterations.assign(updates)
+        moves = []
+        for x, y in batches(digits).take(10):
+            before = model.get_weights()
+            learners.train_on_batch(x, y)
+            pairs = zip(model.get_weights(), before, strict=True)
+            moves += [np.abs(after - value).max() for after, value in pairs]
+        return max(moves)
+
+    assert largest_move(3000) <= largest_move(0)
+
+
 def test_second_moments_are_handed_back_where_training_is_stopped(digits):
     def stop(report):
         raise KeyboardInterrupt

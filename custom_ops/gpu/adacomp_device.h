@@ -92,27 +92,27 @@ __device__ inline float Square(const EncodeTensor& tensor, long long i, float va
 
 // What is added to a residual: the gradient; where there is a second moment, divided.
 template <bool kUpdates>
-__device__ float Addend(const EncodeStep& step, const EncodeTensor& tensor, long long i) {
+__device__ float Addend(const EncodeTensor& tensor, long long i) {
   const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
   if (!tensor.second_moment) return value;
   float moment = tensor.second_moment[i];
   if (kUpdates) {
-    moment = MovedMoment(moment, Square(tensor, i, value), step.share);
+    moment = MovedMoment(moment, Square(tensor, i, value), tensor.adam.share);
     tensor.second_moment[i] = moment;
   }
-  return Quotient(value, moment, step.root_of_moment_scale, step.epsilon);
+  return Quotient(value, moment, tensor.adam);
 }
 
 // What Addend<true> returned; gives back the second moment.
-__device__ inline float TakeBack(const EncodeStep& step, const EncodeTensor& tensor, long long i) {
-  const float added = Addend<false>(step, tensor, i);
+__device__ inline float TakeBack(const EncodeTensor& tensor, long long i) {
+  const float added = Addend<false>(tensor, i);
   if (tensor.second_moment) {
     const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
     const float moment = tensor.second_moment[i];
     const float rounding = __fmul_rn(__uint_as_float(0x35000000u), moment);  // 2^-21
-    const float share = __fmul_rn(step.share, Square(tensor, i, value));
+    const float share = __fmul_rn(tensor.adam.share, Square(tensor, i, value));
     const float before = __fsub_rn(__fsub_rn(moment, share), rounding);
-    tensor.second_moment[i] = __fdiv_rn(0 < before ? before : 0.0f, step.decay);
+    tensor.second_moment[i] = __fdiv_rn(0 < before ? before : 0.0f, tensor.adam.decay);
   }
   return added;
 }

@@ -5,6 +5,7 @@
 
 #include "../kernels/adacomp_codes.h"
 #include "../kernels/adacomp_layout.h"
+#include "precondition_on_gpu.h"
 
 namespace gradcomp {
 namespace {
@@ -28,6 +29,7 @@ gpu::EncodeTensor PlanTensor(const EncoderTensor& source, Sums* sums) {
   tensor.second_moment = source.second_moment;
   tensor.gradient = source.gradient;
   tensor.squares = source.squares;
+  tensor.adam = OnGpu(source.adam);
   tensor.gradient_type = static_cast<int>(source.type);
   tensor.sent_whole = bins.sent_whole;
   tensor.code_bytes = static_cast<int>(CodeBytes(bins.bin_size));
@@ -111,7 +113,7 @@ void Decode(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_wor
 }  // namespace
 
 EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scale_factor,
-                           const AdamSettings& adam, GpuQueue* queue) {
+                           GpuQueue* queue) {
   Sums sums;
   std::vector<gpu::EncodeTensor> planned;
   for (const EncoderTensor& tensor : tensors) planned.push_back(PlanTensor(tensor, &sums));
@@ -122,10 +124,6 @@ EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scal
   step.not_finite = NewOnGpu<int>(queue, 1);
   queue->Zero(step.not_finite, sizeof(int));
   step.boost = scale_factor - 1;
-  step.share = 1 - adam.beta_2;
-  step.decay = std::max(adam.beta_2, 0.5f);
-  step.epsilon = adam.epsilon;
-  step.root_of_moment_scale = std::sqrt(adam.scale);
   step.bin_max = NewOnGpu<float>(queue, sums.bins);
   step.room = NewOnGpu<unsigned char>(queue, sums.room_bytes);
   step.piece_codes = NewOnGpu<unsigned>(queue, sums.pieces);

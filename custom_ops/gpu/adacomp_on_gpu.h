@@ -25,7 +25,7 @@ struct EncodedOnGpu {
 // finite. The scale of a tensor may differ from AdaCompEncoder's in its last bit. `tensors` may be
 // of any sizes, also 0.
 EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scale_factor,
-                           const AdamSettings& adam, GpuQueue* queue);
+                           GpuQueue* queue);
 
 // Takes back what EncodeAdaComp did with the tensors, on the same queue.
 void TakeBackAdaComp(const EncodedOnGpu& encoded, GpuQueue* queue);

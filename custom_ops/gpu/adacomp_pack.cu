@@ -96,7 +96,7 @@ __device__ inline void GiveBack(const EncodeStep& step, const Piece& piece) {
   const float* bin_max = step.bin_max + tensor.first_bin + piece.first_bin;
   for (int i = threadIdx.x; i < piece.size; i += kThreads) {
     const long long element = piece.begin + i;
-    const float added = TakeBack(step, tensor, element);
+    const float added = TakeBack(tensor, element);
     if (Magnitude(bin_max[i / static_cast<int>(tensor.bin_size)]) < kInfinity) {
       tensor.residual[element] = __fsub_rn(tensor.residual[element], added);
     }

@@ -29,7 +29,7 @@ template <bool kUpdates>
 __device__ void Load(const EncodeStep& step, const EncodeTensor& tensor, long long begin,
                      const Tile& tile) {
   for (int i = threadIdx.x; i < tile.size; i += kThreads) {
-    const float added = Addend<kUpdates>(step, tensor, begin + i);
+    const float added = Addend<kUpdates>(tensor, begin + i);
     const float accumulated = __fadd_rn(tensor.residual[begin + i], added);
     tile.accumulated[i] = accumulated;
     tile.boosted[i] = __fadd_rn(accumulated, __fmul_rn(step.boost, added));
@@ -165,7 +165,7 @@ __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTens
                                         const Piece& piece, Tile* tile, unsigned char* codes) {
   unsigned maximum = 0;
   for (int i = threadIdx.x; i < piece.size; i += kThreads) {
-    const float added = Addend<true>(step, tensor, piece.begin + i);
+    const float added = Addend<true>(tensor, piece.begin + i);
     const unsigned magnitude = Magnitude(__fadd_rn(tensor.residual[piece.begin + i], added));
     maximum = magnitude > maximum ? magnitude : maximum;
   }

@@ -31,6 +31,7 @@ struct EncodeTensor {
   long long first_piece;   // of all pieces of the step
   long long first_bin;     // of all bins
   long long first_room;    // byte of the room for codes; a code for each element
+  Adam adam;
 };
 
 // One launch of each encoding kernel.
@@ -39,10 +40,6 @@ struct EncodeStep {
   long long num_tensors;
   int* not_finite;   // 0 before the first launch: whether a gradient, or what is its square, is not
   float boost;       // scale factor - 1
-  float share;       // Adam: 1 - beta_2
-  float decay;       // beta_2, at least 1/2
-  float epsilon;
-  float root_of_moment_scale;
   float* bin_max;          // of each bin
   unsigned char* room;     // for the codes of each piece
   unsigned* piece_codes;   // how many codes a piece has

@@ -25,7 +25,7 @@ std::vector<EncoderTensor> Encoded(const std::vector<float*>& residuals,
   std::vector<EncoderTensor> tensors;
   for (size_t i = 0; i < residuals.size(); ++i) {
     tensors.push_back({residuals[i], gradients[i], GradientType::kFloat, kAdaCompSizes[i],
-                       kBinSizes[i], moments.empty() ? nullptr : moments[i]});
+                       kBinSizes[i], moments.empty() ? nullptr : moments[i], nullptr, kAdam});
   }
   return tensors;
 }
@@ -41,12 +41,12 @@ Status CheckEncode(bool divides, DriverQueue* queue, std::vector<int32_t>* paylo
   const std::vector<float*> gpu_residuals = Upload(residuals, queue);
   const std::vector<float*> gpu_moments = Upload(moments, queue);
   const EncodedOnGpu on_gpu = EncodeAdaComp(
-      Encoded(gpu_residuals, Upload(gradients, queue), gpu_moments), 2, kAdam, queue);
+      Encoded(gpu_residuals, Upload(gradients, queue), gpu_moments), 2, queue);
   gpu::EncodeSummary summary = {};
   queue->Download(on_gpu.summary, sizeof summary, &summary);
 
   AdaCompEncoder encoder(Encoded(Pointers(&residuals), Pointers(&gradients), Pointers(&moments)),
-                         2, OnThisThread, BestSimd(), kAdam);
+                         2, OnThisThread);
   if (!encoder.Run()) return {"the check itself is not finite"};
   payload->assign(kHeaderWords + encoder.body_words(), 0);
   encoder.WriteBody(payload->data() + kHeaderWords);
@@ -79,7 +79,7 @@ Status CheckNotFinite(DriverQueue* queue) {
   gradients[1][4000] = std::numeric_limits<float>::infinity();
   const std::vector<float*> gpu_residuals = Upload(residuals, queue);
   const EncodedOnGpu on_gpu =
-      EncodeAdaComp(Encoded(gpu_residuals, Upload(gradients, queue), {}), 2, kAdam, queue);
+      EncodeAdaComp(Encoded(gpu_residuals, Upload(gradients, queue), {}), 2, queue);
   gpu::EncodeSummary summary = {1, 1};
   queue->Download(on_gpu.summary, sizeof summary, &summary);
   // These sums and differences are exact.
@@ -97,9 +97,8 @@ Status CheckTakeBack(DriverQueue* queue) {
   Tensors gradients = Numbers(2);
   const std::vector<float*> gpu_residuals = Upload(residuals, queue);
   TakeBackAdaComp(
-      EncodeAdaComp(Encoded(gpu_residuals, Upload(gradients, queue), {}), 2, kAdam, queue), queue);
-  AdaCompEncoder encoder(Encoded(Pointers(&residuals), Pointers(&gradients), {}), 2, OnThisThread,
-                         BestSimd(), kAdam);
+      EncodeAdaComp(Encoded(gpu_residuals, Upload(gradients, queue), {}), 2, queue), queue);
+  AdaCompEncoder encoder(Encoded(Pointers(&residuals), Pointers(&gradients), {}), 2, OnThisThread);
   encoder.Run();
   encoder.Rollback();
   if (AreEqual(gpu_residuals, residuals, queue)) return {};

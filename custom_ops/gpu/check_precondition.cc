@@ -19,7 +19,7 @@ std::vector<PreconditionTensor> Divided(const std::vector<float*>& moments,
   std::vector<PreconditionTensor> tensors;
   for (size_t i = 0; i < kPreconditionSizes.size(); ++i) {
     tensors.push_back({moments[i], gradients[i], GradientType::kFloat, kPreconditionSizes[i],
-                       outputs[i], i == 0 ? squares[i] : nullptr});
+                       outputs[i], i == 0 ? squares[i] : nullptr, kAdam});
   }
   return tensors;
 }
@@ -41,10 +41,10 @@ Status CheckStep(bool finite, DriverQueue* queue) {
   const std::vector<float*> gpu_outputs = Upload(outputs, queue);
   PreconditionOnGpu(Divided(gpu_moments, Upload(gradients, queue), Upload(squares, queue),
                             gpu_outputs),
-                    kAdam, queue);
+                    queue);
   Precondition(Divided(Pointers(&moments), Pointers(&gradients), Pointers(&squares),
                        Pointers(&outputs)),
-               kAdam, OnThisThread);
+               OnThisThread);
   if (!AreEqual(gpu_moments, moments, queue)) return {"second moments are not the CPU's"};
   if (!AreEqual(gpu_outputs, outputs, queue)) return {"divided gradients are not the CPU's"};
   return {};

@@ -39,9 +39,9 @@ __device__ inline bool AreFinite(float value, float square) {
 __device__ inline float MovedMoment(float moment, float square, float share) {
   return __fadd_rn(moment, __fmul_rn(share, __fsub_rn(square, moment)));
 }
-__device__ inline float Quotient(float value, float moment, float root_of_scale, float epsilon) {
-  const float root = __fmul_rn(root_of_scale, __fsqrt_rn(moment));
-  return __fdiv_rn(value, __fadd_rn(root, epsilon));
+__device__ inline float Quotient(float value, float moment, const Adam& adam) {
+  const float root = __fmul_rn(adam.root_of_scale, __fsqrt_rn(moment));
+  return __fdiv_rn(value, __fadd_rn(root, adam.epsilon));
 }
 
 // The last of `count` entries whose `first` is at most `i`.

@@ -39,10 +39,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       continue;
     }
     const Divided divided = LoadDivided(tensor, i);
-    const float moment = MovedMoment(tensor.second_moment[i], divided.square, step.share);
+    const float moment = MovedMoment(tensor.second_moment[i], divided.square, tensor.adam.share);
     tensor.second_moment[i] = moment;
-    tensor.preconditioned[i] =
-        Quotient(divided.value, moment, step.root_of_scale, step.epsilon);
+    tensor.preconditioned[i] = Quotient(divided.value, moment, tensor.adam);
   }
 }
 

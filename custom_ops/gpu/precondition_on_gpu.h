@@ -6,12 +6,14 @@
 
 #include "../kernels/precondition.h"
 #include "queue.h"
+#include "tables.h"
 
 namespace gradcomp {
 
+gpu::Adam OnGpu(const AdamSettings& settings);
+
 // What Precondition does with tensors whose pointers are the device's.
-void PreconditionOnGpu(const std::vector<PreconditionTensor>& tensors,
-                       const AdamSettings& settings, GpuQueue* queue);
+void PreconditionOnGpu(const std::vector<PreconditionTensor>& tensors, GpuQueue* queue);
 
 }  // namespace gradcomp
 

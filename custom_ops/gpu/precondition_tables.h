@@ -15,6 +15,7 @@ struct DividedTensor {
   int gradient_type;     // GradientType: float, half, bfloat16
   long long size;        // elements
   long long first_slice;
+  Adam adam;
 };
 
 // One launch of each kernel.
@@ -22,9 +23,6 @@ struct PreconditionStep {
   const DividedTensor* tensors;
   long long num_tensors;
   int* not_finite;  // 0 before the first launch
-  float share;      // 1 - beta_2
-  float root_of_scale;
-  float epsilon;
 };
 
 }  // namespace gpu

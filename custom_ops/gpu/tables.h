@@ -11,6 +11,14 @@ constexpr int kLanes = 32;             // threads of a warp
 constexpr int kTileElements = 4096;    // that a CUDA block keeps in its shared memory
 constexpr int kSliceElements = 4096;   // of a tensor, that a CUDA block goes through
 
+// How Adam moves the second moment of a gradient, and divides by its root.
+struct Adam {
+  float share;          // 1 - beta_2
+  float decay;          // beta_2, at least 1/2
+  float epsilon;
+  float root_of_scale;  // of the second moment
+};
+
 }  // namespace gpu
 }  // namespace gradcomp
 

@@ -94,24 +94,22 @@ void Subtract(GradientType type, const void* gradient, int64_t size, float* resi
 PreconditionTensor Preconditioned(const EncoderTensor& tensor, const Strip& strip, float* divided) {
   return {tensor.second_moment ? tensor.second_moment + strip.begin : nullptr,
           GradientAt(tensor.type, tensor.gradient, strip.begin), tensor.type, strip.size, divided,
-          tensor.squares ? tensor.squares + strip.begin : nullptr};
+          tensor.squares ? tensor.squares + strip.begin : nullptr, tensor.adam};
 }
 
 // The gradient; where there is a second moment, divided.
-Addend ToAdd(const EncoderTensor& tensor, const Strip& strip, const AdamSettings& adam,
-             float* divided) {
+Addend ToAdd(const EncoderTensor& tensor, const Strip& strip, float* divided) {
   if (!tensor.second_moment) {
     return {tensor.type, GradientAt(tensor.type, tensor.gradient, strip.begin)};
   }
-  PreconditionFinite(Preconditioned(tensor, strip, divided), adam);
+  PreconditionFinite(Preconditioned(tensor, strip, divided));
   return {GradientType::kFloat, divided};
 }
 
 // What ToAdd returned; gives back the second moment.
-Addend TakeBack(const EncoderTensor& tensor, const Strip& strip, const AdamSettings& adam,
-                float* divided) {
-  if (!tensor.second_moment) return ToAdd(tensor, strip, adam, divided);
-  TakeBack(Preconditioned(tensor, strip, divided), adam);
+Addend TakeBack(const EncoderTensor& tensor, const Strip& strip, float* divided) {
+  if (!tensor.second_moment) return ToAdd(tensor, strip, divided);
+  TakeBack(Preconditioned(tensor, strip, divided));
   return {GradientType::kFloat, divided};
 }
 
@@ -135,11 +133,8 @@ struct AdaCompEncoder::Block {
 };
 
 AdaCompEncoder::AdaCompEncoder(const std::vector<EncoderTensor>& tensors, float scale_factor,
-                               ParallelFor parallel_for, Simd simd, const AdamSettings& adam)
-    : boost_(scale_factor - 1),
-      parallel_for_(std::move(parallel_for)),
-      simd_(simd),
-      adam_(adam) {
+                               ParallelFor parallel_for, Simd simd)
+    : boost_(scale_factor - 1), parallel_for_(std::move(parallel_for)), simd_(simd) {
   for (const EncoderTensor& tensor : tensors) AddTensor(tensor);
   bin_max_.reset(new float[num_bins_]);
 }
@@ -237,7 +232,7 @@ void AdaCompEncoder::Scan(Block* block, float* divided) const {
   const Tensor& tensor = tensors_[block->tensor];
   const Binning& bins = tensor.bins;
   ForEachStrip(bins, block->index, [&](const Strip& strip) {
-    const Addend addend = ToAdd(tensor.source, strip, adam_, divided);
+    const Addend addend = ToAdd(tensor.source, strip, divided);
     BinRun run;
     run.residual = tensor.source.residual + strip.begin;
     run.gradient = addend.values;
@@ -282,7 +277,7 @@ void AdaCompEncoder::SubtractAdded(const Block& block, float* divided) const {
   const Tensor& tensor = tensors_[block.tensor];
   const Binning& bins = tensor.bins;
   ForEachStrip(bins, block.index, [&](const Strip& strip) {
-    const Addend addend = TakeBack(tensor.source, strip, adam_, divided);
+    const Addend addend = TakeBack(tensor.source, strip, divided);
     for (int64_t i = 0; i < strip.num_bins; ++i) {
       // Scanning left a bin that is not finite as it was.
       if (!std::isfinite(bin_max_[tensor.first_bin + strip.first_bin + i])) continue;

@@ -21,6 +21,7 @@ struct EncoderTensor {
   int64_t bin_size;  // 0: sent whole
   float* second_moment = nullptr;  // updated in place; if given, the gradient is divided by its root
   const float* squares = nullptr;  // as of PreconditionTensor
+  AdamSettings adam = {};
 };
 
 // Where tensors have second moments, what it encodes is, to the bit, what Precondition makes of
@@ -28,7 +29,7 @@ struct EncoderTensor {
 class AdaCompEncoder {
  public:
   AdaCompEncoder(const std::vector<EncoderTensor>& tensors, float scale_factor,
-                 ParallelFor parallel_for, Simd simd = BestSimd(), const AdamSettings& adam = {});
+                 ParallelFor parallel_for, Simd simd = BestSimd());
   ~AdaCompEncoder();
 
   // Accumulates, selects and quantizes. Returns whether all values were finite. If so, the
@@ -65,7 +66,6 @@ class AdaCompEncoder {
   const float boost_;
   const ParallelFor parallel_for_;
   const Simd simd_;
-  const AdamSettings adam_;
   std::vector<Tensor> tensors_;
   std::vector<Block> blocks_;
   std::unique_ptr<float[]> bin_max_;

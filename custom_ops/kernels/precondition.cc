@@ -147,13 +147,13 @@ void ForEachBlock(const std::vector<PreconditionTensor>& tensors, const Parallel
                             GradientAt(tensor.type, tensor.gradient, begin), tensor.type,
                             std::min(tensor.size - begin, kBlockSize),
                             tensor.preconditioned + begin,
-                            tensor.squares ? tensor.squares + begin : nullptr});
+                            tensor.squares ? tensor.squares + begin : nullptr, tensor.adam});
   });
 }
 
 }  // namespace
 
-void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSettings& settings,
+void Precondition(const std::vector<PreconditionTensor>& tensors,
                   const ParallelFor& parallel_for) {
   std::atomic<bool> finite{true};
   ForEachBlock(tensors, parallel_for, [&](const PreconditionTensor& block) {
@@ -165,8 +165,7 @@ void Precondition(const std::vector<PreconditionTensor>& tensors, const AdamSett
     }
     return;
   }
-  ForEachBlock(tensors, parallel_for,
-               [&](const PreconditionTensor& block) { PreconditionFinite(block, settings); });
+  ForEachBlock(tensors, parallel_for, PreconditionFinite);
 }
 
 bool IsFinite(const PreconditionTensor& tensor) {
@@ -183,15 +182,16 @@ bool IsFinite(const PreconditionTensor& tensor) {
   return finite;
 }
 
-void PreconditionFinite(const PreconditionTensor& tensor, const AdamSettings& settings) {
+void PreconditionFinite(const PreconditionTensor& tensor) {
   WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
-    Divide(gradient, squares, tensor.size, settings, tensor.second_moment, tensor.preconditioned);
+    Divide(gradient, squares, tensor.size, tensor.adam, tensor.second_moment,
+           tensor.preconditioned);
   });
 }
 
-void TakeBack(const PreconditionTensor& tensor, const AdamSettings& settings) {
+void TakeBack(const PreconditionTensor& tensor) {
   WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
-    TakeBackAll(gradient, squares, tensor.size, settings, tensor.second_moment,
+    TakeBackAll(gradient, squares, tensor.size, tensor.adam, tensor.second_moment,
                 tensor.preconditioned);
   });
 }

@@ -40,8 +40,8 @@ class AdaCompEncodeGpuOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, queue->Unshare(&step->variables), done);
     auto* summary =
         static_cast<gpu::EncodeSummary*>(queue->AllocateOnHost(sizeof(gpu::EncodeSummary)));
-    const EncodedOnGpu encoded = EncodeAdaComp(inputs_.Tensors(context, *step),
-                                               inputs_.scale_factor(), step->adam, queue.get());
+    const EncodedOnGpu encoded =
+        EncodeAdaComp(inputs_.Tensors(context, *step), inputs_.scale_factor(), queue.get());
     queue->CopyToHost(encoded.summary, sizeof *summary, summary);
     // What comes behind on the stream sees the variables as they are then.
     step->variables.Unlock();

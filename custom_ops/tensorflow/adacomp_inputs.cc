@@ -41,7 +41,7 @@ absl::Status AdaCompEncodeInputs::Read(OpKernelContext* context, Step* step) con
   TF_RETURN_IF_ERROR(GetBinSizes(context, num_tensors_, &step->bin_sizes));
   if (num_moments_ > 0) {
     const int adam_step = 2 * num_tensors_ + 1 + num_moments_;
-    TF_RETURN_IF_ERROR(adam_.At(context, adam_step, "adam_step", &step->adam));
+    TF_RETURN_IF_ERROR(adam_.At(context, adam_step, "adam_step", num_tensors_, &step->adam));
   }
   TF_RETURN_IF_ERROR(step->variables.Lock(
       context, {{0, num_tensors_, "residual"},
@@ -75,7 +75,7 @@ std::vector<EncoderTensor> AdaCompEncodeInputs::Tensors(OpKernelContext* context
     tensors.push_back({step.variables.data(i), gradient.data(), ToGradientType(gradient.dtype()),
                        gradient.NumElements(), step.bin_sizes[i],
                        num_moments_ > 0 ? step.variables.data(num_tensors_ + i) : nullptr,
-                       step.squares[i]});
+                       step.squares[i], num_moments_ > 0 ? step.adam[i] : AdamSettings{}});
   }
   return tensors;
 }

@@ -27,7 +27,7 @@ class AdaCompEncodeInputs {
   struct Step {
     int64_t step = 0;
     std::vector<int64_t> bin_sizes;
-    AdamSettings adam{};
+    std::vector<AdamSettings> adam;  // of each gradient; none without second moments
     std::vector<const float*> squares;  // of each gradient, as of EncoderTensor
     LockedResiduals variables;
   };

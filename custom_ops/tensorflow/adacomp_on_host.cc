@@ -39,8 +39,7 @@ absl::Status EncodeAdaCompOnHost(OpKernelContext* context, const AdaCompEncodeIn
   HostTensors host(context);
   std::vector<EncoderTensor> tensors;
   TF_RETURN_IF_ERROR(TensorsOnHost(context, inputs, step, &host, &tensors));
-  AdaCompEncoder encoder(tensors, inputs.scale_factor(), ThreadPool(context), BestSimd(),
-                         step->adam);
+  AdaCompEncoder encoder(tensors, inputs.scale_factor(), ThreadPool(context));
   const bool finite = encoder.Run();
   const PayloadHeader header = inputs.Header(*step, finite, encoder.body_words());
   AdaCompEncodeInputs::Outputs outputs;

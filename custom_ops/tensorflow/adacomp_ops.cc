@@ -28,7 +28,7 @@ absl::Status AdaCompEncodeShape(InferenceContext* c) {
         MergeVariableShape(c, 2 * num_tensors + 1, i, "second moment", &shape));
   }
   ShapeHandle unused;
-  return c->WithRank(c->input(2 * num_tensors + 1 + num_moments), 0, &unused);
+  return c->WithRankAtMost(c->input(2 * num_tensors + 1 + num_moments), 1, &unused);
 }
 
 absl::Status AccumulateShape(InferenceContext* c) {

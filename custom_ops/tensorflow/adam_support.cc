@@ -29,14 +29,25 @@ absl::Status AdamAttributes::Read(OpKernelConstruction* context) {
 }
 
 absl::Status AdamAttributes::At(OpKernelContext* context, int input, const char* name,
-                                AdamSettings* settings) const {
-  int64_t step = 0;
-  TF_RETURN_IF_ERROR(GetScalar(context, input, name, &step));
-  if (step < 1) return InvalidArgument(name, " is ", step, "; expected 1 or more");
+                                int num_gradients, std::vector<AdamSettings>* settings) const {
+  const Tensor& steps = context->input(input);
+  const bool for_all = steps.dims() == 0;
+  if (!for_all && steps.shape() != TensorShape({num_gradients})) {
+    return InvalidArgument(name, " has shape ", steps.shape().DebugString(),
+                           "; expected a scalar, or one for each of ", num_gradients, " gradients");
+  }
+  for (int i = 0; i < num_gradients; ++i) {
+    const int64_t step = steps.flat<int64_t>()(for_all ? 0 : i);
+    if (step < 1) return InvalidArgument(name, " is ", step, "; expected 1 or more");
+    settings->push_back(InStep(step));
+  }
+  return absl::OkStatus();
+}
+
+AdamSettings AdamAttributes::InStep(int64_t step) const {
   const double correction = 1 - std::pow(static_cast<double>(beta_2_), step);
   const double epsilon = corrects_epsilon_ ? epsilon_ / std::sqrt(correction) : epsilon_;
-  *settings = {beta_2_, static_cast<float>(epsilon), static_cast<float>(scale_ / correction)};
-  return absl::OkStatus();
+  return {beta_2_, static_cast<float>(epsilon), static_cast<float>(scale_ / correction)};
 }
 
 absl::Status SquaresInputs::Read(OpKernelConstruction* context, int num_gradients) {

@@ -2,6 +2,9 @@
 #ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_
 #define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_
 
+#include <cstdint>
+#include <vector>
+
 #include "../kernels/precondition.h"
 #include "status.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -13,11 +16,14 @@ class AdamAttributes {
   // Reads and checks beta_2, epsilon and scale.
   absl::Status Read(tensorflow::OpKernelConstruction* context);
 
-  // Reads and checks the input, a scalar that errors call `name`: Adam's step, from 1 on.
+  // Reads and checks the input, which errors call `name`: Adam's step, from 1 on, for each gradient or,
+  // as a scalar, for all.
   absl::Status At(tensorflow::OpKernelContext* context, int input, const char* name,
-                  AdamSettings* settings) const;
+                  int num_gradients, std::vector<AdamSettings>* settings) const;
 
  private:
+  AdamSettings InStep(int64_t step) const;
+
   float beta_2_;
   float epsilon_;
   bool corrects_epsilon_;

@@ -40,14 +40,14 @@ class PreconditionOp : public OpKernel {
 
  protected:
   struct Step {
-    AdamSettings settings;
+    std::vector<AdamSettings> adam;  // of each gradient
     LockedResiduals moments;
     std::vector<const float*> squares;  // of each gradient, on the op's device
   };
 
   // Reads and checks everything but the values of tensors.
   absl::Status Read(OpKernelContext* context, Step* step) const {
-    TF_RETURN_IF_ERROR(adam_.At(context, 2 * num_tensors_, "step", &step->settings));
+    TF_RETURN_IF_ERROR(adam_.At(context, 2 * num_tensors_, "step", num_tensors_, &step->adam));
     TF_RETURN_IF_ERROR(step->moments.Lock(context, num_tensors_, 0, "second moment"));
     TF_RETURN_IF_ERROR(CheckGradientShapes(context, step->moments, num_tensors_));
     step->squares.resize(num_tensors_);
@@ -75,9 +75,9 @@ class PreconditionOp : public OpKernel {
       float* output;
       TF_RETURN_IF_ERROR(host.Output(i, gradient->shape(), &output));
       tensors.push_back({moments[i], gradient->data(), ToGradientType(gradient->dtype()),
-                         gradient->NumElements(), output, squares});
+                         gradient->NumElements(), output, squares, step->adam[i]});
     }
-    Precondition(tensors, step->settings, ThreadPool(context));
+    Precondition(tensors, ThreadPool(context));
     return host.Finish();
   }
 
@@ -114,9 +114,10 @@ class PreconditionGpuOp : public PreconditionOp {
       Tensor* output;
       OP_REQUIRES_OK(context, context->allocate_output(i, from.shape(), &output));
       tensors.push_back({step.moments.data(i), from.data(), ToGradientType(from.dtype()),
-                         from.NumElements(), output->flat<float>().data(), step.squares[i]});
+                         from.NumElements(), output->flat<float>().data(), step.squares[i],
+                         step.adam[i]});
     }
-    PreconditionOnGpu(tensors, step.settings, queue.get());
+    PreconditionOnGpu(tensors, queue.get());
     OP_REQUIRES_OK(context, queue->KeepUntilDone());
   }
 };

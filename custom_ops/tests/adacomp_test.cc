@@ -130,7 +130,8 @@ std::vector<float> Divided(GradientType type, const std::vector<Gradient>& gradi
                            std::vector<float>* moment) {
   std::vector<float> divided(gradient.size());
   const int64_t size = gradient.size();
-  Precondition({{moment->data(), gradient.data(), type, size, divided.data()}}, kAdam, Threads(1));
+  Precondition({{moment->data(), gradient.data(), type, size, divided.data(), nullptr, kAdam}},
+               Threads(1));
   return divided;
 }
 
@@ -195,8 +196,8 @@ void RollbackGivesSecondMomentsBack() {
   const std::vector<float> gradient = Normal(residual.size(), 0.3f, 2);
   const std::vector<float> before = residual;
   AdaCompEncoder encoder({{residual.data(), gradient.data(), GradientType::kFloat, 100001, 500,
-                           moment.data()}},
-                         2, Threads(2), BestSimd(), kAdam);
+                           moment.data(), nullptr, kAdam}},
+                         2, Threads(2));
   CHECK(encoder.Run());
   encoder.Rollback();
   for (size_t i = 0; i < residual.size(); ++i) {

@@ -39,11 +39,10 @@ GpuEncoded EncodeOnGpu(const Tensors& residuals, const std::vector<std::vector<G
     tensors.push_back({encoded.residuals[i].data(), gradients[i].data(), settings.type,
                        static_cast<int64_t>(gradients[i].size()), bin_sizes[i],
                        moments.empty() ? nullptr : encoded.moments[i].data(),
-                       squares.empty() ? nullptr : squares[i].data()});
+                       squares.empty() ? nullptr : squares[i].data(), settings.adam});
   }
   EmulatedQueue queue(kKernels, seed);
-  const EncodedOnGpu on_gpu =
-      EncodeAdaComp(tensors, settings.scale_factor, settings.adam, &queue);
+  const EncodedOnGpu on_gpu = EncodeAdaComp(tensors, settings.scale_factor, &queue);
   PayloadHeader header;
   header.method = static_cast<uint16_t>(Method::kAdaComp);
   header.fingerprint = kFingerprint;
@@ -254,15 +253,15 @@ void WhatCannotBeSentIsTakenBackAsOnTheCpu() {
       std::vector<EncoderTensor> all;
       for (size_t i = 0; i < bin_sizes.size(); ++i) {
         all.push_back({(*residuals)[i].data(), gradients[i].data(), GradientType::kFloat, 13000,
-                       bin_sizes[i], divides ? (*moments)[i].data() : nullptr});
+                       bin_sizes[i], divides ? (*moments)[i].data() : nullptr, nullptr, kAdam});
       }
       return all;
     };
-    AdaCompEncoder encoder(tensors(&on_cpu, &cpu_moments), 2, Threads(1), BestSimd(), kAdam);
+    AdaCompEncoder encoder(tensors(&on_cpu, &cpu_moments), 2, Threads(1));
     CHECK(encoder.Run());
     encoder.Rollback();
     EmulatedQueue queue(kKernels, 1);
-    TakeBackAdaComp(EncodeAdaComp(tensors(&on_gpu, &gpu_moments), 2, kAdam, &queue), &queue);
+    TakeBackAdaComp(EncodeAdaComp(tensors(&on_gpu, &gpu_moments), 2, &queue), &queue);
     for (size_t i = 0; i < bin_sizes.size(); ++i) {
       CHECK(SameBits(on_gpu[i], on_cpu[i]));
       CHECK(SameBits(gpu_moments[i], cpu_moments[i]));

@@ -26,23 +26,26 @@ struct Tensors {
     std::vector<PreconditionTensor> tensors;
     for (size_t i = 0; i < gradients.size(); ++i) {
       tensors.push_back({moments[i].data(), gradients[i].data(), GradientType::kFloat,
-                         static_cast<int64_t>(gradients[i].size()), outputs[i].data()});
+                         static_cast<int64_t>(gradients[i].size()), outputs[i].data(), nullptr,
+                         adam[i % adam.size()]});
     }
-    Precondition(tensors, kAdam, parallel_for);
+    Precondition(tensors, parallel_for);
   }
 
   void CheckQuotients() const {
     for (size_t i = 0; i < gradients.size(); ++i) {
+      const float scale = adam[i % adam.size()].scale;
       for (size_t j = 0; j < gradients[i].size(); ++j) {
         const float value = gradients[i][j];
         const float moment = 0.25f + (1 - 0.9f) * (value * value - 0.25f);
         CHECK(moments[i][j] == moment);
-        CHECK(outputs[i][j] == value / (std::sqrt(2.0f) * std::sqrt(moment) + 1e-3f));
+        CHECK(outputs[i][j] == value / (std::sqrt(scale) * std::sqrt(moment) + 1e-3f));
       }
     }
   }
 
   std::vector<std::vector<float>> gradients, moments, outputs;
+  std::vector<AdamSettings> adam = {kAdam};
 };
 
 void DividesByTheRootOnAnyNumberOfThreads() {
@@ -51,6 +54,13 @@ void DividesByTheRootOnAnyNumberOfThreads() {
     tensors.Run(Threads(threads));
     tensors.CheckQuotients();
   }
+}
+
+void EachTensorHasSettingsOfItsOwn() {
+  Tensors tensors({100, 200'000});
+  tensors.adam.push_back({kAdam.beta_2, kAdam.epsilon, 10.0f});
+  tensors.Run(Threads(2));
+  tensors.CheckQuotients();
 }
 
 void RootsDoNotOverflow() {
@@ -78,6 +88,7 @@ void LeavesMomentsWhereNotFinite() {
 int main() {
   using namespace gradcomp;
   RUN(DividesByTheRootOnAnyNumberOfThreads);
+  RUN(EachTensorHasSettingsOfItsOwn);
   RUN(RootsDoNotOverflow);
   RUN(LeavesMomentsWhereNotFinite);
 }

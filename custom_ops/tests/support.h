@@ -61,10 +61,9 @@ std::vector<int32_t> Encode(std::vector<std::vector<float>>* residuals,
     tensors.push_back({(*residuals)[i].data(), gradients[i].data(), settings.type,
                        static_cast<int64_t>(gradients[i].size()), bin_sizes[i],
                        moments ? (*moments)[i].data() : nullptr,
-                       squares.empty() ? nullptr : squares[i].data()});
+                       squares.empty() ? nullptr : squares[i].data(), settings.adam});
   }
-  AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd,
-                         settings.adam);
+  AdaCompEncoder encoder(tensors, settings.scale_factor, settings.parallel_for, settings.simd);
   PayloadHeader header;
   header.method = static_cast<uint16_t>(Method::kAdaComp);
   header.fingerprint = kFingerprint;

@@ -45,6 +45,19 @@ class PreconditionTest(tf.test.TestCase):
                     np.testing.assert_array_equal(divided[i].numpy(), wanted)
                     np.testing.assert_array_equal(moments[i].numpy(), expected[i])
 
+    def test_each_gradient_may_be_at_a_step_of_its_own(self):
+        for amsgrad in (False, True):
+            moments, gradients, steps = new_moments(), draw(1), [1, 7, 3, 2, 5000]
+            largest = new_moments() if amsgrad else ()
+            given = ops.SecondMoments(moments, steps, **ADAM, largest=largest)
+            together = ops.precondition(given, gradients)
+            for i, gradient in enumerate(gradients):
+                own = ([tf.Variable(tf.zeros(SHAPES[i]))] for _ in range(2))
+                moment, largest = next(own), next(own) if amsgrad else ()
+                given = ops.SecondMoments(moment, steps[i], **ADAM, largest=largest)
+                self.assertAllEqual(together[i], ops.precondition(given, [gradient])[0])
+                self.assertAllEqual(moments[i], moment[0])
+
     def test_given_squares_are_taken_in_place_of_the_gradients_own(self):
         for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
             moments, gradients = new_moments(), draw(1, dtype)
@@ -115,7 +128,7 @@ def test_beside_given_squares_neither_may_be_other_than_finite(bad, of_gradient)
         ({"scale": 0.0}, "scale is 0"),
         ({"scale": float("inf")}, "scale is inf"),
         ({"step": 0}, "step is 0"),
-        ({"step": [1]}, r"step has shape \[1\]"),
+        ({"step": [1, 2]}, r"step has shape \[2\]; expected a scalar, or one for each of 1"),
         ({"gradients": [tf.zeros(4)]}, r"gradient 0 has shape \[4\]; expected \[3\]"),
         ({"gradients": [tf.zeros(3)] * 2}, "2 gradients for 1 residuals"),
         ({"squares": [tf.zeros(3)] * 2}, "2 squares for 1 gradients"),

@@ -207,6 +207,45 @@ def test_one_variable_after_the_other_is_handed_over():
         assert (np.sum(copies(other.strategy, variable), 0) >= 0.99 * slot).all()
 
 
+def late(inner, compressor="adacomp(bin_sizes=20)"):
+    """A job whose inner optimizer has made 3000 updates when `b` gets its first gradient."""
+    job = Job(2, inner, compressor)
+    job.step([of_one[:1] for of_one in gradients_at(0, 2)], ["a"])
+    job.optimizer.inner_optimizer.iterations.assign(3000)
+    return job
+
+
+def largest_move_of_b(job, steps):
+    moves = []
+    for step in steps:
+        before = job.values()[1]
+        job.step(gradients_at(step, job.replicas))
+        moves.append(np.abs(job.values()[1] - before).max())
+    return max(moves)
+
+
+@pytest.mark.parametrize(
+    ("inner", "compressor"),
+    [
+        (adam, "adacomp(bin_sizes=20)"),
+        (amsgrad, "adacomp(bin_sizes=20)"),
+        (adam, "top_k(density=0.1)"),
+        (adam, "scalecom(rates=20)"),
+    ],
+)
+def test_a_variable_whose_gradients_come_late_moves_as_far_as_a_new_one(inner, compressor):
+    new = largest_move_of_b(Job(2, inner, compressor), range(1, 31))
+    assert largest_move_of_b(late(inner, compressor), range(1, 31)) <= 1.5 * new
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_what_came_late_keeps_its_pace_in_the_next_job(replicas):
+    job = late(adam)
+    before = largest_move_of_b(job, range(1, 11))
+    other = job.resumed(replicas, adam)
+    assert largest_move_of_b(other, range(11, 21)) <= 1.5 * before
+
+
 def test_what_was_left_keeps_its_size_when_it_is_divided_and_back():
     job = Job(2, adam, precondition=None)
     job.train(range(40))

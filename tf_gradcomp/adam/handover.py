@@ -33,6 +33,15 @@ class InnerState:
     moments: Mapping[str, Sequence[tf.Variable]]
     momentums: Sequence[tf.Variable]
 
+    def updates_before(self, second_moment: tf.Tensor) -> tf.Tensor:
+        """How many updates it has made before one of its second moments begins, int64 scalar."""
+        begun = tf.reduce_any(second_moment > 0)
+        return tf.where(begun, tf.zeros_like(self.updates), self.updates)
+
+    def updates_after(self, since: tf.Tensor) -> tf.Tensor:
+        """How many updates it has made after the first `since` ones, int64 as that is."""
+        return tf.maximum(self.updates - since, 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class HandOver:
@@ -44,6 +53,8 @@ class HandOver:
         moments: The replica's own second moments, by the names of `Preconditioner.state`.
         of_gradients: What else is kept in units of the gradients, such as the residuals: for each
             kind, a variable for each gradient.
+        since: int64 [gradients], how many updates the inner optimizer had made before the replica's
+            own second moment of each gradient began; 0 if it goes on with the inner optimizer's.
         replicas: The number of replicas.
     """
 
@@ -51,9 +62,10 @@ class HandOver:
     inner: InnerState
     moments: Mapping[str, Sequence[tf.Variable]]
     of_gradients: Sequence[Sequence[tf.Variable]]
+    since: tf.Tensor
     replicas: int
 
-    def take(self, place: int, wanted: tf.Tensor) -> None:
+    def take(self, place: int, wanted: tf.Tensor) -> tf.Tensor:
         """Gives the replica its share of the inner optimizer's second moments of one gradient.
 
         What it keeps in units of the gradient, and the inner optimizer's momentum, are divided by
@@ -62,6 +74,9 @@ class HandOver:
         Args:
             place: The place of the gradient among these.
             wanted: bool scalar; where it is false, nothing changes.
+
+        Returns:
+            What `since` is from now on, of this gradient.
         """
         totals = {
             name: tf.cast(slots[place].read_value(), tf.float32)
@@ -72,27 +87,36 @@ class HandOver:
             _assign(self.moments[name][place], total / self.replicas, wanted)
         variables = self._in_units_of_the_gradient(place)
         values = [tf.cast(variable.read_value(), tf.float32) for variable in variables]
-        divided = self._correction.divided(values, second_moment)
+        divided = self._inner_correction.divided(values, second_moment)
         for variable, value in zip(variables, divided, strict=True):
             _assign(variable, value, wanted)
+        return tf.where(wanted, self.inner.updates_before(second_moment), self._since[place])
 
     def give_back(self, place: int, wanted: tf.Tensor) -> None:
         """Gives the inner optimizer the second moments of one gradient; the inverse of `take`."""
-        root = self.roots(place)
+        correction = self._corrections[place]
+        own = self.moments[self.preconditioner.root_of][place].read_value()
+        root = correction.root(self.replicas * own)
+        # The inner optimizer corrects their bias by the number of all of its updates.
+        grows = tf.square(self._inner_correction.factor / correction.factor)
+        scale = self.replicas * tf.where(self._since[place] > 0, grows, 1.0)
         for name, moments in self.moments.items():
-            total = self.replicas * moments[place].read_value()
+            total = scale * moments[place].read_value()
             _assign(self.inner.moments[name][place], total, wanted)
         for variable in self._in_units_of_the_gradient(place):
             _assign(variable, tf.cast(variable.read_value(), tf.float32) * root, wanted)
 
-    def roots(self, place: int) -> tf.Tensor:
-        """What one gradient was divided by, as this replica's own second moments tell."""
-        own = self.moments[self.preconditioner.root_of][place].read_value()
-        return self._correction.root(self.replicas * own)
+    @functools.cached_property
+    def _inner_correction(self) -> Correction:
+        return self.preconditioner.correction(self.inner.updates)
 
     @functools.cached_property
-    def _correction(self) -> Correction:
-        return self.preconditioner.correction(self.inner.updates)
+    def _corrections(self) -> list[Correction]:
+        return self.preconditioner.corrections(self.inner.updates_after(self.since))
+
+    @functools.cached_property
+    def _since(self) -> list[tf.Tensor]:
+        return tf.unstack(self.since)
 
     def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:
         return [self.inner.momentums[place], *(of_all[place] for of_all in self.of_gradients)]

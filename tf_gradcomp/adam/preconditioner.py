@@ -71,7 +71,7 @@ class Preconditioner:
 
         Args:
             state: Resource handles by name, in the order of the gradients.
-            updates: int64 scalar, how many updates the inner optimizer has made so far.
+            updates: int64, how many updates each of them, or as a scalar all, has seen so far.
             replicas: The number of replicas.
             gradients: The replica's gradients.
         """
@@ -98,18 +98,29 @@ class Preconditioner:
         """How the bias of second moments is corrected.
 
         Args:
-            updates: int64 scalar, how many updates they have seen.
+            updates: int64, how many updates they have seen.
         """
         decayed = tf.pow(self.beta_2, tf.cast(updates, tf.float32))
         factor = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
         return Correction(factor, self.epsilon / factor if self.corrects_epsilon else self.epsilon)
+
+    def corrections(self, updates: tf.Tensor) -> list[Correction]:
+        """That of each of some second moments.
+
+        Args:
+            updates: int64 [second moments], how many updates each has seen.
+        """
+        of_all = self.correction(updates)
+        factors = tf.unstack(of_all.factor)
+        epsilons = tf.unstack(tf.broadcast_to(of_all.epsilon, of_all.factor.shape))
+        return [Correction(*of_one) for of_one in zip(factors, epsilons, strict=True)]
 
 
 class Correction(NamedTuple):
     """Corrects the bias of second moments, which are too small in the first steps.
 
     Attributes:
-        factor: float32 scalar, by which the bias makes their roots smaller.
+        factor: float32, in the shape of `updates`, by which the bias makes their roots smaller.
         epsilon: What is added to the corrected roots.
     """
 

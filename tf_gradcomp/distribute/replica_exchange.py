@@ -128,16 +128,18 @@ class ReplicaExchange:
         taken, scales = self._fact(facts.moments_taken), self._fact(facts.residual_scale)
 
         def change() -> None:
+            since: Sequence[tf.Tensor | int] = [0] * len(takes)
             if inner is None:
                 tf.debugging.assert_none_equal(taken, True, message=_NOT_ADAM)
             else:
-                self._move_moments(inner, taken, takes)
+                since = self._move_moments(inner, taken, takes)
             if residuals := self._state().get(RESIDUAL):
                 factors = tf.unstack(scale / scales, len(takes))
                 for residual, factor in zip(residuals, factors, strict=True):
                     residual.assign(residual.read_value() * factor)
             every = range(len(self._numbers))
             self._set_fact(facts.moments_taken, takes, every)
+            self._set_fact(facts.moments_since, since, every)
             self._set_fact(facts.residual_scale, [scale] * len(takes), every)
 
         right = tf.logical_and(
@@ -145,13 +147,19 @@ class ReplicaExchange:
         )
         tf.cond(right, lambda: None, change)
 
-    def _move_moments(self, inner: InnerState, taken: tf.Tensor, takes: Sequence[bool]) -> None:
+    def _move_moments(
+        self, inner: InnerState, taken: tf.Tensor, takes: Sequence[bool]
+    ) -> list[tf.Tensor | int]:
+        """Returns what `moments_since` is of each gradient from now on."""
         handover = self._handover(inner)
+        since: list[tf.Tensor | int] = []
         for place, is_taken in enumerate(tf.unstack(taken, len(self._numbers))):
             if takes[place]:
-                handover.take(place, tf.logical_not(is_taken))
+                since.append(handover.take(place, tf.logical_not(is_taken)))
             else:
                 handover.give_back(place, is_taken)
+                since.append(0)
+        return since
 
     def _handover(self, inner: InnerState) -> HandOver:
         state = self._state()
@@ -160,7 +168,8 @@ class ReplicaExchange:
         if preconditioner is None:
             raise RuntimeError("There is nothing to hand over without second moments.")
         of_gradients = [state[name] for name in OF_GRADIENTS if name in state]
-        return HandOver(preconditioner, inner, moments, of_gradients, self._parts.group.size)
+        since = self._fact(self._parts.facts.moments_since)
+        return HandOver(preconditioner, inner, moments, of_gradients, since, self._parts.group.size)
 
     def with_what_waits(
         self, places: Sequence[int], gradients: Gradients, scale: tf.Tensor | float = 1.0
@@ -302,8 +311,9 @@ class ReplicaExchange:
         with OnHost(self._state(numbers), parts.on_gpu) as handles:
             moments = None
             if parts.preconditioner and inner:
+                since = tf.gather(self._fact(parts.facts.moments_since), list(places))
                 moments = parts.preconditioner.second_moments(
-                    handles, inner.updates, communicator.size, gradients
+                    handles, inner.updates_after(since), communicator.size, gradients
                 )
             step = ReplicaStep.of(
                 specs,

@@ -126,6 +126,8 @@ class Facts(tf.Module):
             1 for most methods.
         moments_taken: bool [gradients], whether the replicas have second moments of their own in
             use. Then the residual and the inner optimizer's momentum are of divided gradients.
+        moments_since: int64 [gradients], how many updates the inner optimizer had made before
+            these second moments began; 0 where they go on with the inner optimizer's.
     """
 
     def __init__(self, gradients: int) -> None:
@@ -133,6 +135,7 @@ class Facts(tf.Module):
         self.residual_waits = _own_variable(np.zeros(gradients, bool), "residual_waits", True)
         self.residual_scale = _own_variable(np.ones(gradients, "float32"), "residual_scale", True)
         self.moments_taken = _own_variable(np.zeros(gradients, bool), "moments_taken", True)
+        self.moments_since = _own_variable(np.zeros(gradients, "int64"), "moments_since", True)
 
     def nothing_kept(self) -> bool:
         """Whether what replicas keep for each gradient is all zeros."""
@@ -141,7 +144,7 @@ class Facts(tf.Module):
     @property
     def all(self) -> list[tf.Variable]:
         """All of these variables."""
-        return [self.residual_waits, self.residual_scale, self.moments_taken]
+        return [self.residual_waits, self.residual_scale, self.moments_taken, self.moments_since]
 
 
 class Variables(NamedTuple):

@@ -16,7 +16,8 @@ class SecondMoments(NamedTuple):
 
     Attributes:
         variables: float32 variables or their resource handles, updated in place.
-        step: int64 scalar: 1 in the first step, as for Adam's bias correction.
+        step: int64, a scalar or one for each gradient: 1 in its first step, as for Adam's bias
+            correction.
         beta_2: Adam's decay rate, from 0 to less than 1.
         epsilon: Adam's small number that is added to roots, positive.
         corrects_epsilon: Whether it is added before the bias of the second moment is corrected, as
@@ -82,21 +83,21 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
     if not second_moments.largest:
         return divided
     own, largest = map(handles_of, (second_moments.variables, second_moments.largest))
+    steps = tf.unstack(tf.broadcast_to(second_moments.step, [len(divided)]))
     return [
-        gradient * _root_by_largest(second_moments, *handles)
-        for gradient, *handles in zip(divided, own, largest, strict=True)
+        gradient * _root_by_largest(second_moments, *of_one)
+        for gradient, *of_one in zip(divided, own, largest, steps, strict=True)
     ]
 
 
 def _root_by_largest(
-    second_moments: SecondMoments, own: tf.Tensor, largest: tf.Tensor
+    second_moments: SecondMoments, own: tf.Tensor, largest: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
     """The ratio of what a gradient was divided by to AMSGrad's divisor, which is updated."""
     now = tf.raw_ops.ReadVariableOp(resource=own, dtype=tf.float32)
     most = tf.maximum(now, tf.raw_ops.ReadVariableOp(resource=largest, dtype=tf.float32))
     tf.raw_ops.AssignVariableOp(resource=largest, value=most)
-    step = tf.cast(second_moments.step, tf.float32)
-    correction = 1 - tf.pow(second_moments.beta_2, step)
+    correction = 1 - tf.pow(second_moments.beta_2, tf.cast(step, tf.float32))
     root_of_factor = tf.sqrt(second_moments.scale / correction)
     epsilon = second_moments.epsilon
     if second_moments.corrects_epsilon:

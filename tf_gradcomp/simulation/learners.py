@@ -139,6 +139,7 @@ class Learners:
         self._lgc = lgc_in(self.compressor) if learners > 1 else None
         self.plans: list[PlanInForce] = []
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._moments_since = tf.Variable(np.zeros(len(self.specs), "int64"), trainable=False)
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         # Whether a large table is summed whole depends on the step's gradients: not in a graph.
         graph = graph and not any(map(self._is_large, range(len(self.specs))))
@@ -344,7 +345,7 @@ class Learners:
     def _second_moments(self, preconditioner: Preconditioner) -> SecondMoments:
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
         inner = adam.inner_state(optimizer, variables, lambda variable: variable)
-        return SecondMoments(preconditioner, inner, self.state)
+        return SecondMoments(preconditioner, inner, self.state, self._moments_since)
 
     def _step_of(
         self, rank: int, places: list[int], gradients: list[Gradient], finite: tf.Tensor
@@ -357,8 +358,9 @@ class Learners:
         moments = None
         if self._preconditioner:
             updates = tf.cast(self.model.optimizer.iterations, tf.int64)
+            since = tf.gather(self._moments_since, places)
             moments = self._preconditioner.second_moments(
-                of_one, updates, size, [gradients[i] for i in places]
+                of_one, tf.maximum(updates - since, 0), size, [gradients[i] for i in places]
             )
         return ReplicaStep.of(
             [self.specs[i] for i in places],

@@ -23,11 +23,13 @@ class SecondMoments:
         preconditioner: What divides the learners' gradients.
         inner: The optimizer's state, for all gradients.
         states: What each learner keeps.
+        since: int64 [gradients], as of `HandOver`; updated in place.
     """
 
     preconditioner: Preconditioner
     inner: InnerState
     states: Sequence[State]
+    since: tf.Variable
 
     def take(self, place: int) -> None:
         """Gives each learner its share of the second moments of one gradient.
@@ -47,14 +49,16 @@ class SecondMoments:
         correction = self.preconditioner.correction(self.inner.updates)
         (divided,) = correction.divided([self._momentum(place)], second_moment)
         _assign(self.inner.momentums[place], divided)
+        self.since[place].assign(self.inner.updates_before(second_moment))
 
     def give_back(self, place: int) -> None:
         """Gives the optimizer the sum of the learners' second moments; the inverse of `take`."""
-        for name, slots in self.inner.moments.items():
-            _assign(slots[place], self._sum(name, place))
         second_moment = self._sum(self.preconditioner.root_of, place)
-        root = self.preconditioner.correction(self.inner.updates).root(second_moment)
-        _assign(self.inner.momentums[place], self._momentum(place) * root)
+        updates = self.inner.updates_after(self.since[place])
+        own, inner = map(self.preconditioner.correction, (updates, self.inner.updates))
+        _assign(self.inner.momentums[place], self._momentum(place) * own.root(second_moment))
+        for name, slots in self.inner.moments.items():
+            _assign(slots[place], self._sum(name, place) * tf.square(inner.factor / own.factor))
 
     def _sum(self, name: str, place: int) -> tf.Tensor:
         return tf.add_n([state[name][place].read_value() for state in self.states])

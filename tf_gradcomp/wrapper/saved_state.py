@@ -35,6 +35,7 @@ def own_state(exchange: GradientExchange) -> dict[str, Any]:
         "residual_waits": facts.residual_waits,
         "residual_scale": facts.residual_scale,
         "moments_taken": facts.moments_taken,
+        "moments_since": facts.moments_since,
         **{
             f"{name}_{i}": variable
             for name, variables in exchange.state.items()
@@ -73,11 +74,11 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     taken = set(store.keys()) & set(state)
     divided = "moments_taken" in store and np.any(store["moments_taken"])
     if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
-        taken -= {"moments_taken", "residual_waits"}
+        taken -= {"moments_taken", "moments_since", "residual_waits"}
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS}
     if f"{RESIDUAL}_0" not in state:
         taken -= {"residual_waits"}
-    facts = {"residual_waits", "accumulators_held"}  # go without saying
+    facts = {"residual_waits", "moments_since", "accumulators_held"}  # go without saying
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
     if left:
         _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
