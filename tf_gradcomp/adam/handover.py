@@ -38,9 +38,10 @@ class InnerState:
         begun = tf.reduce_any(second_moment > 0)
         return tf.where(begun, tf.zeros_like(self.updates), self.updates)
 
-    def updates_after(self, since: tf.Tensor) -> tf.Tensor:
-        """How many updates it has made after the first `since` ones, int64 as that is."""
-        return tf.maximum(self.updates - since, 0)
+
+def updates_after(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
+    """How many of an inner optimizer's `updates` came after the first `since`; int64, as these."""
+    return tf.maximum(updates - since, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ class HandOver:
 
     @functools.cached_property
     def _corrections(self) -> list[Correction]:
-        return self.preconditioner.corrections(self.inner.updates_after(self.since))
+        return self.preconditioner.corrections(updates_after(self.inner.updates, self.since))
 
     @functools.cached_property
     def _since(self) -> list[tf.Tensor]:

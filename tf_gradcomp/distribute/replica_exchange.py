@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.handover import HandOver, InnerState
+from tf_gradcomp.adam.handover import HandOver, InnerState, updates_after
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor, in_turn
 from tf_gradcomp.distribute import riders, sparse
@@ -313,7 +313,7 @@ class ReplicaExchange:
             if parts.preconditioner and inner:
                 since = tf.gather(self._fact(parts.facts.moments_since), list(places))
                 moments = parts.preconditioner.second_moments(
-                    handles, inner.updates_after(since), communicator.size, gradients
+                    handles, updates_after(inner.updates, since), communicator.size, gradients
                 )
             step = ReplicaStep.of(
                 specs,

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.adam.handover import updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
@@ -360,7 +361,7 @@ class Learners:
             updates = tf.cast(self.model.optimizer.iterations, tf.int64)
             since = tf.gather(self._moments_since, places)
             moments = self._preconditioner.second_moments(
-                of_one, tf.maximum(updates - since, 0), size, [gradients[i] for i in places]
+                of_one, updates_after(updates, since), size, [gradients[i] for i in places]
             )
         return ReplicaStep.of(
             [self.specs[i] for i in places],

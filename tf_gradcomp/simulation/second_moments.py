@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.handover import InnerState, updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.distribute.lockstep import State
 
@@ -54,7 +54,7 @@ class SecondMoments:
     def give_back(self, place: int) -> None:
         """Gives the optimizer the sum of the learners' second moments; the inverse of `take`."""
         second_moment = self._sum(self.preconditioner.root_of, place)
-        updates = self.inner.updates_after(self.since[place])
+        updates = updates_after(self.inner.updates, self.since[place])
         own, inner = map(self.preconditioner.correction, (updates, self.inner.updates))
         _assign(self.inner.momentums[place], self._momentum(place) * own.root(second_moment))
         for name, slots in self.inner.moments.items():
