@@ -72,6 +72,41 @@ def test_no_compression_equals_one_process(inner):
     np.testing.assert_allclose(job.table.numpy(), weights.numpy(), rtol=0, atol=5e-7)
 
 
+@pytest.mark.parametrize("most", [2**26, 10], ids=["gathered", "too large"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_casts_train_as_one_process_but_for_rounding(dtype, most):
+    """Adam squares slices one by one: had rows been summed before, its steps would be shorter."""
+    inner, method = keras.optimizers.Adam(0.01), gc.compressors.Cast(dtype)
+    policy = gc.Policy(max_dense_elements=most)
+    job, alone, weights = Job(2, inner, method, policy=policy), copy_of(inner), table()
+    start = weights.numpy()
+    for number in range(8):
+        given = slices_at(number, 2)
+        given[0][1][:] = given[0][1][0]
+        job.step(given)
+        values, indices = (np.concatenate(part) for part in zip(*given, strict=True))
+        alone.apply([slices(values, indices)], [weights])
+    moved = np.abs(weights.numpy() - start).max()
+    error = {"float16": 1e-3, "bfloat16": 1e-2}[dtype]
+    np.testing.assert_allclose(job.table.numpy(), weights.numpy(), rtol=0, atol=error * moved)
+    sent = job.optimizer.exchange.traffic().tensor_bytes["embeddings"]
+    assert sent == 8 * 6 * (4 + 2 * WIDTH)  # an index and 16-bit values for each slice
+
+
+def test_a_slice_that_16_bits_cannot_hold_is_skipped_by_all():
+    job = Job(2, keras.optimizers.SGD(1.0), "cast")
+    start = job.table.numpy()
+    given = slices_at(0, 2)
+    given[1][0][3, 1] = 1e6
+    job.step(given)
+    np.testing.assert_array_equal(job.table.numpy(), start)
+    assert job.optimizer.exchange.skipped_steps.numpy() == 1
+    job.step(slices_at(1, 2))
+    for one in copies(job.strategy, job.table):
+        np.testing.assert_array_equal(one, job.table.numpy())
+        assert (one != start).any()
+
+
 @pytest.mark.parametrize(
     ("inner", "compressor"),
     [
@@ -95,7 +130,7 @@ def test_replicas_stay_equal_and_train(inner, compressor):
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("compressor", ["adacomp(bin_sizes=10)", "scalecom(rates=8)", "cast"])
+@pytest.mark.parametrize("compressor", ["adacomp(bin_sizes=10)", "scalecom(rates=8)", "top_k"])
 def test_the_inner_optimizer_gets_rows_that_were_touched_or_sent(compressor, replicas):
     job = Job(replicas, Recording(1.0), compressor, graph=False)
     given = slices_at(0, replicas)

@@ -153,7 +153,9 @@ class Compressor(abc.ABC):
             each step.
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
-        keeps_slices: Whether `tf.IndexedSlices` are gathered uncompressed, and not made dense.
+        keeps_slices: Whether `tf.IndexedSlices` are gathered, and not made dense and compressed.
+        slices_dtype: In what their values then travel, and those of tables too large to be made
+            dense.
         delays_unless: For a method by which most entries wait in the residual until they are sent:
             the main setting with which a variable is sent whole, and nothing of it waits.
     """
@@ -163,6 +165,7 @@ class Compressor(abc.ABC):
     preconditions: ClassVar[bool] = False
     has_gpu_kernels: bool = False
     keeps_slices: ClassVar[bool] = False
+    slices_dtype: tf.DType = tf.float32
     delays_unless: ClassVar[int | None] = None
     residual_scale: float = 1.0
     phases: tuple[Compressor, ...] = ()

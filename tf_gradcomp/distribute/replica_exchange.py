@@ -90,7 +90,7 @@ class Parts:
         return sparse.is_large(self.specs[number], self.max_dense_elements)
 
     def stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
-        """Whether a gradient is summed as slices, apart from the others and uncompressed."""
+        """Whether a gradient is summed as slices, apart from the others, not by the method."""
         spec = self.specs[number]
         return sparse.stays_sparse(gradient, spec, self.compressor, self.max_dense_elements)
 
@@ -258,7 +258,7 @@ class ReplicaExchange:
     def sum_apart(
         self, places: Sequence[int], slices: Sequence[tf.IndexedSlices]
     ) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
-        """Sums slices uncompressed; returns the sums, and whether all of them are finite."""
+        """Sums slices, not by the method; returns the sums, and whether all are finite."""
         sums = dict(zip(places, slices, strict=True))
         large = {p for p in places if self._parts.is_large(self._numbers[p])}
         if not self._parts.group.is_collective:
@@ -277,8 +277,8 @@ class ReplicaExchange:
         specs = [self._parts.specs[number] for number in numbers]
         step = self._local(self._parts.step).read_value()
         fingerprint = self._parts.compressor.fingerprint(specs)
-        word = riders.tag_word(fingerprint, step)
-        gather = functools.partial(sparse.sum_slices, given, communicator.size, word)
+        word, dtype = riders.tag_word(fingerprint, step), self._parts.compressor.slices_dtype
+        gather = functools.partial(sparse.sum_slices, given, communicator.size, word, dtype)
         if self._parts.group.is_collective and self._parts.is_large(numbers[0]):
             rows = specs[0].shape[0]
             tag = riders.tag(fingerprint, step, tf.float32, communicator.size)
@@ -286,7 +286,7 @@ class ReplicaExchange:
             whole, voted = converse(vote, communicator)
             (sums, tensor_bytes), sent = tf.cond(
                 whole,
-                lambda: converse(sparse.sum_whole(given[0]), communicator),
+                lambda: converse(sparse.sum_whole(given[0], dtype), communicator),
                 lambda: converse(gather(), communicator),
             )
             sent = sent.plus(voted)

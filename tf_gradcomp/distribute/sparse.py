@@ -62,21 +62,22 @@ def stays_sparse(
     compressor: Compressor,
     max_dense_elements: int,
 ) -> bool:
-    """Whether a gradient is summed as slices, apart from the others and uncompressed."""
+    """Whether a gradient is summed as slices, apart from the others, and not by the method."""
     if not isinstance(gradient, tf.IndexedSlices):
         return False
     return compressor.keeps_slices or is_large(spec, max_dense_elements)
 
 
 def sum_slices(
-    slices: Sequence[tf.IndexedSlices], replicas: int, tag: tf.Tensor
+    slices: Sequence[tf.IndexedSlices], replicas: int, tag: tf.Tensor, dtype: tf.DType
 ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
-    """Gathers slices uncompressed: those of all replicas, one behind the other.
+    """Gathers slices: those of all replicas, one behind the other.
 
     Args:
         slices: One for each table.
         replicas: The number of replicas.
         tag: int32 scalar, which must be equal on all replicas.
+        dtype: In what their values travel: float32, float16 or bfloat16.
 
     Returns:
         For each table the slices of all replicas; and int64 [tables], the bytes that each table
@@ -86,12 +87,12 @@ def sum_slices(
         tf.errors.InvalidArgumentError: If the tags differ.
     """
     lengths = tf.stack([tf.size(one.indices) for one in slices])
-    values = [tf.reshape(tf.cast(one.values, tf.float32), [-1]) for one in slices]
-    words = [tf.cast(one.indices, tf.int32) for one in slices]
-    words += [tf.bitcast(flat, tf.int32) for flat in values]
-    rows = yield AllGather(tf.concat([tag[tf.newaxis], lengths, *words], 0))
+    indices = [tf.cast(one.indices, tf.int32) for one in slices]
+    values = [tf.reshape(tf.cast(one.values, dtype), [-1]) for one in slices]
+    words = [tag[tf.newaxis], lengths, *indices, _as_words(tf.concat(values, 0))]
+    rows = yield AllGather(tf.concat(words, 0))
     rows = checked(rows[:, 1:], rows[:, 0], tf.fill([replicas], tag))
-    each = [_unpacked(rows[replica], slices) for replica in range(replicas)]
+    each = [_unpacked(rows[replica], slices, dtype) for replica in range(replicas)]
     sums = [
         tf.IndexedSlices(
             tf.concat([part.values for part in parts], 0),
@@ -100,21 +101,36 @@ def sum_slices(
         )
         for parts in zip(*each, strict=True)
     ]
-    sizes = [tf.size(one.indices) + tf.size(one.values) for one in slices]
-    return sums, 4 * tf.cast(tf.stack(sizes), tf.int64)
+    tensor_bytes = [
+        4 * tf.size(one.indices, tf.int64) + dtype.size * tf.size(one.values, tf.int64)
+        for one in slices
+    ]
+    return sums, tf.stack(tensor_bytes)
 
 
-def _unpacked(words: tf.Tensor, like: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+def _as_words(values: tf.Tensor) -> tf.Tensor:
+    """The bits of numbers as int32: two numbers of 16 bits in one, and a zero where one is over."""
+    if values.dtype.size == 4:
+        return tf.bitcast(values, tf.int32)
+    even = tf.pad(values, [[0, tf.size(values) % 2]])
+    return tf.bitcast(tf.reshape(even, [-1, 2]), tf.int32)
+
+
+def _unpacked(
+    words: tf.Tensor, like: Sequence[tf.IndexedSlices], dtype: tf.DType
+) -> list[tf.IndexedSlices]:
     lengths = tf.unstack(words[: len(like)], len(like))
     start = len(like)
     indices, slices = [], []
     for one, length in zip(like, lengths, strict=True):
         indices.append(tf.cast(words[start : start + length], one.indices.dtype))
         start += length
+    numbers = tf.reshape(tf.bitcast(words[start:], dtype), [-1])
+    start = tf.constant(0)
     for one, of_one, length in zip(like, indices, lengths, strict=True):
         shape = [length, *one.values.shape[1:]]
         size = tf.reduce_prod(shape)
-        values = tf.reshape(tf.bitcast(words[start : start + size], tf.float32), shape)
+        values = tf.reshape(numbers[start : start + size], shape)
         start += size
         slices.append(tf.IndexedSlices(tf.cast(values, one.values.dtype), of_one, one.dense_shape))
     return slices
@@ -144,10 +160,11 @@ def prefer_dense(
 
 
 def sum_whole(
-    slices: tf.IndexedSlices,
+    slices: tf.IndexedSlices, dtype: tf.DType
 ) -> Generator[AllReduce, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
-    """Sums a whole table, uncompressed; returns what `sum_slices` does."""
-    table = tf.cast(dense(slices), slices.values.dtype)
+    """Sums a whole table, in `dtype` or its own if that is smaller; returns as `sum_slices`."""
+    smaller = min(slices.values.dtype, dtype, key=lambda one: one.size)
+    table = tf.cast(dense(slices), smaller)
     total = yield AllReduce(tf.reshape(table, [-1]))
     rows = tf.range(tf.shape(table, tf.int64)[0])
     values = tf.cast(tf.reshape(total, tf.shape(table)), slices.values.dtype)

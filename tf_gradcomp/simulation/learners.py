@@ -294,7 +294,7 @@ class Learners:
     def _sum_slices(
         self, places: list[int], slices: list[list[tf.IndexedSlices]]
     ) -> tuple[list[tf.IndexedSlices], list[Sent]]:
-        """Sums slices uncompressed; of several tables, or of a large one in the cheaper way."""
+        """Sums slices, not by the method; of several tables, or of a large one, as is cheaper."""
         size, step = len(slices), self._step.read_value()
         specs = [self.specs[i] for i in places]
         fingerprint = self.compressor.fingerprint(specs)
@@ -304,10 +304,12 @@ class Learners:
             rows = specs[0].shape[0]
             votes = in_lockstep([sparse.prefer_dense(one[0], rows, size, tag) for one in slices])
             sent, whole = [vote.sent for vote in votes], bool(votes[0].result)
-        word = riders.tag_word(fingerprint, step)
+        word, dtype = riders.tag_word(fingerprint, step), self.compressor.slices_dtype
         ends = in_lockstep(
             [
-                sparse.sum_whole(one[0]) if whole else sparse.sum_slices(one, size, word)
+                sparse.sum_whole(one[0], dtype)
+                if whole
+                else sparse.sum_slices(one, size, word, dtype)
                 for one in slices
             ]
         )
