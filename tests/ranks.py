@@ -89,7 +89,7 @@ def argument(index=1, default=None):
 def report(seen):
     """Hands a JSON-serializable value to the test."""
     with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
-        json.dump(seen, file, default=_plain)
+        file.write(json.dumps(seen, default=_plain))  # `dump` takes twice as long
 
 
 def _plain(value):
