@@ -37,6 +37,8 @@ def transports(hvd: Any) -> list[str]:
 
 def in_use() -> Any | None:
     """The interface of Horovod, such as `horovod.tensorflow`, that the program has initialized."""
+    if "horovod" not in sys.modules:
+        return None
     modules = [module for name, module in sys.modules.items() if name.startswith("horovod.")]
     return next(filter(_is_initialized, modules), None)
 
