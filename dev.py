@@ -496,8 +496,9 @@ def packages_of(target: Target) -> list[str]:
 
 
 def build_environment(compiler: str) -> dict[str, str]:
-    """The variables by which setuptools finds the compiler, where it would not by itself."""
-    variables = {**os.environ, "CXX": compiler}
+    """The variables by which setuptools finds the compiler, and objects of other environments."""
+    kept = str(ROOT / "build" / "objects")
+    variables = {**os.environ, "CXX": compiler, "TF_GRADCOMP_KEPT_OBJECTS": kept}
     c_compiler = variables.get("CC") or sysconfig.get_config_var("CC") or "cc"
     if not shutil.which(shlex.split(c_compiler)[0]):
         variables["CC"] = compiler

@@ -1,9 +1,11 @@
 """Builds the op library against the TensorFlow that is installed. Metadata: pyproject.toml.
 
-`dev.py wheel` sets two variables: the library that is built already, and the local version, which
-names the TensorFlow that it is for.
+`dev.py` sets variables: a folder that keeps objects for all environments; and for a wheel, the
+library that is built already, and the local version, which names the TensorFlow that it is for.
 """
 
+import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -27,6 +29,16 @@ DEPENDS = sorted(
     for ending in ("cc", "h", "cu")
     for source in glob(f"custom_ops/{folder}/*.{ending}")
 )
+FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-g0",
+    "-Wno-sign-compare",
+    "-Wno-subobject-linkage",  # meant for headers, but joined sources look like these
+]
+KEPT_OBJECTS = os.environ.get("TF_GRADCOMP_KEPT_OBJECTS")
 BUILT_LIBRARY = os.environ.get("TF_GRADCOMP_BUILT_LIBRARY")
 LOCAL_VERSION = os.environ.get("TF_GRADCOMP_LOCAL_VERSION")
 
@@ -64,30 +76,13 @@ class BuildOps(build_ext):
             shutil.copy(BUILT_LIBRARY, target)
             return
         tf = import_tensorflow()
-        flags = [
-            "-O3",
-            "-std=c++17",
-            "-ffp-contract=off",
-            "-fno-math-errno",
-            "-g0",
-            "-Wno-sign-compare",
-            "-Wno-subobject-linkage",  # meant for headers, but joined sources look like these
-        ]
-        flags += [re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()]
-        macros = [("TF_GRADCOMP_TENSORFLOW_VERSION", f'"{tf.__version__}"')]
-
-        def compile_one(source):
-            return self.compiler.compile(
-                [source],
-                self.build_temp,
-                macros,
-                include_dirs=[os.getcwd()],
-                extra_postargs=flags,
-                depends=ext.depends,
-            )[0]
-
+        flags = [re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()]
+        flags.append(f'-DTF_GRADCOMP_TENSORFLOW_VERSION="{tf.__version__}"')
+        ops, *others = map(self.joined, JOINED)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, [*map(self.joined, JOINED), *ext.sources]))
+            of_tensorflow = pool.submit(self.compile_one, ops, flags)
+            of_any = pool.map(self.compile_once, [*others, *ext.sources])
+            objects = [of_tensorflow.result(), *of_any]
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
@@ -95,6 +90,40 @@ class BuildOps(build_ext):
             build_temp=self.build_temp,
             target_lang="c++",
         )
+
+    def compile_one(self, source, flags=()):
+        (built,) = self.compiler.compile(
+            [source],
+            self.build_temp,
+            include_dirs=[os.getcwd()],
+            extra_postargs=[*FLAGS, *flags],
+            depends=DEPENDS,
+        )
+        return built
+
+    def compile_once(self, source):
+        """Compiles what includes nothing of TensorFlow's, so that its object fits any version."""
+        if not KEPT_OBJECTS:
+            return self.compile_one(source)
+        made_of = hashlib.sha256(repr([self.compiler.compiler_so_cxx, FLAGS]).encode())
+        for path in DEPENDS:
+            with open(path, "rb") as file:
+                made_of.update(file.read())
+        name, _ = os.path.splitext(os.path.basename(source))
+        kept = os.path.join(KEPT_OBJECTS, f"{name}-{made_of.hexdigest()}.o")
+        own = os.path.join(self.build_temp, f"{name}.o")
+        os.makedirs(KEPT_OBJECTS, exist_ok=True)
+        with open(os.path.join(KEPT_OBJECTS, f"{name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.exists(kept):
+                shutil.copy(kept, own)
+                return own
+            built = self.compile_one(source)
+            for earlier in glob(os.path.join(KEPT_OBJECTS, f"{name}-*")):
+                os.unlink(earlier)
+            shutil.copy(built, f"{kept}.part")
+            os.replace(f"{kept}.part", kept)
+            return built
 
     def joined(self, folder):
         """Makes one source of a folder's: most of their time is that of the headers they share."""

@@ -1,4 +1,4 @@
-"""Runs programs in processes that have TensorFlow and Keras loaded, which takes seconds.
+"""Runs programs in processes that have TensorFlow, Keras and the ops loaded, which takes seconds.
 
     python preloaded.py serve FILE        # forks a process for each program it is sent
     python preloaded.py PROGRAM ARGS...   # as `python PROGRAM ARGS...`, but in such a process
@@ -60,8 +60,11 @@ def serve():
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
-    import tf_gradcomp  # noqa: F401
+    import tf_gradcomp
+    from tf_gradcomp.ops import library
 
+    _ = tf_gradcomp.MultiWorkerMirroredStrategy  # imports what it needs
+    library.load()
     gc.freeze()  # else each program would look through all of that when it ends
     gc.set_threshold(100_000)  # to trace a function takes a tenth less than with the usual 700
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs
