@@ -217,7 +217,7 @@ def test_gradients_enter_as_they_are_compressed_divided_by_adams_second_moment(m
     for step in range(3):
         gradients = gradients_at(step)
         replicas.step(gradients)
-        moments = ops.SecondMoments([moment], step + 1, 0.999, 1e-7, 2, corrects_epsilon=True)
+        moments = ops.SecondMoments([moment], step + 1, 0.999, 1e-7, 2)
         total += ops.precondition(moments, [tf.constant(gradients[0][0])])[0].numpy()
     (of_first, of_other) = copies(
         replicas.strategy, replicas.optimizer.exchange.state[GRADIENT_SUM][0]

@@ -251,7 +251,7 @@ def test_what_was_left_keeps_its_size_when_it_is_divided_and_back():
     job.train(range(40))
     left = job.left("a")
     moment = job.optimizer.inner_optimizer._velocities[0].numpy()
-    root = (np.sqrt(moment) + 1e-7) / np.sqrt(1 - 0.999**40)
+    root = np.sqrt(moment / (1 - 0.999**40)) + 1e-7
     on = job.resumed(2, adam)
     on.step([[ZEROS]] * 2, ["b"])  # and `a` is as the checkpoint had it
     np.testing.assert_allclose(on.left("a"), left, rtol=1e-5)
@@ -275,8 +275,8 @@ def test_the_sum_of_gradients_that_are_planned_with_is_divided_as_they_are():
     job = before.resumed(2, adam, lgreco, precondition="local")
     job.step(second)
     own = 0.999 * squares / 2 + 0.001 * second[0][0] ** 2
-    root = (np.sqrt(2 * own) + 1e-7) / np.sqrt(1 - 0.999**2)
-    expected = first[0][0] / ((np.sqrt(squares) + 1e-7) / np.sqrt(0.001)) + second[0][0] / root
+    root = np.sqrt(2 * own / (1 - 0.999**2)) + 1e-7
+    expected = first[0][0] / (np.sqrt(squares / 0.001) + 1e-7) + second[0][0] / root
     total = copies(job.strategy, job.optimizer.exchange.state["gradient_sum"][0])[0]
     np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
 
@@ -300,12 +300,12 @@ def test_velocities_are_divided_and_multiplied_as_gradients_are():
             np.testing.assert_allclose(velocity[kept], (0.9 * share * factor)[kept], rtol=1e-3)
 
     moment = job.optimizer.inner_optimizer._velocities[0].numpy()
-    root = (np.sqrt(moment) + 1e-7) / np.sqrt(1 - 0.999**5)
+    root = np.sqrt(moment / (1 - 0.999**5)) + 1e-7
     on = job.resumed(2, adam, method, precondition="local")
     clipped = np.where(moment > 0, 1 / root, 1)
     check_step_without_gradients(job, on, clipped)
     moment = np.sum(of_each(on, "second_moment"), 0)
-    root = (np.sqrt(moment) + 1e-7) / np.sqrt(1 - 0.999**6)
+    root = np.sqrt(moment / (1 - 0.999**6)) + 1e-7
     check_step_without_gradients(on, on.resumed(2, adam, method, precondition=None), root)
 
 

@@ -25,6 +25,9 @@ from tf_gradcomp.policy import GradientSpec
 
 SECOND_MOMENT = "second_moment"
 LARGEST = "largest_second_moment"  # AMSGrad's
+# Corrected, epsilon is up to 30 times as large in the first steps. Entries whose roots are as small
+# would then be divided to less than others, and sent late, and training would lag.
+LARGEST_NOT_CORRECTED = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +38,9 @@ class Preconditioner:
         beta_2: Adam's decay rate of the second moments.
         epsilon: Adam's small number, which is added to the roots.
         amsgrad: Whether it divides by the roots of the largest second moments so far.
-        corrects_epsilon: Whether it is added before the bias of second moments is corrected, as in
-            Keras' Adam and AdamW, and not in Nadam and Lamb.
+        corrects_epsilon: Whether Keras adds it before the bias of second moments is corrected, as
+            in Adam and AdamW, and not in Nadam and Lamb. Above 1e-6 it is so here, too. A smaller
+            one, which only keeps roots from zero, is added after, as in the paper of Adam.
         squares_each_slice: Whether the squares of a table's `tf.IndexedSlices` are added up one by
             one, as Keras 3 does, also where slices are of the same row; else their sum is squared.
     """
@@ -46,6 +50,11 @@ class Preconditioner:
     amsgrad: bool = False
     corrects_epsilon: bool = False
     squares_each_slice: bool = False
+
+    @property
+    def adds_epsilon_first(self) -> bool:
+        """Whether epsilon is added before the bias of second moments is corrected."""
+        return self.corrects_epsilon and self.epsilon > LARGEST_NOT_CORRECTED
 
     @property
     def root_of(self) -> str:
@@ -83,7 +92,7 @@ class Preconditioner:
             replicas,
             state[LARGEST] if self.amsgrad else (),
             [self._squares(gradient) for gradient in gradients],
-            self.corrects_epsilon,
+            self.adds_epsilon_first,
         )
 
     def _squares(self, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | None:
@@ -102,7 +111,9 @@ class Preconditioner:
         """
         decayed = tf.pow(self.beta_2, tf.cast(updates, tf.float32))
         factor = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
-        return Correction(factor, self.epsilon / factor if self.corrects_epsilon else self.epsilon)
+        return Correction(
+            factor, self.epsilon / factor if self.adds_epsilon_first else self.epsilon
+        )
 
     def corrections(self, updates: tf.Tensor) -> list[Correction]:
         """That of each of some second moments.
