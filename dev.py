@@ -42,6 +42,7 @@ ROOT = Path(__file__).resolve().parent
 BUILD_NEEDS = ("setuptools>=77", "wheel")
 BUILD_INPUTS = ("pyproject.toml", "setup.py", "custom_ops")
 PYTEST = ["-m", "pytest", "-n", "2"]  # on two processes, see tests/conftest.py
+KEPT_OBJECTS = ROOT / "build" / "objects"  # of kernels, for all environments: see setup.py
 LIBRARY = Path("tf_gradcomp", "ops", "_tf_gradcomp_ops.so")
 HOROVOD = "horovod==0.28.1"
 HOROVOD_NEEDS = ("cloudpickle", "packaging", "psutil", "pyyaml")
@@ -389,7 +390,7 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
             "install",
             "tf_gradcomp, which builds its ops",
             ["--no-build-isolation", "--editable", package, *packages_of(target)],
-            build_environment(compiler),
+            {**build_environment(compiler), "TF_GRADCOMP_KEPT_OBJECTS": str(KEPT_OBJECTS)},
         )
     made_of = {"python": sys.version, "digest": digest, "extras": all_extras}
     stamp.write_text(json.dumps(made_of))
@@ -496,9 +497,8 @@ def packages_of(target: Target) -> list[str]:
 
 
 def build_environment(compiler: str) -> dict[str, str]:
-    """The variables by which setuptools finds the compiler, and objects of other environments."""
-    kept = str(ROOT / "build" / "objects")
-    variables = {**os.environ, "CXX": compiler, "TF_GRADCOMP_KEPT_OBJECTS": kept}
+    """The variables by which setuptools finds the compiler, where it would not by itself."""
+    variables = {**os.environ, "CXX": compiler}
     c_compiler = variables.get("CC") or sysconfig.get_config_var("CC") or "cc"
     if not shutil.which(shlex.split(c_compiler)[0]):
         variables["CC"] = compiler

@@ -5,6 +5,7 @@ library that is built already, and the local version, which names the TensorFlow
 """
 
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -105,25 +106,27 @@ class BuildOps(build_ext):
         """Compiles what includes nothing of TensorFlow's, so that its object fits any version."""
         if not KEPT_OBJECTS:
             return self.compile_one(source)
-        made_of = hashlib.sha256(repr([self.compiler.compiler_so_cxx, FLAGS]).encode())
-        for path in DEPENDS:
-            with open(path, "rb") as file:
-                made_of.update(file.read())
         name, _ = os.path.splitext(os.path.basename(source))
-        kept = os.path.join(KEPT_OBJECTS, f"{name}-{made_of.hexdigest()}.o")
-        own = os.path.join(self.build_temp, f"{name}.o")
+        kept = os.path.join(KEPT_OBJECTS, f"{name}-{self.made_of}.o")
         os.makedirs(KEPT_OBJECTS, exist_ok=True)
         with open(os.path.join(KEPT_OBJECTS, f"{name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.path.exists(kept):
-                shutil.copy(kept, own)
-                return own
-            built = self.compile_one(source)
-            for earlier in glob(os.path.join(KEPT_OBJECTS, f"{name}-*")):
-                os.unlink(earlier)
-            shutil.copy(built, f"{kept}.part")
-            os.replace(f"{kept}.part", kept)
-            return built
+            if not os.path.exists(kept):
+                for earlier in glob(os.path.join(KEPT_OBJECTS, f"{name}-*")):
+                    os.unlink(earlier)
+                shutil.copy(self.compile_one(source), f"{kept}.part")
+                os.replace(f"{kept}.part", kept)
+            # Another build may replace what is kept before this one has linked it.
+            return shutil.copy(kept, os.path.join(self.build_temp, f"{name}.o"))
+
+    @functools.cached_property
+    def made_of(self):
+        """Changes with what kept objects are compiled by and from."""
+        digest = hashlib.sha256(repr([self.compiler.compiler_so_cxx, FLAGS]).encode())
+        for path in DEPENDS:
+            with open(path, "rb") as file:
+                digest.update(file.read())
+        return digest.hexdigest()
 
     def joined(self, folder):
         """Makes one source of a folder's: most of their time is that of the headers they share."""
