@@ -76,8 +76,8 @@ class Policy:
             treats apart; None where it is not known.
         max_dense_elements: `tf.IndexedSlices`, the gradient of Keras' `Embedding`, are merged and
             made dense, to be compressed like any other gradient, up to this number of elements in
-            the table. Those of larger tables are sent uncompressed, as slices, or as the whole
-            table where that is fewer bytes.
+            the table. Those of larger tables are sent as slices (by `Cast` in 16 bits), or as the
+            whole table where that is fewer bytes.
 
     Raises:
         ValueError: If a kind is not one of `LAYER_KINDS`, or `ends` are not two.
