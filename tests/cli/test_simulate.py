@@ -69,6 +69,15 @@ def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
     assert "| adacomp(bin_sizes=4) | 4 |" in result.output
 
 
+def test_says_after_each_epoch_how_far_it_is_where_no_bar_can_be_shown(program, tmp_path):
+    options = ["-n", "2", "-c", "no_compression", "--epochs", "2", "--batch-size", "16"]
+    result = simulate(program, *options, "--results", str(tmp_path / "results"), "--no-plot")
+    epochs = [line for line in result.output.splitlines() if ": epoch " in line]
+    assert [line.split(", loss ")[0] for line in epochs] == [
+        f"no_compression, 2 learners, seed 0: epoch {epoch} of 2" for epoch in (1, 2)
+    ]
+
+
 def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
     program, folder = tmp_path / "program.py", tmp_path / "results"
     of_two_layers = "keras.layers.Dense(128), keras.layers.Dense(32), keras.layers.Dense(1)"

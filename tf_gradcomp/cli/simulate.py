@@ -190,8 +190,14 @@ def _run(
     steps = epochs * task.steps_per_epoch
     bar = progress.add_task(label, total=steps, loss="")
 
+    done = itertools.count(1)
+
     def on_step(report: StepReport) -> None:
         progress.update(bar, advance=1, loss=f"loss {report.loss:.4f}")
+        epoch, rest = divmod(next(done), task.steps_per_epoch)
+        if not rest and not progress.console.is_terminal:  # which shows the bar
+            line = f"{label}: epoch {epoch} of {epochs}, loss {report.loss:.4f}"
+            progress.console.print(line, soft_wrap=True)
 
     started = time.perf_counter()
     of_model = None if precondition == "none" else precondition
