@@ -39,7 +39,7 @@ def read_tables() -> tuple[dict[str, int], dict[str, Any]]:
         text = re.sub("//.*", "", (SOURCES / name).read_text())
         for found in DECLARED.finditer(text):
             if found["constant"]:
-                constants[found["constant"]] = eval(found["value"], {}, constants)
+                constants[found["constant"]] = int(eval(found["value"], {}, constants))
             else:
                 base = structures.get(found["base"], ctypes.Structure)
                 structures[found["struct"]] = structure(

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 from gpu_device import Gpu
 from gpu_methods import METHODS, Inputs, Method, Work
+from gpu_power_sgd import POWER_SGD
 
 REPEATS = 20
+ALL_METHODS = (*METHODS, POWER_SGD)
 
 
 def normal(size: int, scale: float, seed: int) -> np.ndarray:
@@ -49,7 +51,7 @@ def check(gpu: Gpu, sizes: tuple[int, ...] = (1, 4099, 70001, 1_000_003)) -> Non
     """Compares the kernels with the oracle, and ends the program where they differ in a bit."""
     for size in sizes:
         for inputs in inputs_of(size):
-            for method in METHODS:
+            for method in ALL_METHODS:
                 for setting in method.checked:
                     for what, found, expected in method.on_gpu(gpu, inputs, **setting).compared():
                         if found.tobytes() != expected.tobytes():
@@ -66,7 +68,7 @@ def measure(gpu: Gpu, sizes: list[int]) -> None:
     print("| elements | kernels | ms | GB/s at least | of a copy's |\n|---|---|---|---|---|")
     for size in sizes:
         inputs = inputs_of(size)[0]
-        for method in METHODS:
+        for method in ALL_METHODS:
             for setting in method.timed:
                 works = method.on_gpu(gpu, inputs, **setting).works()
                 measure_beside_a_copy(gpu, inputs, label(method, setting), list(works))

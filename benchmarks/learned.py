@@ -44,6 +44,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 BITS = (32, 16, 8, 4, 1)
+INNOVATIONS = (0.01, 0.1, 0.3)  # parts of the chosen entries
 MORE_TRAINING = 3  # times the steps, in the variant with more
 WORKLOADS: dict[str, tuple[Callable[..., gc.simulation.Task], Task]] = {
     "digits": (digits_cnn.simulation_task, DIGITS),
@@ -112,6 +113,9 @@ def variants(settings: Settings) -> dict[str, gc.compressors.Compressor]:
         "a linear autoencoder": {"autoencoder": {"slope": 1.0}},
         "more training": {"training_steps": MORE_TRAINING * settings.training_steps},
     }
+    for share in INNOVATIONS:
+        of_one = {"pattern": "parameter_server", "innovation": share}
+        changed[f"parameter_server, innovation {share:.0%}"] = of_one
     return {f"LGC, {name}": _lgc(settings, **of_one) for name, of_one in changed.items()}
 
 

@@ -135,7 +135,7 @@ def test_an_exchange_is_the_same_with_state_on_an_accelerator(monkeypatch):
 
 
 ALL = {"residual", "second_moment", "largest_second_moment"}
-LOW_RANK = gc.compressors.PowerSGD()
+COPIED = gc.compressors.TopK(momentum=0.9)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,19 @@ LOW_RANK = gc.compressors.PowerSGD()
         (gc.compressors.ScaleCom(), ALL),
         (gc.compressors.ScaleCom(value_bits=8), ALL),
         (gc.compressors.TopK(), ALL),
-        (gc.compressors.TopK(momentum=0.9), ALL - {"residual"}),
+        (COPIED, ALL - {"residual"}),
         (gc.compressors.TopK(clip_norm=1.0), ALL - {"residual"}),
         (gc.compressors.QSGD(), ALL),
         (gc.compressors.SignSGD(), ALL),
+        (gc.compressors.PowerSGD(), ALL),
         (gc.compressors.AdaComp(warmup_steps=1), ALL),
         (gc.compressors.QSGD(warmup_steps=1, warmup=gc.compressors.AdaComp()), ALL),
-        (gc.compressors.QSGD(warmup_steps=1, warmup=LOW_RANK), ALL - {"residual"}),
-        (gc.compressors.AdaComp(warmup_steps=1, warmup=LOW_RANK), set()),
+        (gc.compressors.QSGD(warmup_steps=1, warmup=COPIED), ALL - {"residual"}),
+        (gc.compressors.AdaComp(warmup_steps=1, warmup=COPIED), set()),
         (gc.compressors.LGC(), ALL - {"residual"}),
         (gc.compressors.LGreCo("qsgd"), ALL),
-        (gc.compressors.LGreCo("power_sgd"), ALL - {"residual"}),
+        (gc.compressors.LGreCo("power_sgd"), ALL),
+        (gc.compressors.LGreCo("top_k(momentum=0.9)"), ALL - {"residual"}),
     ],
     ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else None,
 )

@@ -27,6 +27,8 @@
   SOURCE(gradcomp_source_device, "device.h")                           \
   SOURCE(gradcomp_source_fixed_device, "fixed_device.h")               \
   SOURCE(gradcomp_source_fixed_tables, "fixed_tables.h")               \
+  SOURCE(gradcomp_source_power_sgd, "power_sgd.cu")                    \
+  SOURCE(gradcomp_source_power_sgd_tables, "power_sgd_tables.h")       \
   SOURCE(gradcomp_source_precondition, "precondition.cu")              \
   SOURCE(gradcomp_source_precondition_tables, "precondition_tables.h") \
   SOURCE(gradcomp_source_qsgd, "qsgd.cu")                              \

@@ -23,6 +23,13 @@
   KERNEL(gradcomp_chunks_spread)        \
   KERNEL(gradcomp_chunks_place)
 
+#define GRADCOMP_POWER_SGD_KERNELS(KERNEL) \
+  KERNEL(gradcomp_power_sgd_left)          \
+  KERNEL(gradcomp_power_sgd_right)         \
+  KERNEL(gradcomp_power_sgd_join)          \
+  KERNEL(gradcomp_power_sgd_reduce)        \
+  KERNEL(gradcomp_power_sgd_keep)
+
 #define GRADCOMP_TOP_K_KERNELS(KERNEL) \
   KERNEL(gradcomp_top_k_count)         \
   KERNEL(gradcomp_top_k_pick)          \
@@ -45,6 +52,7 @@
 #define GRADCOMP_ALL_KERNELS(KERNEL)    \
   GRADCOMP_ADACOMP_KERNELS(KERNEL)      \
   GRADCOMP_CHUNKS_KERNELS(KERNEL)       \
+  GRADCOMP_POWER_SGD_KERNELS(KERNEL)    \
   GRADCOMP_PRECONDITION_KERNELS(KERNEL) \
   GRADCOMP_QSGD_KERNELS(KERNEL)         \
   GRADCOMP_SIGN_SGD_KERNELS(KERNEL)     \

@@ -3,6 +3,7 @@
 #include "adacomp_pack.cu"
 #include "adacomp_scan.cu"
 #include "chunks.cu"
+#include "power_sgd.cu"
 #include "precondition.cu"
 #include "qsgd.cu"
 #include "sign_sgd.cu"

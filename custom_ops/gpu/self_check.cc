@@ -6,7 +6,8 @@ namespace gradcomp {
 
 Status CheckAgainstCpu(DriverQueue* queue) {
   for (const auto check :
-       {CheckAdaComp, CheckPrecondition, CheckChunks, CheckTopK, CheckQsgd, CheckSignSgd}) {
+       {CheckAdaComp, CheckPrecondition, CheckChunks, CheckPowerSgd, CheckTopK, CheckQsgd,
+        CheckSignSgd}) {
     const Status status = check(queue);
     const Status device = queue->status();
     const Status& first = device.ok() ? status : device;

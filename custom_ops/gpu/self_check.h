@@ -15,6 +15,7 @@ Status CheckAgainstCpu(DriverQueue* queue);
 Status CheckAdaComp(DriverQueue* queue);
 Status CheckPrecondition(DriverQueue* queue);
 Status CheckChunks(DriverQueue* queue);
+Status CheckPowerSgd(DriverQueue* queue);
 Status CheckTopK(DriverQueue* queue);
 Status CheckQsgd(DriverQueue* queue);
 Status CheckSignSgd(DriverQueue* queue);

@@ -91,6 +91,14 @@ Status CheckRank(int64_t tensor, int64_t rank, int64_t rows, int64_t columns) {
                  ", the smaller dimension of tensor ", tensor, ", or 0 to send it whole")};
 }
 
+int64_t PowerSgdTensor::block_columns() const {
+  return std::min(kBlockColumns, columns);
+}
+
+int64_t PowerSgdTensor::block_rows() const {
+  return std::min(kBlockRows, kMatrixBlockSize / block_columns());
+}
+
 PowerSgd::PowerSgd(const std::vector<PowerSgdTensor>& tensors, ParallelFor parallel_for)
     : tensors_(tensors), parallel_for_(std::move(parallel_for)) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -111,8 +119,8 @@ void PowerSgd::AddBlocks(int64_t index) {
     }
     return;
   }
-  const int64_t columns = std::min(kBlockColumns, tensor.columns);
-  const int64_t rows = std::min(kBlockRows, kMatrixBlockSize / columns);
+  const int64_t columns = tensor.block_columns();
+  const int64_t rows = tensor.block_rows();
   for (int64_t i = 0; i < tensor.rows; i += rows) {
     for (int64_t j = 0; j < tensor.columns; j += columns) {
       blocks_.push_back({index, i, j, std::min(rows, tensor.rows - i),
@@ -147,9 +155,7 @@ bool PowerSgd::ForEachTile(const Block& block, const Work& work) const {
   return finite;
 }
 
-bool PowerSgd::ComputeLeft(const std::vector<const float*>& factors, int64_t step,
-                           float* left) const {
-  const std::vector<float> start = Start(factors, step);
+bool PowerSgd::ComputeLeft(const std::vector<float>& start, float* left) const {
   Parts parts(blocks_.size());
   std::atomic<bool> finite{true};
   ForEachBlock([&](int64_t i, const Block& block, const PowerSgdTensor& tensor) {
@@ -179,7 +185,6 @@ bool PowerSgd::ComputeLeft(const std::vector<const float*>& factors, int64_t ste
   return finite;
 }
 
-// The factors, transposed, with random columns in place of zeros.
 std::vector<float> PowerSgd::Start(const std::vector<const float*>& factors, int64_t step) const {
   const IeeeArithmetic ieee;
   std::vector<float> start(right_size_);
@@ -299,12 +304,16 @@ void PowerSgd::ReduceBlock(const Block& block, const float* left, const float* r
   });
 }
 
-void PowerSgd::Keep(const float* left, const float* total) const {
+std::vector<char> PowerSgd::TooLarge(const float* left, const float* total) const {
   std::vector<char> too_large(tensors_.size(), false);
   for (size_t i = 0; i < tensors_.size() && std::isfinite(left[0]); ++i) {
     too_large[i] =
         !AllFinite(left + left_begin_[i], tensors_[i].left_size()) || !CanMultiply(i, total);
   }
+  return too_large;
+}
+
+void PowerSgd::Keep(const std::vector<char>& too_large) const {
   ForEachBlock([&](int64_t, const Block& block, const PowerSgdTensor& tensor) {
     const int64_t at = block.row * tensor.columns + block.column;
     if (too_large[block.tensor]) {

@@ -31,6 +31,10 @@ struct PowerSgdTensor {
   int64_t size() const { return rows * columns; }
   int64_t left_size() const { return rank == 0 ? size() : rank * rows; }
   int64_t right_size() const { return rank * columns; }
+
+  // Of a block, but for the last ones, where there is a rank.
+  int64_t block_rows() const;
+  int64_t block_columns() const;
 };
 
 // One sentence if there is not one rank for each tensor.
@@ -47,10 +51,13 @@ class PowerSgd {
   int64_t left_size() const { return left_size_; }
   int64_t right_size() const { return right_size_; }
 
-  // P = M factor; factors are the first `rank` columns of [columns, factor_columns]. In place of a
-  // column of zeros, which would stay so for ever, come pseudo-random values that are the same for
-  // one `step` on all replicas. Returns whether all of M is finite; if not, the flag is NaN.
-  bool ComputeLeft(const std::vector<const float*>& factors, int64_t step, float* left) const;
+  // The factors as Q is: they are the first `rank` columns of [columns, factor_columns]. In place of
+  // a column of zeros, which would stay so for ever, come pseudo-random values that are the same for
+  // one `step` on all replicas.
+  std::vector<float> Start(const std::vector<const float*>& factors, int64_t step) const;
+
+  // P = M start. Returns whether all of M is finite; if not, the flag is NaN.
+  bool ComputeLeft(const std::vector<float>& start, float* left) const;
 
   // Makes the columns of P orthonormal in place. One that depends on those before it becomes zero.
   // Returns whether all of `left` is finite; if not, nothing is done.
@@ -70,9 +77,12 @@ class PowerSgd {
   void Reduce(const float* left, const float* right, const float* total,
               const std::vector<float*>& reduced) const;
 
-  // residual = M. But where all replicas are finite, and a tensor's sum of P is not, or its product
-  // with the sum of Q, it is zeros: those sums would be as large in the next step.
-  void Keep(const float* left, const float* total) const;
+  // The tensors whose sum of P is not finite, or its product with the sum of Q, though all replicas
+  // are: those sums would be as large in the next step.
+  std::vector<char> TooLarge(const float* left, const float* total) const;
+
+  // residual = M; of tensors that are too large, zeros.
+  void Keep(const std::vector<char>& too_large) const;
 
   // factor = total, its columns scaled to length 1: that changes no product, and whatever the scale
   // of gradients, P has it, too. Columns behind the rank become zeros: where the rank grows again,
@@ -96,7 +106,6 @@ class PowerSgd {
   void ForEachBlock(const Work& work) const;
   template <typename Work>
   bool ForEachTile(const Block& block, const Work& work) const;
-  std::vector<float> Start(const std::vector<const float*>& factors, int64_t step) const;
   std::vector<float> PaddedRight(const Block& block, const float* right) const;
   void ReduceBlock(const Block& block, const float* left, const float* right, const float* total,
                    float* reduced) const;

@@ -158,5 +158,7 @@ REGISTER_KERNEL_BUILDER(ON_GPU("ChunkApply")
                             .HostMemory("all_finite"),
                         ChunkApplyGpuOp);
 
+#undef ON_GPU
+
 }  // namespace
 }  // namespace gradcomp

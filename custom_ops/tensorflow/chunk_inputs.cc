@@ -28,13 +28,6 @@ absl::Status SourcesOnHost(OpKernelContext* context, const ChunkInputs& inputs,
   return absl::OkStatus();
 }
 
-// An output on the host from which, or to which, a device copies.
-absl::Status AllocateOnHost(OpKernelContext* context, int i, int64_t size, Tensor** output) {
-  tensorflow::AllocatorAttributes attributes = context->output_alloc_attr(i);
-  attributes.set_gpu_compatible(true);
-  return context->allocate_output(i, TensorShape({size}), output, attributes);
-}
-
 }  // namespace
 
 absl::Status ChunkInputs::ReadAttributes(OpKernelConstruction* context, int num_own_inputs) {

@@ -4,6 +4,7 @@
 
 #include "../kernels/chunks.h"
 #include "chunk_inputs.h"
+#include "op_on_host.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
@@ -16,24 +17,6 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
-
-// Inputs: one of the classes of chunk_inputs.h that say what an op does on the host.
-template <typename Inputs>
-class ChunkOp : public OpKernel {
- public:
-  explicit ChunkOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    typename Inputs::Step step;
-    OP_REQUIRES_OK(context, inputs_.Read(context, &step));
-    OP_REQUIRES_OK(context, inputs_.OnHost(context, &step));
-  }
-
- private:
-  Inputs inputs_;
-};
 
 // This one and the next read no value of a tensor.
 class ChunkDrawOp : public OpKernel {
@@ -104,11 +87,11 @@ class ChunkSplitOp : public OpKernel {
   ChunkInputs inputs_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("ChunkSelect").Device(DEVICE_CPU), ChunkOp<ChunkSelectInputs>);
+REGISTER_KERNEL_BUILDER(Name("ChunkSelect").Device(DEVICE_CPU), OpOnHost<ChunkSelectInputs>);
 REGISTER_KERNEL_BUILDER(Name("ChunkDraw").Device(DEVICE_CPU), ChunkDrawOp);
 REGISTER_KERNEL_BUILDER(Name("ChunkSplit").Device(DEVICE_CPU), ChunkSplitOp);
-REGISTER_KERNEL_BUILDER(Name("ChunkTake").Device(DEVICE_CPU), ChunkOp<ChunkTakeInputs>);
-REGISTER_KERNEL_BUILDER(Name("ChunkApply").Device(DEVICE_CPU), ChunkOp<ChunkApplyInputs>);
+REGISTER_KERNEL_BUILDER(Name("ChunkTake").Device(DEVICE_CPU), OpOnHost<ChunkTakeInputs>);
+REGISTER_KERNEL_BUILDER(Name("ChunkApply").Device(DEVICE_CPU), OpOnHost<ChunkApplyInputs>);
 
 REGISTER_KERNEL_BUILDER(Name("ChunkDraw")
                             .Device(DEVICE_GPU)

@@ -40,9 +40,15 @@ absl::Status HostTensors::Variables(LockedResiduals* variables, bool writes,
   return absl::OkStatus();
 }
 
-absl::Status HostTensors::Output(int i, const tensorflow::TensorShape& shape, float** data) {
+absl::Status HostTensors::Output(int i, const tensorflow::TensorShape& shape, float** data,
+                                 int in_place_of) {
   Tensor* output;
-  TF_RETURN_IF_ERROR(context_->allocate_output(i, shape, &output));
+  if (!on_gpu_ && in_place_of >= 0) {
+    TF_RETURN_IF_ERROR(
+        context_->forward_input_or_allocate_output({in_place_of}, i, shape, &output));
+  } else {
+    TF_RETURN_IF_ERROR(context_->allocate_output(i, shape, &output));
+  }
   Tensor on_host = *output;
   if (on_gpu_) {
     TF_RETURN_IF_ERROR(context_->allocate_temp(output->dtype(), shape, &on_host, PinnedOnHost()));

@@ -23,8 +23,9 @@ class HostTensors {
   // Variables that are read and, if `writes`, written in place.
   absl::Status Variables(LockedResiduals* variables, bool writes, std::vector<float*>* data);
 
-  // Allocates an output that is on the op's device.
-  absl::Status Output(int i, const tensorflow::TensorShape& shape, float** data);
+  // Allocates an output that is on the op's device; on a CPU in place of an input, if that may be.
+  absl::Status Output(int i, const tensorflow::TensorShape& shape, float** data,
+                      int in_place_of = -1);
 
   absl::Status Finish();
 

@@ -31,6 +31,12 @@ tensorflow::AllocatorAttributes PinnedOnHost() {
   return attributes;
 }
 
+absl::Status AllocateOnHost(OpKernelContext* context, int i, int64_t size, Tensor** output) {
+  tensorflow::AllocatorAttributes attributes = context->output_alloc_attr(i);
+  attributes.set_gpu_compatible(true);
+  return context->allocate_output(i, TensorShape({size}), output, attributes);
+}
+
 ParallelFor ThreadPool(OpKernelContext* context) {
   const auto* workers = context->device()->tensorflow_cpu_worker_threads();
   return [workers](int64_t count, int64_t cost, const Work& work) {

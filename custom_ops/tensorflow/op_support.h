@@ -21,6 +21,10 @@ GradientType ToGradientType(tensorflow::DataType dtype);
 // Memory of the host from and to which a device copies without waiting.
 tensorflow::AllocatorAttributes PinnedOnHost();
 
+// An output that is a vector there.
+absl::Status AllocateOnHost(tensorflow::OpKernelContext* context, int i, int64_t size,
+                            tensorflow::Tensor** output);
+
 // TensorFlow's intra-op threads.
 ParallelFor ThreadPool(tensorflow::OpKernelContext* context);
 

@@ -78,7 +78,7 @@ void FactorsOfMoreThan2To31Elements() {
   const std::vector<float> factor(kColumns, 1.0f);
   std::vector<float> left(method.left_size());
   std::vector<float> right(method.right_size());
-  CHECK(method.ComputeLeft({factor.data()}, 0, left.data()));
+  CHECK(method.ComputeLeft(method.Start({factor.data()}, 0), left.data()));
   CHECK(left[1] == 3 && left[kRows] == 4);
   CHECK(method.Orthonormalize(left.data()));
   CHECK(std::fabs(left[1] - 0.6f) < 1e-6f && std::fabs(left[kRows] - 0.8f) < 1e-6f);

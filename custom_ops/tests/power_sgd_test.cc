@@ -69,14 +69,14 @@ struct Step {
     right.resize(method->right_size());
   }
 
-  std::vector<const float*> Factors() const {
+  std::vector<float> Start() const {
     std::vector<const float*> pointers;
     for (const auto& factor : factors) pointers.push_back(factor.data());
-    return pointers;
+    return method->Start(pointers, kStep);
   }
 
   void Run() {
-    CHECK(method->ComputeLeft(Factors(), kStep, left.data()));
+    CHECK(method->ComputeLeft(Start(), left.data()));
     CHECK(method->Orthonormalize(left.data()));
     method->ComputeRight(left.data(), right.data());
     CHECK(method->CanMultiply(right.data()));
@@ -166,7 +166,7 @@ void ProductsAreThoseOfPlainLoops() {
 void LeftFactorsArePlainProductsWithTheFactorsOfTheStepBefore() {
   Step<float> step({{300, 700, 3}}, GradientType::kFloat, 1);
   step.factors[0] = Normal(2100, 1, 5);
-  CHECK(step.method->ComputeLeft(step.Factors(), kStep, step.left.data()));
+  CHECK(step.method->ComputeLeft(step.Start(), step.left.data()));
   for (int64_t k = 0; k < 3; ++k) {
     for (int64_t i = 0; i < 300; ++i) {
       const double expected = Product(step.sums[0], i * 700, 1, step.factors[0], k, 3, 700);
@@ -224,7 +224,7 @@ void ReducedMayBeWhereTheGradientIs() {
   Step<float> expected(kShapes, GradientType::kFloat, 1);
   expected.Run();
   Step<float> step(kShapes, GradientType::kFloat, 2);
-  step.method->ComputeLeft(step.Factors(), kStep, step.left.data());
+  step.method->ComputeLeft(step.Start(), step.left.data());
   step.method->Orthonormalize(step.left.data());
   step.method->ComputeRight(step.left.data(), step.right.data());
   step.method->Reduce(step.left.data(), step.right.data(), step.right.data(),
@@ -242,12 +242,12 @@ void WhatIsNotFiniteIsSeenWhereverItIs() {
           float* place = &(in_gradient ? step.gradients : step.residuals)[tensor][element];
           const float good = *place;
           *place = bad;
-          CHECK(!step.method->ComputeLeft(step.Factors(), kStep, step.left.data()));
+          CHECK(!step.method->ComputeLeft(step.Start(), step.left.data()));
           CHECK(std::isnan(step.left[0]));
           CHECK(!step.method->Orthonormalize(step.left.data()));
           *place = good;
         }
-        CHECK(step.method->ComputeLeft(step.Factors(), kStep, step.left.data()));
+        CHECK(step.method->ComputeLeft(step.Start(), step.left.data()));
       }
     }
   }
@@ -255,7 +255,7 @@ void WhatIsNotFiniteIsSeenWhereverItIs() {
 
 void KeepingAddsTheGradients() {
   Step<float> step(kShapes, GradientType::kFloat, 2);
-  step.method->Keep(step.left.data(), step.right.data());
+  step.method->Keep(step.method->TooLarge(step.left.data(), step.right.data()));
   CHECK(step.residuals == step.sums);
 }
 
@@ -268,7 +268,7 @@ void WhatIsTooLargeOnlyAsASumIsNotKept() {
     step.left[1] = kInfinity;  // of the first tensor
     step.left[1 + 4 * 300 + 140000] = kInfinity;  // the last of the second
     step.right[4 * 513 + 2 * 8 - 1] = 2e38f;  // of the third
-    step.method->Keep(step.left.data(), step.right.data());
+    step.method->Keep(step.method->TooLarge(step.left.data(), step.right.data()));
     for (size_t i = 0; i < shapes.size(); ++i) {
       const std::vector<float> zeros(step.sums[i].size());
       CHECK(step.residuals[i] == (finite && i < 3 ? zeros : step.sums[i]));

@@ -21,7 +21,7 @@ def run_info(monkeypatch):
     # It quiets TensorFlow through the environment; that shall not outlive the test.
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS"):
         monkeypatch.setenv(name, "3")
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.delenv("TF_CONFIG", raising=False)
     return lambda *options: CliRunner().invoke(main, ["info", *options])
 
@@ -147,8 +147,8 @@ def test_no_tensorflow(run_info, monkeypatch):
         ),
         (
             gpu.GpuInfo("A GPU", 90, ""),
-            ", A GPU, sm_90 (on it run AdaComp, QSGD, RandomK, ScaleCom, SignSGD, TopK and, for "
-            "all methods, dividing by second moments; its kernels agree with the CPU's)",
+            ", A GPU, sm_90 (on it run AdaComp, PowerSGD, QSGD, RandomK, ScaleCom, SignSGD, TopK "
+            "and, for all methods, dividing by second moments; its kernels agree with the CPU's)",
         ),
     ],
 )

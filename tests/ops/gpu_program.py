@@ -39,6 +39,7 @@ SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
 CHUNK_SIZES, GROUPS = [50, 25, 25, 1, 5000, 25], [0, 1, 1, 2, 3, 1]
 ENTRIES = [50, 0, 700, 1, 90, 0]
 BITS = [4, 2, 0, 3, 5, 8]
+SHAPES, RANKS = [[5003], [0], [100, 7], [1], [3, 30, 100], [11, 3]], [0, 0, 2, 0, 5, 0]
 DTYPES = ["float32", "float16", "bfloat16"]
 METHODS = {
     "on_gpu": [
@@ -50,10 +51,11 @@ METHODS = {
         compressors.TopK(density=0.05),
         compressors.QSGD(),
         compressors.SignSGD(),
+        compressors.PowerSGD(rank=2),
         compressors.LGreCo("adacomp(bin_sizes=50)"),
     ],
     "one": [compressors.AdaComp(50)],
-    "copied": [compressors.PowerSGD()],  # but for the second moments
+    "copied": [compressors.TopK(density=0.05, momentum=0.9)],  # but for the second moments
 }
 IN_TURN = [
     compressors.AdaComp(50, warmup_steps=2),
@@ -275,6 +277,57 @@ def compare_chunks(wrap, dtype):
         assert shared.numpy().tobytes() == before.tobytes()
 
 
+def matrices(seed, scale=1.0):
+    return [value.reshape(shape) for value, shape in zip(numbers(seed, scale), SHAPES, strict=True)]
+
+
+def step_by_factors(variables, gradients, by_others, keep):
+    """What PowerSGD's ops give in a step, with sums of what others send."""
+    residuals, factors = variables
+    left, finite = ops.power_sgd_left(residuals, gradients, factors, STEP, ranks=RANKS)
+    sent, right, summed = ops.power_sgd_right(residuals, gradients, left * by_others, ranks=RANKS)
+    reduced, all_finite = ops.power_sgd_reduce(
+        residuals,
+        gradients,
+        factors,
+        sent,
+        right,
+        right * 2,
+        keep=keep,
+        finite=summed,
+        ranks=RANKS,
+    )
+    return [left, finite, sent, right, summed, *reduced, all_finite]
+
+
+def compare_factors(wrap, dtype):
+    variables = {}
+    for device in ("GPU:0", "CPU:0"):
+        with tf.device(device):
+            residuals = [tf.Variable(value) for value in matrices(0)]
+            of_factors = [
+                [shape[-1], rank + 1] if rank else [0]
+                for shape, rank in zip(SHAPES, RANKS, strict=True)
+            ]
+            variables[device] = residuals, [tf.Variable(tf.zeros(shape)) for shape in of_factors]
+    # As many as all are; too large as a sum alone; as that of one; not finite.
+    for bad, by_others in ((1.0, 2.0), (1.0, 1e38), (1e38, 1.0), (np.nan, 1.0), (1.0, 1.0)):
+        gradients = matrices(1, 0.3)
+        gradients[4][2, 20, 0] *= bad
+        gradients = [tf.cast(value, dtype) for value in gradients]
+        shared = variables["GPU:0"][0][0].read_value()
+        before = shared.numpy()
+
+        def step(device, gradients=gradients, by_others=by_others, keep=bad == bad):
+            with tf.device("GPU:0"):
+                return step_by_factors(variables[device], gradients, by_others, keep)
+
+        same(*[wrap(lambda device=device: step(device))() for device in variables])
+        for on_gpu, on_host in zip(*variables.values(), strict=True):
+            same(on_gpu, on_host)
+        assert shared.numpy().tobytes() == before.tobytes()
+
+
 def encode_without_memory(fake):
     """A payload that finds no memory on the host is taken back."""
     values = tf.random.stateless_normal([600_000], [1, 2])
@@ -325,6 +378,7 @@ def compare(*cases):
         compare_divided(wrap, dtype)
         compare_chunks(wrap, dtype)
         compare_all_fixed(wrap, dtype)
+        compare_factors(wrap, dtype)
     compare_not_finite()
     compare_errors()
 

@@ -301,7 +301,7 @@ def test_a_factor_that_is_not_float32(call):
 def test_a_factor_given_twice(call):
     replica = Replica([(30, 40), (30, 40)], [2, 2])
     replica.factors = replica.factors[:1] * 2
-    with pytest.raises(WRONG, match="a factor is given twice"):
+    with pytest.raises(WRONG, match="a residual or factor is given twice"):
         call(lambda: replica.left())()
 
 

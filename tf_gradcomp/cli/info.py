@@ -165,9 +165,10 @@ def _describe_gpu(ordinal: int) -> str:
 def _methods_on_gpus() -> list[str]:
     from tf_gradcomp import compressors
 
-    of_tensorflow = (compressors.NoCompression, compressors.Cast)  # no kernels of ours
+    # What they do on a GPU is TensorFlow's, or that of the method within.
+    without = (compressors.NoCompression, compressors.Cast, compressors.LGreCo)
     methods = [compressors.get(name) for name in compressors.names()]
-    ours = [method for method in methods if not isinstance(method, of_tensorflow)]
+    ours = [method for method in methods if not isinstance(method, without)]
     return [type(m).__name__ for m in ours if getattr(m, "has_gpu_kernels", False)]
 
 

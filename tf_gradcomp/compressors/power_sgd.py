@@ -53,6 +53,7 @@ class PowerSGD(Compressor):
     """
 
     name = "power_sgd"
+    has_gpu_kernels = True
 
     def __init__(
         self,

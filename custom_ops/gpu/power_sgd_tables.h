@@ -1,0 +1,52 @@
+// What the host tells the kernels of PowerSGD. NVRTC reads this file, too.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_TABLES_H_
+#define TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_TABLES_H_
+
+#include "tables.h"
+
+namespace gradcomp {
+namespace gpu {
+
+constexpr int kRowLanes = 8;                        // threads that have a row together
+constexpr int kPieceRows = kThreads / kRowLanes;    // of a matrix, that a CUDA block multiplies
+
+// As gradcomp::PowerSgdTensor. P and Q begin in their vectors at left_begin and right_begin.
+struct Matrix {
+  float* residual;
+  const void* gradient;
+  float* output;      // of reduce
+  int gradient_type;  // GradientType: float, half, bfloat16
+  int too_large;      // in keep: the residual becomes zeros
+  long long rows;
+  long long columns;
+  long long rank;     // 0: sent whole
+  long long size;     // elements
+  long long left_begin;
+  long long right_begin;
+  long long block_rows;
+  long long block_columns;
+  long long column_blocks;  // beside each other
+  long long row_blocks;     // below each other
+  long long first_piece;    // of what multiplies from the right
+  long long first_block;
+  long long parts_begin;    // of the blocks' parts of Q
+  long long first_slice;
+};
+
+// One launch of each kernel of an op.
+struct PowerSgdStep {
+  const Matrix* matrices;
+  long long num_matrices;
+  long long right_size;
+  const float* start;   // the factors, as Q is
+  float* left;          // P, without the flag
+  float* right;         // Q, of this replica
+  const float* total;   // the sum of Q
+  float* parts;         // of Q, of each block
+  int* not_finite;      // 0 before the first launch
+};
+
+}  // namespace gpu
+}  // namespace gradcomp
+
+#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_TABLES_H_
