@@ -215,6 +215,22 @@ def test_weights_whose_gradients_come_late_move_no_farther_than_new_ones(digits)
     assert largest_move(3000) <= largest_move(0)
 
 
+def test_weights_whose_gradients_are_zeros_at_first_move_no_farther_than_new_ones(digits):
+    def largest_move(steps_of_zeros):
+        model = new_model(keras.optimizers.Adam(0.01, beta_2=0.9))
+        learners = gc.simulation.Learners(model, 2)
+        first, moves = model.trainable_variables[0], []
+        for x, y in batches(digits).take(10).repeat(4).take(steps_of_zeros):
+            learners.train_on_batch(tf.zeros_like(x), y)
+        for x, y in batches(digits).take(10):
+            before = first.numpy()
+            learners.train_on_batch(x, y)
+            moves.append(np.abs(first.numpy() - before).max())
+        return max(moves)
+
+    assert largest_move(40) <= 1.2 * largest_move(0)
+
+
 def test_second_moments_are_handed_back_where_training_is_stopped(digits):
     def stop(report):
         raise KeyboardInterrupt

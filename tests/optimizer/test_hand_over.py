@@ -238,6 +238,25 @@ def test_a_variable_whose_gradients_come_late_moves_as_far_as_a_new_one(inner, c
     assert largest_move_of_b(late(inner, compressor), range(1, 31)) <= 1.5 * new
 
 
+def adam_that_forgets_soon():
+    return keras.optimizers.Adam(0.01, beta_2=0.9)
+
+
+@pytest.mark.parametrize(
+    "compressor", ["adacomp(bin_sizes=20)", "top_k(density=0.1)", "scalecom(rates=20)"]
+)
+def test_a_variable_whose_gradients_are_zeros_at_first_moves_as_far_as_a_new_one(compressor):
+    new = largest_move_of_b(Job(2, adam_that_forgets_soon, compressor), range(1, 31))
+    job = Job(2, adam_that_forgets_soon, compressor)
+    bad = np.full((20, 3), np.nan, "float32")
+    for step in range(40):
+        job.step([[a, ZEROS] for a, _ in gradients_at(100 + step, 2)])
+        if step % 10 == 0:
+            job.step([[bad, ZEROS]] * 2)  # is skipped, and no update
+    np.testing.assert_array_equal(job.optimizer.exchange.facts.moments_since.numpy(), [0, 40])
+    assert largest_move_of_b(job, range(1, 31)) <= 1.2 * new
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_what_came_late_keeps_its_pace_in_the_next_job(replicas):
     job = late(adam)

@@ -44,6 +44,24 @@ def updates_after(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
     return tf.maximum(updates - since, 0)
 
 
+def not_begun(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
+    """Which second moments have seen no update so far; bool, in the shape of `since`."""
+    return since >= updates
+
+
+def since_after(updates: tf.Tensor, since: tf.Tensor, reduced: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What `since` is after an update: second moments begin with a gradient that is not all zeros.
+
+    Args:
+        updates: int64 scalar, how many updates the inner optimizer had made before.
+        since: int64 [gradients], as of `HandOver`.
+        reduced: The gradients of this update, which are equal on all replicas.
+    """
+    zeros = tf.stack([tf.reduce_all(tf.equal(gradient, 0)) for gradient in reduced])
+    later = tf.logical_and(not_begun(updates, since), zeros)
+    return tf.where(later, updates + 1, since)
+
+
 @dataclasses.dataclass(frozen=True)
 class HandOver:
     """Hands over the second moments of some gradients, on one replica.

@@ -21,7 +21,8 @@ class Cast(Compressor):
     Use it where a factor of two is enough, or where the sparse methods cost too much accuracy or
     time. It costs a cast each way. There is no residual: what rounding takes off is lost, up to
     2^-9 of each number and sum for bfloat16, and for float16 2^-12 where it is above 6e-5. The
-    slices of an embedding's gradient are gathered, with values of 16 bits.
+    slices of an embedding's gradient are gathered, as bfloat16 in any case, also in a warm-up: a
+    slice is that of one entry of a batch, often too small for float16.
 
     Args:
         dtype: `"float16"` is more precise, but numbers below 3e-8 become zero, and a step on which
@@ -35,6 +36,7 @@ class Cast(Compressor):
     name = "cast"
     has_gpu_kernels = True  # TensorFlow's own
     keeps_slices = True  # Adam squares them one by one: sums of rows would train in another way
+    slices_dtype = tf.bfloat16
 
     def __init__(self, dtype: str = "float16", **warmup: Any) -> None:
         super().__init__(**warmup)
@@ -43,7 +45,6 @@ class Cast(Compressor):
                 f"Cast: dtype must be one of {', '.join(_DTYPES)}; received {dtype!r}."
             )
         self.dtype = dtype
-        self.slices_dtype = tf.dtypes.as_dtype(dtype)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """Nothing is kept."""
@@ -51,7 +52,7 @@ class Cast(Compressor):
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
         """Sums all gradients in the smaller type, fused into one vector."""
-        return (yield from sum_as(self.slices_dtype, inputs))
+        return (yield from sum_as(tf.dtypes.as_dtype(self.dtype), inputs))
 
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""

@@ -303,6 +303,7 @@ class GradientExchange(tf.Module):
             sums, finite = stepped.as_given(given)
             for place, total in zip(together, sums, strict=True):
                 reduced[place] = total
+            replica.note_beginnings(together, stepped.reduced, finite, inner)
         replica.settle(apart, together, finite, left)
         self.step.assign_add(1)
         self.count_skip(finite)

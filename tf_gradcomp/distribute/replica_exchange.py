@@ -9,7 +9,13 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.handover import HandOver, InnerState, updates_after
+from tf_gradcomp.adam.handover import (
+    HandOver,
+    InnerState,
+    not_begun,
+    since_after,
+    updates_after,
+)
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor, in_turn
 from tf_gradcomp.distribute import riders, sparse
@@ -337,6 +343,31 @@ class ReplicaExchange:
         self._count(numbers, sent, stepped.tensor_bytes)
         self._set_fact(parts.delayed, stepped.delayed, places)
         return stepped
+
+    def note_beginnings(
+        self,
+        places: Sequence[int],
+        reduced: Sequence[tf.Tensor],
+        finite: tf.Tensor,
+        inner: InnerState | None,
+    ) -> None:
+        """Notes after a step of which gradients the second moments have not begun yet.
+
+        Args:
+            places: Of the gradients that the compressor has exchanged.
+            reduced: What came of them.
+            finite: Whether the step is taken.
+            inner: The state of the inner optimizer.
+        """
+        if not self._parts.preconditioner or not inner:
+            return
+        fact, updates = self._parts.facts.moments_since, inner.updates
+        since = tf.gather(self._fact(fact), list(places))
+        tf.cond(
+            tf.logical_and(finite, tf.reduce_any(not_begun(updates, since))),
+            lambda: self._set_fact(fact, since_after(updates, since, reduced), places),
+            lambda: None,
+        )
 
     def _reached(self) -> Communicator:
         if self._communicator is None:

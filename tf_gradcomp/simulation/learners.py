@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.adam.handover import updates_after
+from tf_gradcomp.adam.handover import since_after, updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
@@ -278,6 +278,7 @@ class Learners:
         if similarity:
             self._last_similarity = self._similarity(together, stepped.reduced, wanted)
         totals, finite = stepped.as_given([all_gradients[0][place] for place in together])
+        self._note_beginnings(together, stepped.reduced, finite)
         waited = tf.unstack(stepped.delayed, len(together))
         for place, total, has_waited in zip(together, totals, waited, strict=True):
             reduced[place], delayed[place] = total, has_waited
@@ -350,6 +351,21 @@ class Learners:
         inner = adam.inner_state(optimizer, variables, lambda variable: variable)
         return SecondMoments(preconditioner, inner, self.state, self._moments_since)
 
+    def _note_beginnings(
+        self, places: list[int], reduced: list[tf.Tensor], finite: tf.Tensor
+    ) -> None:
+        """Notes after a step of which gradients the second moments have not begun yet."""
+        if not self._preconditioner:
+            return
+        since = tf.gather(self._moments_since, places)
+        later = since_after(self._updates, since, reduced)
+        now = tf.IndexedSlices(tf.where(finite, later, since), tf.constant(places))
+        self._moments_since.scatter_update(now)
+
+    @property
+    def _updates(self) -> tf.Tensor:
+        return tf.cast(self.model.optimizer.iterations, tf.int64)
+
     def _step_of(
         self, rank: int, places: list[int], gradients: list[Gradient], finite: tf.Tensor
     ) -> ReplicaStep:
@@ -360,10 +376,9 @@ class Learners:
         }
         moments = None
         if self._preconditioner:
-            updates = tf.cast(self.model.optimizer.iterations, tf.int64)
             since = tf.gather(self._moments_since, places)
             moments = self._preconditioner.second_moments(
-                of_one, updates_after(updates, since), size, [gradients[i] for i in places]
+                of_one, updates_after(self._updates, since), size, [gradients[i] for i in places]
             )
         return ReplicaStep.of(
             [self.specs[i] for i in places],
