@@ -90,6 +90,15 @@ class Watch(keras.callbacks.Callback):
         self.phases.append({int(p) for p in copies(collective(), exchange.job_state[PHASE])})
 
 
+class Frozen(keras.callbacks.Callback):
+    """Takes back what a step has done to the biases, so that kernels' gradients stay zeros."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        for variable in self.model.trainable_variables:
+            if "bias" in variable.path:
+                variable.assign(0 * variable)
+
+
 # The model.
 
 
@@ -115,6 +124,22 @@ def test_it_is_the_network_of_the_method_and_can_be_saved(innovations, tmp_path)
     np.testing.assert_array_equal(compressor.architecture.weights, model.flat_weights())
     with pytest.raises(ValueError, match=f"make one with innovations={not innovations}"):
         gc.compressors.LGC("all_reduce" if innovations else "parameter_server", autoencoder=loaded)
+
+
+def test_innovations_count_as_they_are_from_the_start():
+    """Training moves their weight by a thousandth in a step."""
+    model = gc.Autoencoder(innovations=True)
+    vectors, added = np.random.default_rng(0).normal(size=(2, 3, 48, 1)).astype("float32")
+    np.testing.assert_allclose(model(vectors, added) - model(vectors), added, atol=1e-6)
+
+
+def test_it_can_be_made_where_keras_has_channels_first():
+    keras.config.set_image_data_format("channels_first")
+    try:
+        model = gc.Autoencoder()
+    finally:
+        keras.config.set_image_data_format("channels_last")
+    np.testing.assert_array_equal(model.flat_weights(), gc.Autoencoder().flat_weights())
 
 
 def test_making_one_leaves_keras_random_numbers_alone():
@@ -174,6 +199,45 @@ def test_a_guard_extends_training_and_then_entries_are_sent_in_few_bits(caplog):
     assert phases[-1] == 4
     assert 2 * TRAINING <= phases.count(2) <= 2 * TRAINING + 5
     assert "did not fall below guard=1e-09 in 14 training steps" in caplog.text
+
+
+@pytest.mark.parametrize("pattern", ["all_reduce", "parameter_server"])
+def test_gradients_of_zeros_do_not_pass_the_guard(pattern):
+    """They don't show that anything can be decoded."""
+    model = compiled(method(pattern, training_steps=4))
+    # Behind inputs of zeros, only the bias of the last layer has a gradient.
+    x, y = data()
+    training = gc.callbacks.AutoencoderTraining()
+    logs = model.fit(
+        0 * x, y - y + 0.5, batch_size=BATCH, epochs=2, verbose=0, callbacks=[Frozen(), training]
+    ).history
+    assert logs["autoencoder_error"][-1] == 1
+    assert logs["lgc_phase"][-1] == 4
+
+
+@pytest.fixture(scope="module")
+def in_phase_3(tmp_path_factory):
+    """What a job has saved that uses its autoencoder."""
+    model = compiled(method())
+    assert fit(model, gc.callbacks.AutoencoderTraining())["lgc_phase"][-1] == 3
+    path = tmp_path_factory.mktemp("lgc") / "job.weights.h5"
+    model.save_weights(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "phase"),
+    [({}, 3), ({"order": "index"}, 2), ({"autoencoder": {**PAIRS, "slope": 0.5}}, 2)],
+    ids=["nothing", "order", "slope"],
+)
+def test_what_was_learnt_for_other_settings_is_not_used(in_phase_3, changed, phase):
+    """Of the same shapes, it would decode something else."""
+    model, watch = compiled(method(**changed)), Watch()
+    with collective().scope():
+        model.optimizer.build(model.trainable_variables)
+    model.load_weights(in_phase_3)
+    fit(model, gc.callbacks.AutoencoderTraining(), watch, epochs=1)
+    assert [logs["lgc_phase"] for logs in watch.logs] == [phase] * STEPS
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_a_plan_for_another_method_is_not_used(method):
 
 
 def planner_of(compressor, shapes=((60, 80), (40, 60)), dtype="float32"):
-    return LayerPlanner.of(compressor, dense_specs(shapes, dtype))
+    return LayerPlanner.of(compressor, dense_specs(shapes, dtype), replicas=1)
 
 
 def uneven_sums():

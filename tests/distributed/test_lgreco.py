@@ -42,6 +42,14 @@ def resumed(killed_again, folder):
     return run_workers(PROGRAM, 2, ["resume", folder])
 
 
+def test_plans_are_made_within_the_strategys_scope():
+    workers = run_workers(PROGRAM.with_stem("plans_in_scope"), 2)
+    chief, other = map(result, workers)
+    assert chief == other
+    for plan in chief.values():
+        assert plan[1] > 1  # times fewer bytes
+
+
 def test_both_ways_to_train_plan_alike_also_with_several_steps_in_an_execution(killed, by_strategy):
     by_optimizer = result(killed[0])["epochs"]
     assert len(by_optimizer) == 2

@@ -38,6 +38,16 @@ def test_wrapping_twice_is_refused(scaled):
         gc.CompressedOptimizer(inner)
 
 
+@pytest.mark.parametrize("name", ["epsilon", "beta_2"])
+def test_an_adam_that_is_changed_after_it_was_wrapped_is_refused(name):
+    with mirrored(2).scope():
+        adam = keras.optimizers.Adam()
+        optimizer = gc.CompressedOptimizer(adam)
+        setattr(adam, name, 0.5)
+        with pytest.raises(ValueError, match="was changed after it was wrapped"):
+            optimizer.build(new_variables())
+
+
 def wrapped_again(inner):
     return gc.CompressedOptimizer(inner, "no_compression")
 

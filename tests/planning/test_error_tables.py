@@ -58,6 +58,20 @@ def test_bytes_and_errors_are_those_of_a_step_from_zero(with_setting, values, se
         np.testing.assert_allclose(planned.errors, [left for _, left in expected][order], rtol=1e-6)
 
 
+@pytest.mark.parametrize("value_bits", [32, 16, 8, 1])
+def test_bytes_are_the_mean_over_replicas_that_lead_in_turn(value_bits):
+    rates = [2, 25, 400]
+    counted = [
+        Lockstep(ScaleCom(rate, value_bits=value_bits), [SPEC], 4)
+        .step([[gradient_of()]] * 4)
+        .tensor_bytes[0][0]
+        for rate in rates
+    ]
+    compressor = ScaleCom(rates[0], value_bits=value_bits)
+    planned = table(compressor, SPEC, gradient_of(), rates, default=rates[0], replicas=4)
+    assert planned.bytes.tolist() == counted
+
+
 @pytest.mark.parametrize(
     ("bits", "bucket_size", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.distribute.communicator import Communicator
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.method import Candidate
+from tf_gradcomp.distribute.out_of_scope import out_of_scope
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -66,9 +66,7 @@ def probe(
         ValueError: If there is no network between the replicas.
     """
     communicators = group.communicators()
-    # A thread of its own is in no scope of a strategy, which would replicate all variables.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(_probe, group, communicators, specs, candidates, effort).result()
+    return out_of_scope(lambda: _probe(group, communicators, specs, candidates, effort))
 
 
 def _probe(

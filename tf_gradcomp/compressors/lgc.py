@@ -16,7 +16,6 @@ from tf_gradcomp.compressors.lgc_phases import (
     FLOAT16,
     FLOAT32,
     PARAMETER_SERVER,
-    PHASE,
     Coding,
     Collecting,
     Rounding,
@@ -148,7 +147,7 @@ class LGC(Compressor):
 
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
         """That of the job; see `lgc_phases`."""
-        return tf.cast(job_state[PHASE].read_value(), tf.int32)
+        return tf.cast(self.phase_settings.phase(job_state), tf.int32)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """As in the first of its phases after the dense one."""

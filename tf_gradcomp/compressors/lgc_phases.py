@@ -8,6 +8,8 @@ none waits for another between steps.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import math
 import re
 from collections.abc import Generator, Mapping, Sequence
@@ -31,6 +33,7 @@ FLOAT16, FLOAT32 = "float16", "float32"
 
 # Names in the state of the job; all but `SHARE_ERROR` are equal on all replicas, or count on the
 # first one alone.
+MADE_FOR = "lgc_made_for"  # a digest of the settings that the state is for; 0: nothing yet
 PHASE = "lgc_phase"
 WANTED = "lgc_wanted"  # the phase that the first replica wants; 0: none
 LATEST = "lgc_latest"  # float32 [2]: loss and relative error of the last step of training
@@ -81,6 +84,31 @@ class Settings:
         """Whether the autoencoder's output has a channel for them."""
         return self.pattern == PARAMETER_SERVER
 
+    def phase(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+        """That of the job, int64 scalar: the first one where its state is for other settings."""
+        return tf.where(self.is_made_for(job_state), job_state[PHASE].read_value(), SUMMING)
+
+    def is_made_for(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+        """Whether the state of the job is that of an autoencoder with these settings, or new."""
+        made_for = job_state[MADE_FOR].read_value()
+        return tf.logical_or(tf.equal(made_for, self._digest), tf.equal(made_for, 0))
+
+    def begin_anew_unless_made_for(self, job_state: Mapping[str, tf.Variable]) -> None:
+        """Forgets what was learnt for other vectors, or by another autoencoder."""
+
+        def forget() -> None:
+            for name in (PHASE, WANTED, LATEST, LEARNING, COLLECTED, VECTOR_STEPS, LEARNT, ERRORS):
+                job_state[name].assign(tf.zeros_like(job_state[name]))
+
+        tf.cond(self.is_made_for(job_state), lambda: None, forget)
+        job_state[MADE_FOR].assign(self._digest)
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        sizes = (self.architecture.encoder, self.architecture.decoder, self.architecture.slope)
+        text = repr((self.pattern, self.order, self.innovation, sizes))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
+
     def layout(self, specs: Sequence[GradientSpec]) -> Layout:
         """How tensors are sent."""
         entries = tuple(self._entries(spec) for spec in specs)
@@ -123,6 +151,7 @@ class Settings:
         length = self.padded(self.layout(specs).coded_entries)
         parameters = self.architecture.parameters(self.innovations)
         return {
+            MADE_FOR: JobStateSpec((), "int64"),
             PHASE: JobStateSpec((), "int64"),
             WANTED: JobStateSpec((), "int64"),
             LATEST: JobStateSpec((2,)),
@@ -183,6 +212,7 @@ class Summing(_Phase, registered=False):
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them."""
+        self._of.begin_anew_unless_made_for(inputs.job_state)
         step = self._step(inputs)
         yield from _follow_news(step)
         own = step.coded()
@@ -217,13 +247,14 @@ class Collecting(_Phase, registered=False):
         return exchanged
 
     def _keep(self, of_all: tf.Tensor, step: LedStep, finite: tf.Tensor) -> None:
-        """Keeps the vectors of a step, on the first replica; all count it."""
+        """Keeps the vectors of a step, the leader's first, on the first replica; all count it."""
         inputs, state = step.inputs, step.inputs.job_state
         kept = min(inputs.size, KEPT_VECTORS)
         number = state[COLLECTED].read_value()
+        of_all = tf.roll(of_all, -step.leader, 0)
         scales = scales_of(of_all)
         if self._of.pattern == ALL_REDUCE:  # one scale for all
-            scales = tf.fill([inputs.size], tf.gather(scales, step.leader))
+            scales = tf.fill([inputs.size], scales[0])
         vectors = self._vectors(tf.math.divide_no_nan(of_all, scales[:, tf.newaxis]))[:kept]
         unused = state[VECTORS].shape[1] - vectors.shape[1]  # by a step with some of the gradients
         rows = tf.cast(number % (KEPT_VECTORS // kept), tf.int32) * kept + tf.range(kept)

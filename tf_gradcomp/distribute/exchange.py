@@ -28,6 +28,7 @@ from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.notices import tell_user
+from tf_gradcomp.distribute.out_of_scope import out_of_scope
 from tf_gradcomp.distribute.replica_exchange import Gradients, Parts, ReplicaExchange
 from tf_gradcomp.distribute.saving import Saving
 from tf_gradcomp.distribute.state import (
@@ -163,7 +164,7 @@ class GradientExchange(tf.Module):
                 label=group.label([spec.path for spec in specs]),
                 max_dense_elements=self.policy.max_dense_elements,
             )
-        self._planner = LayerPlanner.of(chosen.compressor, specs)
+        self._planner = LayerPlanner.of(chosen.compressor, specs, group.size)
         self._lgc = lgc_in(chosen.compressor)
         self._numbers = _Numbers(variables)
         self._agreement = GradientAgreement(group)
@@ -376,7 +377,9 @@ class GradientExchange(tf.Module):
         proposed = planner.no_plan()
         if group.is_first:
             of_first = [group.local(total, 0).numpy() for total in sums]
-            proposed = planner.propose(of_first, self._local_job_state(0))
+            job_state = self._local_job_state(0)
+            # Other workers wait for the plan, and could not meet for a variable.
+            proposed = out_of_scope(lambda: planner.propose(of_first, job_state))
         proposed = group.from_first(proposed)
         for replica in range(group.local_size):
             job_state = self._local_job_state(replica)

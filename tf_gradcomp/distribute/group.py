@@ -20,6 +20,7 @@ from tf_gradcomp.distribute.communicator import (
     ReplicaContextCommunicator,
 )
 from tf_gradcomp.distribute.gradients import total
+from tf_gradcomp.distribute.out_of_scope import out_of_scope
 
 Result = TypeVar("Result")
 
@@ -366,9 +367,7 @@ class HostGroup(StrategyGroup):
             with tf.device(self.devices[0]):
                 return make()
 
-        # A thread of its own is in no scope of a strategy, which would replicate all variables.
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            return thread.submit(there).result()
+        return out_of_scope(there)
 
     def on_each(self, reduce: Callable[[list[Any]], Result], gradients: Sequence[Any]) -> Result:
         """Runs the host's side of an exchange, with the sums of its replicas' gradients."""

@@ -44,13 +44,17 @@ class LayerPlanner:
     Attributes:
         lgreco: The method that is planned for.
         specs: What is known of all gradients of the job.
+        replicas: How many there are.
     """
 
     lgreco: LGreCo
     specs: Sequence[GradientSpec]
+    replicas: int
 
     @classmethod
-    def of(cls, compressor: Compressor, specs: Sequence[GradientSpec]) -> LayerPlanner | None:
+    def of(
+        cls, compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
+    ) -> LayerPlanner | None:
         """The planner for a method, its warm-up or phases; None if nothing in it is planned.
 
         Raises:
@@ -61,7 +65,7 @@ class LayerPlanner:
             raise ValueError(
                 f"{compressor!r}: only one of its stages can be planned; use LGreCo in one of them."
             )
-        return cls(planned[0], specs) if planned else None
+        return cls(planned[0], specs, replicas) if planned else None
 
     @property
     def layers(self) -> list[int]:
@@ -98,8 +102,15 @@ class LayerPlanner:
             before = job_state[GRADIENT_NORMS].numpy()
             steady = (np.abs(norms - before) < _STEADY * before)[places]
             proposed[3 + len(sums) :] = norms
-        budget = self.lgreco.budget
-        plan = plan_layers(self.lgreco.method, specs, of_places, choices, budget, steady=steady)
+        plan = plan_layers(
+            self.lgreco.method,
+            specs,
+            of_places,
+            choices,
+            self.lgreco.budget,
+            steady=steady,
+            replicas=self.replicas,
+        )
         reason = plan.reason if places else "no gradients were exchanged since the last plan"
         if reason:
             _LOG.warning(_KEPT, text_of(self.lgreco.method), reason)

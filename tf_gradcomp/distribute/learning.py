@@ -21,7 +21,6 @@ from tf_gradcomp.compressors.lgc_phases import (
     LEARNING,
     LEARNT,
     NORM,
-    PHASE,
     ROUNDING,
     SHARE_ERROR,
     SUMMING,
@@ -40,7 +39,8 @@ class Collected(NamedTuple):
 
     Attributes:
         number: Of the step among those whose vectors were collected, from 1 on.
-        vectors: float32 [replicas, entries].
+        vectors: float32 [replicas, entries]: that of the step's leader, then those of the replicas
+            behind it, in turn.
     """
 
     number: int
@@ -80,7 +80,7 @@ class AutoencoderState:
     @property
     def phase(self) -> int:
         """Of the next step, one of those in `compressors.lgc_phases`; dense steps come before."""
-        return int(self.job_state[PHASE].numpy())
+        return int(self.lgc.phase_settings.phase(self.job_state).numpy())
 
     @property
     def in_use(self) -> bool:

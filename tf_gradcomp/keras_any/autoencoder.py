@@ -12,6 +12,7 @@ from tf_gradcomp.compressors.autoencoder import Architecture, Convolution
 from tf_gradcomp.keras_here import keras
 
 _DEFAULT = Architecture()
+_FLOATS = {"dtype": "float32", "data_format": "channels_last"}  # whatever Keras' own settings are
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
@@ -59,9 +60,13 @@ class Autoencoder(keras.Model):
         channels, outer = self.architecture.channels, self.architecture.decoder
         self.decoder = _coder("decoder", layers.Conv1DTranspose, channels, outer, slope, seeds)
         self.output_layer = keras.layers.Conv1D(
-            1, 1, name="output", dtype="float32", kernel_initializer=_initializer(seeds)
+            1, 1, name="output", kernel_initializer=_initializer(seeds), **_FLOATS
         )
         self(tf.zeros((1, self.architecture.shortening, 1)))
+        if innovations:  # which are entries as they are; from another weight, training takes long
+            kernel, bias = self.output_layer.get_weights()
+            kernel[:, -1] = 1
+            self.output_layer.set_weights([kernel, bias])
 
     def call(self, vectors: Any, innovations: Any = None) -> Any:
         """Codes vectors and decodes them.
@@ -144,8 +149,8 @@ def _coder(
                 kernel,
                 stride,
                 padding="same",
-                dtype="float32",
                 kernel_initializer=_initializer(seeds),
+                **_FLOATS,
             ),
             keras.layers.LeakyReLU(slope, dtype="float32"),
         ]

@@ -48,6 +48,7 @@ def table(
     gradient: np.ndarray,
     choices: Sequence[int],
     default: int,
+    replicas: int = 1,
 ) -> Table:
     """What one layer would send and miss at each of some settings.
 
@@ -57,6 +58,7 @@ def table(
         gradient: In the shape of `spec`; any float.
         choices: Settings as `Compressor.settings` has them.
         default: The uniform setting, which need not be among them.
+        replicas: How many there are. Where one of them leads, bytes are the mean over all.
 
     Returns:
         The choices in their order, then the uniform setting if it is not among them.
@@ -64,7 +66,8 @@ def table(
     settings = distinct([*choices, default])
     values = np.asarray(gradient, np.float32)
     finite = bool(np.isfinite(values).all())
-    costs = _costs(compressor, spec, values if finite else np.zeros_like(values), settings)
+    values = values if finite else np.zeros_like(values)
+    costs = _costs(compressor, spec, values, settings, replicas)
     sizes, errors = (np.array(column, np.float64) for column in zip(*costs, strict=True))
     place = settings.index(default)
     return Table(settings, sizes, errors if finite else np.full_like(errors, np.nan), place)
@@ -72,14 +75,14 @@ def table(
 
 @functools.singledispatch
 def _costs(
-    compressor: Compressor, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+    compressor: Compressor, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], _: int
 ) -> Costs:
     raise ValueError(f"{compressor!r} has no table of errors, and so cannot be planned.")
 
 
 @_costs.register
 def _top_k(
-    compressor: TopK, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+    compressor: TopK, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], _: int
 ) -> Costs:
     """One sort of the magnitudes serves all numbers of entries."""
     sums = np.square(np.sort(np.abs(values), axis=None), dtype=np.float64)
@@ -96,7 +99,7 @@ def _top_k(
 
 @_costs.register
 def _power_sgd(
-    compressor: PowerSGD, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+    compressor: PowerSGD, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], _: int
 ) -> Costs:
     """One decomposition serves all ranks: the error of the best approximation.
 
@@ -130,7 +133,7 @@ def _captured(matrix: np.ndarray, rank: int) -> np.ndarray:
 
 @_costs.register
 def _qsgd(
-    compressor: QSGD, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+    compressor: QSGD, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], _: int
 ) -> Costs:
     """The error of rounding; where that is random, the root of the expected square."""
     bucket_size = compressor.bucket_size
@@ -149,7 +152,7 @@ def _qsgd(
 
 @_costs.register
 def _adacomp(
-    compressor: AdaComp, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+    compressor: AdaComp, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], _: int
 ) -> Costs:
     """What its encoder packs, and leaves in a residual of zeros."""
     zeros = tf.zeros(spec.shape)
@@ -173,9 +176,13 @@ def _adacomp(
 
 @_costs.register
 def _scalecom(
-    compressor: ScaleCom, spec: GradientSpec, values: np.ndarray, settings: Sequence[int]
+    compressor: ScaleCom,
+    spec: GradientSpec,
+    values: np.ndarray,
+    settings: Sequence[int],
+    replicas: int,
 ) -> Costs:
-    """What it sends as the leader of a step, and all else, but for what rounding takes off."""
+    """What it misses as the leader of a step, but for what rounding takes off."""
     residual = tf.Variable(tf.zeros(spec.shape))
     gradient = tf.constant(values)
     total = _sum_of_squares(values)
@@ -188,7 +195,7 @@ def _scalecom(
 
     each_alone = ops.Chunked([], [], settings, range(len(settings)))
     elements = [spec.elements] * len(settings)
-    sizes = tensor_bytes(each_alone, elements, leaders=1, value_bits=compressor.value_bits)
+    sizes = tensor_bytes(each_alone, elements, leaders=replicas, value_bits=compressor.value_bits)
     return list(zip(sizes.numpy().tolist(), map(error, settings), strict=True))
 
 

@@ -45,6 +45,7 @@ def plan_layers(
     budget: float = 1.0,
     defaults: Sequence[int] | None = None,
     steady: Sequence[bool] | None = None,
+    replicas: int = 1,
 ) -> Plan:
     """The smallest number of bytes whose summed error is within that of the reference.
 
@@ -61,6 +62,7 @@ def plan_layers(
         defaults: The uniform setting of each variable. By default, what `Compressor.settings` says.
         steady: Of which variables the reference is the choice with the fewest bytes; by default,
             of none.
+        replicas: How many there are.
 
     Returns:
         The plan; where there is none, the uniform settings, with the reason.
@@ -75,7 +77,7 @@ def plan_layers(
     if choices is None:
         choices = [compressor.choices(spec) for spec in specs]
     tables = [
-        table(compressor, spec, gradient, own or (), default)
+        table(compressor, spec, gradient, own or (), default, replicas)
         for spec, gradient, own, default in zip(specs, gradients, choices, defaults, strict=True)
     ]
     places = [of_one.default for of_one in tables]

@@ -136,7 +136,9 @@ class Learners:
             new_state(self.compressor, self.specs, self._preconditioner) for _ in range(learners)
         ]
         self._job_state = [new_job_state(self.compressor, self.specs) for _ in range(learners)]
-        self._planner = LayerPlanner.of(self.compressor, self.specs) if learners > 1 else None
+        self._planner = (
+            LayerPlanner.of(self.compressor, self.specs, learners) if learners > 1 else None
+        )
         self._lgc = lgc_in(self.compressor) if learners > 1 else None
         self.plans: list[PlanInForce] = []
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64)

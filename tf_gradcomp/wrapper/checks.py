@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.distribute.gradients import native, path_of
 from tf_gradcomp.distribute.group import Group, StrategyGroup
 from tf_gradcomp.distribute.handshake import WorkersDisagreeError
@@ -142,6 +143,20 @@ def check_moments_are_its_own(optimizer: Any) -> None:
             "in another CompressedOptimizer. Use a new optimizer. To carry the state over, save "
             "it with the first CompressedOptimizer (model.save_weights) and load it into another: "
             "see docs/checkpoints.md."
+        )
+
+
+def check_unchanged(before: Preconditioner | None, now: Preconditioner | None) -> None:
+    """Refuses other settings of second moments than those that the wrapper was made for.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if before != now:
+        raise ValueError(
+            "The inner optimizer's beta_2, epsilon or amsgrad was changed after it was wrapped in "
+            f"a CompressedOptimizer, which divides gradients by the earlier ones: {before} then, "
+            f"{now} now. Set them before, and wrap it then."
         )
 
 

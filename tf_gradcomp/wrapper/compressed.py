@@ -58,7 +58,7 @@ class Compressed:
         self.inner_optimizer = inner
         self.precondition = precondition
         self._given = compressors.get(compressor)
-        possible = self._possible_preconditioner()
+        possible = self._prepared_for = self._possible_preconditioner()
         methods = compressors.methods_of(self._given, lags=bool(possible) and precondition is None)
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
@@ -139,6 +139,7 @@ class Compressed:
         for inside in self._within(self.inner_optimizer):
             checks.check_moments_are_its_own(inside)
         with tf.init_scope():  # a config reads variables
+            checks.check_unchanged(self._prepared_for, self._possible_preconditioner())
             facts = {
                 **checks.facts_of("inner optimizer", self.inner_optimizer),
                 "precondition": self.precondition,

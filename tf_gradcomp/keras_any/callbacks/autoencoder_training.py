@@ -13,6 +13,7 @@ from tf_gradcomp.compressors.lgc_phases import WEIGHTS
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.learning import AutoencoderState, Collected, Learnt
+from tf_gradcomp.distribute.out_of_scope import out_of_scope
 from tf_gradcomp.keras_any.autoencoder import Autoencoder
 from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras_any.callbacks.order import READERS, SAVERS, warn_if_behind
@@ -179,7 +180,9 @@ class AutoencoderTraining(keras.callbacks.Callback):
             return None
         settings = state.lgc.phase_settings
         weights = state.weights
-        return _apart(lambda: Autoencoder.of(settings.architecture, settings.innovations, weights))
+        return out_of_scope(
+            lambda: Autoencoder.of(settings.architecture, settings.innovations, weights)
+        )
 
     def _learn(self, state: AutoencoderState, collected: Sequence[Collected]) -> None:
         first = collected[0].number
@@ -230,15 +233,15 @@ class _Trainer:
     def _learn(self, collected: Sequence[Collected]) -> tuple[np.ndarray, list[Learnt]]:
         learnt = []
         for number, vectors in collected:
-            loss, error = self._step(tf.constant(vectors), tf.constant(number))
+            loss, error = self._step(tf.constant(vectors))
             learnt.append(Learnt(number, float(loss), float(error)))
         return self._model.flat_weights(), learnt
 
-    def _stepped(self, vectors: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _stepped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
             if self._settings.innovations:
-                loss, error = self._of_shared_latent(vectors, number)
+                loss, error = self._of_leaders_latent(vectors)
             else:
                 loss, error = self._of_mean(vectors)
         gradients = tape.gradient(loss, [native(variable) for variable in variables])
@@ -248,23 +251,16 @@ class _Trainer:
     def _of_mean(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Loss and relative error of the decoded mean of latents."""
         latents = self._model.encoder(vectors[:, :, tf.newaxis])
-        decoded = self._model.decode(tf.reduce_mean(latents, 0, keepdims=True))[0, :, 0]
-        mean = tf.reduce_mean(vectors, 0)
+        decoded = self._model.decode(tf.reduce_mean(latents, 0, keepdims=True))[:, :, 0]
+        mean = tf.reduce_mean(vectors, 0, keepdims=True)
         return tf.reduce_mean(tf.square(mean - decoded)), _relative(mean, decoded)
 
-    def _of_shared_latent(
-        self, vectors: tf.Tensor, number: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Loss and mean relative error, where a latent drawn at random is decoded for all."""
-        latents = self._model.encoder(vectors[:, :, tf.newaxis])
-        count = tf.shape(vectors)[0]
-        drawn = tf.random.stateless_uniform([], [0, number], 0, count, tf.int32)
+    def _of_leaders_latent(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Loss and mean relative error, where the leader's latent is decoded for all."""
+        latent = self._model.encoder(vectors[:1, :, tf.newaxis])
         added = _innovations(vectors, self._added)
-        decoded = self._model.decode(latents[drawn][tf.newaxis], added[:, :, tf.newaxis])[:, :, 0]
-        misses = tf.reduce_sum(tf.reduce_mean(tf.square(vectors - decoded), 1))
-        apart = latents[:, tf.newaxis] - latents[tf.newaxis]
-        differences = tf.reduce_sum(tf.reduce_mean(tf.square(apart), [2, 3]))
-        return 0.5 * misses + 0.5 * differences, tf.reduce_mean(_relative(vectors, decoded))
+        decoded = self._model.decode(latent, added[:, :, tf.newaxis])[:, :, 0]
+        return tf.reduce_mean(tf.square(vectors - decoded)), _relative(vectors, decoded)
 
 
 def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
@@ -277,9 +273,14 @@ def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _relative(vectors: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
-    """The squared error of each vector over its square; 0 for zeros."""
-    missed = tf.reduce_sum(tf.square(vectors - decoded), -1)
-    return tf.math.divide_no_nan(missed, tf.reduce_sum(tf.square(vectors), -1))
+    """The squared error of vectors over their squares, the mean over those that are not zeros.
+
+    Of zeros alone it is 1: they don't show whether anything can be decoded.
+    """
+    squares = tf.reduce_sum(tf.square(vectors), -1)
+    errors = tf.math.divide_no_nan(tf.reduce_sum(tf.square(vectors - decoded), -1), squares)
+    count = tf.math.count_nonzero(squares, dtype=tf.float32)
+    return tf.where(count > 0, tf.math.divide_no_nan(tf.reduce_sum(errors), count), 1.0)
 
 
 def _number_of_phase(state: AutoencoderState, exchanges: int) -> int:
@@ -293,10 +294,4 @@ def _number_of_phase(state: AutoencoderState, exchanges: int) -> int:
 def _config_of(optimizer: Any, learning_rate: float) -> dict[str, Any]:
     if isinstance(optimizer, str):
         optimizer = {"class_name": optimizer, "config": {"learning_rate": learning_rate}}
-    return _apart(lambda: keras.optimizers.serialize(keras.optimizers.get(optimizer)))
-
-
-def _apart(make: Any) -> Any:
-    """What `make` returns, called outside of the current strategy's scope."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(make).result()
+    return out_of_scope(lambda: keras.optimizers.serialize(keras.optimizers.get(optimizer)))
