@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -152,12 +153,19 @@ def check_unchanged(before: Preconditioner | None, now: Preconditioner | None) -
     Raises:
         ValueError: With the reason and the way out.
     """
-    if before != now:
+    if _as_float32(before) != _as_float32(now):  # which variables of Keras 2's are
         raise ValueError(
             "The inner optimizer's beta_2, epsilon or amsgrad was changed after it was wrapped in "
             f"a CompressedOptimizer, which divides gradients by the earlier ones: {before} then, "
             f"{now} now. Set them before, and wrap it then."
         )
+
+
+def _as_float32(preconditioner: Preconditioner | None) -> Preconditioner | None:
+    if preconditioner is None:
+        return None
+    beta_2, epsilon = map(np.float32, (preconditioner.beta_2, preconditioner.epsilon))
+    return dataclasses.replace(preconditioner, beta_2=float(beta_2), epsilon=float(epsilon))
 
 
 def reduced_if_moments_are_its_own(
