@@ -44,22 +44,25 @@ def updates_after(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
     return tf.maximum(updates - since, 0)
 
 
-def not_begun(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
-    """Which second moments have seen no update so far; bool, in the shape of `since`."""
-    return since >= updates
-
-
-def since_after(updates: tf.Tensor, since: tf.Tensor, reduced: Sequence[tf.Tensor]) -> tf.Tensor:
-    """What `since` is after an update: second moments begin with a gradient that is not all zeros.
+def since_after(
+    updates: tf.Tensor, since: tf.Tensor, reduced: Sequence[tf.Tensor], finite: tf.Tensor
+) -> tf.Tensor:
+    """What `since` is after a step: second moments begin with a gradient that is not all zeros.
 
     Args:
         updates: int64 scalar, how many updates the inner optimizer had made before.
         since: int64 [gradients], as of `HandOver`.
-        reduced: The gradients of this update, which are equal on all replicas.
+        reduced: The gradients of this step, which are equal on all replicas.
+        finite: Whether the step is taken.
     """
-    zeros = tf.stack([tf.reduce_all(tf.equal(gradient, 0)) for gradient in reduced])
-    later = tf.logical_and(not_begun(updates, since), zeros)
-    return tf.where(later, updates + 1, since)
+    not_begun = since >= updates
+
+    def later() -> tf.Tensor:
+        zeros = tf.stack([tf.reduce_all(tf.equal(gradient, 0)) for gradient in reduced])
+        return tf.where(tf.logical_and(not_begun, zeros), updates + 1, since)
+
+    # Most steps need not look at the gradients.
+    return tf.cond(tf.logical_and(finite, tf.reduce_any(not_begun)), later, lambda: since)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,13 +9,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.handover import (
-    HandOver,
-    InnerState,
-    not_begun,
-    since_after,
-    updates_after,
-)
+from tf_gradcomp.adam.handover import HandOver, InnerState, since_after, updates_after
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor, in_turn
 from tf_gradcomp.distribute import riders, sparse
@@ -361,13 +355,9 @@ class ReplicaExchange:
         """
         if not self._parts.preconditioner or not inner:
             return
-        fact, updates = self._parts.facts.moments_since, inner.updates
+        fact = self._parts.facts.moments_since
         since = tf.gather(self._fact(fact), list(places))
-        tf.cond(
-            tf.logical_and(finite, tf.reduce_any(not_begun(updates, since))),
-            lambda: self._set_fact(fact, since_after(updates, since, reduced), places),
-            lambda: None,
-        )
+        self._set_fact(fact, since_after(inner.updates, since, reduced, finite), places)
 
     def _reached(self) -> Communicator:
         if self._communicator is None:

@@ -360,9 +360,8 @@ class Learners:
         if not self._preconditioner:
             return
         since = tf.gather(self._moments_since, places)
-        later = since_after(self._updates, since, reduced)
-        now = tf.IndexedSlices(tf.where(finite, later, since), tf.constant(places))
-        self._moments_since.scatter_update(now)
+        later = since_after(self._updates, since, reduced, finite)
+        self._moments_since.scatter_update(tf.IndexedSlices(later, tf.constant(places)))
 
     @property
     def _updates(self) -> tf.Tensor:
