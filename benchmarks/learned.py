@@ -62,6 +62,7 @@ class Settings:
     density: float
     dense_steps: int
     training_steps: int
+    guard: float
     scalecom_dense_steps: int
 
 
@@ -124,6 +125,7 @@ def _lgc(settings: Settings, **changed: Any) -> LGC:
         "density": settings.density,
         "dense_steps": settings.dense_steps,
         "training_steps": settings.training_steps,
+        "guard": settings.guard,
     }
     return LGC(**{**given, **changed})
 
@@ -209,6 +211,7 @@ def plot(rows: Sequence[dict[str, Any]], reading: Task, path: Path) -> None:
 @click.option("--density", default=0.01)
 @click.option("--dense-steps", default=44, help="Of LGC.")
 @click.option("--training-steps", default=132, help="Of LGC.")
+@click.option("--guard", default=0.5, help="Of LGC.")
 @click.option("--scalecom-dense-steps", default=0, help="Of ScaleCom.")
 @click.option("--results", type=click.Path(path_type=Path), default=Path("results/learned"))
 def main(

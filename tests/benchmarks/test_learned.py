@@ -36,7 +36,7 @@ def test_a_method_that_is_not_there_is_refused_with_the_names_of_all():
     ],
 )
 def test_scalecom_sends_dense_what_lgc_does(workload, kernels):
-    settings = learned.Settings(workload, 1, 0.01, 4, 4, 0)
+    settings = learned.Settings(workload, 1, 0.01, 4, 4, 0.5, 0)
     paths = learned.dense_paths(settings)
     assert [path for path in paths if path.endswith("/kernel")] == kernels
     scalecom = learned.methods(settings)["ScaleCom, 8 bits"]

@@ -16,6 +16,7 @@ from tf_gradcomp.compressors.lgc_phases import (
     COLLECTED,
     COLLECTING,
     DECODED,
+    NORMS,
     PHASE,
     ROUNDING,
     SUMMING,
@@ -344,6 +345,31 @@ def test_the_first_replica_changes_the_phase_of_all_in_the_step_that_it_leads():
 
 
 @every_pattern
+@pytest.mark.parametrize(("share", "phase"), [(0.34, CODING), (0.33, ROUNDING)])
+def test_a_leader_whose_residuals_are_three_times_as_large_gives_the_autoencoder_up(
+    pattern, share, phase
+):
+    """All replicas do, from the next step on; residuals of others than the leader don't count."""
+    compressor = LGC(pattern, density=0.1, dense_steps=0)
+    lockstep = in_phase(SWITCHING, compressor)
+    lockstep.step(gradients(0))
+    for rank, (state, kept) in enumerate(zip(lockstep.job_state, lockstep.state, strict=True)):
+        norms = [3 * np.linalg.norm(residual) for residual in kept[RESIDUAL]]
+        np.testing.assert_allclose(state[NORMS], norms, rtol=1e-5)
+        assert np.count_nonzero(norms) == 3  # not of what is sent whole
+    tells = next(step for step in range(1, 12) if leader(step, 3) == 1)
+    for step in range(1, tells + 2):
+        assert {int(state[PHASE]) for state in lockstep.job_state} == {
+            CODING if step <= tells else phase
+        }
+        if step == tells:  # as if its residuals had been so much smaller at the switch
+            norms = [3 * np.linalg.norm(residual) for residual in lockstep.state[1][RESIDUAL]]
+            lockstep.job_state[1][NORMS].assign(np.array(norms, np.float32) * np.float32(share))
+        before, given = lockstep.state, gradients(step)
+        assert lost(before, given, lockstep.step(given)) < 4e-6
+
+
+@every_pattern
 def test_training_vectors_are_collected_of_finite_steps(pattern):
     compressor = LGC(pattern, density=0.1, dense_steps=0)
     lockstep = in_phase(COLLECTING, compressor)
@@ -460,8 +486,9 @@ def test_counted_bytes_are_those_of_the_formulas(pattern):
     )
     sizes = lgc.Sizes(elements, dense, coded, plain, 64, 2, 4 * words)
     flag, header = 4, 56 if pattern == "parameter_server" else 0
+    news = 4 / 2  # of the leader, whether its residuals have grown
     by_formula = sizes.all_reduce() if not header else sizes.parameter_server(10)
-    assert outcome.payload_bytes[0] == by_formula + flag + header
+    assert outcome.payload_bytes[0] == by_formula + flag + news + header
 
 
 # Settings.

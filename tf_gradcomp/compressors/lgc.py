@@ -46,7 +46,8 @@ class LGC(Compressor):
     **It needs `gc.callbacks.AutoencoderTraining`**, or one call of it in each step of a training
     loop of your own. Without it the job stays in phase 2, and sums the entries as float32. If the
     autoencoder's error does not fall below `guard`, phase 2 lasts up to twice as long, and then the
-    entries are sent in 8 bits, without an autoencoder.
+    entries are sent in 8 bits, without an autoencoder. So they are as well when the residuals of a
+    replica have grown three times as large in phase 3 as they were at its beginning.
 
     The kernel of the first layer, vectors, embeddings and variables of fewer than 1024 elements are
     sent dense; of the kernel of the last layer, the entries as float32. Which layers these are is

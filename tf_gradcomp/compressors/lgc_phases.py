@@ -1,8 +1,9 @@
 """The phases of LGC that follow its dense steps; `LGC.phase` says whose turn it is.
 
-The first replica, where the autoencoder is trained, decides which phase comes next. It tells the
-others in a step that it leads, and all take it from the step after: so they change together, and
-none waits for another between steps.
+The first replica, where the autoencoder is trained, decides which phase comes next; that the
+autoencoder is not to be used any longer, any replica. It tells the others in a step that it leads,
+and all take it from the step after: so they change together, and none waits for another between
+steps.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -44,9 +45,21 @@ VECTOR_STEPS = "lgc_vector_steps"  # by row of `VECTORS`: which collected step, 
 LEARNT = "lgc_learnt"  # the last collected step that the autoencoder was trained with
 ERRORS = "lgc_errors"  # one plus the relative errors of the last of them; 0: none
 WEIGHTS = "lgc_weights"
-NORM = "lgc_norm"  # of the residuals when the autoencoder came into use
+NORMS = "lgc_norms"  # `_norms` when the autoencoder came into use; 0: not known
 DECODED = "lgc_decoded"  # a digest of what was decoded last
 SHARE_ERROR = "lgc_share_error"  # of what this replica sent of its own entries
+
+_OF_WHAT_WAS_LEARNT = (
+    PHASE,
+    WANTED,
+    LATEST,
+    LEARNING,
+    COLLECTED,
+    VECTOR_STEPS,
+    LEARNT,
+    ERRORS,
+    NORMS,
+)
 
 SUMMING, COLLECTING, SWITCHING, CODING, ROUNDING = range(5)  # the phases, in their order
 KEPT_VECTORS = 256
@@ -55,6 +68,7 @@ KEPT_ERRORS = 20
 _SMALLEST = 1024  # elements of a tensor whose entries are chosen
 _LARGEST = 1e6  # of a vector for the autoencoder; with its own scale, none is so large
 _FALLBACK_BITS = 8
+_MOST_GROWTH = 3.0  # of the residuals while the autoencoder is in use (specification, 6.9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +111,7 @@ class Settings:
         """Forgets what was learnt for other vectors, or by another autoencoder."""
 
         def forget() -> None:
-            for name in (PHASE, WANTED, LATEST, LEARNING, COLLECTED, VECTOR_STEPS, LEARNT, ERRORS):
+            for name in _OF_WHAT_WAS_LEARNT:
                 job_state[name].assign(tf.zeros_like(job_state[name]))
 
         tf.cond(self.is_made_for(job_state), lambda: None, forget)
@@ -162,7 +176,7 @@ class Settings:
             LEARNT: JobStateSpec((), "int64"),
             ERRORS: JobStateSpec((KEPT_ERRORS,)),
             WEIGHTS: JobStateSpec((parameters,)),
-            NORM: JobStateSpec(()),
+            NORMS: JobStateSpec((len(specs),)),
             DECODED: JobStateSpec((), "int64"),
             SHARE_ERROR: JobStateSpec(()),
         }
@@ -286,14 +300,7 @@ class Switching(_Phase, registered=False):
         state[WEIGHTS].assign(tf.bitcast(weights, tf.float32))
         state[PHASE].assign(CODING)
         exchanged = step.end(sums, sums.more, sums.finite, 4 * step.layout.coded_entries)
-        state[NORM].assign(
-            tf.linalg.global_norm(
-                [
-                    tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
-                    for residual in inputs.residuals
-                ]
-            )
-        )
+        state[NORMS].scatter_update(tf.IndexedSlices(_norms(inputs), _numbers(inputs)))
         return exchanged
 
 
@@ -332,6 +339,26 @@ class Coding(_Phase, registered=False):
             state[name].assign(tf.where(exchanged.finite, value, before))
         return exchanged
 
+    def _follow(
+        self, step: LedStep, words: int, more: Callable[[tf.Tensor], tf.Tensor]
+    ) -> Generator[Wish, tf.Tensor, tf.Tensor]:
+        """As `LedStep.follow`; and ends the phase where what the leader keeps has grown too much.
+
+        Then the autoencoder misses so much of today's gradients that training would be lost.
+        """
+        state = step.inputs.job_state
+
+        def with_growth(chosen: tf.Tensor) -> tf.Tensor:
+            before = tf.gather(state[NORMS].read_value(), _numbers(step.inputs))
+            now = tf.where(before > 0, _norms(step.inputs), 0)
+            grown = tf.norm(now) > _MOST_GROWTH * tf.norm(before)
+            return tf.concat([[tf.cast(grown, tf.int32)], more(chosen)], 0)
+
+        told = yield from step.follow(1 + words, with_growth)
+        phase = state[PHASE].read_value()
+        state[PHASE].assign(tf.where(told[0] > 0, tf.cast(ROUNDING, phase.dtype), phase))
+        return told[1:]
+
     def _all_reduce(self, step: LedStep) -> Generator[Wish, tf.Tensor, Any]:
         """The latents of all replicas are averaged, with the leader's scale."""
         entries, size = step.layout.coded_entries, step.inputs.size
@@ -346,7 +373,7 @@ class Coding(_Phase, registered=False):
                 told.append(tf.reduce_max(tf.abs(latent)))
             return tf.bitcast(tf.stack(told), tf.int32)
 
-        told = tf.bitcast((yield from step.follow(1 + summed, scales)), tf.float32)
+        told = tf.bitcast((yield from self._follow(step, 1 + summed, scales)), tf.float32)
         scale, own = told[0], step.coded()
         own_latent = network.encode(self._vectors(_over_scale(own, scale)[tf.newaxis]))
         flat = tf.reshape(own_latent, [self._of.architecture.latents(entries)])
@@ -376,7 +403,7 @@ class Coding(_Phase, registered=False):
             return self._as_words(network.encode(self._vectors(scaled[tf.newaxis])))
 
         latent_bytes = self._of.latent_bytes(entries)
-        told = yield from step.follow(latent_bytes // 4, latent)
+        told = yield from self._follow(step, latent_bytes // 4, latent)
         own = step.coded()
         sums = yield from step.sum()
         scale = scale_of(own)
@@ -423,7 +450,7 @@ class Coding(_Phase, registered=False):
 
 
 class Rounding(_Phase, registered=False):
-    """Gathers the entries in 8 bits, where no autoencoder could be trained."""
+    """Gathers the entries in 8 bits, where no autoencoder could be trained, or it was given up."""
 
     name: ClassVar[str] = "lgc_rounding"
 
@@ -464,6 +491,23 @@ def _follow_news(step: LedStep) -> Generator[Wish, tf.Tensor, None]:
     changes = tf.logical_and(is_news, wanted > 0)
     state[PHASE].assign(tf.where(changes, wanted, phase))
     state[LEARNING].assign(tf.where(is_news, tf.bitcast(told[1:], tf.float32), learning))
+
+
+def _norms(inputs: ExchangeInputs) -> tf.Tensor:
+    """The Euclidean norms of a replica's residuals times the number of replicas: float32 [tensors].
+
+    Gradients carry one over that number, so a job that goes on with another one can compare them.
+    """
+    residuals = [
+        tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+        for residual in inputs.residuals
+    ]
+    return tf.stack([tf.norm(residual) for residual in residuals]) * inputs.size
+
+
+def _numbers(inputs: ExchangeInputs) -> list[int]:
+    """The places of the gradients of this step among all of the job."""
+    return list(range(len(inputs.specs)) if inputs.numbers is None else inputs.numbers)
 
 
 def scale_of(values: tf.Tensor) -> tf.Tensor:

@@ -20,7 +20,7 @@ from tf_gradcomp.compressors.lgc_phases import (
     LATEST,
     LEARNING,
     LEARNT,
-    NORM,
+    NORMS,
     ROUNDING,
     SHARE_ERROR,
     SUMMING,
@@ -89,8 +89,13 @@ class AutoencoderState:
 
     @property
     def fell_back(self) -> bool:
-        """Whether it could not be trained, and the entries are sent in 8 bits."""
+        """Whether the entries are sent in 8 bits: it could not be trained, or was given up."""
         return self.phase == ROUNDING
+
+    @property
+    def was_in_use(self) -> bool:
+        """Whether it codes what is sent, or did so before it was given up."""
+        return bool((self.job_state[NORMS].numpy() > 0).any())
 
     @property
     def told(self) -> tuple[float, float]:
@@ -113,11 +118,6 @@ class AutoencoderState:
     def share_error(self) -> float:
         """The relative squared error of what this replica sent of its entries in the last step."""
         return float(self.job_state[SHARE_ERROR].numpy())
-
-    @property
-    def norm_at_switch(self) -> float:
-        """The norm of the residuals of this replica when the autoencoder came into use."""
-        return float(self.job_state[NORM].numpy())
 
     @property
     def facts(self) -> dict[str, int]:

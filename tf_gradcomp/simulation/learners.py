@@ -15,7 +15,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent, measures_per_step
-from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, native, norm
+from tf_gradcomp.distribute.gradients import all_finite, gradient_specs, native
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.lockstep import (
@@ -227,10 +227,6 @@ class Learners:
     def exchanges(self) -> int:
         """How many steps there were so far."""
         return int(self._step)
-
-    def residual_norm(self) -> float:
-        """The Euclidean norm of the residuals of the first learner; 0 without any."""
-        return norm(self.residuals[0])
 
     def settings_over_time(self) -> dict[str, list[int]]:
         """By path, each planned layer's own setting, and that of each plan that `fit` has made."""
@@ -480,7 +476,6 @@ class Learners:
                 self.plans.append(plan)
                 logs |= measures(plan)
             logs |= training.measures(self)
-            training.check_drift(self)
             if validation_data is not None:
                 pair = isinstance(validation_data, tuple)
                 data = validation_data if pair else (validation_data,)

@@ -52,7 +52,7 @@ def seen(model, exchange):
     """What is equal on all workers; and `job`, which is so in a job that goes on from here."""
     state = exchange.autoencoder
     job = {name: np.asarray(value).tolist() for name, value in exchange.job_state.items()}
-    for own in ("lgc_share_error", "lgc_norm", "lgc_vectors"):
+    for own in ("lgc_share_error", "lgc_norms", "lgc_vectors"):
         del job[own]
     return {
         **state_digest(model),

@@ -21,11 +21,10 @@ from tf_gradcomp.keras_here import door, keras
 
 keras_private = door("keras_private")
 
-_ALARM = 3.0  # times the norm of the residuals at the switch
-_DRIFT = (
-    "LGC: the residuals are %.1f times as large as when the autoencoder came into use: it misses "
-    "much of today's gradients. Use more training_steps, a higher density, or ScaleCom with few "
-    "value_bits."
+_GAVE_UP = (
+    "LGC: the residuals grew to three times what they were when the autoencoder came into use: it "
+    "missed much of today's gradients. From now on the entries that the leader chooses are sent in "
+    "8 bits. Use more training_steps, a higher density, or ScaleCom with few value_bits."
 )
 _FELL_BACK = (
     "LGC: the autoencoder's relative error did not fall below guard=%s in %s training steps. From "
@@ -49,9 +48,6 @@ class HasAutoencoder(Protocol):
     def exchanges(self) -> int:
         """How many exchanges there were so far."""
 
-    def residual_norm(self) -> float:
-        """The Euclidean norm of the residuals of the first replica of this process."""
-
 
 class AutoencoderTraining(keras.callbacks.Callback):
     """Trains the autoencoder of `gc.compressors.LGC` during a model's training.
@@ -67,16 +63,16 @@ class AutoencoderTraining(keras.callbacks.Callback):
     The logs, and so the progress bar, `History` and `TensorBoard`, get:
 
     - `lgc_phase`, of the next step: 1 while gradients are dense, 2 in training, 3 with the
-      autoencoder, and 4 where the entries are sent in 8 bits instead, because of the guard;
+      autoencoder, and 4 where the entries are sent in 8 bits instead, because of the guard or
+      because the residuals have grown three times as large as they were at the switch to 3;
     - `autoencoder_loss`, `autoencoder_error`: loss and relative squared error in training, as of
       the last step that the first replica led; the errors count before the weights change;
     - `share_error`: in phase 3, the relative squared error of what this worker sent of its own
       entries.
 
     Callbacks see the logs, and save the weights, in the order of their list: put this one in front
-    of those that read logs or save the model. A warning tells where the residuals have grown three
-    times as large as they were when the autoencoder came into use. In a job that goes on from a
-    checkpoint amid training, the training optimizer begins anew.
+    of those that read logs or save the model. A warning tells why phase 4 begins. In a job that
+    goes on from a checkpoint amid training, the training optimizer begins anew.
 
     Args:
         optimizer: Of the autoencoder: a name, a config or a Keras optimizer, of which a copy is
@@ -121,10 +117,9 @@ class AutoencoderTraining(keras.callbacks.Callback):
             self._add_to(logs, self.train(self._exchange))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds to the epoch's logs, and warns of a drift."""
+        """Adds to the epoch's logs."""
         if self._exchange and self._exchange.autoencoder:
             self._add_to(logs, self.measures(self._exchange))
-            self.check_drift(self._exchange)
 
     def train(self, exchange: HasAutoencoder) -> dict[str, float]:
         """Trains with all vectors that are new; called after each step, on all workers.
@@ -143,7 +138,9 @@ class AutoencoderTraining(keras.callbacks.Callback):
         collected = state.new_vectors()
         if collected:
             self._learn(state, collected)
-        if state.fell_back:
+        if state.fell_back and state.was_in_use:
+            self._warn_once(_GAVE_UP, only_if=state.trains)
+        elif state.fell_back:
             limit = 2 * state.lgc.training_steps
             self._warn_once(_FELL_BACK, state.lgc.guard, limit, only_if=state.trains)
         return self.measures(exchange)
@@ -160,14 +157,6 @@ class AutoencoderTraining(keras.callbacks.Callback):
             "autoencoder_error": error,
         }
         return {**measures, "share_error": state.share_error} if state.in_use else measures
-
-    def check_drift(self, exchange: HasAutoencoder) -> None:
-        """Warns once if the residuals have grown much since the autoencoder came into use."""
-        state = exchange.autoencoder
-        if state is None or not state.in_use or not state.norm_at_switch:
-            return
-        times = exchange.residual_norm() / state.norm_at_switch
-        self._warn_once(_DRIFT, times, only_if=times > _ALARM)
 
     @property
     def autoencoder(self) -> Autoencoder | None:
