@@ -129,12 +129,12 @@ class Training:
         for number in range(1, epochs + 1):
             reports = self.epoch(steps)
             start = time.process_time()
-            if number % epochs_per_plan == 0 and self.learners.plan_settings():
+            if number % epochs_per_plan == 0 and self.learners.exchange.plan_settings():
                 self.plan_seconds.append(time.process_time() - start)
             data = self.task.validation_data
             data = data if isinstance(data, tuple) else (data,)
             seen = self.task.model.evaluate(*data, verbose=0, return_dict=True)
-            plan = self.learners.plan_in_force()
+            plan = self.learners.exchange.plan_in_force()
             self.epochs.append(
                 {
                     "metric": float(seen[self._workload.reading.metric.removeprefix("val_")]),
@@ -381,7 +381,7 @@ def periods(
                 cells = [name, str(epoch), str(count or "all")]
                 cells += [f"{plan.uniform_bytes / plan.bytes:.3f}", f"{error:.3f}", same]
                 rows.append(cells)
-            training.learners.plan_settings()
+            training.learners.exchange.plan_settings()
     print("\n".join("| " + " | ".join(row) + " |" for row in rows))
 
 
@@ -389,7 +389,7 @@ def sums_of(
     training: Training, steps: int | None, last: Sequence[int]
 ) -> tuple[list[np.ndarray], dict[int, list[np.ndarray]]]:
     """The sum of the gradients of an epoch; and those of its last steps, by their number."""
-    sums = training.learners.state[0][GRADIENT_SUM]
+    sums = training.learners.exchange.state[0][GRADIENT_SUM]
     after: list[list[np.ndarray]] = [[total.numpy() for total in sums]]
     for x, y in _first(training.task.batches, steps):
         training.learners.train_on_batch(x, y)
@@ -402,7 +402,7 @@ def sums_of(
 
 
 def _plan(training: Training, sums: Sequence[np.ndarray]) -> Any:
-    lgreco, specs = training.learners.compressor, training.learners.specs
+    lgreco, specs = training.learners.exchange.compressor, training.learners.exchange.specs
     choices = [lgreco.choices(spec) for spec in specs]
     return plan_layers(lgreco.method, specs, sums, choices)
 
@@ -411,7 +411,7 @@ def _beside(
     training: Training, sums: Sequence[np.ndarray], by_all: Sequence[int], settings: Sequence[int]
 ) -> tuple[float, str]:
     """The error of settings over the budget of some sums; and how many are as by all steps."""
-    lgreco, specs = training.learners.compressor, training.learners.specs
+    lgreco, specs = training.learners.exchange.compressor, training.learners.exchange.specs
     own = lgreco.settings(specs)
     places = [place for place, spec in enumerate(specs) if lgreco.choices(spec)]
     missed = allowed = 0.0

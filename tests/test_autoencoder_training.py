@@ -306,8 +306,8 @@ def test_learners_train_it_and_count_the_whole_run(pattern, number):
 
     def note(report):
         payloads.append(report.payload_bytes)
-        phases.append(group.autoencoder.phase)
-        assert len({int(state[PHASE]) for state in group._job_state}) == 1
+        phases.append(group.exchange.autoencoder.phase)
+        assert len({int(state[PHASE]) for state in group.exchange.job_state}) == 1
 
     history = group.fit(batches(), epochs=3, on_step=note)
     assert history["lgc_phase"][-1] == 3
@@ -337,8 +337,8 @@ def test_training_starts_from_the_weights_of_a_model_that_is_given():
     group = learners(2, method(autoencoder=given))
     training = gc.callbacks.AutoencoderTraining(keras.optimizers.SGD(0.0))
     group.fit(batches(), training=training)
-    assert group.autoencoder.last_learnt >= 4
-    np.testing.assert_array_equal(group.autoencoder.weights, given.flat_weights())
+    assert group.exchange.autoencoder.last_learnt >= 4
+    np.testing.assert_array_equal(group.exchange.autoencoder.weights, given.flat_weights())
 
 
 def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwritten(
@@ -350,15 +350,15 @@ def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwr
     x, y = data()
     for _step in range(DENSE + 2):
         group.train_on_batch(x[:BATCH], y[:BATCH])
-        training.train(group)
-    before = group.autoencoder.last_learnt
+        training.train(group.exchange)
+    before = group.exchange.autoencoder.last_learnt
     for missed, steps in ((False, 3), (True, 5)):
         for _ in range(steps):
             group.train_on_batch(x[:BATCH], y[:BATCH])
-        numbers = [of_one.number for of_one in group.autoencoder.new_vectors()]
-        collected = int(group._job_state[0][COLLECTED])
+        numbers = [of_one.number for of_one in group.exchange.autoencoder.new_vectors()]
+        collected = int(group.exchange.job_state[0][COLLECTED])
         assert numbers == list(range(collected - 2, collected + 1))
-        training.train(group)
-        assert group.autoencoder.last_learnt == collected
+        training.train(group.exchange)
+        assert group.exchange.autoencoder.last_learnt == collected
         assert ("vectors of 2 steps were overwritten" in caplog.text) == missed
     assert collected == before + 8

@@ -158,7 +158,7 @@ def test_learners_plan_after_each_epoch():
     history = learners.fit(batches, epochs=2)
     assert history["plan_ratio"] == [plan.ratio for plan in learners.plans]
     assert history["payload_bytes"][1] < history["payload_bytes"][0]
-    assert learners.plan_in_force() == learners.plans[1]
-    assert learners.plans[0].settings != TopK().settings(learners.specs)
+    assert learners.exchange.plan_in_force() == learners.plans[1]
+    assert learners.plans[0].settings != TopK().settings(learners.exchange.specs)
     alone = gc.simulation.Learners(model, 1, LGreCo("top_k"))
     assert "plan_ratio" not in alone.fit(batches)

@@ -353,7 +353,7 @@ def test_a_leader_whose_residuals_are_three_times_as_large_gives_the_autoencoder
     compressor = LGC(pattern, density=0.1, dense_steps=0)
     lockstep = in_phase(SWITCHING, compressor)
     lockstep.step(gradients(0))
-    for rank, (state, kept) in enumerate(zip(lockstep.job_state, lockstep.state, strict=True)):
+    for state, kept in zip(lockstep.job_state, lockstep.state, strict=True):
         norms = [3 * np.linalg.norm(residual) for residual in kept[RESIDUAL]]
         np.testing.assert_allclose(state[NORMS], norms, rtol=1e-5)
         assert np.count_nonzero(norms) == 3  # not of what is sent whole

@@ -206,5 +206,5 @@ def _run(
     trained = Learners(task.model, learners, compressor, precondition=of_model, graph=graph)
     history = trained.fit(task.batches, epochs, task.validation_data, on_step)
     seconds = (time.perf_counter() - started) / steps
-    settings = trained.settings_over_time()
+    settings = trained.exchange.settings_over_time(trained.plans)
     return Simulated(compressor, learners, seed, seconds, history, settings)

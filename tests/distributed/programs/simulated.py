@@ -66,8 +66,8 @@ def simulated(compressor, data):
         for begin in range(0, BATCH * STEPS, BATCH):
             group.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
             seen.on_train_batch_end(begin)
-        group.plan_settings()
-    return {"steps": seen.steps, "plan": group.plan_in_force()}
+        group.exchange.plan_settings()
+    return {"steps": seen.steps, "plan": group.exchange.plan_in_force()}
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ _LOG = tf.get_logger()
 
 
 class HasAutoencoder(Protocol):
-    """What a job's gradients go through: an exchange, or simulated learners."""
+    """What gradients go through: the exchange of a job, or of simulated learners."""
 
     @property
     def autoencoder(self) -> AutoencoderState | None:
@@ -125,7 +125,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         """Trains with all vectors that are new; called after each step, on all workers.
 
         Args:
-            exchange: The exchange, or `gc.simulation.Learners`.
+            exchange: `optimizer.exchange`, or `exchange` of `gc.simulation.Learners`.
 
         Returns:
             What is logged; empty with another method, or one replica.
