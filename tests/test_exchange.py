@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.compressors import AdaComp, NoCompression, ScaleCom
+from tf_gradcomp.compressors import AdaComp, NoCompression, ScaleCom, TopK
 from tf_gradcomp.distribute import notices
 from tf_gradcomp.distribute.communicator import dense_ring_bytes
 from tf_gradcomp.distribute.exchange import GradientExchange
@@ -395,6 +395,18 @@ def test_lost_residuals_are_told_where_xla_compiles_the_step(monkeypatch):
     for _ in range(2):
         np.testing.assert_array_equal(step(tf.ones(3))[0], np.ones(3))
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_divided_residuals_without_their_second_moments_are_refused_also_by_xla(xla):
+    """XLA itself drops assertions."""
+    variable = tf.Variable(tf.zeros(3), name="kernel")
+    exchange = exchange_by(TopK())
+    exchange.build([variable])
+    exchange.facts.moments_taken.assign([True])
+    step = tf.function(lambda g: exchange.flush([g], [variable]), jit_compile=xla, autograph=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="residuals that are divided by their"):
+        step(tf.ones(3))
 
 
 @pytest.mark.parametrize("compressor", [AdaComp(50), ScaleCom(beta=0.25)], ids=["1", "0.25"])

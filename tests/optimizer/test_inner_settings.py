@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 
 import tf_gradcomp as gc
 from tests.optimizer.cases import Replicas, gradients_at
@@ -38,10 +39,13 @@ def test_schedules_follow_the_steps():
     assert rates == [1.0, 1.0, 0.5, 0.25]
 
 
-def test_weight_decay_excludes_variables():
+@pytest.mark.parametrize("scaled", [False, True])
+def test_weight_decay_excludes_variables(scaled):
     strategy = mirrored(2)
     with strategy.scope():
         inner = keras.optimizers.SGD(1.0, weight_decay=0.5)
+        if scaled:
+            inner = keras.optimizers.LossScaleOptimizer(inner)
         variables = [keras.Variable(np.ones(3, "float32"), name=n) for n in ("kernel", "bias")]
         optimizer = gc.CompressedOptimizer(inner)
         optimizer.exclude_from_weight_decay(var_names=["bias"])

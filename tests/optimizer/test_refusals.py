@@ -173,6 +173,97 @@ def test_optimizers_that_reduce_by_themselves_are_refused(around):
         gc.CompressedOptimizer(around(multi_optimizer()))
 
 
+class Delegating(keras.optimizers.Optimizer):
+    """Composed as Keras' own loss scaler is: it has another optimizer apply the gradients."""
+
+    def __init__(self, inner_optimizer):
+        super().__init__(learning_rate=0.0)
+        self.inner_optimizer = inner_optimizer
+
+    def build(self, variables):
+        super().build(variables)
+        self.inner_optimizer.build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        self.inner_optimizer.apply(grads, trainable_variables)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_optimizer_that_applies_by_another_one_is_refused_inside_and_works_around(count):
+    """The one inside would sum what are sums already."""
+    strategy = mirrored(count) if count > 1 else tf.distribute.get_strategy()
+
+    def moved(make):
+        with strategy.scope():
+            variable = keras.Variable(np.zeros(1, "float32"), name="kernel")
+            optimizer = make(keras.optimizers.SGD(1.0))
+            optimizer.build([variable])
+        step = stepper(strategy, lambda grads: optimizer.apply(grads, [variable]))
+        step([[np.float32([2 * replica + 1])] for replica in range(count)])
+        return variable.numpy().tolist()
+
+    def compressed(inner):
+        return gc.CompressedOptimizer(inner, "no_compression")
+
+    assert moved(lambda sgd: Delegating(compressed(sgd))) == [-(count**2)]
+    if count == 1:
+        assert moved(lambda sgd: compressed(Delegating(sgd))) == [-1]
+    else:
+        with pytest.raises(ValueError, match=r"Put Delegating around it: Delegating\(Compressed"):
+            moved(lambda sgd: compressed(Delegating(sgd)))
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
+def test_a_loss_scaler_whose_scale_nothing_applies_is_refused():
+    scaler = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    inside = keras.optimizers.OptimizerMap(gc.CompressedOptimizer(scaler), {})
+    with pytest.raises(ValueError, match=r"Put one around the MultiOptimizer"):
+        keras.optimizers.MultiOptimizer(inside).build(new_variables())
+
+
+@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue", "weight_decay"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_set_on_the_wrapper_instead_of_the_optimizer_inside_is_refused(name, count):
+    replicas = Replicas(keras.optimizers.SGD(1.0), mirrored(count))
+    setattr(replicas.optimizer, name, 0.01)
+    with pytest.raises(ValueError, match=rf"optimizer.inner_optimizer.{name} = "):
+        replicas.step(gradients_at(0, count))
+
+
+class MyAdam(keras.optimizers.Adam):
+    """Who knows what it does."""
+
+
+@pytest.mark.parametrize("precondition", ["local", None])
+def test_momentums_of_divided_gradients_are_not_loaded_into_a_subclass_of_adam(
+    precondition, tmp_path
+):
+    def compiled(optimizer, strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            model.compile(optimizer, "mse")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    strategy, file = mirrored(2), tmp_path / "job.weights.h5"
+    with strategy.scope():
+        adam = gc.CompressedOptimizer(keras.optimizers.Adam(0.1), precondition=precondition)
+    saved = compiled(adam, strategy)
+    step = stepper(strategy, lambda grads: adam.apply(grads, saved.trainable_variables))
+    step([[np.ones((3, 2), "float32"), np.ones(2, "float32")]] * 2)
+    saved.save_weights(file)
+    other = compiled(gc.CompressedOptimizer(MyAdam(0.1)), tf.distribute.get_strategy())
+    if precondition is None:
+        other.load_weights(file)
+        momentum = other.optimizer.variables[2].numpy()
+        np.testing.assert_allclose(momentum, np.full((3, 2), 0.2), rtol=1e-6)
+    else:
+        with pytest.raises(ValueError, match="momentums in the file would not fit"):
+            other.load_weights(file)
+
+
 def test_variables_that_gradients_overwrite_are_refused_by_several_replicas():
     with mirrored(2).scope():
         scale = keras.Variable(np.ones(3, "float32"), name="scale")

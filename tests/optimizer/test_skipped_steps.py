@@ -75,6 +75,32 @@ def test_loss_scaling(where):
     replicas.assert_replicas_equal()
 
 
+def in_multi_optimizer(optimizer):
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(optimizer, {}))
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("make", [mirrored, collective], ids=["copied", "collective"])
+def test_a_loss_scaler_around_a_multi_optimizer_follows_what_all_replicas_saw(bad, make):
+    scaler = outer_scaler(initial_scale=64.0)
+    direct, multi = (
+        Replicas(keras.optimizers.SGD(1.0), make(), around=around, compressor="no_compression")
+        for around in (scaler, lambda inner: scaler(in_multi_optimizer(inner)))
+    )
+    for step in range(4):
+        of_step = gradients_at(step, bad=bad if step == 1 else None)
+        for replicas in (direct, multi):
+            replicas.step(scaled(of_step, replicas.outer.scale_loss(1.0)))
+        scales = copies(multi.strategy, multi.outer.dynamic_scale)
+        assert scales == copies(direct.strategy, direct.outer.dynamic_scale)
+        np.testing.assert_array_equal(multi.value(), direct.value())
+    assert scales == [32, 32]
+    multi.assert_replicas_equal()
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
 def test_of_two_loss_scalers_the_outer_one_counts(count, graph):

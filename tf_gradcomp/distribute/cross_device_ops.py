@@ -48,12 +48,22 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
 
     def find_exchange(self, variables: Sequence[Any]) -> GradientExchange | None:
         """The exchange that was built for `variables`, or for more than these; None if none was."""
+        exact = self._exchange_of(variables)
+        return exact or next((e for e in self._living() if e.knows(variables)), None)
+
+    def _exchange_of(self, variables: Sequence[Any]) -> GradientExchange | None:
+        return next((e for e in self._living() if e.is_for(variables)), None)
+
+    def _living(self) -> list[GradientExchange]:
         self._exchanges = [(first, e) for first, e in self._exchanges if first() is not None]
-        return next((e for _, e in self._exchanges if e.knows(variables)), None)
+        return [exchange for _, exchange in self._exchanges]
 
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
-        """The exchange for `variables`, built now if there is none."""
-        exchange = self.find_exchange(variables)
+        """The exchange for `variables` and no others, built now if there is none.
+
+        Who trains some of them has another: what waits in a residual is for one learning rate.
+        """
+        exchange = self._exchange_of(variables)
         if exchange is None:
             exchange = GradientExchange(self._method, self._policy)
             exchange.build(variables)
@@ -91,14 +101,16 @@ def reduce_gradients(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     variables: Sequence[Any],
     if_skipped: float = 0.0,
+    trained: Sequence[Any] | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Sums gradients over the replicas, compressed; called in a replica context, on all replicas.
 
     Args:
         ops: The strategy's cross-device ops.
         gradients: One for each of `variables`; None where there is none, on all replicas alike.
-        variables: All variables that this training loop trains.
+        variables: Those of the gradients.
         if_skipped: What the sums are on a step that must be skipped.
+        trained: All variables that this optimizer or training loop trains; by default `variables`.
 
     Returns:
         The reduced gradients; None where there was none.
@@ -106,20 +118,20 @@ def reduce_gradients(
     context = tf.distribute.get_replica_context()
     if context is None:
         raise ValueError("reduce_gradients must be called in a replica context, in strategy.run.")
-    exchange = ops.gradient_exchange(variables)
+    exchange = ops.gradient_exchange(variables if trained is None else trained)
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not present:
         return list(gradients)
     values = [gradients[i] for i in present]
     reduced: list[Any] = list(gradients)
-    trained = [variables[i] for i in present]
+    of_values = [variables[i] for i in present]
     if context.num_replicas_in_sync == 1:
-        totals = exchange.flush(values, trained)
+        totals = exchange.flush(values, of_values)
     elif exchange.group.all_replicas.local_size == 1:
-        with ops.gradients_of(exchange, trained, if_skipped):
+        with ops.gradients_of(exchange, of_values, if_skipped):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
     else:
-        totals = _reduce_together(context, exchange, values, trained, if_skipped)
+        totals = _reduce_together(context, exchange, values, of_values, if_skipped)
     for i, total in zip(present, totals, strict=True):
         reduced[i] = total
     return reduced

@@ -196,6 +196,10 @@ class GradientExchange(tf.Module):
         """Whether it was built for all of `variables`."""
         return self.built and all(self._numbers.get(v) is not None for v in variables)
 
+    def is_for(self, variables: Sequence[Any]) -> bool:
+        """Whether it was built for `variables` and no others, in any order."""
+        return self.knows(variables) and len(variables) == len(self.specs)
+
     @property
     def keeps_residual(self) -> bool:
         """Whether the compressor leaves anything for later steps."""
@@ -353,6 +357,10 @@ class GradientExchange(tf.Module):
     def count_skip(self, finite: tf.Tensor) -> None:
         """Counts a step that is skipped because its gradients are not `finite`."""
         self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
+
+    def true_on_all(self, flag: tf.Tensor) -> tf.Tensor:
+        """Whether a bool scalar is true on all replicas; each calls it, in its own context."""
+        return self.group.all_replicas.true_on_all(flag, f"{self._parts.label}_flag")
 
     def plan_settings(self) -> PlanInForce | None:
         """Has `LGreCo` plan the settings of all variables anew; called between two steps.

@@ -129,6 +129,15 @@ class Group(abc.ABC):
         """The group of all replicas that compute gradients, each for itself."""
         return self
 
+    @abc.abstractmethod
+    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
+        """Whether a bool scalar is true on all replicas; each calls it, in its own context.
+
+        Args:
+            flag: That of the replica that calls.
+            label: Tells this collective from others, where they have names.
+        """
+
     def create(self, make: Callable[[], Result]) -> Result:
         """What `make` returns; of the variables that it creates, each replica has its own.
 
@@ -274,6 +283,14 @@ class StrategyGroup(Group):
                 "The exchange of gradients was built outside of the scope of the strategy that "
                 "runs it; build the optimizer inside `with strategy.scope():`."
             )
+
+    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
+        """Whether a bool scalar is true on all replicas; each calls it, in its own context."""
+        if self.size == 1:
+            return flag
+        context = tf.distribute.get_replica_context()
+        false = tf.cast(tf.logical_not(flag), tf.int32)
+        return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, false), 0)
 
     def member(self) -> Member:
         """The replica in whose context this is called."""

@@ -188,6 +188,17 @@ class HorovodGroup(Group):
         """The replica of this process."""
         return Member(HorovodCommunicator(self._hvd, self._process_set), 0)
 
+    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
+        """Whether a bool scalar is true on all ranks; each calls it."""
+        false = self._hvd.allreduce(
+            tf.cast(tf.logical_not(flag), tf.int32),
+            op=self._hvd.Sum,
+            name=f"gradcomp_{label}",
+            ignore_name_scope=True,
+            process_set=self._process_set,
+        )
+        return tf.equal(false, 0)
+
     def local_replica(self) -> int:
         """The only replica of this process."""
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tf_gradcomp.adam.handover import HandOver, InnerState, since_after, updates_after
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor, in_turn
-from tf_gradcomp.distribute import riders, sparse
+from tf_gradcomp.distribute import riders, sparse, tf_private
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
 from tf_gradcomp.distribute.gradients import all_finite, as_tensors, plus_residual
 from tf_gradcomp.distribute.group import Group, Member
@@ -130,7 +131,7 @@ class ReplicaExchange:
         def change() -> None:
             since: Sequence[tf.Tensor | int] = [0] * len(takes)
             if inner is None:
-                tf.debugging.assert_none_equal(taken, True, message=_NOT_ADAM)
+                self._refuse_divided()
             else:
                 since = self._move_moments(inner, taken, takes)
             if residuals := self._state().get(RESIDUAL):
@@ -146,6 +147,13 @@ class ReplicaExchange:
             tf.reduce_all(tf.equal(taken, takes)), tf.reduce_all(tf.equal(scales, scale))
         )
         tf.cond(right, lambda: None, change)
+
+    def _refuse_divided(self) -> None:
+        """Refuses residuals that were divided by second moments which are not to be had."""
+        # XLA drops assertions: in its code only what was restored before it was traced is seen.
+        with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
+            taken = self._fact(self._parts.facts.moments_taken)
+            tf.debugging.assert_none_equal(taken, True, message=_NOT_ADAM)
 
     def _move_moments(
         self, inner: InnerState, taken: tf.Tensor, takes: Sequence[bool]

@@ -32,6 +32,14 @@ def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]
     return list(optimizer.variables)
 
 
+_applying: list[keras.optimizers.Optimizer] = []  # those that `applying_at_once` is at
+
+
+def applying() -> keras.optimizers.Optimizer | None:
+    """The optimizer that applies sums now; None if none does."""
+    return _applying[-1] if _applying else None
+
+
 @contextlib.contextmanager
 def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Within this context, the optimizer applies gradients as they are: sums over the replicas.
@@ -51,10 +59,12 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     overrides: dict[str, Any] = {"_all_reduce_sum_gradients": lambda self, pairs: pairs}
     if steps:
         overrides["iterations"] = property(lambda self: self._iterations // steps)
+    _applying.append(optimizer)
     try:
         with behaving_as(optimizer, **overrides):
             yield
     finally:
+        _applying.remove(optimizer)
         optimizer.gradient_accumulation_steps = steps
         optimizer.ema_overwrite_frequency = frequency
         optimizer.loss_scale_factor = scale
@@ -135,19 +145,38 @@ def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., No
     keras.optimizers.LossScaleOptimizer.apply = hooked
 
 
-def on_check_finite(agree: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    """Has `agree(finite)` called on what a `LossScaleOptimizer` found out about its own gradients.
+def on_check_finite(agree: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
+    """Has `agree(scaler, finite)` called on what a `LossScaleOptimizer` found in its own gradients.
 
-    Without this, a `LossScaleOptimizer` around a plain optimizer skips a step on the one worker
-    whose gradients overflowed, while the others wait for that worker in the reduction.
+    Without this, a `LossScaleOptimizer` around a plain optimizer or a `MultiOptimizer` skips a step
+    on the one worker whose gradients overflowed, while the others wait for it in the reduction.
     """
     original = keras.optimizers.LossScaleOptimizer.check_finite
 
     @functools.wraps(original)
     def hooked(self: Any, grads: Sequence[Any]) -> tf.Tensor:
-        return agree(original(self, grads))
+        return agree(self, original(self, grads))
 
     keras.optimizers.LossScaleOptimizer.check_finite = hooked
+
+
+def on_multi_optimizer(check: Callable[[keras.optimizers.Optimizer], None]) -> None:
+    """Has `check(optimizer)` called on each optimizer that a `MultiOptimizer` is built for.
+
+    Keras itself looks at the outermost class of each, and so not into a wrapper.
+    """
+    cls = getattr(keras.optimizers, "MultiOptimizer", None)  # not in all releases
+    if cls is None:
+        return
+    original = cls.build
+
+    @functools.wraps(original)
+    def hooked(self: Any, var_list: Sequence[keras.Variable]) -> None:
+        for optimizer in self.optimizers:
+            check(optimizer)
+        original(self, var_list)
+
+    cls.build = hooked
 
 
 def on_reduce_gradients(reduce: Callable[..., Any]) -> None:

@@ -8,6 +8,10 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp.distribute.gradients import divided
+from tf_gradcomp.distribute.group import StrategyGroup
+from tf_gradcomp.distribute.strategy import CheckedStrategy
+from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.wrapper.compressed import compressed_in
 
 
 def unscaled(
@@ -37,3 +41,17 @@ def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Te
     scale.assign(scale.value * factor)
     counts = tf.logical_and(finite, tf.logical_not(grows))
     counter.assign(tf.where(counts, counter.value + 1, 0))
+
+
+def _finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> tf.Tensor:
+    """Whether `finite` is true on all replicas, of a wrapper in the scaler or of our strategy."""
+    compressed = next((one for one in compressed_in(scaler) if one.exchange.built), None)
+    if compressed is not None:
+        return compressed.exchange.true_on_all(finite)
+    context = tf.distribute.get_replica_context()
+    if context is None or not isinstance(context.strategy, CheckedStrategy):
+        return finite
+    return StrategyGroup(context.strategy).true_on_all(finite, "finite")
+
+
+keras_private.on_check_finite(_finite_on_all)

@@ -206,6 +206,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
         checks.check_one_for_each(grads, trainable_variables)
+        checks.check_set_on_inner(self)
         if not grads:
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
@@ -419,6 +420,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
             self.inner_optimizer.load_own_variables(store)
             store = {}
+        if isinstance(self._core, keras.optimizers.Adam) and not self._possible_preconditioner():
+            saved_state.check_not_divided(store, self._core)
         saved_state.load(self.exchange, self._own_state(), store)
 
 
@@ -432,4 +435,15 @@ keras_private.on_loss_scaled_apply(
     lambda optimizer: isinstance(optimizer, CompressedOptimizer),
     lambda scaler, *args: scaler.inner_optimizer.apply_scaled(scaler, *args),
 )
-keras_private.on_reduce_gradients(checks.reduced_if_moments_are_its_own)
+
+
+def _reduce_by_itself(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
+    """Stands in for the reduction of Keras' optimizers, which wrapped ones don't come to."""
+    checks.check_not_inside(optimizer, keras_private.applying())
+    return checks.reduced_if_moments_are_its_own(optimizer, grads_and_vars, original)
+
+
+keras_private.on_reduce_gradients(_reduce_by_itself)
+keras_private.on_multi_optimizer(
+    lambda optimizer: checks.check_no_scaler_inside(optimizer, CompressedOptimizer)
+)

@@ -11,6 +11,7 @@ from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all agree on overflows)
 from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
 
 __all__ = ["MultiWorkerMirroredStrategy"]
@@ -30,23 +31,10 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
             "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, which "
             "can, and leave the strategy without a compressor."
         )
-    ops.gradient_exchange(keras_private.optimizer_variables(optimizer))
+    trained = keras_private.optimizer_variables(optimizer)
     gradients, variables = zip(*grads_and_vars, strict=True)
-    return list(zip(reduce_gradients(ops, gradients, variables), variables, strict=True))
+    reduced = reduce_gradients(ops, gradients, variables, trained=trained)
+    return list(zip(reduced, variables, strict=True))
 
 
 keras_private.on_reduce_gradients(_reduce_in_optimizer)
-
-
-def _finite_on_all(finite: tf.Tensor) -> tf.Tensor:
-    """Whether `finite` is true on all replicas; under other strategies, on this one."""
-    context = tf.distribute.get_replica_context()
-    if context is None or not isinstance(context.strategy, MultiWorkerMirroredStrategy):
-        return finite
-    if context.num_replicas_in_sync == 1:
-        return finite
-    bad = tf.cast(tf.logical_not(finite), tf.int32)
-    return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, bad), 0)
-
-
-keras_private.on_check_finite(_finite_on_all)

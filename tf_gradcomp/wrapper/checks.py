@@ -123,6 +123,20 @@ def check_not_by_horovod(optimizer: type) -> None:
         )
 
 
+def check_no_scaler_inside(optimizer: Any, wrapper: type[Any]) -> None:
+    """Refuses a wrapper around a loss scaler, where nothing scales the loss for that.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if isinstance(optimizer, wrapper) and in_loss_scaler(optimizer.inner_optimizer)[1:]:
+        raise ValueError(
+            "CompressedOptimizer: in a MultiOptimizer, which does not multiply the loss by their "
+            "scales, there can be no LossScaleOptimizer inside. Put one around the MultiOptimizer: "
+            "LossScaleOptimizer(MultiOptimizer(...))."
+        )
+
+
 _MOMENTS_ARE_TAKEN = "_moments_are_taken"
 
 
@@ -144,6 +158,30 @@ def check_moments_are_its_own(optimizer: Any) -> None:
             "in another CompressedOptimizer. Use a new optimizer. To carry the state over, save "
             "it with the first CompressedOptimizer (model.save_weights) and load it into another: "
             "see docs/checkpoints.md."
+        )
+
+
+_OF_INNER = (
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "weight_decay",
+    "use_ema",
+    "gradient_accumulation_steps",
+)
+
+
+def check_set_on_inner(wrapper: Any) -> None:
+    """Refuses settings of the wrapper itself, which has no use for them.
+
+    Raises:
+        ValueError: If one is set, with what to do.
+    """
+    useless = [name for name in _OF_INNER if getattr(wrapper, name, None)]
+    if useless:
+        raise ValueError(
+            f"CompressedOptimizer: {', '.join(useless)} was set on the wrapper, where it has no "
+            f"effect; set it on the optimizer inside: optimizer.inner_optimizer.{useless[0]} = ..."
         )
 
 
@@ -174,6 +212,25 @@ def reduced_if_moments_are_its_own(
     """Stands in for the reduction of Keras' optimizers, which wrapped ones don't come to."""
     check_moments_are_its_own(optimizer)
     return original(grads_and_vars)
+
+
+def check_not_inside(optimizer: Any, applying: Any) -> None:
+    """Refuses an optimizer by which another one applies gradients that are sums already.
+
+    Args:
+        optimizer: The one that is about to reduce.
+        applying: The inner optimizer that applies sums now; None if none does.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if applying is not None:
+        outer, inner = type(applying).__name__, type(optimizer).__name__
+        raise ValueError(
+            f"CompressedOptimizer: its inner optimizer, {outer}, applies gradients by another one, "
+            f"{inner}, which would sum them over the replicas once more. Put {outer} around it: "
+            f"{outer}(CompressedOptimizer({inner}(...)))."
+        )
 
 
 def check_group(group: Group) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
@@ -207,7 +207,7 @@ class Compressed:
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """Excludes variables from the inner optimizer's weight decay."""
-        self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)
+        self._core.exclude_from_weight_decay(*args, **kwargs)
 
     def collect_state(self) -> None:
         """Under Horovod: brings what ranks keep apart to rank 0, so that it can save it alone.
@@ -266,6 +266,16 @@ class Compressed:
             name=config["name"],
             group=group_here(),
         )
+
+
+def compressed_in(optimizer: Any) -> Iterator[Compressed]:
+    """The wrappers in an optimizer: itself, in a loss scaler, or in a Keras `MultiOptimizer`."""
+    if isinstance(optimizer, Compressed):
+        yield optimizer
+        return
+    inside = getattr(optimizer, "inner_optimizer", None)
+    for one in [inside] if inside is not None else getattr(optimizer, "optimizers", ()):
+        yield from compressed_in(one)
 
 
 def compressed_optimizer(model: keras.Model) -> Any:

@@ -24,6 +24,23 @@ _NOT_BUILT = (
 )
 
 
+_DIVIDED = (
+    "The file was written by a job whose gradients were divided by Adam's second moments. Of %s, a "
+    "subclass of Adam, it is not known how it uses these, and the momentums in the file would not "
+    "fit. Go on with the optimizer that wrote it, or load the weights of the model alone."
+)
+
+
+def check_not_divided(store: Any, optimizer: Any) -> None:
+    """Refuses a file whose momentums Keras would load into an optimizer that they do not fit.
+
+    Raises:
+        ValueError: If they are of gradients divided by second moments.
+    """
+    if "moments_taken" in store and np.any(store["moments_taken"]):
+        raise ValueError(_DIVIDED % type(optimizer).__name__)
+
+
 def own_state(exchange: GradientExchange) -> dict[str, Any]:
     """The exchange's variables by name, which are saved beside the inner optimizer's."""
     if not exchange.built:
