@@ -176,7 +176,7 @@ def table(rows: Sequence[dict[str, Any]], reading: Task) -> list[str]:
         spread = np.ptp([row["quality"] for row in of_one]) / 2
         fell_back = any(row["lgc_phase"] in (2, 4) for row in of_one)
         lines.append(
-            f"| {key[0]} | {key[1]} | {key[2]}{' (not in use)' if fell_back else ''} | "
+            f"| {key[0]} | {key[1]} | {key[2]}{' (not in use in the end)' if fell_back else ''} | "
             f"{mean('quality'):.{digits}f} ± {spread:.{digits}f} | {mean('last ratio'):.0f} | "
             f"{mean('whole ratio'):.1f} | {mean('seconds of a step'):.2f} | "
             f"{mean('autoencoder_error'):.2f} |"

@@ -8,12 +8,13 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
-from tests.replicas import collective, copies
+from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.autoencoder import Architecture, Network
 from tf_gradcomp.compressors.lgc_phases import (
     CODING,
     COLLECTED,
     COLLECTING,
+    NORMS,
     PHASE,
     SWITCHING,
     WANTED,
@@ -58,11 +59,13 @@ def method(pattern="all_reduce", **settings):
     )
 
 
-def compiled(compressor, strategy=None):
+def compiled(compressor, strategy=None, inner=None, precondition="auto"):
     keras.utils.set_random_seed(1)
     with (strategy or collective()).scope():
         model = layers()
-        model.compile(gc.CompressedOptimizer(keras.optimizers.SGD(0.01), compressor), "mse")
+        inner = type(inner).from_config(inner.get_config()) if inner else keras.optimizers.SGD(0.01)
+        wrapped = gc.CompressedOptimizer(inner, compressor, precondition=precondition)
+        model.compile(wrapped, "mse")
     return model
 
 
@@ -191,6 +194,55 @@ def test_phases_follow_each_other_on_all_replicas_and_logs_tell(pattern, caplog)
     assert all(len(of_step) == 1 for of_step in watch.phases)
     assert caplog.text.count("residuals grew to three times what they were") == 1
     assert "did not fall below guard" not in caplog.text
+
+
+@pytest.mark.parametrize("density", [0.1, 1.0])
+def test_residuals_of_variables_that_take_turns_are_watched_as_well(density):
+    strategy = collective()
+    with strategy.scope():
+        variables = [keras.Variable(np.zeros((40, 30), "float32"), name=name) for name in "ab"]
+        compressor = method(density=density, overrides={"": density})
+        optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(0.0), compressor)
+        optimizer.build(variables)
+    steps = [stepper(strategy, lambda g, v=v: optimizer.apply(g, [v])) for v in variables]
+    training, exchange = gc.callbacks.AutoencoderTraining(), optimizer.exchange
+    phases, generator = [], np.random.default_rng(0)
+
+    def two_steps():
+        for step in steps:
+            gradients = generator.laplace(size=(2, 1, 40, 30)).astype("float32")
+            step([list(of_one) for of_one in gradients])
+            phases.append(training.train(exchange)["lgc_phase"])
+
+    while phases.count(3) < 8:  # each replica has led in steps of both variables
+        two_steps()
+    for local in collective().experimental_local_results(exchange.residuals[1]):
+        local.assign(10 * local + 10)
+    for _ in range(4):
+        two_steps()
+    assert phases[-1] == 4
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [("local", None), (None, "local")])
+def test_with_other_units_of_gradients_growth_is_measured_anew(saved, resumed, tmp_path):
+    """Residuals that are divided by second moments are hundreds of times as large."""
+
+    def new(precondition):
+        adam = keras.optimizers.Adam(1e-3)
+        return compiled(method(), inner=adam, precondition=precondition)
+
+    model = new(saved)
+    assert fit(model, gc.callbacks.AutoencoderTraining())["lgc_phase"][-1] == 3
+    model.save_weights(tmp_path / "job.weights.h5")
+    model = new(resumed)
+    with collective().scope():
+        model.optimizer.build(model.trainable_variables)
+    model.load_weights(tmp_path / "job.weights.h5")
+    history = fit(model, gc.callbacks.AutoencoderTraining(), epochs=1)
+    assert history["lgc_phase"] == [3]
+    exchange = model.optimizer.exchange
+    kept = np.linalg.norm(copies(collective(), exchange.job_state[NORMS])[0])
+    assert 1 / 20 < kept / (2 * exchange.residual_norm()) < 20
 
 
 def test_a_guard_extends_training_and_then_entries_are_sent_in_few_bits(caplog):

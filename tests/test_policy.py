@@ -310,6 +310,30 @@ def test_both_ends_of_a_model_are_read_off_its_graph():
     ]
 
 
+@pytest.mark.parametrize(
+    ("make", "shape", "expected"),
+    [
+        (lambda: layers.LSTM(4), (3, 5), "/lstm_cell/kernel"),
+        (lambda: layers.Bidirectional(layers.LSTM(4)), (3, 5), "/forward_.*/lstm_cell/kernel"),
+        (lambda: layers.SeparableConv2D(4, 3), (8, 8, 2), "/depthwise_kernel"),
+    ],
+    ids=["LSTM", "Bidirectional", "SeparableConv2D"],
+)
+def test_of_a_first_layer_with_several_kernels_it_is_the_one_for_its_inputs(make, shape, expected):
+    model = keras.Sequential([keras.Input(shape), make(), layers.Flatten(), layers.Dense(3)])
+    policy = gc.Policy.from_model(model)
+    assert re.search(f"{expected}$", policy.first_kernel)
+    assert policy.last_kernel == model.layers[-1].kernel.path
+    assert policy.first == (policy.first_kernel if "depthwise" in expected else None)
+
+
+def test_of_attention_in_the_first_layer_it_is_the_first_projection():
+    inputs = keras.Input((4, 8))
+    attention = layers.MultiHeadAttention(2, 4)(inputs, inputs)
+    policy = gc.Policy.from_model(keras.Model(inputs, layers.Dense(3)(attention)))
+    assert policy.first_kernel.endswith("query/kernel")
+
+
 def test_sizes_of_outputs_that_are_not_known_are_left_out():
     class Subclassed(keras.Model):
         def __init__(self):

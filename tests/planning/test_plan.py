@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.compressors.lockstep import Lockstep
 from tests.planning.models import resnet18, resnet50, specs
 from tf_gradcomp.compressors import (
     QSGD,
@@ -131,6 +132,17 @@ def test_one_gradient_that_is_not_finite_keeps_all_uniform():
     gradients[2][3, 3] = np.inf
     plan = plan_layers(TopK(), specs(SHAPES), gradients)
     assert plan.reason == "the budget of errors is not finite"
+
+
+@pytest.mark.parametrize("value_bits", [32, 8, 1])
+def test_vectors_that_scalecom_sends_together_are_counted_together(value_bits):
+    compressor = ScaleCom(25, value_bits=value_bits)
+    model = [spec_of((64, 48)), *(spec_of((16,), VECTOR) for _ in range(60))]
+    gradients = [np.random.default_rng(0).laplace(size=s.shape).astype("float32") for s in model]
+    plan = plan_layers(compressor, model, gradients, replicas=2)
+    lockstep = Lockstep(compressor, model, 2)
+    sent = sum(lockstep.step([gradients] * 2).tensor_bytes[0].sum() for _ in range(2)) / 2
+    assert plan.uniform_bytes == pytest.approx(sent, abs=1)
 
 
 def test_a_method_without_a_setting_is_refused():

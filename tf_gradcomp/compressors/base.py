@@ -47,6 +47,9 @@ class JobStateSpec:
         dtype: The name of its dtype; a float, unless it is shared.
         shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all.
             Otherwise a checkpoint holds the sum over the replicas, and each of N gets 1/N of it.
+        of_gradients: Whether it is in units of the gradients that the method is given. It begins
+            at zeros again where a job divides these and the job before did not, or the other way
+            round.
 
     Raises:
         ValueError: If it cannot be shared out.
@@ -55,6 +58,7 @@ class JobStateSpec:
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     shared: bool = True
+    of_gradients: bool = False
 
     def __post_init__(self) -> None:
         if not self.shared and not tf.as_dtype(self.dtype).is_floating:

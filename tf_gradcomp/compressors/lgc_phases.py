@@ -45,7 +45,7 @@ VECTOR_STEPS = "lgc_vector_steps"  # by row of `VECTORS`: which collected step, 
 LEARNT = "lgc_learnt"  # the last collected step that the autoencoder was trained with
 ERRORS = "lgc_errors"  # one plus the relative errors of the last of them; 0: none
 WEIGHTS = "lgc_weights"
-NORMS = "lgc_norms"  # `_norms` when the autoencoder came into use; 0: not known
+NORMS = "lgc_norms"  # `_norms` in the first step with the autoencoder that it led; 0: not known
 DECODED = "lgc_decoded"  # a digest of what was decoded last
 SHARE_ERROR = "lgc_share_error"  # of what this replica sent of its own entries
 
@@ -59,6 +59,7 @@ _OF_WHAT_WAS_LEARNT = (
     LEARNT,
     ERRORS,
     NORMS,
+    DECODED,
 )
 
 SUMMING, COLLECTING, SWITCHING, CODING, ROUNDING = range(5)  # the phases, in their order
@@ -176,7 +177,7 @@ class Settings:
             LEARNT: JobStateSpec((), "int64"),
             ERRORS: JobStateSpec((KEPT_ERRORS,)),
             WEIGHTS: JobStateSpec((parameters,)),
-            NORMS: JobStateSpec((len(specs),)),
+            NORMS: JobStateSpec((len(specs),), of_gradients=True),
             DECODED: JobStateSpec((), "int64"),
             SHARE_ERROR: JobStateSpec(()),
         }
@@ -299,9 +300,7 @@ class Switching(_Phase, registered=False):
         weights = yield Broadcast(weights, tf.constant(0))
         state[WEIGHTS].assign(tf.bitcast(weights, tf.float32))
         state[PHASE].assign(CODING)
-        exchanged = step.end(sums, sums.more, sums.finite, 4 * step.layout.coded_entries)
-        state[NORMS].scatter_update(tf.IndexedSlices(_norms(inputs), _numbers(inputs)))
-        return exchanged
+        return step.end(sums, sums.more, sums.finite, 4 * step.layout.coded_entries)
 
 
 class Coding(_Phase, registered=False):
@@ -349,8 +348,10 @@ class Coding(_Phase, registered=False):
         state = step.inputs.job_state
 
         def with_growth(chosen: tf.Tensor) -> tf.Tensor:
-            before = tf.gather(state[NORMS].read_value(), _numbers(step.inputs))
-            now = tf.where(before > 0, _norms(step.inputs), 0)
+            numbers, now = _numbers(step.inputs), _norms(step.inputs)
+            before = tf.gather(state[NORMS].read_value(), numbers)
+            before = tf.where(before > 0, before, now)
+            state[NORMS].scatter_update(tf.IndexedSlices(before, numbers))
             grown = tf.norm(now) > _MOST_GROWTH * tf.norm(before)
             return tf.concat([[tf.cast(grown, tf.int32)], more(chosen)], 0)
 

@@ -122,7 +122,11 @@ class LGreCo(Compressor):
             **self.method.job_state(specs),
             self.plan_name: JobStateSpec((len(specs),), "int64"),
             self.outcome_name: JobStateSpec((3,)),
-            **({GRADIENT_NORMS: JobStateSpec((len(specs),))} if accordion else {}),
+            **(
+                {GRADIENT_NORMS: JobStateSpec((len(specs),), of_gradients=True)}
+                if accordion
+                else {}
+            ),
         }
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:

@@ -156,6 +156,7 @@ class GradientExchange(tf.Module):
                 specs=specs,
                 state=self.state,
                 job_state=self.job_state,
+                of_gradients=[name for name, spec in of_job.items() if spec.of_gradients],
                 facts=self.facts,
                 step=self.step,
                 delayed=new.delayed,
@@ -234,6 +235,11 @@ class GradientExchange(tf.Module):
             return []
         state = itertools.chain.from_iterable(self.state.values())
         return [self.step, self.skipped_steps, *self.facts.all, *self.job_state.values(), *state]
+
+    @property
+    def job_state_of_gradients(self) -> Sequence[str]:
+        """The names in `job_state` of what is in units of gradients."""
+        return self._parts.of_gradients
 
     @property
     def residuals(self) -> list[tf.Variable]:

@@ -15,12 +15,12 @@ from tf_gradcomp.compressors.lgc_phases import (
     CODING,
     COLLECTED,
     COLLECTING,
+    DECODED,
     ERRORS,
     KEPT_ERRORS,
     LATEST,
     LEARNING,
     LEARNT,
-    NORMS,
     ROUNDING,
     SHARE_ERROR,
     SUMMING,
@@ -95,7 +95,7 @@ class AutoencoderState:
     @property
     def was_in_use(self) -> bool:
         """Whether it codes what is sent, or did so before it was given up."""
-        return bool((self.job_state[NORMS].numpy() > 0).any())
+        return bool(self.job_state[DECODED].numpy())
 
     @property
     def told(self) -> tuple[float, float]:

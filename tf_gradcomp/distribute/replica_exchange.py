@@ -46,6 +46,7 @@ class Parts:
         specs: What is known of all gradients.
         state: The variables that all candidates keep, by name, in the order of `specs`.
         job_state: What they keep for the whole job, by name.
+        of_gradients: The names of what of that is in units of gradients.
         facts: What is known of the state of each gradient.
         step: int64, the number of exchanges so far.
         delayed: bool [gradients], of which of them most entries had waited in the latest step.
@@ -63,6 +64,7 @@ class Parts:
     specs: Sequence[GradientSpec]
     state: Mapping[str, Sequence[tf.Variable]]
     job_state: Mapping[str, tf.Variable]
+    of_gradients: Sequence[str]
     facts: Facts
     step: tf.Variable
     delayed: tf.Variable
@@ -138,6 +140,9 @@ class ReplicaExchange:
                 factors = tf.unstack(scale / scales, len(takes))
                 for residual, factor in zip(residuals, factors, strict=True):
                     residual.assign(residual.read_value() * factor)
+            for name in parts.of_gradients:
+                measured = self._local(parts.job_state[name])
+                measured.assign(tf.zeros_like(measured))
             every = range(len(self._numbers))
             self._set_fact(facts.moments_taken, takes, every)
             self._set_fact(facts.moments_since, since, every)

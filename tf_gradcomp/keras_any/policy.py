@@ -37,8 +37,6 @@ class Policy(policy.Policy):
             )
         kinds: dict[str, str] = {}
         positions: dict[str, int] = {}
-        kernels: list[str] = []
-        first = None
         for layer in reversed(
             keras_private.layers_of(model)
         ):  # what a layer is made of comes first
@@ -46,16 +44,16 @@ class Policy(policy.Policy):
                 kind = _kind_in_layer(layer, variable)
                 if kind and path_of(variable) not in kinds:
                     kinds[path_of(variable)] = kind
-                    if kind != VECTOR:
-                        kernels.append(path_of(variable))
                     if kind == CONVOLUTION:
-                        first = path_of(variable)
                         positions |= _positions(layer, variable)
+        known = [path for path in map(path_of, model.trainable_variables) if path in kinds]
+        kernels = [path for path in known if kinds[path] != VECTOR]
+        first = next((path for path in known if kinds[path] == CONVOLUTION), None)
         for variable in model.trainable_variables:
             kinds.setdefault(
                 path_of(variable), kind_by_rule(path_of(variable), tuple(variable.shape))
             )
-        ends = (kernels[-1], kernels[0]) if kernels else (None, None)
+        ends = (kernels[0], kernels[-1]) if kernels else (None, None)
         return cls(
             kinds,
             positions=positions,

@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors import Compressor
-from tf_gradcomp.planning.error_tables import Table, table
+from tf_gradcomp.planning.error_tables import Table, bytes_of_all, table
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -100,11 +100,18 @@ def plan_layers(
     )
     for i, place in zip(planned, best, strict=True):
         places[i] = place
+
+    def bytes_at(places: Sequence[int]) -> float:
+        pairs = list(zip(tables, places, strict=True))
+        settings = [of_one.settings[place] for of_one, place in pairs]
+        each = [of_one.bytes[place] for of_one, place in pairs]
+        return bytes_of_all(compressor, specs, settings, each, replicas)
+
     return Plan(
         settings=[of_one.settings[place] for of_one, place in zip(tables, places, strict=True)],
         budget_used=_error(layers, best) / allowed if allowed else math.nan,
-        bytes=_bytes(tables, places),
-        uniform_bytes=_bytes(tables, [of_one.default for of_one in tables]),
+        bytes=bytes_at(places),
+        uniform_bytes=bytes_at([of_one.default for of_one in tables]),
         at_bound=sum(
             int(layer.bytes[place] == layer.bytes.min())
             for layer, place in zip(layers, best, strict=True)
@@ -131,7 +138,3 @@ def _reason(layers: Sequence[Table], best: Sequence[int], allowed: float) -> str
 
 def _error(layers: Sequence[Table], places: Sequence[int]) -> float:
     return float(sum(layer.errors[place] for layer, place in zip(layers, places, strict=True)))
-
-
-def _bytes(layers: Sequence[Table], places: Sequence[int]) -> float:
-    return float(sum(layer.bytes[place] for layer, place in zip(layers, places, strict=True)))

@@ -93,6 +93,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
         taken -= {"moments_taken", "moments_since", "residual_waits"}
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS}
+        taken -= {f"job_{name}" for name in exchange.job_state_of_gradients}
     if f"{RESIDUAL}_0" not in state:
         taken -= {"residual_waits"}
     facts = {"residual_waits", "moments_since", "accumulators_held"}  # go without saying
