@@ -243,9 +243,30 @@ def test_on_loss_scaled_apply(monkeypatch, optimizer, variable):
 def test_on_check_finite(monkeypatch, variable):
     scaler = keras.optimizers.LossScaleOptimizer
     monkeypatch.setattr(scaler, "check_finite", scaler.check_finite)
-    keras_private.on_check_finite(lambda finite: tf.logical_and(finite, False))
-    scaler(keras.optimizers.SGD(1.0)).apply([tf.ones(2)], [variable])
+    seen = []
+
+    def agree(scaler, finite):
+        seen.append(scaler)
+        return tf.logical_and(finite, False)
+
+    keras_private.on_check_finite(agree)
+    around = scaler(keras.optimizers.SGD(1.0))
+    around.apply([tf.ones(2)], [variable])
+    assert seen == [around]
     np.testing.assert_array_equal(variable.numpy(), [0, 0])
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
+def test_on_multi_optimizer(monkeypatch, optimizer, variable):
+    multi = keras.optimizers.MultiOptimizer
+    monkeypatch.setattr(multi, "build", multi.build)
+    seen = []
+    keras_private.on_multi_optimizer(seen.append)
+    multi(keras.optimizers.OptimizerMap(optimizer, {})).build([variable])
+    assert seen == [optimizer]
+    assert optimizer.built
 
 
 def test_on_reduce_gradients(monkeypatch, optimizer, variable):

@@ -21,7 +21,7 @@ UNCOMPRESSED = (
     "synchronized_batch_normalization",
 )
 CHECKS = {
-    "unwrapped": (*UNCOMPRESSED, "mean_of_a_step"),
+    "unwrapped": (*UNCOMPRESSED, "mean_of_a_step", "values_of_each_class"),
     "optimizer": (
         *UNCOMPRESSED,
         "forms_of_input",
@@ -30,7 +30,7 @@ CHECKS = {
         "eager",
         "batch_normalization",
     ),
-    "strategy": (*UNCOMPRESSED, "mixed_precision"),
+    "strategy": (*UNCOMPRESSED, "mixed_precision", "two_optimizers"),
 }
 
 
@@ -193,6 +193,17 @@ def test_dict_and_tuple_inputs_evaluate_and_predict():
 def test_the_mean_of_a_nested_structure_is_over_all_workers():
     for report in seen("unwrapped"):
         assert report["mean_of_a_step"] == {"of each class": [5, 5, 5], "loss": 5}
+
+
+def test_values_of_each_class_keep_their_shape_in_keras_means():
+    for report in seen("unwrapped"):
+        assert report["values_of_each_class"] == [1.5, 2.5, 4.5]
+
+
+def test_what_one_optimizer_has_not_sent_yet_is_not_applied_by_another():
+    for report in seen("strategy"):
+        assert report["two_optimizers"]["left"] > 1
+        assert report["two_optimizers"]["moved"] == 0
 
 
 def test_synchronized_batch_statistics_are_not_compressed():

@@ -172,6 +172,47 @@ def mean_of_a_step(setup):
     return {name: value.numpy().tolist() for name, value in mean.items()}
 
 
+class EachClass(keras.Sequential):
+    """Its steps return a value of each class, as a metric may be."""
+
+    def test_step(self, data):
+        rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return {"of each class": tf.constant([1.0, 2.0, 4.0]) + tf.cast(rank, tf.float32)}
+
+
+def values_of_each_class(setup):
+    with setup.strategy.scope():
+        model = EachClass([keras.layers.Input((8,)), keras.layers.Dense(3)])
+        model.compile()
+    logs = model.test_on_batch(*digits(BATCH), return_dict=True)
+    return np.asarray(logs["of each class"]).tolist()
+
+
+def two_optimizers(setup):
+    """What an optimizer moves whose gradients are zeros, when another one has sent only a part."""
+    with setup.strategy.scope():
+        shared, own = (keras.Variable(np.zeros((40, 40), "float32"), name=n) for n in "ab")
+        both, one = keras.optimizers.SGD(1e-6), keras.optimizers.SGD(1.0)
+        both.build([shared, own])
+        one.build([shared])
+    gradient = tf.constant(np.random.default_rng(0).normal(size=(40, 40)).astype("float32"))
+
+    @tf.function
+    def train_both():
+        setup.strategy.run(lambda: both.apply([gradient, gradient], [shared, own]))
+
+    @tf.function
+    def train_one():
+        setup.strategy.run(lambda: one.apply([tf.zeros_like(gradient)], [shared]))
+
+    train_both()
+    before = np.array(shared)
+    for _ in range(3):
+        train_one()
+    left = setup.strategy.gradient_exchange([shared, own]).residual_norm()
+    return {"left": left, "moved": float(np.abs(np.array(shared) - before).max())}
+
+
 def mixed_precision(setup):
     x, y = digits(ROWS)
     seen = {}
