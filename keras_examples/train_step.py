@@ -40,8 +40,9 @@ class Denoiser(keras.Model):
             noisy = images + self.noise * tf.random.normal(tf.shape(images))
             error = tf.reduce_mean(tf.square(self(noisy) - images))
             loss = error / workers  # gradients are summed over the workers
+            scaled = self.optimizer.scale_loss(loss)  # for mixed_float16; otherwise the loss itself
         variables = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        self.optimizer.apply(tape.gradient(scaled, variables), variables)
         self.error.update_state(error)
         return {"error": self.error.result()}
 

@@ -217,6 +217,11 @@ def test_steps_are_skipped_until_the_loss_scale_fits(fitted):
     assert seen["scale"] == 2.0 ** (20 - seen["skipped"])
 
 
+def test_a_scaler_around_a_multi_optimizer_skips_a_step_on_all_ranks(fitted):
+    for rank in fitted:
+        assert rank["one_rank_overflows"] == {"values": [-2, -2], "scale": 4}
+
+
 def test_advice_and_the_choice_are_the_same_on_all_ranks(fitted):
     only([(rank["advised"]["best"], rank["advised"]["chosen"]) for rank in fitted])
 

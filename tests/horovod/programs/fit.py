@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import keras
+import numpy as np
 import tensorflow as tf
 from common import compiled, fit, state_of
 
@@ -51,6 +52,22 @@ def mixed_precision():
         "scale": float(scaler.dynamic_scale.numpy()),
         "skipped": int(scaler.inner_optimizer.exchange.skipped_steps.numpy()),
     }
+
+
+def one_rank_overflows():
+    """A loss scaler around a `MultiOptimizer`: Keras has each rank decide for itself to skip."""
+    variable = keras.Variable(np.zeros(2, "float32"), name="kernel")
+    inside = compressed(keras.optimizers.SGD(1.0), "no_compression")
+    multi = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(inside, {}))
+    scaler = keras.optimizers.LossScaleOptimizer(multi, initial_scale=8.0)
+    scaler.build([variable])
+    step = tf.function(lambda gradient: scaler.apply([gradient], [variable]))
+    for number in range(3):
+        gradient = float(scaler.scale_loss(1.0)) * np.ones(2, "float32")
+        if RANK == 1 and number == 0:
+            gradient[0] = np.inf
+        step(tf.constant(gradient))
+    return {"values": variable.numpy().tolist(), "scale": float(scaler.dynamic_scale.numpy())}
 
 
 def advised():
@@ -179,6 +196,7 @@ if __name__ == "__main__":
             stock,
             planned_and_monitored,
             mixed_precision,
+            one_rank_overflows,
             advised,
             backed_up,
             two_models,
