@@ -98,8 +98,7 @@ class LayerPlanner:
         of_places = [sums[place] for place in places]
         steady = None
         if self.lgreco.reference == ACCORDION:
-            # Gradients carry one over the number of replicas, which may be another one later.
-            norms = self.replicas * np.array([np.linalg.norm(total) for total in sums])
+            norms = np.array([np.linalg.norm(total) for total in sums])
             before = job_state[GRADIENT_NORMS].numpy()
             steady = (np.abs(norms - before) < _STEADY * before)[places]
             proposed[3 + len(sums) :] = norms
