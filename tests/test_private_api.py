@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
@@ -65,6 +66,10 @@ def test_launcher_and_launch_all_gather(workers):
 
 def test_launcher_of_workers(workers):
     assert [worker["launcher_of_workers"] for worker in workers] == [[3, 20]] * 2
+
+
+def test_mean_over_workers(workers):
+    assert [worker["mean_over_workers"] for worker in workers] == [[1.5, 8]] * 2
 
 
 def test_use_logical_cpus():
@@ -282,6 +287,23 @@ def test_on_reduce_gradients(monkeypatch, optimizer, variable):
     optimizer.apply([tf.ones(2)], [variable])
     assert seen == [optimizer]
     np.testing.assert_array_equal(variable.numpy(), [-2, -2])
+
+
+def test_on_means_of_steps(monkeypatch):
+    monkeypatch.setattr(trainer, "reduce_per_replica", trainer.reduce_per_replica)
+    seen = []
+
+    def mean(strategy, outputs, original):
+        seen.append(strategy)
+        return {name: value + 1 for name, value in original().items()}
+
+    keras_private.on_means_of_steps(mean)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((2, 1), "float32")
+    assert np.isclose(model.test_on_batch(x, model(x)), 1)
+    model.predict(x, verbose=0)  # its outputs are put together
+    assert seen == [tf.distribute.get_strategy()]
 
 
 def test_optimizer_variables(optimizer, variable):

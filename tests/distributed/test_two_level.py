@@ -118,6 +118,18 @@ def test_a_plan_of_settings_is_that_of_one_replica_in_each_process(two_level, on
     assert len(set(two_level[0]["lgreco"]["plan"])) > 2  # sent whole, and two other settings
 
 
+def test_means_of_what_a_step_returns_are_over_all_replicas(two_level, one_replica):
+    for workers, rank in ((two_level, 1.5), (one_replica, 0.5)):
+        for worker in workers:
+            for means in worker["means"]:
+                assert means == {
+                    "classes": ["float16", [1 + rank, 2 + rank, 4 + rank]],
+                    "large": ["float32", 2**24 + 4 * rank],
+                    "rank": ["float64", rank],
+                    "alike": ["float32", 7],
+                }
+
+
 def test_state_is_kept_once_in_each_process(two_level, flat):
     for worker in two_level:
         assert worker["adacomp"]["replicated"] == 0

@@ -165,22 +165,18 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return _CheckedScope(super().scope(), self)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """Reduces as TensorFlow does, and also what Keras 3 gives and TensorFlow refuses.
+        """Reduces as TensorFlow does, and also what TensorFlow refuses.
 
-        Scalars have no axis to reduce. Nor has what Keras itself wants the mean of, such as a
-        metric of each class: under other strategies, it keeps its shape. A nested structure is
-        reduced leaf by leaf; but where Keras itself asks for the mean of one over the replicas, it
-        is a batch of data of which it learns the shapes. Of that each worker keeps its own, for
-        integers and strings have no mean and workers' batches may differ in size.
+        Scalars have no axis to reduce. A nested structure is reduced leaf by leaf; but where Keras
+        itself asks for the mean of one over the replicas, it is a batch of data of which it learns
+        the shapes. Of that each worker keeps its own, for integers and strings have no mean and
+        workers' batches may differ in size.
         """
-        by_keras = _called_by_keras(inspect.currentframe())
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
-            if axis is None and by_keras:
+            if axis is None and _called_by_keras(inspect.currentframe()):
                 return tf.nest.map_structure(self._own, value)
-            if by_keras and _is_mean(reduce_op):
-                axis = None
             return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
-        if axis is not None and (_rank(self, value) == 0 or (by_keras and _is_mean(reduce_op))):
+        if axis is not None and _rank(self, value) == 0:
             axis = None
         self._check_before_start("reducing a value")
         return super().reduce(reduce_op, value, axis)
@@ -256,10 +252,6 @@ def _called_by_keras(frame: types.FrameType | None) -> bool:
     """Whether code of Keras has called what runs in a frame."""
     caller = frame.f_back if frame else None
     return caller is not None and caller.f_globals.get("__name__", "").startswith("keras.")
-
-
-def _is_mean(reduce_op: Any) -> bool:
-    return reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
 
 
 def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:

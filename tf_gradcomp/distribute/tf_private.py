@@ -25,10 +25,12 @@ CollectiveAllReduce: Any = _cross_device_ops.CollectiveAllReduce
 
 _HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
 _WORKERS_GROUP_KEY = 2_000_000  # likewise
+_MEANS_GROUP_KEY = 3_000_000  # likewise
 _FIRST_COUNTED_KEY = 1_000_000_000  # likewise
 _Launchers = weakref.WeakKeyDictionary[tf.distribute.Strategy, Any]
 _host_launchers: _Launchers = weakref.WeakKeyDictionary()
 _worker_launchers: _Launchers = weakref.WeakKeyDictionary()
+_means_launchers: _Launchers = weakref.WeakKeyDictionary()
 
 
 def set_cross_device_ops(
@@ -86,6 +88,25 @@ def launcher_of_workers(strategy: tf.distribute.Strategy) -> Any:
     """
     device = strategy.extended.worker_devices[0]
     return _launcher_once(_worker_launchers, strategy, device, _WORKERS_GROUP_KEY)
+
+
+def _launcher_of_means(strategy: tf.distribute.Strategy) -> Any:
+    return _launcher_once(_means_launchers, strategy, _host(strategy), _MEANS_GROUP_KEY)
+
+
+def _host(strategy: tf.distribute.Strategy) -> str:
+    """The host of this worker, by a name that TensorFlow does not take for its first GPU."""
+    worker = tf.DeviceSpec.from_string(strategy.extended._worker_device)
+    return worker.replace(device_type="CPU", device_index=0).to_string()
+
+
+def mean_over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.Tensor:
+    """The mean of a host tensor over the workers, in a group of its own.
+
+    `Strategy.reduce` has its collectives wait for those of gradients, one after another.
+    """
+    total = launch_all_reduce(_launcher_of_means(strategy), values)
+    return total / strategy.extended._num_workers
 
 
 def _launcher_once(
@@ -151,7 +172,7 @@ def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
     of_strategy = (extended._cross_device_ops, extended._host_cross_device_ops)
     launchers = [launcher_ for ops in of_strategy for launcher_ in ops._launchers]
     if in_multi_worker_mode(strategy):
-        launchers.append(launcher_of_workers(strategy))
+        launchers += [launcher_of_workers(strategy), _launcher_of_means(strategy)]
     for launcher_ in launchers:
         group = (launcher_._group_key, launcher_._device)
         if group not in counters:
@@ -183,8 +204,7 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
     and it shares its group with the strategy's collectives, so that workers which disagree on what
     comes next would wait for each other instead of finding out.
     """
-    device = strategy.extended._worker_device
-    launcher_ = _launcher_once(_host_launchers, strategy, device, _HOST_GROUP_KEY)
+    launcher_ = _launcher_once(_host_launchers, strategy, _host(strategy), _HOST_GROUP_KEY)
     return launcher_._all_gather(value, tf.distribute.experimental.CommunicationOptions())
 
 

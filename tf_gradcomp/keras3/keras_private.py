@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as _trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
 
@@ -193,6 +194,22 @@ def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
         return reduce(self, grads_and_vars, functools.partial(original, self))
 
     TFOptimizer._all_reduce_sum_gradients = hooked
+
+
+def on_means_of_steps(mean: Callable[..., Any]) -> None:
+    """Has `mean(strategy, outputs, original)` called for the outputs of a step of `fit`.
+
+    Keras asks the strategy for the mean of each over an axis that metrics don't have: TensorFlow
+    refuses scalars, and a metric of each class would become one number. Each is a collective, too.
+    """
+    original = _trainer.reduce_per_replica
+
+    @functools.wraps(original)
+    def hooked(values: Any, strategy: tf.distribute.Strategy, reduction: str) -> Any:
+        as_keras = functools.partial(original, values, strategy, reduction)
+        return as_keras() if reduction not in ("auto", "mean") else mean(strategy, values, as_keras)
+
+    _trainer.reduce_per_replica = hooked
 
 
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.distribute.means import means_over_replicas
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all agree on overflows)
@@ -37,4 +38,13 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
     return list(zip(reduced, variables, strict=True))
 
 
+def _means_of_step(
+    strategy: tf.distribute.Strategy, outputs: Any, original: Callable[[], Any]
+) -> Any:
+    if not isinstance(strategy, CheckedStrategy):
+        return original()
+    return means_over_replicas(strategy, outputs)
+
+
 keras_private.on_reduce_gradients(_reduce_in_optimizer)
+keras_private.on_means_of_steps(_means_of_step)

@@ -56,6 +56,11 @@ def launcher_of_workers():
     return tf_private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0])).numpy()
 
 
+def mean_over_workers():
+    mean = tf.function(lambda: tf_private.mean_over_workers(strategy, tf.constant([RANK + 1.0, 8])))
+    return mean().numpy()
+
+
 def rank():
     return tf_private.rank(strategy, 0)
 
@@ -129,6 +134,7 @@ CHECKS = (
     launch_all_gather,
     launch_all_reduce,
     launcher_of_workers,
+    mean_over_workers,
     rank,
     launch_broadcast,
     allow_collectives_in_loops,

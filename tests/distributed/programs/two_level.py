@@ -16,6 +16,7 @@ from common import classification_loss, scalar
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, digest, exchange_of, inner_of, report
 from tf_gradcomp.distribute import tf_private
+from tf_gradcomp.distribute.means import means_over_replicas
 from tf_gradcomp.keras3 import keras_private
 
 REPLICAS, SAVED, LOADED = int(argument(1)), pathlib.Path(argument(2)), pathlib.Path(argument(3))
@@ -241,6 +242,23 @@ def error_in_a_branch():
     return None
 
 
+def means_of_a_step():
+    """What Keras makes of what a step returns: numbers of each replica, and one of all alike."""
+
+    def step():
+        rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+        of_each_class = tf.cast(rank, tf.float16) + tf.constant([1, 2, 4], tf.float16)
+        large = tf.constant(2.0**24) + 4.0 * tf.cast(rank, tf.float32)
+        return {"classes": of_each_class, "large": large, "rank": rank, "alike": tf.constant(7.0)}
+
+    in_a_graph = tf.function(lambda: means_over_replicas(strategy, strategy.run(step)))
+    means = [in_a_graph(), means_over_replicas(strategy, strategy.run(step))]
+    return [
+        {name: (value.dtype.name, value.numpy().tolist()) for name, value in of_one.items()}
+        for of_one in means
+    ]
+
+
 def main():
     if BY_STRATEGY:
         seen = {"table": train(sgd(), ADACOMP)}
@@ -251,7 +269,7 @@ def main():
     if FLAT:
         report({"adacomp": trained_and_saved()})
         return
-    seen = {"loaded": load(), **of_any_way()}
+    seen = {"loaded": load(), **of_any_way(), "means": means_of_a_step()}
     if REPLICAS > 1:
         seen["mixed_float16"] = mixed_float16()
         seen["auto"] = train(sgd(), AUTO, 2)
