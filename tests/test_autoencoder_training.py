@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc_phases import (
+from tf_gradcomp.compressors.lgc_state import (
     CODING,
     COLLECTED,
     COLLECTING,
@@ -396,7 +396,7 @@ def test_training_starts_from_the_weights_of_a_model_that_is_given():
 def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwritten(
     caplog, monkeypatch
 ):
-    monkeypatch.setattr("tf_gradcomp.compressors.lgc_phases.KEPT_VECTORS", 6)
+    monkeypatch.setattr("tf_gradcomp.compressors.lgc_state.KEPT_VECTORS", 6)
     group = learners(2, method(training_steps=100))
     training = gc.callbacks.AutoencoderTraining()
     x, y = data()

@@ -11,7 +11,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors import LGC
 from tf_gradcomp.compressors.autoencoder import Architecture, Network
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.lgc_phases import (
+from tf_gradcomp.compressors.lgc_state import (
     CODING,
     COLLECTED,
     COLLECTING,

@@ -11,17 +11,14 @@ from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.autoencoder import Architecture, Described, weights_text
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
 from tf_gradcomp.compressors.led import BY_VALUE, ORDERS
-from tf_gradcomp.compressors.lgc_phases import (
+from tf_gradcomp.compressors.lgc_coding import Coding
+from tf_gradcomp.compressors.lgc_phases import Collecting, Rounding, Summing, Switching
+from tf_gradcomp.compressors.lgc_state import (
     ALL_REDUCE,
     FLOAT16,
     FLOAT32,
     PARAMETER_SERVER,
-    Coding,
-    Collecting,
-    Rounding,
     Settings,
-    Summing,
-    Switching,
 )
 from tf_gradcomp.compressors.per_variable import PerVariable, is_share, is_whole_number
 from tf_gradcomp.compressors.wishes import Wish
@@ -147,7 +144,7 @@ class LGC(Compressor):
         return self.phase_settings.job_state(specs)
 
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """That of the job; see `lgc_phases`."""
+        """That of the job; see `lgc_state`."""
         return tf.cast(self.phase_settings.phase(job_state), tf.int32)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +14,11 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.agreement import LATER_LIST_SECONDS, GradientAgreement
+from tf_gradcomp.distribute.announcements import announce
 from tf_gradcomp.distribute.gradients import (
     all_finite,
     check_shapes,
     gradient_specs,
-    native,
     norm,
     path_of,
 )
@@ -27,7 +26,6 @@ from tf_gradcomp.distribute.group import Group, Member, current_group
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.method import Method
-from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.out_of_scope import out_of_scope
 from tf_gradcomp.distribute.replica_exchange import Gradients, Parts, ReplicaExchange
 from tf_gradcomp.distribute.saving import Saving
@@ -39,7 +37,8 @@ from tf_gradcomp.distribute.state import (
 )
 from tf_gradcomp.distribute.supported import check_warmup
 from tf_gradcomp.distribute.traffic import Traffic
-from tf_gradcomp.ops import gpu, library
+from tf_gradcomp.distribute.variable_numbers import VariableNumbers
+from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
 
 _LOG = tf.get_logger()
@@ -47,20 +46,6 @@ _LOST = (
     "The checkpoint was written by a job with a residual, and %r keeps none: gradients that were "
     "not sent yet are lost. To send them, go on with the compressor that wrote it, or with "
     "gc.compressors.Auto([both])."
-)
-_WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
-_WHO_PLANS = (
-    "L-GreCo uses the settings of its method until a plan is made: by "
-    "gc.callbacks.LayerwisePlan, or by exchange.plan_settings() in a training loop of your own."
-)
-_WHO_TRAINS = (
-    "LGC sums the entries that a leader chooses until its autoencoder is trained: by "
-    "gc.callbacks.AutoencoderTraining, or by its train(exchange) after each step of a training "
-    "loop of your own."
-)
-_ENDS_UNKNOWN = (
-    "LGC does not know the first and the last layer, and codes their kernels as those of the "
-    "others; gc.Policy.from_model(model) tells them."
 )
 
 
@@ -167,16 +152,10 @@ class GradientExchange(tf.Module):
             )
         self._planner = LayerPlanner.of(chosen.compressor, specs, group.size)
         self._lgc = lgc_in(chosen.compressor)
-        self._numbers = _Numbers(variables)
+        self._numbers = VariableNumbers(variables)
         self._agreement = GradientAgreement(group)
         self.specs = specs
-        _announce(self._parts)
-        if self.planner:
-            tell_user(_WHO_PLANS)
-        if self.autoencoder:
-            tell_user(_WHO_TRAINS)
-            if all(spec.end is None for spec in specs):
-                tell_user(_ENDS_UNKNOWN)
+        announce(self._parts, plans=bool(self.planner), trains=bool(self.autoencoder))
 
     @property
     def compressor(self) -> Compressor:
@@ -509,42 +488,4 @@ class GradientExchange(tf.Module):
                 f"{', '.join(spec.path for spec in self.specs)}. Build the optimizer with all "
                 "variables that it will be given, or use another one for this variable."
             )
-        return number
-
-
-_COPIED = "Gradients are copied from the GPU to the host for compression"
-
-
-def _announce(parts: Parts) -> None:
-    if parts.group.size == 1:
-        tell_user("One replica: gradients are not exchanged.")
-        return
-    kind = parts.group.kind
-    if parts.group.all_replicas is not parts.group:
-        tell_user(f"The replicas of each {kind} sum their gradients before these are exchanged.")
-    if parts.preconditioner:
-        tell_user(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
-    gpus = [device for device in parts.group.devices if "GPU" in device]
-    if gpus and parts.is_copied:
-        tell_user(f"{_COPIED}.")
-    elif problem := next(filter(None, map(gpu.problem, gpus)), None):
-        tell_user(f"{_COPIED}: {problem}.")
-
-
-class _Numbers:
-    """Knows the place of each variable among all of an exchange.
-
-    Variables are told apart by identity, and not kept alive: a strategy's exchange ends with them.
-    `tf.Module` does not track plain objects such as this one, so no checkpoint has them twice.
-    """
-
-    def __init__(self, variables: Sequence[Any]) -> None:
-        self._variables = [weakref.ref(native(variable)) for variable in variables]
-        self._numbers = {id(native(variable)): i for i, variable in enumerate(variables)}
-
-    def get(self, variable: Any) -> int | None:
-        number = self._numbers.get(id(native(variable)))
-        # The number of one that is gone may be that of another now.
-        if number is None or self._variables[number]() is not native(variable):
-            return None
         return number

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors import LGC, Compressor
 from tf_gradcomp.compressors.digests import digest_of_floats
-from tf_gradcomp.compressors.lgc_phases import (
+from tf_gradcomp.compressors.lgc_state import (
     CODING,
     COLLECTED,
     COLLECTING,
@@ -79,7 +79,7 @@ class AutoencoderState:
 
     @property
     def phase(self) -> int:
-        """Of the next step, one of those in `compressors.lgc_phases`; dense steps come before."""
+        """Of the next step, one of those in `compressors.lgc_state`; dense steps come before."""
         return int(self.lgc.phase_settings.phase(self.job_state).numpy())
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.lgc_phases import WEIGHTS
+from tf_gradcomp.compressors.lgc_state import WEIGHTS
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.learning import AutoencoderState, Collected, Learnt

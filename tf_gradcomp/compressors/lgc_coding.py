@@ -1,0 +1,194 @@
+"""LGC's last phase: what the autoencoder makes of the entries is sent, as long as it is of use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.digests import digest_of_floats
+from tf_gradcomp.compressors.led import LedStep
+from tf_gradcomp.compressors.lgc_phases import Phase, over_scale, scale_of, sum_in_order
+from tf_gradcomp.compressors.lgc_state import (
+    ALL_REDUCE,
+    DECODED,
+    FLOAT16,
+    FLOAT32,
+    NORMS,
+    PHASE,
+    ROUNDING,
+    SHARE_ERROR,
+    WEIGHTS,
+)
+from tf_gradcomp.compressors.value_bits import sum_shares
+from tf_gradcomp.compressors.wishes import AllGather, Wish
+from tf_gradcomp.ops.payload import LGC as LGC_PAYLOAD
+
+_MOST_GROWTH = 3.0  # of the residuals while the autoencoder is in use (specification, 6.9)
+
+
+class Coding(Phase, registered=False):
+    """Sends what the autoencoder makes of the entries."""
+
+    name: ClassVar[str] = "lgc_coding"
+
+    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
+        """How many entries are chosen; and digests of the weights and of what was decoded last.
+
+        So replicas that do not decode alike find out in the next step.
+        """
+        state = inputs.job_state
+        digests = [digest_of_floats(state[WEIGHTS].read_value()), state[DECODED].read_value()]
+        return tf.concat([super().settings_in_force(inputs), tf.stack(digests)], 0)
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+        """Broadcasts where the leader's largest entries are, and sums or gathers their codes."""
+        step = self._step(inputs)
+        if not step.layout.coded_entries:
+            yield from step.follow()
+            nothing = step.coded()
+            sums = yield from step.sum()
+            return step.end(sums, nothing, sums.finite, 0)
+        in_turn = self._all_reduce if self._of.pattern == ALL_REDUCE else self._parameter_server
+        own, totals, shares, sums, finite, coded_bytes = yield from in_turn(step)
+        exchanged = step.end(sums, totals, finite, coded_bytes, own - shares)
+        decoded, state = digest_of_floats(totals), inputs.job_state
+        error = tf.math.divide_no_nan(
+            tf.reduce_sum(tf.square(over_scale(own - shares, scale_of(own)))),
+            tf.reduce_sum(tf.square(over_scale(own, scale_of(own)))),
+        )
+        for name, value in ((DECODED, decoded), (SHARE_ERROR, error)):
+            before = state[name].read_value()
+            state[name].assign(tf.where(exchanged.finite, value, before))
+        return exchanged
+
+    def _follow(
+        self, step: LedStep, words: int, more: Callable[[tf.Tensor], tf.Tensor]
+    ) -> Generator[Wish, tf.Tensor, tf.Tensor]:
+        """As `LedStep.follow`; and ends the phase where what the leader keeps has grown too much.
+
+        Then the autoencoder misses so much of today's gradients that training would be lost.
+        """
+        state = step.inputs.job_state
+
+        def with_growth(chosen: tf.Tensor) -> tf.Tensor:
+            numbers, now = _numbers(step.inputs), _norms(step.inputs)
+            before = tf.gather(state[NORMS].read_value(), numbers)
+            before = tf.where(before > 0, before, now)
+            state[NORMS].scatter_update(tf.IndexedSlices(before, numbers))
+            grown = tf.norm(now) > _MOST_GROWTH * tf.norm(before)
+            return tf.concat([[tf.cast(grown, tf.int32)], more(chosen)], 0)
+
+        told = yield from step.follow(1 + words, with_growth)
+        phase = state[PHASE].read_value()
+        state[PHASE].assign(tf.where(told[0] > 0, tf.cast(ROUNDING, phase.dtype), phase))
+        return told[1:]
+
+    def _all_reduce(self, step: LedStep) -> Generator[Wish, tf.Tensor, Any]:
+        """The latents of all replicas are averaged, with the leader's scale."""
+        entries, size = step.layout.coded_entries, step.inputs.size
+        network = self._network(step.inputs)
+        summed = self._of.latent_dtype == FLOAT16
+
+        def scales(chosen: tf.Tensor) -> tf.Tensor:
+            told = [scale_of(chosen)]
+            if summed:
+                scaled = over_scale(chosen, told[0])
+                latent = network.encode(self._vectors(scaled[tf.newaxis]))
+                told.append(tf.reduce_max(tf.abs(latent)))
+            return tf.bitcast(tf.stack(told), tf.int32)
+
+        told = tf.bitcast((yield from self._follow(step, 1 + summed, scales)), tf.float32)
+        scale, own = told[0], step.coded()
+        own_latent = network.encode(self._vectors(over_scale(own, scale)[tf.newaxis]))
+        flat = tf.reshape(own_latent, [self._of.architecture.latents(entries)])
+        flat = tf.where(step.own_finite, flat, tf.zeros_like(flat))
+        if summed:
+            sums = yield from step.sum()
+            of_each = tf.fill(tf.shape(flat), told[1])
+            rounded = yield from sum_shares(flat, of_each, step.own_finite, size)
+            flat, total = rounded.sent, rounded.total
+            finite = tf.logical_and(sums.finite, rounded.finite)
+        else:
+            sums = yield from step.sum(flat)
+            total, finite = sums.more, sums.finite
+        both = tf.reshape(tf.concat([total / size, flat], 0), [2, *own_latent.shape[1:]])
+        mean, share = tf.unstack(network.output(network.expand(both, frozen=True)) * scale)
+        coded_bytes = flat.shape[0] * (2 if summed else 4)
+        return own, mean[:entries] * size, share[:entries], sums, finite, coded_bytes
+
+    def _parameter_server(self, step: LedStep) -> Generator[Wish, tf.Tensor, Any]:
+        """The leader's latent for all, and each replica's innovation."""
+        inputs, entries = step.inputs, step.layout.coded_entries
+        size, count = inputs.size, self._of.added(entries)
+        network, architecture = self._network(inputs), self._of.architecture
+
+        def latent(chosen: tf.Tensor) -> tf.Tensor:
+            scaled = over_scale(chosen, scale_of(chosen))
+            return self._as_words(network.encode(self._vectors(scaled[tf.newaxis])))
+
+        latent_bytes = self._of.latent_bytes(entries)
+        told = yield from self._follow(step, latent_bytes // 4, latent)
+        own = step.coded()
+        sums = yield from step.sum()
+        scale = scale_of(own)
+        _, places = tf.math.top_k(tf.abs(own), count)
+        added = tf.gather(over_scale(own, scale), places)
+        floats = tf.bitcast(tf.concat([[scale], added], 0), tf.int32)
+        header = self._header(inputs)
+        payload = ops.payload_write(
+            tf.concat([floats, places], 0),
+            inputs.step,
+            step.own_finite,
+            method=LGC_PAYLOAD,
+            **header,
+        )
+        payloads = yield AllGather(payload, same_length=True)
+        bodies, finite = ops.payload_read(payloads, inputs.step, method=LGC_PAYLOAD, **header)
+        bodies = tf.ensure_shape(bodies, [size, 1 + 2 * count])
+        floats, places = tf.split(bodies, [1 + count, count], 1)
+        floats = tf.bitcast(floats, tf.float32)
+        rows = tf.repeat(tf.range(size), count)
+        where = tf.stack([rows, tf.reshape(places, [-1])], 1)
+        length = self._of.padded(entries)
+        innovations = tf.scatter_nd(where, tf.reshape(floats[:, 1:], [-1]), [size, length])
+        shape = [1, length // architecture.shortening, architecture.channels]
+        expanded = network.expand(tf.reshape(self._from_words(told, entries), shape))
+        of_all = network.output(expanded, innovations)[:, :entries] * floats[:, :1]
+        share = tf.gather(of_all, inputs.rank)
+        coded_bytes = latent_bytes / size + 8 * count
+        return own, sum_in_order(of_all), share, sums, finite, coded_bytes
+
+    def _as_words(self, latent: tf.Tensor) -> tf.Tensor:
+        flat = tf.reshape(latent, [-1])
+        if self._of.latent_dtype == FLOAT32:
+            return tf.bitcast(flat, tf.int32)
+        bounded = tf.clip_by_value(flat, tf.float16.min, tf.float16.max)
+        halves = tf.pad(tf.cast(bounded, tf.float16), [[0, tf.size(flat) % 2]])
+        return tf.bitcast(tf.reshape(halves, [-1, 2]), tf.int32)
+
+    def _from_words(self, words: tf.Tensor, entries: int) -> tf.Tensor:
+        if self._of.latent_dtype == FLOAT32:
+            return tf.bitcast(words, tf.float32)
+        halves = tf.reshape(tf.bitcast(words, tf.float16), [-1])
+        return tf.cast(halves[: self._of.architecture.latents(entries)], tf.float32)
+
+
+def _norms(inputs: ExchangeInputs) -> tf.Tensor:
+    """The Euclidean norms of a replica's residuals times the number of replicas: float32 [tensors].
+
+    Gradients carry one over that number, so a job that goes on with another one can compare them.
+    """
+    residuals = [
+        tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+        for residual in inputs.residuals
+    ]
+    return tf.stack([tf.norm(residual) for residual in residuals]) * inputs.size
+
+
+def _numbers(inputs: ExchangeInputs) -> list[int]:
+    """The places of the gradients of this step among all of the job."""
+    return list(range(len(inputs.specs)) if inputs.numbers is None else inputs.numbers)

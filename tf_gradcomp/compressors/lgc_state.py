@@ -1,0 +1,170 @@
+"""What LGC's phases have in common: its settings, and what they keep for the whole job."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors.autoencoder import Architecture
+from tf_gradcomp.compressors.base import JobStateSpec
+from tf_gradcomp.compressors.led import Layout
+from tf_gradcomp.compressors.per_variable import PerVariable
+from tf_gradcomp.policy import FIRST, LAST, VECTOR, GradientSpec
+
+ALL_REDUCE, PARAMETER_SERVER = "all_reduce", "parameter_server"
+FLOAT16, FLOAT32 = "float16", "float32"
+
+# Names in the state of the job; all but `SHARE_ERROR` are equal on all replicas, or count on the
+# first one alone.
+MADE_FOR = "lgc_made_for"  # a digest of the settings that the state is for; 0: nothing yet
+PHASE = "lgc_phase"
+WANTED = "lgc_wanted"  # the phase that the first replica wants; 0: none
+LATEST = "lgc_latest"  # float32 [2]: loss and relative error of the last step of training
+LEARNING = "lgc_learning"  # the same, as the first replica told all of them last
+COLLECTED = "lgc_collected"  # steps whose vectors were collected
+VECTORS = "lgc_vectors"
+VECTOR_STEPS = "lgc_vector_steps"  # by row of `VECTORS`: which collected step, from 1 on; 0: none
+LEARNT = "lgc_learnt"  # the last collected step that the autoencoder was trained with
+ERRORS = "lgc_errors"  # one plus the relative errors of the last of them; 0: none
+WEIGHTS = "lgc_weights"
+NORMS = "lgc_norms"  # `_norms` in the first step with the autoencoder that it led; 0: not known
+DECODED = "lgc_decoded"  # a digest of what was decoded last
+SHARE_ERROR = "lgc_share_error"  # of what this replica sent of its own entries
+
+_OF_WHAT_WAS_LEARNT = (
+    PHASE,
+    WANTED,
+    LATEST,
+    LEARNING,
+    COLLECTED,
+    VECTOR_STEPS,
+    LEARNT,
+    ERRORS,
+    NORMS,
+    DECODED,
+)
+
+SUMMING, COLLECTING, SWITCHING, CODING, ROUNDING = range(5)  # the phases, in their order
+KEPT_VECTORS = 256
+KEPT_ERRORS = 20
+
+_SMALLEST = 1024  # elements of a tensor whose entries are chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of `LGC` that its phases need.
+
+    Attributes:
+        pattern: `ALL_REDUCE` or `PARAMETER_SERVER`.
+        density: Which part of the entries is chosen, by variable.
+        innovation: Which part of the coded entries each replica adds of its own.
+        order: Of the coded entries; see `led.ORDERS`.
+        latent_dtype: `FLOAT32` or `FLOAT16`.
+        architecture: Of the autoencoder.
+        config: All settings of `LGC`, which differ where those of replicas do.
+    """
+
+    pattern: str
+    density: PerVariable[float]
+    innovation: float
+    order: str
+    latent_dtype: str
+    architecture: Architecture
+    config: Mapping[str, Any]
+
+    @property
+    def innovations(self) -> bool:
+        """Whether the autoencoder's output has a channel for them."""
+        return self.pattern == PARAMETER_SERVER
+
+    def phase(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+        """That of the job, int64 scalar: the first one where its state is for other settings."""
+        return tf.where(self.is_made_for(job_state), job_state[PHASE].read_value(), SUMMING)
+
+    def is_made_for(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+        """Whether the state of the job is that of an autoencoder with these settings, or new."""
+        made_for = job_state[MADE_FOR].read_value()
+        return tf.logical_or(tf.equal(made_for, self._digest), tf.equal(made_for, 0))
+
+    def begin_anew_unless_made_for(self, job_state: Mapping[str, tf.Variable]) -> None:
+        """Forgets what was learnt for other vectors, or by another autoencoder."""
+
+        def forget() -> None:
+            for name in _OF_WHAT_WAS_LEARNT:
+                job_state[name].assign(tf.zeros_like(job_state[name]))
+
+        tf.cond(self.is_made_for(job_state), lambda: None, forget)
+        job_state[MADE_FOR].assign(self._digest)
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        sizes = (self.architecture.encoder, self.architecture.decoder, self.architecture.slope)
+        text = repr((self.pattern, self.order, self.innovation, sizes))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
+
+    def layout(self, specs: Sequence[GradientSpec]) -> Layout:
+        """How tensors are sent."""
+        entries = tuple(self._entries(spec) for spec in specs)
+        places = range(len(specs))
+        led = [place for place in places if entries[place]]
+        return Layout(
+            whole=tuple(place for place in places if not entries[place]),
+            coded=tuple(place for place in led if specs[place].end != LAST),
+            plain=tuple(place for place in led if specs[place].end == LAST),
+            entries=entries,
+            place_words=tuple(
+                ops.led_place_words(spec.elements, count)
+                for spec, count in zip(specs, entries, strict=True)
+            ),
+        )
+
+    def _entries(self, spec: GradientSpec) -> int:
+        named = any(re.search(pattern, spec.path) for pattern in self.density.overrides)
+        small = spec.elements < _SMALLEST or spec.kind == VECTOR
+        density = self.density.of(spec)
+        if density is None or ((small or spec.end == FIRST) and not named):
+            return 0
+        return max(1, math.ceil(density * spec.elements)) if spec.elements else 0
+
+    def padded(self, entries: int) -> int:
+        """The length of a vector of the autoencoder."""
+        return self.architecture.padded(max(entries, 1))
+
+    def latent_bytes(self, entries: int) -> int:
+        """Of the latent of so many entries, in whole words."""
+        floats = self.architecture.latents(entries)
+        return 4 * floats if self.latent_dtype == FLOAT32 else 4 * -(-floats // 2)
+
+    def added(self, entries: int) -> int:
+        """How many of the coded entries are a replica's innovation."""
+        return math.ceil(self.innovation * entries)
+
+    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
+        """What the phases keep for the whole job."""
+        length = self.padded(self.layout(specs).coded_entries)
+        parameters = self.architecture.parameters(self.innovations)
+        return {
+            MADE_FOR: JobStateSpec((), "int64"),
+            PHASE: JobStateSpec((), "int64"),
+            WANTED: JobStateSpec((), "int64"),
+            LATEST: JobStateSpec((2,)),
+            LEARNING: JobStateSpec((2,)),
+            COLLECTED: JobStateSpec((), "int64"),
+            VECTORS: JobStateSpec((KEPT_VECTORS, length)),
+            VECTOR_STEPS: JobStateSpec((KEPT_VECTORS,), "int64"),
+            LEARNT: JobStateSpec((), "int64"),
+            ERRORS: JobStateSpec((KEPT_ERRORS,)),
+            WEIGHTS: JobStateSpec((parameters,)),
+            NORMS: JobStateSpec((len(specs),), of_gradients=True),
+            DECODED: JobStateSpec((), "int64"),
+            SHARE_ERROR: JobStateSpec(()),
+        }
