@@ -29,6 +29,25 @@ def test_a_set_learning_rate_is_applied_by_all_replicas():
     np.testing.assert_array_equal(replicas.value(), start)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("clipnorm", 1.0), ("weight_decay", 0.1), ("use_ema", True), ("momentum", 0.5)],
+)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_what_is_set_on_the_wrapper_in_place_of_the_inner_optimizer_is_refused(name, value, scaled):
+    inner = keras.optimizers.SGD(1.0, momentum=0.9)
+    replicas = Replicas(keras.optimizers.LossScaleOptimizer(inner) if scaled else inner)
+    setattr(replicas.optimizer, name, value)
+    with pytest.raises(ValueError, match=f"{name} was set on the wrapper"):
+        replicas.step(gradients_at(0))
+
+
+def test_attributes_of_ones_own_may_be_set_on_the_wrapper():
+    replicas = Replicas("sgd")
+    replicas.optimizer.remark = "the third run"
+    replicas.step(gradients_at(0))
+
+
 def test_schedules_follow_the_steps():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1, 2], [1.0, 0.5, 0.25])
     replicas = Replicas(keras.optimizers.SGD(schedule))

@@ -106,6 +106,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
         self._set_up(inner, compressor, policy, precondition, group)
         self._accumulation: Accumulation | None = None
+        self._made_with = frozenset(vars(self))
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
         """The preconditioner that this optimizer would put in front of a compressor, if any."""
@@ -206,7 +207,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
         checks.check_one_for_each(grads, trainable_variables)
-        checks.check_set_on_inner(self)
+        checks.check_set_on_inner(self, self._core, self._made_with)
         if not grads:
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -171,13 +171,20 @@ _OF_INNER = (
 )
 
 
-def check_set_on_inner(wrapper: Any) -> None:
+def check_set_on_inner(wrapper: Any, inner: Any, made_with: Collection[str]) -> None:
     """Refuses settings of the wrapper itself, which has no use for them.
+
+    Args:
+        wrapper: The wrapper.
+        inner: The optimizer inside that updates.
+        made_with: The attributes that the wrapper had when it was made.
 
     Raises:
         ValueError: If one is set, with what to do.
     """
     useless = [name for name in _OF_INNER if getattr(wrapper, name, None)]
+    later = [name for name in vars(wrapper) if name not in made_with and name[0] != "_"]
+    useless += [name for name in later if hasattr(inner, name)]  # such as momentum
     if useless:
         raise ValueError(
             f"CompressedOptimizer: {', '.join(useless)} was set on the wrapper, where it has no "
