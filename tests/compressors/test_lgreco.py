@@ -157,7 +157,7 @@ def test_a_step_of_some_variables_takes_their_own_settings_of_the_plan():
         for actual, expected in zip(totals, right.step(gradients, places), strict=True):
             np.testing.assert_array_equal(actual, expected)
         for place in places:
-            sums[place] += gradients[0][place]
+            sums[place] += 2 * gradients[0][place]
     for actual, expected in zip(planned.sums(), sums, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
     assert not any(total.any() for total in planned.sums(replica=1))
@@ -205,7 +205,7 @@ def test_only_steps_that_are_taken_enter_and_what_waits_in_the_residual_does_not
         state = lockstep.step(gradients).state
     assert state[0][RESIDUAL][0].any()
     state = lockstep.step(steps[3], finite=False).state  # as another part of the step says
-    assert_equal_bits(state[0][GRADIENT_SUM][0], steps[0][0][0] + steps[2][0][0])
+    assert_equal_bits(state[0][GRADIENT_SUM][0], 3 * steps[0][0][0] + 3 * steps[2][0][0])
     assert not state[1][GRADIENT_SUM][0].any()
 
 
@@ -218,7 +218,7 @@ def test_gradients_enter_as_they_are_compressed_divided_by_adams_second_moment(m
         gradients = gradients_at(step)
         replicas.step(gradients)
         moments = ops.SecondMoments([moment], step + 1, 0.999, 1e-7, 2)
-        total += ops.precondition(moments, [tf.constant(gradients[0][0])])[0].numpy()
+        total += 2 * ops.precondition(moments, [tf.constant(gradients[0][0])])[0].numpy()
     (of_first, of_other) = copies(
         replicas.strategy, replicas.optimizer.exchange.state[GRADIENT_SUM][0]
     )
@@ -235,7 +235,20 @@ def test_a_step_of_the_warm_up_does_not_enter():
     outcomes = [lockstep.step(gradients) for gradients in steps]
     assert outcomes[1].payload_bytes == [4 * 1200] * 2
     assert outcomes[2].payload_bytes == [56 + 8 * 12] * 2
-    assert_equal_bits(outcomes[3].state[0][GRADIENT_SUM][0], steps[2][0][0] + steps[3][0][0])
+    total = outcomes[3].state[0][GRADIENT_SUM][0]
+    assert_equal_bits(total, 2 * steps[2][0][0] + 2 * steps[3][0][0])
+
+
+def test_more_replicas_with_smaller_gradients_enter_as_fewer_with_larger_ones():
+    """So a job that goes on with another number of them plans by sums and norms of one scale."""
+    (gradient,) = random_gradients([(40, 30)], 1)[0]
+    totals = []
+    for size in (1, 2, 8):
+        lockstep = Lockstep(LGreCo(TopK(0.1)), specs_of([gradient]), size)
+        state = lockstep.step([[gradient / size]] * size).state
+        totals.append(state[0][GRADIENT_SUM][0])
+    for total in totals:
+        assert_equal_bits(total, gradient)
 
 
 @every_method
@@ -313,7 +326,8 @@ def test_a_resumed_job_has_plan_and_sums_and_as_many_columns_of_factors_as_it_ca
             np.testing.assert_array_equal(own[:, :width], factor[:, :width])
             assert not own[:, width:].any()
         total = copies(after.strategy, exchange.state[GRADIENT_SUM][0])[0]
-        np.testing.assert_array_equal(total, gradients_at(0)[0][0] + gradients_at(1)[0][0])
+        expected = 2 * gradients_at(0)[0][0] + 2 * gradients_at(1)[0][0]
+        np.testing.assert_array_equal(total, expected)
     after.step(gradients_at(2))
     after.assert_replicas_equal()
     plain = job(PowerSGD(3))

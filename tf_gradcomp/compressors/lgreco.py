@@ -188,7 +188,8 @@ class LGreCo(Compressor):
 
         def add() -> None:
             for total, gradient in zip(inputs.state[GRADIENT_SUM], inputs.gradients, strict=True):
-                value = tf.cast(gradient, tf.float32)
+                # Gradients carry one over the number of replicas, which a resume may change.
+                value = tf.cast(gradient, tf.float32) * inputs.size
                 tf.raw_ops.AssignAddVariableOp(resource=total, value=value)
 
         is_first = tf.equal(inputs.rank, 0)
