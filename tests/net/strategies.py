@@ -95,6 +95,8 @@ def settings_of(draw: Any, optimizer: str) -> dict[str, Any]:
         "learning_rate": draw(_RATES),
         **draw(_maybe(_decay)),
         **draw(st.fixed_dictionaries({}, optional=own)),
+        # With the default, sparse methods are refused.
+        **({"epsilon_1": 1e-10} if optimizer == "Adafactor" else {}),
         **draw(_maybe(_clipping)),
         **draw(_maybe(_averaging)),
         **draw(_maybe(_static)),

@@ -18,7 +18,7 @@ OPTIMIZERS = [
     keras.optimizers.Adadelta(1.0),
     keras.optimizers.Adagrad(0.1),
     keras.optimizers.Adamax(0.01),
-    keras.optimizers.Adafactor(0.05),
+    keras.optimizers.Adafactor(0.05, epsilon_1=1e-10),
     keras.optimizers.Nadam(0.01),
     keras.optimizers.Ftrl(0.1),
     keras.optimizers.Lion(0.001),

@@ -31,7 +31,13 @@ def test_a_set_learning_rate_is_applied_by_all_replicas():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("clipnorm", 1.0), ("weight_decay", 0.1), ("use_ema", True), ("momentum", 0.5)],
+    [
+        ("clipnorm", 1.0),
+        ("weight_decay", 0.1),
+        ("use_ema", True),
+        ("ema_overwrite_frequency", 2),
+        ("momentum", 0.5),
+    ],
 )
 @pytest.mark.parametrize("scaled", [False, True])
 def test_what_is_set_on_the_wrapper_in_place_of_the_inner_optimizer_is_refused(name, value, scaled):
@@ -42,10 +48,13 @@ def test_what_is_set_on_the_wrapper_in_place_of_the_inner_optimizer_is_refused(n
         replicas.step(gradients_at(0))
 
 
-def test_attributes_of_ones_own_may_be_set_on_the_wrapper():
-    replicas = Replicas("sgd")
+def test_attributes_and_methods_of_ones_own_may_be_set_on_the_wrapper():
+    replicas, calls = Replicas("sgd"), []
+    apply = replicas.optimizer.apply
     replicas.optimizer.remark = "the third run"
+    replicas.optimizer.apply = lambda *args: calls.append(1) or apply(*args)
     replicas.step(gradients_at(0))
+    assert calls
 
 
 def test_schedules_follow_the_steps():

@@ -38,6 +38,36 @@ def test_wrapping_twice_is_refused(scaled):
         gc.CompressedOptimizer(inner)
 
 
+@pytest.mark.parametrize(
+    "compressor", ["adacomp", "lgreco(method='top_k')", "cast(warmup_steps=2, warmup='top_k')"]
+)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_adafactor_that_makes_nan_of_zeros_is_refused_with_methods_that_leave_them(
+    compressor, scaled
+):
+    inner = keras.optimizers.Adafactor(0.01)
+    name = "adacomp" if compressor == "adacomp" else "top_k"
+    with pytest.raises(ValueError, match=f"Adafactor makes NaN of .*{name}.*epsilon_1"):
+        Replicas(
+            keras.optimizers.LossScaleOptimizer(inner) if scaled else inner, compressor=compressor
+        )
+
+
+def test_the_default_choice_with_adafactor_is_between_methods_that_it_can_follow():
+    with mirrored(2).scope():
+        optimizer = gc.CompressedOptimizer(keras.optimizers.Adafactor(0.01), "auto")
+        names = [c.compressor.name for c in optimizer.exchange._method.candidates]
+    assert names == ["no_compression", "cast"]
+
+
+@pytest.mark.parametrize("compressor", ["cast", "power_sgd"])
+def test_adafactor_trains_behind_methods_that_send_all(compressor):
+    replicas = Replicas(keras.optimizers.Adafactor(0.01), compressor=compressor)
+    for step in range(3):
+        replicas.step(gradients_at(step))
+    assert np.isfinite(replicas.value()).all()
+
+
 @pytest.mark.parametrize("name", ["epsilon", "beta_2"])
 def test_an_adam_that_is_changed_after_it_was_wrapped_is_refused(name):
     with mirrored(2).scope():

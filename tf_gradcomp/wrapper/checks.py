@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.compressors.base import Compressor, in_turn
 from tf_gradcomp.distribute.gradients import native, path_of
 from tf_gradcomp.distribute.group import Group, StrategyGroup
 from tf_gradcomp.distribute.handshake import WorkersDisagreeError
@@ -167,6 +169,7 @@ _OF_INNER = (
     "clipvalue",
     "weight_decay",
     "use_ema",
+    "ema_overwrite_frequency",
     "gradient_accumulation_steps",
 )
 
@@ -184,11 +187,42 @@ def check_set_on_inner(wrapper: Any, inner: Any, made_with: Collection[str]) -> 
     """
     useless = [name for name in _OF_INNER if getattr(wrapper, name, None)]
     later = [name for name in vars(wrapper) if name not in made_with and name[0] != "_"]
-    useless += [name for name in later if hasattr(inner, name)]  # such as momentum
+    # Such as momentum; but not methods, which one may replace by one's own.
+    useless += [n for n in later if hasattr(inner, n) and not hasattr(type(wrapper), n)]
     if useless:
         raise ValueError(
             f"CompressedOptimizer: {', '.join(useless)} was set on the wrapper, where it has no "
             f"effect; set it on the optimizer inside: optimizer.inner_optimizer.{useless[0]} = ..."
+        )
+
+
+_LEAST_EPSILON_1 = 1e-15
+
+
+def loses_zeros(optimizer: Any) -> bool:
+    """Whether an optimizer makes NaN of zeros, as a sparse method leaves them in whole rows.
+
+    Of a gradient without anything in a row and in a column, Keras' Adafactor estimates the square
+    as about the square of its `epsilon_1`, which vanishes in float32 with the default of 1e-30.
+    """
+    adafactor = getattr(keras.optimizers, "Adafactor", ())
+    return isinstance(optimizer, adafactor) and optimizer.epsilon_1 < _LEAST_EPSILON_1
+
+
+def check_keeps_zeros(optimizer: Any, methods: Iterable[Compressor]) -> None:
+    """Refuses an optimizer of which `loses_zeros` is true behind sparse methods.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    stages = itertools.chain.from_iterable(map(in_turn, methods))
+    sparse = [one for stage in stages for one in (stage, getattr(stage, "method", stage))]
+    name = next((one.name for one in sparse if one.delays_unless is not None), None)
+    if name and loses_zeros(optimizer):
+        raise ValueError(
+            f"CompressedOptimizer: {type(optimizer).__name__} makes NaN of gradients that are zero "
+            f"in a whole row and column, and {name!r} leaves them so until they are sent. Use "
+            f"epsilon_1={_LEAST_EPSILON_1} or more, 'cast' or 'qsgd', or another optimizer."
         )
 
 

@@ -59,7 +59,8 @@ class Compressed:
         self.precondition = precondition
         self._given = compressors.get(compressor)
         possible = self._prepared_for = self._possible_preconditioner()
-        methods = compressors.methods_of(self._given, lags=bool(possible) and precondition is None)
+        lags = checks.loses_zeros(self._core) or (bool(possible) and precondition is None)
+        methods = compressors.methods_of(self._given, lags=lags)
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
             candidates = [Candidate(compressors.get(BASELINE))]
@@ -144,6 +145,8 @@ class Compressed:
                 **checks.facts_of("inner optimizer", self.inner_optimizer),
                 "precondition": self.precondition,
             }
+        if self.group.size > 1:
+            checks.check_keeps_zeros(self._core, compressors.methods_of(self._given, lags=True))
         self.exchange.build(variables, facts)
         if measuring.is_on():
             self._measuring = self._new_measuring()
@@ -276,6 +279,11 @@ def compressed_in(optimizer: Any) -> Iterator[Compressed]:
     inside = getattr(optimizer, "inner_optimizer", None)
     for one in [inside] if inside is not None else getattr(optimizer, "optimizers", ()):
         yield from compressed_in(one)
+
+
+def is_apart(variable: Any, optimizer: Any) -> bool:
+    """Whether each replica has a variable for itself, by one of the wrappers in an optimizer."""
+    return any(one.exchange.saving.is_apart(variable) for one in compressed_in(optimizer))
 
 
 def compressed_optimizer(model: keras.Model) -> Any:
