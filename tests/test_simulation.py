@@ -302,6 +302,26 @@ def test_models_that_cannot_be_simulated():
         gc.simulation.Learners(new_model(), 2)
 
 
+class OwnStep(keras.Sequential):
+    """Trains in a way of its own."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_model_with_a_train_step_of_its_own_is_refused():
+    model = OwnStep([keras.Input((64,)), keras.layers.Dense(10)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"OwnStep has a train_step of its own.*compute_loss"):
+        gc.simulation.Learners(model, 2)
+
+
+def test_a_batch_with_weights_of_samples_is_refused(digits):
+    weighted = tf.data.Dataset.from_tensor_slices((*digits, digits[1])).batch(BATCH)
+    with pytest.raises(ValueError, match=r"pair of inputs and labels.*tuple of 3"):
+        gc.simulation.Learners(new_model(), 2).fit(weighted)
+
+
 def test_a_sum_that_float16_cannot_hold_skips_the_step():
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="float16")
     model = keras.Sequential([keras.Input((1,)), layer])

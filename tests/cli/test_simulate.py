@@ -69,6 +69,49 @@ def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
     assert "| adacomp(bin_sizes=4) | 4 |" in result.output
 
 
+ENDLESS_TABLES = """
+from __future__ import annotations
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as gc
+
+
+@dataclasses.dataclass
+class Size:
+    rows: int = 32
+
+
+def simulation_task(batch_size=8, seed=0):
+    keras.utils.set_random_seed(seed)
+    words = keras.Input((1,), dtype="int32")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(20, 4)(words))
+    model = keras.Model(words, rows)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = np.arange(Size().rows)[:, np.newaxis] % 20
+    y = np.ones((Size().rows, 4), "float32")
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size).repeat()
+    return gc.simulation.Task(model, batches, 3)
+"""
+
+
+def test_an_endless_dataset_of_slices_alone_is_trained_for_its_steps(tmp_path):
+    program = tmp_path / "tables.py"
+    program.write_text(ENDLESS_TABLES)
+    folder = tmp_path / "results"
+    options = ["-n", "2", "-c", "no_compression", "--epochs", "2", "--results", str(folder)]
+    result = simulate(program, *options)
+    assert result.exit_code == 0, result.output
+    (run,) = json.loads((folder / "simulation.json").read_text())
+    assert len(run["history"]["loss"]) == 2
+    assert run["history"]["loss"][1] < run["history"]["loss"][0]
+    assert "| no_compression | 2 |" in (folder / "simulation.md").read_text()
+
+
 def test_says_after_each_epoch_how_far_it_is_where_no_bar_can_be_shown(program, tmp_path):
     options = ["-n", "2", "-c", "no_compression", "--epochs", "2", "--batch-size", "16"]
     result = simulate(program, *options, "--results", str(tmp_path / "results"), "--no-plot")

@@ -7,9 +7,9 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -175,6 +175,21 @@ def _progress(console: Console) -> Progress:
     )
 
 
+class _Epochs:
+    """So many batches for each epoch; as `fit` does, it goes on in a dataset that has more."""
+
+    def __init__(self, batches: Iterable[Any], steps: int) -> None:
+        self._batches, self._steps = batches, steps
+        self._rest: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        first = list(itertools.islice(self._rest, 1))
+        if not first:
+            self._rest = iter(self._batches)
+        yield from first
+        yield from itertools.islice(self._rest, self._steps - len(first))
+
+
 def _run(
     task: Task,
     compressor: str,
@@ -204,7 +219,8 @@ def _run(
     # What tracing takes grows with the learners, what it saves with the steps.
     graph = steps >= _STEPS_WORTH_TRACING * learners
     trained = Learners(task.model, learners, compressor, precondition=of_model, graph=graph)
-    history = trained.fit(task.batches, epochs, task.validation_data, on_step)
+    batches = _Epochs(task.batches, task.steps_per_epoch)
+    history = trained.fit(batches, epochs, task.validation_data, on_step)
     seconds = (time.perf_counter() - started) / steps
     settings = trained.exchange.settings_over_time(trained.plans)
     return Simulated(compressor, learners, seed, seconds, history, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -213,6 +214,7 @@ class LearnersExchange:
         if apart:
             finite = all_finite([reduced[place] for place in apart])
         if not together:
+            self.similarity = Similarity(math.nan, math.nan, math.nan)
             return reduced, finite, delayed, sent
         steps = [
             self._step_of(rank, together, of_one, finite)
@@ -237,7 +239,7 @@ class LearnersExchange:
     def _of_only_one(
         self, gradients: list[Gradient]
     ) -> tuple[list[Gradient], tf.Tensor, list[tf.Tensor], list[Sent]]:
-        self.similarity = Similarity(*[float("nan")] * 3)
+        self.similarity = Similarity(math.nan, math.nan, math.nan)
         never = [tf.constant(False) for _ in gradients]
         return list(gradients), tf.constant(True), never, [Sent.nothing()]
 

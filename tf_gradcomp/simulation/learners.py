@@ -55,7 +55,8 @@ class Learners:
     Each learner computes the gradient of its share of every batch and keeps a residual of its own;
     they exchange by the compressor's own code, in lockstep. A job with as many workers and the same
     batches does the same, step by step, to float32 rounding. (`BatchNormalization` differs: here
-    one model sees the learners' shares of a batch one after another.) So one learner does what
+    one model sees the learners' shares of a batch one after another. So do layers that draw random
+    numbers, such as `Dropout`: they draw others.) So one learner does what
     Keras does, for a job of one worker exchanges nothing.
 
     Use it to see what a method does with more learners than there are machines, up to hundreds.
@@ -232,7 +233,7 @@ class Learners:
         batch = next(rest, None)
         while batch is not None:
             following = next(rest, None)
-            reports.append(self.train_on_batch(*batch, similarity=following is None))
+            reports.append(self.train_on_batch(*_pair(batch), similarity=following is None))
             rows.append(_rows(batch))
             training.train(self.exchange)
             on_step(reports[-1])
@@ -272,6 +273,16 @@ class Learners:
             optimizer.apply_gradients(pairs)
 
 
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ValueError(
+            "Learners: a batch must be a pair of inputs and labels; it has no weights of samples, "
+            f"and a model's own loss takes labels. Received {type(batch).__name__} of "
+            f"{len(batch) if hasattr(batch, '__len__') else 'no length'}."
+        )
+    return batch[0], batch[1]
+
+
 def _check_model(model: keras.Model) -> None:
     if tf.distribute.has_strategy():
         raise ValueError("Learners: leave the strategy's scope; all learners are in this process.")
@@ -279,6 +290,11 @@ def _check_model(model: keras.Model) -> None:
         raise ValueError(
             "Learners: the model must be built, and compiled with a loss and an optimizer, before "
             "it is given; call model.build and model.compile."
+        )
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            f"Learners: {type(model).__name__} has a train_step of its own, which learners would "
+            "not call; give the model its own compute_loss in place of it."
         )
     if find_exchange(model) is not None:
         raise ValueError(

@@ -46,10 +46,12 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
     file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"{path!r} is no file; expected FILE.py or FILE.py:FUNCTION.")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # Not a name that an import could mean.
+    spec = importlib.util.spec_from_file_location(f"simulated program {file}", file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} is no Python program.")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
     sys.path.insert(0, str(file.parent))  # as Python does for a program
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
