@@ -1,9 +1,13 @@
 """What a probe of a job finds out about its methods and collectives."""
 
+import importlib
+
+import keras
 import pytest
 import tensorflow as tf
 
-from tests.replicas import collective
+import tf_gradcomp as gc
+from tests.replicas import collective, mirrored
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import sample
@@ -16,6 +20,8 @@ from tf_gradcomp.distribute.group import StrategyGroup, current_group
 from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.policy import Policy
 
+advise_module = importlib.import_module("tf_gradcomp.keras_any.advise")  # as the function is called
+
 SHAPES = {"dense/kernel": (300, 400), "dense/bias": (400,), "conv/kernel": (3, 3, 16, 64)}
 SPECS = [Policy().spec(path, shape, "float32") for path, shape in SHAPES.items()]
 ELEMENTS = sum(spec.elements for spec in SPECS)
@@ -27,11 +33,15 @@ def work(name, preconditioner=None, most=ELEMENTS):
 
 
 def test_wishes_are_those_of_the_method():
-    kinds = {name: [kind for kind, _ in work(name).asked] for name in ("cast", "scalecom", "qsgd")}
+    kinds = {
+        name: [kind for kind, _ in work(name).asked] for name in ("cast", "scalecom", "qsgd", "lgc")
+    }
     assert kinds == {
         "cast": [Kind("AllReduce", "float16")],
         "scalecom": [Kind("Broadcast", "int32"), Kind("AllReduce", "float32")],
         "qsgd": [Kind("AllGather", "int32", same_length=True)],
+        # With the autoencoder, as in most of a long job; what it falls back on gathers.
+        "lgc": [Kind("Broadcast", "int32"), Kind("AllReduce", "float32")],
     }
 
 
@@ -98,6 +108,24 @@ def test_all_replicas_of_a_process_take_part():
     assert len(found.curves) == 4
     most = max(place for place, _ in found.curves[Kind("AllReduce", "float32")].points)
     assert most == pytest.approx(4 * ELEMENTS, rel=1e-3)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_advice_counts_adams_second_moment_also_within_a_loss_scaler(monkeypatch, scaled, wrapped):
+    seen = []
+    monkeypatch.setattr(advise_module, "probe", lambda *args: seen.extend(args[2]))
+    monkeypatch.setattr(advise_module, "advice_on", lambda *args: None)
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam()
+        if wrapped:
+            optimizer = gc.CompressedOptimizer(optimizer)
+        if scaled:  # as Keras does under mixed_float16
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(optimizer, "mse")
+        gc.advise(model, ["adacomp"])
+    assert [bool(one.preconditioner) for one in seen] == [False, True]
 
 
 def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):

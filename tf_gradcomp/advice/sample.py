@@ -52,10 +52,10 @@ class Sample:
         self, compressor: Compressor, preconditioner: Preconditioner | None, agree: Agree
     ) -> Work:
         """What a method does in a step of the whole model; see `CodecSpeed`."""
-        while compressor.phases:  # the last one is what a long job is made of
-            compressor = compressor.phases[-1]
-        state = new_state(compressor, self._specs, preconditioner)
         job_state = new_job_state(compressor, self._specs)
+        while compressor.phases:
+            compressor = compressor.phases[compressor.settles_in]
+        state = new_state(compressor, self._specs, preconditioner)
         compressed = self._size**-0.5 if preconditioner else 1.0
         for residual in state.get(RESIDUAL, ()):
             residual.assign(self._random.normal(residual.shape, stddev=_RESIDUAL * compressed))

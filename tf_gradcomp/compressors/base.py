@@ -157,6 +157,7 @@ class Compressor(abc.ABC):
             each step.
         phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
             it is, and `exchange` is not called.
+        settles_in: The place in `phases` of that which a long job is made of.
         keeps_slices: Whether `tf.IndexedSlices` are gathered, and not made dense and compressed.
         slices_dtype: In what their values then travel, and those of tables too large to be made
             dense.
@@ -168,6 +169,7 @@ class Compressor(abc.ABC):
     helped_by_precondition: bool = False
     preconditions: ClassVar[bool] = False
     has_gpu_kernels: bool = False
+    settles_in: ClassVar[int] = -1
     keeps_slices: ClassVar[bool] = False
     slices_dtype: tf.DType = tf.float32
     delays_unless: ClassVar[int | None] = None

@@ -15,6 +15,7 @@ from tf_gradcomp.compressors.lgc_coding import Coding
 from tf_gradcomp.compressors.lgc_phases import Collecting, Rounding, Summing, Switching
 from tf_gradcomp.compressors.lgc_state import (
     ALL_REDUCE,
+    CODING,
     FLOAT16,
     FLOAT32,
     PARAMETER_SERVER,
@@ -90,6 +91,7 @@ class LGC(Compressor):
     """
 
     name = "lgc"
+    settles_in = CODING
     helped_by_precondition = True
 
     def __init__(

@@ -15,7 +15,8 @@ from tf_gradcomp.distribute.group import Group, current_group
 from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.policy import Policy, checked_policy
-from tf_gradcomp.wrapper.compressed import Compressed, compressed_optimizer
+from tf_gradcomp.wrapper.checks import in_loss_scaler
+from tf_gradcomp.wrapper.compressed import compressed_in, compressed_optimizer
 from tf_gradcomp.wrapper.precondition import AUTO
 
 
@@ -80,6 +81,7 @@ def _group_of(model: keras.Model) -> Group:
 
 
 def _preconditioner(optimizer: Any, compressor: compressors.Compressor) -> Preconditioner | None:
-    if isinstance(optimizer, Compressed):
-        return optimizer.preconditioner_of(compressor)
-    return door("adam").preconditioner_for(optimizer, compressor, AUTO)
+    compressed = next(compressed_in(optimizer), None)
+    if compressed is not None:
+        return compressed.preconditioner_of(compressor)
+    return door("adam").preconditioner_for(in_loss_scaler(optimizer)[-1], compressor, AUTO)
