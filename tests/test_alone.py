@@ -117,7 +117,21 @@ def test_a_launchers_size_counts_where_horovod_is_imported(monkeypatch, variable
     np.testing.assert_array_equal(take_a_step(), -np.ones(3))
 
 
-@pytest.mark.parametrize("variable", LAUNCHERS_SIZES)
+def test_horovods_own_launcher_counts_also_where_horovod_is_not_imported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)  # other tests may have loaded it
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(ValueError, match="HOROVOD_SIZE says that this is one of 2 processes"):
+        take_a_step()
+
+
+def test_a_strategy_is_refused_where_horovods_launcher_started_several(monkeypatch):
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ValueError, match="each of them would train alone"):
+        gc.MultiWorkerMirroredStrategy()
+
+
+@pytest.mark.parametrize("variable", LAUNCHERS_SIZES[1:])
 def test_a_launcher_of_other_programs_does_not_matter(monkeypatch, variable):
     monkeypatch.delitem(sys.modules, "horovod", raising=False)  # other tests may have loaded it
     monkeypatch.setenv(variable, "2")

@@ -6,7 +6,8 @@ import os
 import sys
 from typing import Any
 
-_LAUNCHERS_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_OWN_SIZE = "HOROVOD_SIZE"  # of Horovod's launcher, which starts nothing else
+_LAUNCHERS_SIZES = (_OWN_SIZE, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _ELASTIC = "HOROVOD_ELASTIC"
 HOW_TO_BUILD = (
     "Horovod cannot be imported here: %s. It is built for the TensorFlow that is installed: "
@@ -46,15 +47,14 @@ def in_use() -> Any | None:
 def size() -> tuple[str, int]:
     """How many processes Horovod works with, or is about to, and who says so; 1 without it.
 
-    Horovod is asked only where the program has imported it, and its launcher's environment only
-    then: `mpirun` starts programs of other kinds as well.
+    Horovod is asked only where the program has imported it, and the environment of MPI only then:
+    `mpirun` starts programs of other kinds as well.
     """
-    if "horovod" not in sys.modules:
-        return "", 1
     hvd = in_use()
     if hvd is not None:
         return hvd.__name__, hvd.size()
-    sizes = [(name, _number(os.environ.get(name, ""))) for name in _LAUNCHERS_SIZES]
+    names = _LAUNCHERS_SIZES if "horovod" in sys.modules else (_OWN_SIZE,)
+    sizes = [(name, _number(os.environ.get(name, ""))) for name in names]
     return max(sizes, key=lambda named: named[1])
 
 

@@ -42,10 +42,19 @@ def check_not_alone_by_mistake(group: Group) -> None:
             f"strategy here, and each of them would train alone: {_USE_STRATEGY}. To train alone "
             "on purpose, unset TF_CONFIG."
         )
+    check_not_of_horovod()
+
+
+def check_not_of_horovod() -> None:
+    """Refuses to train without others in what is one of several processes of Horovod.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
     name, size = horovod_here.size()
     if size > 1:
         raise ValueError(
-            f"CompressedOptimizer: {name} says that this is one of {size} processes, and each of "
+            f"{name} says that this is one of {size} processes, and each of "
             "them would train alone: exchange gradients by Horovod, with hvd.init() and "
             'gc.CompressedOptimizer(..., group="horovod"); or start the program by `gradcomp run` '
             f"or with TF_CONFIG, and {_USE_STRATEGY}."

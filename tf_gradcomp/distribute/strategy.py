@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_gradcomp import compressors
 from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.agreement import GradientAgreement
+from tf_gradcomp.distribute.alone import check_not_of_horovod
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import path_of
@@ -44,8 +45,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         *,
         two_level: bool = True,
     ) -> None:
-        if cluster_resolver is None:
-            read_tf_config()
+        if cluster_resolver is None and read_tf_config() is None:
+            check_not_of_horovod()
         used = None
         if compressor is not None:
             used, policy = compressors.get(compressor), checked_policy(policy)
