@@ -384,6 +384,14 @@ def test_the_error_is_found_in_the_last_lines(lines, error):
     assert bool(end(1, *lines).error) == bool(error)
 
 
+def test_a_rank_that_horovod_has_left_is_not_the_first_that_failed():
+    lost = WorkerEnd(0, 1, 1.0, stderr_tail=("UnknownError: Horovod has been shut down. Why",))
+    reason = WorkerEnd(1, 3, 1.2, stderr_tail=("ValueError: the reason",))
+    assert JobResult((lost, reason)).first_failure is reason
+    assert JobResult((lost, reason)).exit_code == 3
+    assert JobResult((lost,)).first_failure is lost
+
+
 def test_exit_codes_and_their_order():
     assert JobResult((end(0), end(3), end(-11))).exit_code == 3
     assert JobResult((end(-11),)).exit_code == 139

@@ -9,6 +9,7 @@ from typing import Any
 
 _TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 400
+_LOST_OTHERS = "Horovod has been shut down"  # the error of a rank that another one has left
 # TensorFlow's log, which is no error, and what it or Python writes before it aborts.
 _LOG = re.compile(r"^([IWE]\d{4} |\d{4}-\d\d-\d\d \S+ [IWE] |WARNING: All log messages before)")
 _FATAL = re.compile(r"^(F\d{4} |\d{4}-\d\d-\d\d \S+ F |Fatal Python error: )")
@@ -73,8 +74,14 @@ class JobResult:
 
     @property
     def first_failure(self) -> WorkerEnd | None:
-        """The worker that failed first, if one failed by itself."""
-        return next((end for end in self.ends if end.failed_by_itself), None)
+        """The worker that failed first, if one failed by itself.
+
+        A rank that fails has Horovod shut down before it ends, so others may end before it does.
+        """
+        failed = [end for end in self.ends if end.failed_by_itself]
+        return next(
+            (end for end in failed if _LOST_OTHERS not in end.error), next(iter(failed), None)
+        )
 
     @property
     def exit_code(self) -> int:
