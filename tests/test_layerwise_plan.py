@@ -135,8 +135,9 @@ def test_it_does_nothing_where_nothing_is_planned(capsys):
     [
         (lambda folder: keras.callbacks.ProgbarLogger(), "see what it logs"),
         (keras.callbacks.BackupAndRestore, "save the plan"),
+        (lambda folder: gc.callbacks.CollectState(), "collect"),
     ],
-    ids=["a reader", "a saver"],
+    ids=["a reader", "a saver", "a collector"],
 )
 def test_it_warns_behind_a_callback_that_would_miss_something(before, misses, tmp_path):
     callbacks = keras.callbacks.CallbackList([before(tmp_path), gc.callbacks.LayerwisePlan()])

@@ -11,6 +11,7 @@ from common import compiled, fit, state_of, strategy
 
 import tf_gradcomp as gc
 from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report, values
+from tf_gradcomp.wrapper.compressed import compressed_in
 
 FOLDER = pathlib.Path(argument(2))
 gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)
@@ -61,7 +62,26 @@ def save():
                 write()
             except ValueError as error:
                 refusals[name] = str(error)
-    return {"own": before, "unchanged": before == after, "refusals": refusals}
+    seen = {"own": before, "unchanged": before == after, "refusals": refusals}
+    return {**seen, "several": save_of_several_wrappers()}
+
+
+def save_of_several_wrappers():
+    """What rank 0 has collected, of each wrapper in a MultiOptimizer, and what ranks have."""
+    wrap = lambda: compressed(keras.optimizers.SGD(1e-2), "adacomp")  # noqa: E731
+    by_name = keras.optimizers.OptimizerMap(wrap(), {".*bias": wrap()})
+    model = compiled(lambda: keras.optimizers.MultiOptimizer(by_name))
+    callbacks = [gc.callbacks.CollectState()]
+    if RANK == 0:
+        path = FOLDER / "several.weights.h5"
+        callbacks.append(keras.callbacks.ModelCheckpoint(path, save_weights_only=True))
+    fit(model, *data(2), callbacks=callbacks)
+    exchanges = [one.exchange for one in compressed_in(model.optimizer)]
+    seen = {"own": [values(exchange.residuals) for exchange in exchanges]}
+    if RANK == 0:
+        seen["collected"] = [values(map(e.saving.read, e.residuals)) for e in exchanges]
+    fit(model, *data(1), callbacks=[gc.callbacks.BackupAndRestore(FOLDER / "several")])
+    return seen
 
 
 def load():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import Group, StrategyGroup
 from tf_gradcomp.keras_here import IS_KERAS_2, door, keras
-from tf_gradcomp.wrapper.compressed import compressed_optimizer
+from tf_gradcomp.wrapper.compressed import compressed_in
 
 keras_private = door("keras_private")
 
@@ -66,17 +67,19 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         with self._all_save():
             super().on_train_batch_end(batch, logs)
 
-    def _all_save(self) -> contextlib.AbstractContextManager[None]:
-        exchange = self._exchange()
-        return exchange.saving.all_save() if exchange else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _all_save(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for exchange in self._exchanges():
+                stack.enter_context(exchange.saving.all_save())
+            yield
 
     def _group(self) -> Group:
-        exchange = self._exchange()
-        return exchange.group if exchange else StrategyGroup(self.model.distribute_strategy)
+        groups = [exchange.group for exchange in self._exchanges()]
+        return groups[0] if groups else StrategyGroup(self.model.distribute_strategy)
 
-    def _exchange(self) -> GradientExchange | None:
-        optimizer = compressed_optimizer(self.model)
-        return optimizer.exchange if optimizer and optimizer.built else None
+    def _exchanges(self) -> list[GradientExchange]:
+        return [one.exchange for one in compressed_in(self.model.optimizer) if one.exchange.built]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""

@@ -11,6 +11,7 @@ import rich.table
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
+from tf_gradcomp.keras_any.callbacks.collect_state import CollectState
 from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras_any.callbacks.every import EPOCH, checked_every
 from tf_gradcomp.keras_any.callbacks.order import READERS, SAVERS, warn_if_behind
@@ -58,6 +59,7 @@ class LayerwisePlan(keras.callbacks.Callback):
         super().set_model(model)
         warn_if_behind(self, READERS, "see what it logs")
         warn_if_behind(self, SAVERS, "save the plan that is made at that time")
+        warn_if_behind(self, (CollectState,), "collect what is left by the plan")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts anew."""
