@@ -107,6 +107,14 @@ def test_one_process_of_horovod_trains(monkeypatch):
     np.testing.assert_array_equal(take_a_step(), -np.ones(3))
 
 
+def test_processes_of_mpi_that_a_horovod_without_mpi_cannot_see_are_refused(monkeypatch):
+    import_horovod(monkeypatch, size=1)
+    sys.modules["horovod.tensorflow"].mpi_built = lambda: False
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"one of 2 processes, but Horovod was built without MPI"):
+        take_a_step()
+
+
 @pytest.mark.parametrize("variable", LAUNCHERS_SIZES)
 def test_a_launchers_size_counts_where_horovod_is_imported(monkeypatch, variable):
     import_horovod(monkeypatch, initialized=False)

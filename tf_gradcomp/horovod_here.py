@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 _OWN_SIZE = "HOROVOD_SIZE"  # of Horovod's launcher, which starts nothing else
@@ -53,7 +54,21 @@ def size() -> tuple[str, int]:
     hvd = in_use()
     if hvd is not None:
         return hvd.__name__, hvd.size()
-    names = _LAUNCHERS_SIZES if "horovod" in sys.modules else (_OWN_SIZE,)
+    return _launchers_size(_LAUNCHERS_SIZES if "horovod" in sys.modules else (_OWN_SIZE,))
+
+
+def unseen() -> tuple[str, int]:
+    """Of how many processes Horovod does not know, though `mpirun` started them, and who says so.
+
+    Without MPI built in, it takes each of them for the only one.
+    """
+    hvd = in_use()
+    if hvd is None or hvd.size() > 1 or getattr(hvd, "mpi_built", lambda: True)():
+        return "", 1
+    return _launchers_size(_LAUNCHERS_SIZES)
+
+
+def _launchers_size(names: Sequence[str]) -> tuple[str, int]:
     sizes = [(name, _number(os.environ.get(name, ""))) for name in names]
     return max(sizes, key=lambda named: named[1])
 

@@ -148,6 +148,15 @@ def test_another_job_goes_on_with_what_rank_0_saved(saved, loaded, job, way):
     assert {worker["exchanges"] for worker in of_workers} == {4}
 
 
+def test_callbacks_collect_the_state_of_all_wrappers_in_a_multi_optimizer(saved):
+    first, second = (rank["several"]["own"] for rank in saved)
+    assert len(first) == 2
+    for collected, *own in zip(saved[0]["several"]["collected"], first, second, strict=True):
+        sums = [np.add(*pair) for pair in zip(*own, strict=True)]
+        assert max(np.abs(total).max() for total in sums) > 0
+        assert largest_difference(collected, sums) <= 1e-6
+
+
 @pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
 def test_a_job_that_goes_on_trains_together(loaded, job):
     only([worker["later"] for worker in loaded[job]])
@@ -222,6 +231,26 @@ def test_a_scaler_around_a_multi_optimizer_skips_a_step_on_all_ranks(fitted):
         assert rank["one_rank_overflows"] == {"values": [-2, -2], "scale": 4}
 
 
+WHOLE_ROUND = [[[-5.5], [-5.5]]]  # the gradients of both ranks
+
+
+@pytest.mark.parametrize("around", ["nothing", "a loss scaler", "a multi-optimizer"])
+def test_each_rank_keeps_what_it_has_accumulated_when_others_take_over_its_state(fitted, around):
+    for rank in fitted:
+        assert rank["amid_a_round"]["broadcast"][around] == WHOLE_ROUND
+
+
+def test_each_rank_has_the_accumulated_gradients_that_it_set(fitted):
+    for rank in fitted:
+        assert rank["amid_a_round"]["set_weights"] == WHOLE_ROUND
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_accumulated_gradients_are_shared_out_whenever_they_are_restored(fitted, when):
+    for rank in fitted:
+        assert rank["amid_a_round"]["restored"][when] == WHOLE_ROUND
+
+
 def test_advice_and_the_choice_are_the_same_on_all_ranks(fitted):
     only([(rank["advised"]["best"], rank["advised"]["chosen"]) for rank in fitted])
 
@@ -281,6 +310,12 @@ def test_ranks_are_told_in_what_they_differ(disagreeing, what, message):
     for rank in disagreeing:
         assert rank[what].startswith("WorkersDisagreeError: ")
         assert message in rank[what]
+
+
+@pytest.mark.parametrize("wish", ["AllReduce", "AllGather", "Broadcast"])
+def test_a_collective_that_is_timed_is_run(disagreeing, wish):
+    for rank in disagreeing:
+        assert "Mismatched data types" in rank["timed"][wish]
 
 
 def test_a_rank_does_not_wait_for_others_without_an_end(disagreeing):

@@ -86,14 +86,17 @@ class Collectives:
         )
 
     def _function(self, kind: Kind) -> Callable[[tf.Tensor], tf.Tensor]:
-        def collect(values: tf.Tensor) -> tf.Tensor:
-            sent = [of_one.answer(_wish(kind, values))[1] for of_one in self._communicators]
-            return tf.cast(sent[0].sent_bytes, tf.float64)
+        def collect(values: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            wish = _wish(kind, values)
+            answers, sent = zip(*(one.answer(wish) for one in self._communicators), strict=True)
+            # Horovod's operations are stateless: TensorFlow runs those only whose results it needs.
+            return tf.cast(sent[0].sent_bytes, tf.float64), list(answers)
 
         # An all-reduce is done in pieces by its length, so there is a trace for each.
         in_pieces = kind.wish == AllReduce.__name__
         signature = None if in_pieces else [tf.TensorSpec([None], kind.dtype)]
-        return tf.function(collect, input_signature=signature, autograph=False)
+        traced = tf.function(collect, input_signature=signature, autograph=False)
+        return lambda values: traced(values)[0]
 
 
 def _wish(kind: Kind, values: tf.Tensor) -> Wish:

@@ -13,6 +13,7 @@ from tf_gradcomp.tf_config import read_tf_config
 _USE_STRATEGY = (
     "create the model and its optimizer inside `with gc.MultiWorkerMirroredStrategy().scope():`"
 )
+_USE_LAUNCHER = "start the program by `gradcomp run --horovod` or `horovodrun --gloo`"
 _trained_with_others = threading.Event()  # in this process, at some time
 
 
@@ -31,18 +32,26 @@ def check_not_alone_by_mistake(group: Group) -> None:
     """
     if group.processes > 1:
         _trained_with_others.set()
-    if not isinstance(group, StrategyGroup) or tf.distribute.has_strategy():
+    if tf.distribute.has_strategy() or _trained_with_others.is_set():
         return
-    if _trained_with_others.is_set():
-        return
+    by_horovod = not isinstance(group, StrategyGroup)
     config = read_tf_config()
     if config is not None and config.rank is not None and config.num_workers > 1:
+        why = "Horovod knows of one process" if by_horovod else "there is no strategy here"
         raise ValueError(
-            f"CompressedOptimizer: TF_CONFIG names {config.num_workers} workers, but there is no "
-            f"strategy here, and each of them would train alone: {_USE_STRATEGY}. To train alone "
-            "on purpose, unset TF_CONFIG."
+            f"CompressedOptimizer: TF_CONFIG names {config.num_workers} workers, but {why}, and "
+            f"each of them would train alone: {_USE_LAUNCHER if by_horovod else _USE_STRATEGY}. To "
+            "train alone on purpose, unset TF_CONFIG."
         )
-    check_not_of_horovod()
+    name, size = horovod_here.unseen()
+    if size > 1:
+        raise ValueError(
+            f"CompressedOptimizer: {name} says that this is one of {size} processes, but Horovod "
+            f"was built without MPI and knows of one: {_USE_LAUNCHER}, or build it with "
+            "HOROVOD_WITH_MPI=1."
+        )
+    if not by_horovod:
+        check_not_of_horovod()
 
 
 def check_not_of_horovod() -> None:

@@ -133,6 +133,10 @@ class Saving:
         apart = self._apart.get(id(native(variable)))
         variable.assign(value / apart.group.size if apart else value)
 
+    def is_apart(self, variable: Any) -> bool:
+        """Whether each replica has a variable for itself, and a checkpoint the sum."""
+        return id(native(variable)) in self._apart
+
     def _counts(self) -> list[int]:
         return [int(counter.numpy()) for counter in self._counters]
 

@@ -138,10 +138,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if steps:
             inner = keras_private.accumulators(self._core)
             replicas = group.all_replicas
-            self._accumulation = Accumulation(variables, steps, self._index_of, inner, replicas)
-            counter = keras_private.step_counter(self._core)
-            sums, counters = self._accumulators(), [native(counter)]
+            accumulation = Accumulation(variables, steps, self._index_of, inner, replicas)
+            counters = [native(keras_private.step_counter(self._core))]
+            sums = accumulation.accumulators
             self.exchange.saving.take_over(sums, counters, group=replicas)
+            self._accumulation = accumulation  # only now may a checkpoint restore it
         self._take_moments()
 
     def _index_of(self, variable: keras.Variable) -> int:
@@ -383,6 +384,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets what `variables` has; the exchange's state, such as residuals, stays as it is.
 
+        Under Horovod, `variables` has the gradients that its own rank has accumulated, no sums over
+        the ranks; so these are set as they are given.
+
         Raises:
             ValueError: If it is not built, the number or the shapes of the weights are others, or
                 gradients are divided by second moments, which are in the exchange's state.
@@ -402,7 +406,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 "model.save_weights and model.load_weights, which know both."
             )
         for variable, value in zip(variables, weights, strict=True):
-            self.exchange.saving.assign(variable, value)
+            variable.assign(value)
+        self.exchange.saving.forget()
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the exchange's state; Keras saves the inner optimizer next to it.

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.horovod_group import HorovodGroup
 from tf_gradcomp.keras_here import door, keras
-from tf_gradcomp.wrapper.compressed import compressed_optimizer
+from tf_gradcomp.wrapper.compressed import compressed_optimizer, is_apart
 
 keras_private = door("keras_private")
 
@@ -45,4 +45,6 @@ def broadcast_initial_state(model: keras.Model) -> None:
         if inner is None or optimizer is not compressed:
             state += keras_private.own_variables(optimizer)
         optimizer = inner
-    group.take_from_first([native(variable) for variable in {id(v): v for v in state}.values()])
+    # What is around a wrapper may have the wrapper's variables among its own.
+    shared = {id(v): native(v) for v in state if not is_apart(v, model.optimizer)}
+    group.take_from_first(list(shared.values()))

@@ -283,7 +283,8 @@ def compressed_in(optimizer: Any) -> Iterator[Compressed]:
 
 def is_apart(variable: Any, optimizer: Any) -> bool:
     """Whether each replica has a variable for itself, by one of the wrappers in an optimizer."""
-    return any(one.exchange.saving.is_apart(variable) for one in compressed_in(optimizer))
+    built = [one.exchange for one in compressed_in(optimizer) if one.exchange.built]
+    return any(exchange.saving.is_apart(variable) for exchange in built)
 
 
 def compressed_optimizer(model: keras.Model) -> Any:

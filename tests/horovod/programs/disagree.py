@@ -1,6 +1,7 @@
 """Ranks that differ in something, one thing after the other; reports what each was told."""
 
 import time
+from functools import partial
 
 import keras
 import tensorflow as tf
@@ -8,6 +9,8 @@ from common import compiled, fit, told
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, compressed, data, report
+from tf_gradcomp.advice.collectives import Collectives
+from tf_gradcomp.advice.cost_model import Kind
 from tf_gradcomp.distribute import handshake
 
 
@@ -76,6 +79,13 @@ def other_actions():
         optimizer.apply([tf.ones(3)], variables)
 
 
+def timed_collective(wish):
+    """Advice times a collective that is of another dtype on each rank, and fails if it is run."""
+    kind = Kind(wish, "float32" if RANK == 0 else "int32", same_length=wish == "AllGather")
+    group = gc.HorovodGroup()
+    Collectives(group, group.communicators()).curve(kind, most=1.0, enough=1e-3)
+
+
 def nobody_comes():
     """Rank 0 waits for what rank 1 never does."""
     if RANK == 0:
@@ -84,6 +94,7 @@ def nobody_comes():
         time.sleep(5)
 
 
+WISHES = ["AllReduce", "AllGather", "Broadcast"]
 ACTIONS = [
     other_variables,
     other_settings,
@@ -97,4 +108,5 @@ ACTIONS = [
 ]
 
 if __name__ == "__main__":
-    report({action.__name__: told(action) for action in ACTIONS})
+    timed = {wish: told(partial(timed_collective, wish)) for wish in WISHES}
+    report({"timed": timed, **{action.__name__: told(action) for action in ACTIONS}})

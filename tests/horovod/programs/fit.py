@@ -5,6 +5,7 @@ import pathlib
 
 import keras
 import numpy as np
+import rounds
 import tensorflow as tf
 from common import compiled, fit, state_of
 
@@ -68,6 +69,14 @@ def one_rank_overflows():
             gradient[0] = np.inf
         step(tf.constant(gradient))
     return {"values": variable.numpy().tolist(), "scale": float(scaler.dynamic_scale.numpy())}
+
+
+def amid_a_round():
+    return {
+        "broadcast": {around: rounds.broadcast(around) for around in rounds.AROUND},
+        "set_weights": rounds.set_weights(),
+        "restored": rounds.restored(FOLDER),
+    }
 
 
 def advised():
@@ -197,6 +206,7 @@ if __name__ == "__main__":
             planned_and_monitored,
             mixed_precision,
             one_rank_overflows,
+            amid_a_round,
             advised,
             backed_up,
             two_models,
