@@ -141,12 +141,15 @@ def lgreco_oracle(
     gradients: Sequence[Arrays],
     step: int,
 ) -> Outcome:
-    """The method's own step, for there is no plan; and the sum of the first one's gradients."""
+    """The method's own step, for there is no plan; and the sum of the first one's gradients.
+
+    These count times the number of replicas.
+    """
     outcome = top_k_oracle(compressor.method, specs, state, gradients, step)
     for replica, (before, after) in enumerate(zip(state, outcome.state, strict=True)):
         counts = replica == 0 and outcome.finite[replica]
         after[GRADIENT_SUM] = [
-            total + gradient.astype(np.float32) if counts else total
+            total + gradient.astype(np.float32) * len(state) if counts else total
             for total, gradient in zip(before[GRADIENT_SUM], gradients[replica], strict=True)
         ]
     return outcome
