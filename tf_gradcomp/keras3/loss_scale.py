@@ -11,7 +11,7 @@ from tf_gradcomp.distribute.gradients import divided
 from tf_gradcomp.distribute.group import StrategyGroup
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
-from tf_gradcomp.wrapper.compressed import compressed_in
+from tf_gradcomp.wrapper.compressed import exchanging_in
 
 
 def unscaled(
@@ -45,7 +45,7 @@ def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Te
 
 def _finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> tf.Tensor:
     """Whether `finite` is true on all replicas, of a wrapper in the scaler or of our strategy."""
-    compressed = next((one for one in compressed_in(scaler) if one.exchange.built), None)
+    compressed = next(exchanging_in(scaler), None)
     if compressed is not None:
         return compressed.exchange.true_on_all(finite)
     context = tf.distribute.get_replica_context()

@@ -281,10 +281,14 @@ def compressed_in(optimizer: Any) -> Iterator[Compressed]:
         yield from compressed_in(one)
 
 
+def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
+    """Those whose exchange is built, unlike that of one in a `MultiOptimizer` without variables."""
+    return (one for one in compressed_in(optimizer) if one.exchange.built)
+
+
 def is_apart(variable: Any, optimizer: Any) -> bool:
     """Whether each replica has a variable for itself, by one of the wrappers in an optimizer."""
-    built = [one.exchange for one in compressed_in(optimizer) if one.exchange.built]
-    return any(exchange.saving.is_apart(variable) for exchange in built)
+    return any(one.exchange.saving.is_apart(variable) for one in exchanging_in(optimizer))
 
 
 def compressed_optimizer(model: keras.Model) -> Any:

@@ -13,7 +13,7 @@ from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import Group, StrategyGroup
 from tf_gradcomp.keras_here import IS_KERAS_2, door, keras
-from tf_gradcomp.wrapper.compressed import compressed_in
+from tf_gradcomp.wrapper.compressed import exchanging_in
 
 keras_private = door("keras_private")
 
@@ -79,7 +79,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         return groups[0] if groups else StrategyGroup(self.model.distribute_strategy)
 
     def _exchanges(self) -> list[GradientExchange]:
-        return [one.exchange for one in compressed_in(self.model.optimizer) if one.exchange.built]
+        return [one.exchange for one in exchanging_in(self.model.optimizer)]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""

@@ -7,7 +7,7 @@ from typing import Any
 from tf_gradcomp.keras_any.callbacks.every import EPOCH, checked_every
 from tf_gradcomp.keras_any.callbacks.order import SAVERS, warn_if_behind
 from tf_gradcomp.keras_here import keras
-from tf_gradcomp.wrapper.compressed import compressed_in
+from tf_gradcomp.wrapper.compressed import exchanging_in
 
 
 class CollectState(keras.callbacks.Callback):
@@ -59,6 +59,5 @@ class CollectState(keras.callbacks.Callback):
             self._collect()
 
     def _collect(self) -> None:
-        for optimizer in compressed_in(self.model.optimizer):
-            if optimizer.exchange.built:  # unlike one that a MultiOptimizer has no variables for
-                optimizer.collect_state()
+        for optimizer in exchanging_in(self.model.optimizer):
+            optimizer.collect_state()
