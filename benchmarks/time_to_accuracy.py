@@ -1,14 +1,18 @@
 """How long training takes on a slow link until it is as good as a dense run in the end.
 
     python benchmarks/time_to_accuracy.py digits --optimizer sgd
-    python benchmarks/time_to_accuracy.py text -c adacomp -c power_sgd --link "1 Gbit/s"
-    python benchmarks/time_to_accuracy.py transformer --workers 4
+    python benchmarks/time_to_accuracy.py text -c adacomp --link "100 Mbit/s" --link "1 Gbit/s"
+    python benchmarks/time_to_accuracy.py transformer --workers 4 --seeds 3
 
-The runs are those of `keras_examples/`, on workers behind links that `tc` shapes (see `network.py`;
-takes root). Time is that of the steps of training: validation is not counted. What a run has to
-reach is the dense run's figure at its end, as convergence.py reads it. The Transformer's learning
-rate falls to zero at the end of each run: so all its runs have as many epochs, and have to come
-within 1 % of the dense run's perplexity.
+The runs are those of `keras_examples/`. Each link is measured by the first steps of a run, on
+workers behind links that `tc` shapes (see `network.py`; takes root). How good a run is after how
+many steps is the same on every link, and is measured once, by whole runs over the loopback. Seconds
+are the product of both: validation and start-up are not counted. So only the first part, which
+comes first, needs a machine that does nothing else.
+
+What a run has to reach is the dense run's figure at its end, as convergence.py reads it. The
+Transformer's learning rate falls to zero at the end of each run: so all its runs have as many
+epochs, and have to come within 1 % of the dense run's perplexity.
 
 A free network is the dense run with steps that exchange nothing. How long these take is measured in
 the same run: as many processes train at once, each alone with its share of the batch.
@@ -17,10 +21,11 @@ the same run: as many processes train at once, each alone with its share of the 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +45,8 @@ from tf_gradcomp.cli.results import results_folder, results_options
 
 DENSE = "no_compression"
 FREE = "free network"
-ALONE_EPOCHS = 2  # without exchange; the first has start-up in it
 MEAN = "mean"  # of seeds
+RECORDS, CURVES = "time-to-accuracy", "curves"  # folders of records, one in the other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Setting:
     Attributes:
         task: The task.
         epochs: Of the dense run.
+        timed: After how many epochs a step takes as long as it does in most of a run; AdaComp sends
+            more in the first.
         args: For the example program.
         decays: Whether the learning rate falls to zero, so that all runs have as many epochs.
         within: How near to the dense run's figure is as good, in the task's unit.
@@ -58,6 +65,7 @@ class Setting:
 
     task: Task
     epochs: int
+    timed: int
     args: Sequence[str] = ()
     decays: bool = False
     within: float = 0.0
@@ -67,9 +75,9 @@ _STEPS = ("--steps-per-epoch", "200")  # of text, which has no natural epochs
 SETTINGS = {
     setting.task.name: setting
     for setting in (
-        Setting(DIGITS, 30),
-        Setting(TEXT, 20, _STEPS),
-        Setting(TRANSFORMER, 10, _STEPS, decays=True, within=math.log2(1.01)),
+        Setting(DIGITS, 30, 10),
+        Setting(TEXT, 20, 2, _STEPS),
+        Setting(TRANSFORMER, 10, 2, _STEPS, decays=True, within=math.log2(1.01)),
     )
 }
 
@@ -80,13 +88,26 @@ def seconds_to(run: Run, goal: float) -> float | None:
     return float(run.seconds[reached.argmax()]) if reached.any() else None
 
 
-def on_free_network(dense: Run, seconds_per_step: float) -> Run:
-    """What the dense run would have been with steps that take so long."""
-    history = dense.record["history"]
-    history = {**history, "seconds_per_step": [seconds_per_step] * len(dense.curve)}
-    return dataclasses.replace(
-        dense, compressor=FREE, record={**dense.record, "history": history, "compressor": FREE}
-    )
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How fast a method trains on a link.
+
+    Attributes:
+        compressor: What was asked for.
+        chosen: By which method it trained, which with `auto` is its choice.
+        seconds: Of a step.
+    """
+
+    compressor: str
+    chosen: str
+    seconds: float
+
+
+def at_pace(curve: Run, pace: Pace) -> Run:
+    """What a run would have been with steps that take so long."""
+    history = {**curve.record["history"], "seconds_per_step": [pace.seconds] * len(curve.curve)}
+    record = {**curve.record, "history": history, "compressor": pace.chosen}
+    return dataclasses.replace(curve, compressor=pace.compressor, record=record)
 
 
 def compare(runs: Sequence[Run], within: float = 0.0) -> list[dict[str, Any]]:
@@ -196,6 +217,89 @@ def plot(runs: Sequence[Run], link: str, path: Path) -> None:
     plt.close(figure)
 
 
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What is compared, and where the records of its runs are kept.
+
+    Attributes:
+        setting: How the task is trained.
+        workers: How many, each with an equal share of the batch.
+        optimizer: By name, as the program takes it.
+        compressors: Beside dense.
+        reuse: Whether to take records that are there already.
+    """
+
+    setting: Setting
+    workers: int
+    optimizer: str
+    compressors: Sequence[str]
+    reuse: bool
+
+    @property
+    def name(self) -> str:
+        """Its files' names begin with it."""
+        return f"time-to-accuracy-{self.setting.task.name}-{self.optimizer}-{self.workers}workers"
+
+    def runs(self, compressors: Iterable[str], seeds: int = 1) -> list[Run]:
+        """The runs of these methods with so many seeds."""
+        return [
+            Run(self.setting.task, self.workers, self.optimizer, name, seed)
+            for name in compressors
+            for seed in range(seeds)
+        ]
+
+    @property
+    def timed(self) -> list[Run]:
+        """Those that are timed on each link, the dense one first."""
+        return self.runs(dict.fromkeys([DENSE, *self.compressors]))
+
+    def paces(self, network: links.Network, link: str, records: Path) -> list[Pace]:
+        """How fast all methods train on a link, and what a free network would give."""
+        network.shape(link)
+        bench = Bench(records / _speed(link), self.reuse, network, self._threads)
+        count = self.setting.timed
+        args = ["--epochs", str(count), *self.setting.args]
+        free = bench.without_exchange(self.timed[0], args)
+        return [
+            *(
+                Pace(run.compressor, run.chosen, run.seconds_per_step)
+                for run in bench.run_all(self.timed, args, count)
+            ),
+            Pace(FREE, FREE, free),
+        ]
+
+    def curves(
+        self, compressors: Iterable[str], seeds: int, epochs: int, records: Path
+    ) -> list[Run]:
+        """Whole runs of these methods over the loopback, where nothing is timed."""
+        bench = Bench(records / CURVES, self.reuse, threads=self._threads)
+        args = ["--epochs", str(epochs), *self.setting.args]
+        return bench.run_all(self.runs(compressors, seeds), args, epochs)
+
+    @property
+    def _threads(self) -> int:
+        return shared_out_threads(self.workers)
+
+
+def placed_on(link: Sequence[Pace], curves: Sequence[Run]) -> list[Run]:
+    """The runs of a link: each method's curves, at its pace there."""
+    by_method = {name: [run for run in curves if run.compressor == name] for name in _methods(link)}
+    return [at_pace(run, pace) for pace in link for run in by_method[_method(pace)]]
+
+
+def _methods(paces: Iterable[Pace]) -> list[str]:
+    return list(dict.fromkeys(map(_method, paces)))
+
+
+def _method(pace: Pace) -> str:
+    """Whose curve it is."""
+    return DENSE if pace.compressor == FREE else pace.chosen
+
+
+def _speed(link: str) -> str:
+    return links.SPEEDS.get(link, link)
+
+
 _EPOCHS = "Of the dense run. [digits: 30; text: 20 of 200 steps; transformer: 10 of 200]"
 _LONGER = "How many times as many epochs compressed runs have; the Transformer's have as many."
 
@@ -212,7 +316,13 @@ _LONGER = "How many times as many epochs compressed runs have; the Transformer's
 )
 @click.option("--workers", default=2, type=click.IntRange(min=2), help="Each has an equal share.")
 @click.option("--optimizer", help="adam or sgd; the Transformer has adamw.  [default: the first]")
-@click.option("--link", default="100 Mbit/s", type=click.Choice([*links.SPEEDS, links.UNSHAPED]))
+@click.option(
+    "--link",
+    "speeds",
+    multiple=True,
+    default=["100 Mbit/s"],
+    type=click.Choice([*links.SPEEDS, links.UNSHAPED]),
+)
 @click.option("--seeds", default=1, help="How many: 0, 1, ...")
 @click.option("--epochs", type=int, help=_EPOCHS)
 @click.option("--longer", default=2.0, help=_LONGER)
@@ -223,7 +333,7 @@ def main(
     compressors: Sequence[str],
     workers: int,
     optimizer: str | None,
-    link: str,
+    speeds: Sequence[str],
     seeds: int,
     epochs: int | None,
     longer: float,
@@ -241,39 +351,39 @@ def main(
     missing = links.missing()
     if missing:
         raise click.ClickException(f"{missing} Without, there are no slow links.")
-    epochs = epochs or setting.epochs
-    dense, compressed = (
-        [Run(what, workers, optimizer, name, seed) for seed in range(seeds) for name in names]
-        for names in ([DENSE], compressors)
-    )
-    speed = links.SPEEDS.get(link, link)
-    records = Path("time-to-accuracy", speed)
-    name = f"time-to-accuracy-{task}-{optimizer}-{workers}workers-{speed}"
-    tables = [f"{name}.{suffix}" for suffix in ("json", "md", "png")]
-    written = [f"{run.name}.json" for run in (*dense, *compressed)]
-    written += dense[0].files_without_exchange
-    of_runs = [] if reuse else [f"{records}/{file}" for file in written]
-    folder = results_folder(results, [*tables, *of_runs], overwrite or reuse)
-    runs: list[Run] = []
+    compared = Comparison(setting, workers, optimizer, compressors, reuse)
+    tables = [f"{compared.name}.json", f"{compared.name}.md"]
+    plots = {link: f"{compared.name}-{_speed(link)}.png" for link in speeds}
+    of_runs = [] if reuse else _records(compared, speeds, seeds)
+    folder = results_folder(results, [*tables, *plots.values(), *of_runs], overwrite or reuse)
+    records = folder / RECORDS
     with links.network(workers) as network:
-        network.shape(link)
-        bench = Bench(folder / records, reuse, network, shared_out_threads(workers))
-        alone = ["--epochs", str(ALONE_EPOCHS), *setting.args]
-        seconds = bench.without_exchange(dense[0], alone)
-        for chosen, count in (
-            (dense, epochs),
-            (compressed, epochs if setting.decays else round(longer * epochs)),
-        ):
-            runs += bench.run_all(chosen, ["--epochs", str(count), *setting.args], count)
-    free = [on_free_network(run, seconds) for run in runs[: len(dense)]]
-    runs[len(dense) : len(dense)] = free
-    rows = compare(runs, setting.within)
-    files = [folder / table for table in tables]
-    files[0].write_text(json.dumps({"link": link, "rows": rows}, indent=1) + "\n")
-    text = markdown(what.label, rows if seeds == 1 else [*rows, *means(rows)])
-    files[1].write_text(text)
-    plot(runs, link, files[2])
-    show(Console(), text, files)
+        paces = {link: compared.paces(network, link, records) for link in speeds}
+    epochs = epochs or setting.epochs
+    more = epochs if setting.decays else round(longer * epochs)
+    others = [name for name in _methods(itertools.chain(*paces.values())) if name != DENSE]
+    curves = compared.curves([DENSE], seeds, epochs, records)
+    curves += compared.curves(others, seeds, more, records)
+    texts, rows = [], {}
+    for link, plot_file in plots.items():
+        runs = placed_on(paces[link], curves)
+        rows[link] = compare(runs, setting.within)
+        shown = rows[link] if seeds == 1 else [*rows[link], *means(rows[link])]
+        texts.append(f"**{link}**\n\n{markdown(what.label, shown)}")
+        plot(runs, link, folder / plot_file)
+    text = "\n".join(texts)
+    (folder / tables[0]).write_text(json.dumps(rows, indent=1) + "\n")
+    (folder / tables[1]).write_text(text)
+    show(Console(), text, [folder / file for file in (*tables, *plots.values())])
+
+
+def _records(compared: Comparison, speeds: Iterable[str], seeds: int) -> list[str]:
+    """The files of all runs that are known before "auto" has chosen."""
+    alone = compared.timed[0].files_without_exchange
+    timed = [*alone, *(f"{run.name}.json" for run in compared.timed)]
+    curves = [f"{run.name}.json" for run in compared.runs([DENSE, *compared.compressors], seeds)]
+    folders = {**{_speed(link): timed for link in speeds}, CURVES: curves}
+    return [f"{RECORDS}/{folder}/{file}" for folder, files in folders.items() for file in files]
 
 
 if __name__ == "__main__":

@@ -127,6 +127,11 @@ class Run:
         return np.cumsum(each) * self.record["steps_per_epoch"]
 
     @property
+    def seconds_per_step(self) -> float:
+        """In the last epoch."""
+        return float(self.record["history"]["seconds_per_step"][-1])
+
+    @property
     def payload_ratio(self) -> float:
         """Over the whole run; 1 if dense."""
         traffic = self.record["traffic"]
@@ -221,7 +226,7 @@ class Bench:
                 for job in alone:
                     _check(f"{run.name}, a worker alone,", job.result())
         records = [json.loads(file.read_text()) for file in files]
-        return max(float(record["history"]["seconds_per_step"][-1]) for record in records)
+        return max(dataclasses.replace(run, record=record).seconds_per_step for record in records)
 
     def _run(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> Run:
         file = self._folder / f"{run.name}.json"

@@ -21,12 +21,17 @@ PROGRAMS = {
         ["digits"],
         "time-to-accuracy/100mbit/digits-2workers-adam-no_compression-seed0.json",
     ),
+    "time to accuracy, a curve": (
+        time_to_accuracy.main,
+        ["digits", "--seeds", "2"],
+        "time-to-accuracy/curves/digits-2workers-adam-adacomp-seed1.json",
+    ),
     "network": (network.main, [], "network.json"),
     "layerwise": (layerwise.main, ["families", "digits"], "layerwise-digits.md"),
     "time to accuracy": (
         time_to_accuracy.main,
         ["digits"],
-        "time-to-accuracy-digits-adam-2workers-100mbit.md",
+        "time-to-accuracy-digits-adam-2workers.md",
     ),
 }
 

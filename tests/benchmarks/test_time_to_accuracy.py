@@ -7,10 +7,10 @@ import time_to_accuracy
 import trainings
 from click.testing import CliRunner
 from links import Network
-from time_to_accuracy import DENSE, FREE
+from time_to_accuracy import DENSE, FREE, Pace
 from trainings import DIGITS, TEXT, TRANSFORMER, Run
 
-FREE_STEP = 0.05
+FREE_PACE = Pace(FREE, FREE, 0.05)
 
 
 def run(task, compressor, curve, seconds_per_step, seed=0, chosen=None):
@@ -22,7 +22,7 @@ def run(task, compressor, curve, seconds_per_step, seed=0, chosen=None):
 def compared(*runs, within=0.0):
     """The rows of dense runs, of the same on a free network, and of others."""
     dense = (one for one in runs if one.compressor == DENSE)
-    free = [time_to_accuracy.on_free_network(one, FREE_STEP) for one in dense]
+    free = [time_to_accuracy.at_pace(one, FREE_PACE) for one in dense]
     rows = time_to_accuracy.compare([*runs, *free], within)
     return {(row["compressor"], row["seed"]): row for row in rows}
 
@@ -84,9 +84,25 @@ def test_seeds_are_averaged_and_a_choice_is_named():
     assert "| auto: adacomp, cast | mean |" in time_to_accuracy.markdown("", means.values())
 
 
+def test_a_link_gives_each_curve_its_pace():
+    curves = [
+        *(run(TEXT, DENSE, [4.0, 2.5 + seed], 0.0, seed) for seed in (0, 1)),
+        *(run(TEXT, "adacomp", [3.0, 2.4 + seed], 0.0, seed) for seed in (0, 1)),
+    ]
+    link = [Pace(DENSE, DENSE, 1.0), Pace("auto", "adacomp", 0.2), FREE_PACE]
+    runs = time_to_accuracy.placed_on(link, curves)
+    assert [(one.compressor, one.chosen, one.seed) for one in runs] == [
+        *((DENSE, DENSE, seed) for seed in (0, 1)),
+        *(("auto", "adacomp", seed) for seed in (0, 1)),
+        *((FREE, FREE, seed) for seed in (0, 1)),
+    ]
+    assert [one.seconds[-1] for one in runs] == pytest.approx([20, 20, 4, 4, 1, 1])
+    assert [one.curve[-1] for one in runs] == [2.5, 3.5, 2.4, 3.4, 2.5, 3.5]
+
+
 def test_plot(tmp_path):
     dense = run(TEXT, DENSE, [4.0, 2.5], 1.0)
-    free = time_to_accuracy.on_free_network(dense, FREE_STEP)
+    free = time_to_accuracy.at_pace(dense, FREE_PACE)
     runs = [dense, free, run(TEXT, "adacomp", [3.0, 2.4], 0.1)]
     time_to_accuracy.plot(runs, "100 Mbit/s", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
