@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 
-from tf_gradcomp.chief import this_worker
+from tf_gradcomp.chief import Worker, this_worker
 
 
 def worker_path(
@@ -33,10 +33,16 @@ def worker_path(
     Returns:
         This worker's path; `path` itself for the chief, and where there is one worker.
     """
-    worker = this_worker(strategy)
+    own = path_of(this_worker(strategy), path)
+    folder = os.path.dirname(own)
+    if folder:
+        tf.io.gfile.makedirs(folder)  # also where it is a URL
+    return own
+
+
+def path_of(worker: Worker | None, path: str | os.PathLike[str]) -> str:
+    """The path of any worker, as for `worker_path`; nothing is created."""
     folder, name = os.path.split(os.fspath(path).rstrip("/"))
     if worker is not None and not worker.is_chief:
         folder = os.path.join(folder, worker.name)
-    if folder:
-        tf.io.gfile.makedirs(folder)  # also where it is a URL
     return os.path.join(folder, name)

@@ -58,7 +58,12 @@ def this_worker(strategy: tf.distribute.Strategy | None = None) -> Worker | None
     hvd = horovod_here.in_use()
     if hvd is None or hvd.size() == 1:
         return None
-    return Worker(f"worker-{hvd.rank()}", hvd.rank() == 0)
+    return worker_of_rank(hvd.rank())
+
+
+def worker_of_rank(rank: int) -> Worker:
+    """Which worker a rank of Horovod is."""
+    return Worker(f"worker-{rank}", rank == 0)
 
 
 def _task_of(strategy: tf.distribute.Strategy | None) -> TFConfig | None:

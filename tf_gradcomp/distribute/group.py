@@ -110,6 +110,10 @@ class Group(abc.ABC):
     def is_first(self) -> bool:
         """Whether the job's first replica is in this process."""
 
+    def first_path(self, path: str) -> str:
+        """Where the first replica's process saves what all save by `gc.worker_path(path)`."""
+        return path
+
     @property
     @abc.abstractmethod
     def is_collective(self) -> bool:

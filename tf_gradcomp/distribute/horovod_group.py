@@ -10,6 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import horovod_here
+from tf_gradcomp.checkpoints import path_of
+from tf_gradcomp.chief import worker_of_rank
 from tf_gradcomp.distribute.communicator import Communicator
 from tf_gradcomp.distribute.group import Group, Member
 
@@ -235,6 +237,10 @@ class HorovodGroup(Group):
     def is_first(self) -> bool:
         """Whether this is the first rank."""
         return self._rank == 0
+
+    def first_path(self, path: str) -> str:
+        """That of the first rank of the set, which need not be rank 0."""
+        return path_of(worker_of_rank(self._process_set.ranks[0]), path)
 
     @property
     def is_collective(self) -> bool:

@@ -13,6 +13,7 @@ from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.group import Group
 
+COLLECT_SECONDS = 3600.0  # that the ranks may be apart, where one of them validates alone
 _NOT_COLLECTED = (
     "%s is another one on each rank, and a checkpoint holds their sum, which this rank does not "
     "have: call optimizer.collect_state() on all ranks just before rank 0 saves, or put "
@@ -78,12 +79,14 @@ class Saving:
         The first one keeps the sums, in host memory; where all save, all do.
 
         Raises:
-            WorkersDisagreeError: If the others do something else, or are at another step.
+            WorkersDisagreeError: If the others do something else, or are at another step; or on
+                this one, if they do not come within an hour.
         """
         if self._group.by_strategy:
             return
         counts = self._counts()
-        self._group.agree({"next action": "collecting state to save", "steps": counts})
+        facts = {"next action": "collecting state to save", "steps": counts}
+        self._group.agree(facts, COLLECT_SECONDS)
         self._sums = {}
         for number, one in self._apart.items():
             total = _total(one, f"collected_{len(self._sums)}")

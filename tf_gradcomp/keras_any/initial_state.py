@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.horovod_group import HorovodGroup
 from tf_gradcomp.keras_here import door, keras
-from tf_gradcomp.wrapper.compressed import compressed_optimizer, is_apart
+from tf_gradcomp.wrapper.compressed import compressed_in, compressed_optimizer, is_apart
 
 keras_private = door("keras_private")
 
@@ -35,7 +35,8 @@ def broadcast_initial_state(model: keras.Model) -> None:
         if tf.distribute.has_strategy():
             return
     compressed = compressed_optimizer(model)
-    group = compressed.group if compressed else HorovodGroup()
+    groups = [one.group for one in compressed_in(model.optimizer)]
+    group = groups[0] if groups else HorovodGroup()
     optimizer = model.optimizer
     if optimizer is not None:
         keras_private.build(optimizer, model.trainable_variables)

@@ -313,6 +313,7 @@ def agree_on_values(
     weights: Sequence[keras.Variable],
     slots: Sequence[keras.Variable],
     purpose: tuple[str, str],
+    seconds: float | None = None,
 ) -> None:
     """Compares the values of variables over all ranks; refuses to go on where they differ.
 
@@ -321,15 +322,17 @@ def agree_on_values(
         weights: Of the model.
         slots: Of the inner optimizer, whose names have a number that each rank counts by itself.
         purpose: `TRAINING` or `SAVING`: what comes next, and what to do if values differ.
+        seconds: As for `Group.agree`.
 
     Raises:
-        WorkersDisagreeError: On every rank, naming the variables and the way out.
+        WorkersDisagreeError: On every rank, naming the variables and the way out; or as
+            `Group.agree`.
     """
     values = {f"value of {path_of(v)!r}": _checksum(v) for v in weights}
     values |= {f"value of the optimizer's variable {i}": _checksum(v) for i, v in enumerate(slots)}
     action, advice = purpose
     try:
-        group.agree({"next action": action, **values})
+        group.agree({"next action": action, **values}, seconds)
     except WorkersDisagreeError as error:
         raise WorkersDisagreeError(f"{error} If only values differ: {advice}") from error
 

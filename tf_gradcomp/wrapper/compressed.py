@@ -15,6 +15,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.distribute import saving
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.distribute.group import Group
@@ -224,7 +225,8 @@ class Compressed:
         Raises:
             ValueError: If the optimizer is not built.
             WorkersDisagreeError: If the other ranks do something else, or have other weights, or
-                another learning rate or other state that all ranks share.
+                another learning rate or other state that all ranks share; or on this one, if they
+                do not come within an hour, as they don't where they have more batches.
         """
         if not self.built:
             raise ValueError(
@@ -233,7 +235,7 @@ class Compressed:
             )
         if not self.group.by_strategy:
             values = self._built_for, self._inner_variables
-            checks.agree_on_values(self.group, *values, checks.SAVING)
+            checks.agree_on_values(self.group, *values, checks.SAVING, saving.COLLECT_SECONDS)
         self.exchange.saving.collect()
 
     def get_config(self) -> dict[str, Any]:

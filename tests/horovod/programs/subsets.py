@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from common import compiled, fit
 
 import tf_gradcomp as gc
-from tests.ranks import RANK, hvd, report
+from tests.ranks import RANK, argument, data, digest, hvd, report
 
 sets = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1])]
 own = next(one for one in sets if one.included())
@@ -29,5 +30,34 @@ try:
     gc.HorovodHosts()
 except ValueError as error:
     seen["one host"] = str(error)
+
+
+def backed_up(folder):
+    """What a set of ranks begins with, and what it restores: wrappers in a `MultiOptimizer`."""
+
+    def new_model(seed):
+        keras.utils.set_random_seed(seed)
+        wrap = lambda: gc.CompressedOptimizer("sgd", group=gc.HorovodGroup(own))  # noqa: E731
+        by_name = keras.optimizers.OptimizerMap(wrap(), {".*bias": wrap()})
+        return compiled(lambda: keras.optimizers.MultiOptimizer(by_name), seed)
+
+    def trained(model, *callbacks):
+        backup = gc.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+        return fit(model, *data(2), epochs=1, callbacks=[*callbacks, backup])
+
+    model, again = new_model(RANK), new_model(7)
+    gc.broadcast_initial_state(model)
+    begun = digest(model.weights)
+    trained(model)
+    epochs = trained(again).epoch
+    return {
+        "begun": begun,
+        "trained": digest(model.weights),
+        "restored": digest(again.weights),
+        "epochs after": epochs,
+    }
+
+
+seen["backed up"] = backed_up(argument(1))
 hvd.allreduce(tf.zeros([1]))  # Horovod ends for all when the first rank does
 report(seen)

@@ -13,7 +13,7 @@ from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import Group, StrategyGroup
 from tf_gradcomp.keras_here import IS_KERAS_2, door, keras
-from tf_gradcomp.wrapper.compressed import exchanging_in
+from tf_gradcomp.wrapper.compressed import compressed_in, exchanging_in
 
 keras_private = door("keras_private")
 
@@ -44,12 +44,12 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         super().__init__(os.fspath(backup_dir), **kwargs)
         self._strategy = strategy
         self._arguments = kwargs
-        self._restorer = keras.callbacks.BackupAndRestore(os.fspath(backup_dir), **kwargs)
+        self._chiefs_folder = os.fspath(backup_dir)
 
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; only now is it known for certain which worker of which job this is."""
         strategy = self._strategy or model.distribute_strategy
-        own = self._restorer.backup_dir
+        own = self._chiefs_folder
         shares = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         if not (IS_KERAS_2 and shares):  # whose workers have folders of their own within this one
             own = worker_path(own, strategy)
@@ -75,7 +75,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             yield
 
     def _group(self) -> Group:
-        groups = [exchange.group for exchange in self._exchanges()]
+        groups = [one.group for one in compressed_in(self.model.optimizer)]
         return groups[0] if groups else StrategyGroup(self.model.distribute_strategy)
 
     def _exchanges(self) -> list[GradientExchange]:
@@ -87,7 +87,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             with self.model.distribute_strategy.scope():
                 keras_private.build(self.model.optimizer, self.model.trainable_variables)
             super().on_train_begin(logs)
-        self._restorer.set_model(self.model)
-        self._restorer.on_train_begin(logs)
-        found = f"epochs already trained, by the backup in {self._restorer.backup_dir!r}"
-        self._group().agree({found: keras_private.initial_epoch(self.model)})
+        group = self._group()
+        restorer = keras.callbacks.BackupAndRestore(
+            group.first_path(self._chiefs_folder), **self._arguments
+        )
+        restorer.set_model(self.model)
+        restorer.on_train_begin(logs)
+        found = f"epochs already trained, by the backup in {restorer.backup_dir!r}"
+        group.agree({found: keras_private.initial_epoch(self.model)})
