@@ -57,9 +57,9 @@ def test_a_step_is_the_sum_of_its_parts():
 
 
 def test_a_sample_is_scaled_to_the_model():
-    work = Work(0.010, 0.005, 800.0, [Asked(SUM, 1000.0)], late=0.25).scaled(3.0)
-    asked = [Asked(SUM, 3000.0)]
-    assert work == Work(pytest.approx(0.03), pytest.approx(0.015), 2400.0, asked, late=0.25)
+    work = Work(0.010, 0.005, 800.0, [Asked(SUM, 1000.0)], late=0.25).scaled(3.0, 2.0)
+    asked = [Asked(SUM, 2000.0)]
+    assert work == Work(pytest.approx(0.03), pytest.approx(0.015), 1600.0, asked, late=0.25)
 
 
 def test_it_says_what_to_use():

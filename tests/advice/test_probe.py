@@ -1,6 +1,7 @@
 """What a probe of a job finds out about its methods and collectives."""
 
 import importlib
+import math
 
 import keras
 import pytest
@@ -51,6 +52,19 @@ def test_bytes_are_those_of_the_whole_model(most):
     assert dense.payload_bytes == pytest.approx(4 * ELEMENTS, rel=1e-3)  # and a tag
     assert dense.asked[0].sent_bytes == pytest.approx(4 * ELEMENTS, rel=1e-3)  # of two workers
     assert work("cast", most=most).payload_bytes == pytest.approx(2 * ELEMENTS, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["power_sgd", "power_sgd(rank=1)", "lgreco(method='power_sgd')"])
+@pytest.mark.parametrize("most", [10**6, 30_000])
+def test_bytes_that_shapes_tell_are_those_of_the_models_shapes(name, most):
+    shapes = [(300, 400), (300, 400), (300, 400), (64, 10), (64, 10), (2000, 30), (3, 3, 16, 64)]
+    specs = [Policy().spec(f"{i}", shape, "float32") for i, shape in enumerate(shapes)]
+    of_model = Sample(specs, 0, 2, most).work(compressors.get(name), None, list)
+    rank = 1 if "1" in name else 4
+    rows = [(math.prod(shape[:-1]), shape[-1]) for shape in shapes]
+    of_each = [(rank * (n + m) if rank * (n + m) < n * m / 2 else n * m) for n, m in rows]
+    assert of_model.payload_bytes == pytest.approx(4 * sum(of_each), rel=5e-3)
+    assert sum(sent for _, sent in of_model.asked) == pytest.approx(4 * sum(of_each), rel=5e-3)
 
 
 @pytest.mark.parametrize("preconditioner", [None, ADAM], ids=["", "preconditioned"])

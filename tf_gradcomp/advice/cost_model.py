@@ -89,13 +89,13 @@ class Work:
     asked: Sequence[Asked]
     late: float = 0.0
 
-    def scaled(self, factor: float) -> Work:
-        """The work for a model that is `factor` times as large."""
+    def scaled(self, factor: float, of_bytes: float) -> Work:
+        """The work for a model that takes `factor` times as long, and sends `of_bytes` times."""
         return Work(
             factor * self.encode,
             factor * self.decode,
-            factor * self.payload_bytes,
-            [Asked(kind, factor * sent_bytes) for kind, sent_bytes in self.asked],
+            of_bytes * self.payload_bytes,
+            [Asked(kind, of_bytes * sent_bytes) for kind, sent_bytes in self.asked],
             self.late,
         )
 

@@ -40,6 +40,7 @@ class Sample:
     def __init__(self, specs: Sequence[GradientSpec], rank: int, size: int, most: int) -> None:
         total = sum(spec.elements for spec in specs)
         share = min(1.0, most / max(1, total))
+        self._of_model = specs
         self._specs = _merged(specs, share)
         elements = sum(spec.elements for spec in self._specs)
         self._factor = total / max(1, elements)
@@ -87,7 +88,8 @@ class Sample:
 
         speed = CodecSpeed(compressor, next_step, self._draw)
         speed.run(_WARM_UP if state else 0)
-        measured = speed.measure(_REPEATS, agree).scaled(self._factor)
+        measured = speed.measure(_REPEATS, agree)
+        measured = measured.scaled(self._factor, self._bytes_factor(compressor))
         if RESIDUAL not in state:
             return measured
         # On to a step that this worker leads, if the method has leaders.
@@ -96,6 +98,12 @@ class Sample:
         sent = [total / self._size for total in speed.reduced()]
         waits = [residual / compressor.residual_scale for residual in state[RESIDUAL]]
         return dataclasses.replace(measured, late=agree([_late(waits, sent)])[0])
+
+    def _bytes_factor(self, compressor: Compressor) -> float:
+        """How many times the bytes of the tried gradients those of the whole model are."""
+        of_model = compressor.payload_bytes(self._of_model)
+        tried = compressor.payload_bytes(self._specs)
+        return of_model / tried if of_model and tried else self._factor
 
     @tf.function(autograph=False)
     def _draw(self) -> None:

@@ -225,6 +225,20 @@ class Compressor(abc.ABC):
         """
         return None
 
+    def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
+        """The bytes that a replica gives in a step, if the shapes of gradients tell them.
+
+        Advice asks; it tries gradients of other shapes than the model's.
+
+        Args:
+            specs: What is known of each variable's gradient.
+
+        Returns:
+            None if bytes grow with the number of elements, whatever the shapes, or with what is in
+            the gradients.
+        """
+        return None
+
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """The main settings that a plan may give a variable, such as L-GreCo's.
 

@@ -133,6 +133,10 @@ class LGreCo(Compressor):
         """The reference: the method's own settings."""
         return self.method.settings(specs) or []
 
+    def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
+        """The method's, without a plan."""
+        return self.method.payload_bytes(specs)
+
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """What the method says of the values that were given."""
         return self.method.choices(spec, self.values if values is None else values)

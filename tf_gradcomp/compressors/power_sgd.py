@@ -18,6 +18,7 @@ from tf_gradcomp.compressors.wishes import AllReduce
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"
+_FLOAT_BYTES = 4
 SENT_WHOLE = 0  # in place of a rank, to the ops
 _DEFAULT_RANKS = dict.fromkeys(LAYER_KINDS, 4)
 
@@ -76,6 +77,13 @@ class PowerSGD(Compressor):
         """
         return [self.effective_rank(spec) for spec in specs]
 
+    def payload_bytes(self, specs: Sequence[GradientSpec]) -> int:
+        """Of both factors, and of what is sent whole."""
+        return sum(
+            _FLOAT_BYTES * (rank * sum(_matrix(spec)) if rank else spec.elements)
+            for spec, rank in zip(specs, self.settings(specs), strict=True)
+        )
+
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Ranks; by default, from half of its own to twice it. 0, whole, for those too large."""
         rank = self.effective_rank(spec)
@@ -131,7 +139,7 @@ class PowerSGD(Compressor):
 def _tensor_bytes(specs: Sequence[GradientSpec], ranks: tf.Tensor) -> tf.Tensor:
     of_rank_1 = tf.constant([sum(_matrix(spec)) for spec in specs], tf.int64)
     whole = tf.constant([spec.elements for spec in specs], tf.int64)
-    return 4 * tf.where(ranks > SENT_WHOLE, ranks * of_rank_1, whole)
+    return _FLOAT_BYTES * tf.where(ranks > SENT_WHOLE, ranks * of_rank_1, whole)
 
 
 def _effective(spec: GradientSpec, rank: int | None) -> int:
