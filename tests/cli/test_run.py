@@ -250,6 +250,28 @@ def on_terminal(*args):
     return b"".join(chunks).decode()
 
 
+def test_a_closed_terminal_ends_the_job_as_ctrl_c_does(program, tmp_path):
+    path = program(f"""
+        try:
+            while True:
+                print("still here", flush=True)
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            print("cleaning up", flush=True)
+            time.sleep(0.5)
+            open({str(tmp_path)!r} + f"/cleaned{{index}}", "w").close()
+    """)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*COMMAND, "run", "-n", "2", path], {**ENV, "TERM": "xterm"})
+    seen = b""
+    while seen.count(b"still here") < 10:
+        seen += os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+    assert {file.name for file in tmp_path.glob("cleaned*")} == {"cleaned0", "cleaned1"}
+
+
 def test_threads_are_left_alone_unless_asked_for(program):
     path = program("print(os.environ.get('TF_NUM_INTRAOP_THREADS'))")
     assert gradcomp("run", "-n", "1", path).stdout == "[worker 0] None\n"

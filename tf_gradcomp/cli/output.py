@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import click
@@ -13,6 +18,26 @@ from rich.text import Text
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
 _REDRAWS_PER_SECOND = 10
+_STDOUT, _STDERR = 1, 2
+
+
+def leave_terminal() -> None:
+    """Lets what is still to be written go nowhere, for the terminal was closed."""
+    with open(os.devnull, "w") as nowhere:
+        for fd in (_STDOUT, _STDERR):
+            if stat.S_ISCHR(os.fstat(fd).st_mode):  # a terminal that is closed is no longer one
+                os.dup2(nowhere.fileno(), fd)
+
+
+@contextmanager
+def _unless_closed() -> Iterator[None]:
+    """Takes that a terminal is closed, of which SIGHUP tells as well, for no error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        leave_terminal()
 
 
 class WorkerOutput:
@@ -57,12 +82,16 @@ class WorkerOutput:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._live.stop()
+        with _unless_closed():
+            self._live.stop()
 
     def line(self, worker: int, stream: str, text: str) -> None:
         """Prints a line of a worker's output, to the stream it was written to."""
-        if self._hides(worker):
-            return
+        if not self._hides(worker):
+            with _unless_closed():
+                self._print(worker, stream, text)
+
+    def _print(self, worker: int, stream: str, text: str) -> None:
         to_stderr = stream == "stderr" or self._all_to_stderr
         if not self._terminal or (to_stderr and not sys.stderr.isatty()):
             click.echo(self._prefixes[worker] + text, err=to_stderr)
@@ -82,7 +111,8 @@ class WorkerOutput:
         now = time.monotonic()
         if now - self._drawn >= 1 / _REDRAWS_PER_SECOND:
             self._drawn = now
-            self._draw()
+            with _unless_closed():
+                self._draw()
 
     def _draw(self) -> None:
         bars = [self._bars[source] for source in sorted(self._bars)]

@@ -13,7 +13,7 @@ from types import FrameType
 import click
 
 from tf_gradcomp.cli.json_output import print_json
-from tf_gradcomp.cli.output import WorkerOutput
+from tf_gradcomp.cli.output import WorkerOutput, leave_terminal
 from tf_gradcomp.launch import (
     JobResult,
     LocalJob,
@@ -333,6 +333,8 @@ class _StopRequests:
         self._early: list[int] = []
 
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
+        if signum == signal.SIGHUP:
+            leave_terminal()
         if self._job is None:
             self._early.append(signum)
         else:
