@@ -17,8 +17,9 @@ import tf_gradcomp as gc
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.group import HostGroup, StrategyGroup
+from tf_gradcomp.distribute.host_group import HostGroup
 from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 
 
 def main() -> None:

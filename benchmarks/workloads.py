@@ -18,7 +18,7 @@ import tf_gradcomp as gc
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.distribute.communicator import dense_ring_bytes
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.keras3 import keras_private
 

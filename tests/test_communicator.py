@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.replicas import collective, per_replica
 from tf_gradcomp.compressors.wishes import AllReduce, WithRider
 from tf_gradcomp.distribute import communicator
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.groups import current_group
 
 ELEMENTS = 1001
 

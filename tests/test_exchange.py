@@ -18,7 +18,7 @@ from tf_gradcomp.compressors import AdaComp, NoCompression, ScaleCom, TopK
 from tf_gradcomp.distribute import notices
 from tf_gradcomp.distribute.communicator import dense_ring_bytes
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.distribute.traffic import Traffic
 

@@ -17,8 +17,9 @@ from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
 from tf_gradcomp.advice.probe import QUICK, probe
 from tf_gradcomp.advice.sample import Sample
-from tf_gradcomp.distribute.group import StrategyGroup, current_group
+from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.method import Candidate
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.policy import Policy
 
 advise_module = importlib.import_module("tf_gradcomp.keras_any.advise")  # as the function is called

@@ -28,7 +28,7 @@ from tf_gradcomp.compressors import (
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.layer_plans import LayerPlanner
 from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_job_state, new_state
 from tf_gradcomp.distribute.method import Candidate, Method

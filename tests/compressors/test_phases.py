@@ -16,7 +16,7 @@ from tf_gradcomp.compressors import (
     get,
 )
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_job_state, new_state
 from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.distribute.replica_step import by_stage

@@ -7,7 +7,8 @@ import threading
 import tensorflow as tf
 
 from tf_gradcomp import horovod_here
-from tf_gradcomp.distribute.group import Group, StrategyGroup
+from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.tf_config import read_tf_config
 
 _USE_STRATEGY = (

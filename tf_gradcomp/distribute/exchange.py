@@ -22,7 +22,8 @@ from tf_gradcomp.distribute.gradients import (
     norm,
     path_of,
 )
-from tf_gradcomp.distribute.group import Group, Member, current_group
+from tf_gradcomp.distribute.group import Group, Member
+from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.method import Method

@@ -1,4 +1,4 @@
-"""The group of replicas that a user asks for."""
+"""Which group of replicas a program means."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_gradcomp import horovod_here
-from tf_gradcomp.distribute.group import Group, current_group
+from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.host_group import HostGroup
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 
 HOROVOD = "horovod"
 
@@ -45,3 +47,15 @@ def group_here() -> str | None:
     if tf.distribute.has_strategy() or horovod_here.in_use() is None:
         return None
     return HOROVOD if horovod_here.size()[1] > 1 else None
+
+
+def current_group() -> StrategyGroup:
+    """The group of the strategy in scope, or of one replica where there is none.
+
+    Where several processes have several replicas each, it is that of their hosts, unless the
+    strategy says `two_level=False`.
+    """
+    strategy = tf.distribute.get_strategy()
+    group = StrategyGroup(strategy)
+    two_level = group.local_size > 1 and group.processes > 1
+    return HostGroup(strategy) if two_level and getattr(strategy, "two_level", True) else group

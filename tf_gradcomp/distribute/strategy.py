@@ -19,8 +19,8 @@ from tf_gradcomp.distribute.alone import check_not_of_horovod
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import path_of
-from tf_gradcomp.distribute.group import StrategyGroup
 from tf_gradcomp.distribute.method import Method
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.tf_config import read_tf_config
 

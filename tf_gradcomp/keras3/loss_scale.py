@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tf_gradcomp.distribute.gradients import divided
-from tf_gradcomp.distribute.group import StrategyGroup
 from tf_gradcomp.distribute.strategy import CheckedStrategy
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.wrapper.compressed import exchanging_in
 

@@ -11,7 +11,8 @@ from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.distribute.gradients import gradient_specs
-from tf_gradcomp.distribute.group import Group, current_group
+from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.policy import Policy, checked_policy

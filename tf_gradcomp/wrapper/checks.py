@@ -15,8 +15,9 @@ import tensorflow as tf
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import Compressor, in_turn
 from tf_gradcomp.distribute.gradients import native, path_of
-from tf_gradcomp.distribute.group import Group, StrategyGroup
+from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.handshake import WorkersDisagreeError
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.keras_here import IS_KERAS_2, NAME, keras
 
 _WHAT_HOROVOD_DOES = (

@@ -9,7 +9,7 @@ from tests.ranks import RANK, SIZE, argument, report
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.distribute.communicator import converse
-from tf_gradcomp.distribute.group import current_group
+from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.lockstep import handles, new_state
 from tf_gradcomp.policy import GradientSpec
 

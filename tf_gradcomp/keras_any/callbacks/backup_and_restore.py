@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.group import Group, StrategyGroup
+from tf_gradcomp.distribute.group import Group
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.keras_here import IS_KERAS_2, door, keras
 from tf_gradcomp.wrapper.compressed import compressed_in, exchanging_in
 
