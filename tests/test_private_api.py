@@ -68,8 +68,8 @@ def test_launcher_of_workers(workers):
     assert [worker["launcher_of_workers"] for worker in workers] == [[3, 20]] * 2
 
 
-def test_mean_over_workers(workers):
-    assert [worker["mean_over_workers"] for worker in workers] == [[1.5, 8]] * 2
+def test_sum_over_workers(workers):
+    assert [worker["sum_over_workers"] for worker in workers] == [[3, 16]] * 2
 
 
 def test_use_logical_cpus():

@@ -70,6 +70,28 @@ def alone():
 
 
 @pytest.fixture(scope="module")
+def metrics():
+    """By two workers, and by one process on whole batches."""
+    one, other = by_strategy("metrics.py")
+    assert one == other
+    (alone,) = (result(worker) for worker in run_workers(PROGRAMS / "metrics.py", 1))
+    return one, alone
+
+
+@pytest.mark.parametrize("model", ["few", "many", "own", "eager"])
+def test_metrics_are_those_of_one_process_after_batches_epochs_and_in_evaluate(metrics, model):
+    seen, alone = (of_one[model] for of_one in metrics)
+    logs = [[*of_one["batches"], of_one["fit"], of_one["evaluate"]] for of_one in (seen, alone)]
+    assert len(logs[0]) == 2 * 3 + 2
+    for ours, expected in zip(*logs, strict=True):
+        assert ours == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_collective_of_a_step_sums_all_metrics(metrics):
+    assert metrics[0]["many"]["collectives"] == metrics[0]["few"]["collectives"]
+
+
+@pytest.fixture(scope="module")
 def wrapped():
     return by_strategy("exact.py", "wrapped", ",".join(WRAPPED))
 

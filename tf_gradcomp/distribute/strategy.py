@@ -73,6 +73,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._checking_variables = self._variables_agreed = False
         tf_private.allow_collectives_in_loops(self)
         self._started = False
+        self._known: dict[int, tf.Tensor] = {}
         self._group = StrategyGroup(self)
         self._agreement = GradientAgreement(self._group)
         self._group.agree(
@@ -168,11 +169,13 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Reduces as TensorFlow does, and also what TensorFlow refuses.
 
-        Scalars have no axis to reduce. A nested structure is reduced leaf by leaf; but where Keras
-        itself asks for the mean of one over the replicas, it is a batch of data of which it learns
-        the shapes. Of that each worker keeps its own, for integers and strings have no mean and
-        workers' batches may differ in size.
+        Within `knowing`, it returns what is known. Scalars have no axis to reduce. A nested
+        structure is reduced leaf by leaf; but where Keras itself asks for the mean of one over the
+        replicas, it is a batch of data of which it learns the shapes. Of that each worker keeps its
+        own, for integers and strings have no mean and workers' batches may differ in size.
         """
+        if id(value) in self._known:
+            return self._known[id(value)]
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
             if axis is None and _called_by_keras(inspect.currentframe()):
                 return tf.nest.map_structure(self._own, value)
@@ -181,6 +184,19 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             axis = None
         self._check_before_start("reducing a value")
         return super().reduce(reduce_op, value, axis)
+
+    @contextlib.contextmanager
+    def knowing(self, values: Sequence[Any], reduced: Sequence[tf.Tensor]) -> Iterator[None]:
+        """Within this context, `reduce` returns what each of these values was reduced to before.
+
+        Variables that each replica has for itself are reduced whenever they are read across
+        replicas.
+        """
+        self._known = {id(value): to for value, to in zip(values, reduced, strict=True)}
+        try:
+            yield
+        finally:
+            self._known = {}
 
     def _check_before_start(self, doing: str) -> None:
         if not self._started:

@@ -100,13 +100,12 @@ def _host(strategy: tf.distribute.Strategy) -> str:
     return worker.replace(device_type="CPU", device_index=0).to_string()
 
 
-def mean_over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.Tensor:
-    """The mean of a host tensor over the workers, in a group of its own.
+def sum_over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.Tensor:
+    """The sum of a host tensor over the workers, in a group of its own.
 
     `Strategy.reduce` has its collectives wait for those of gradients, one after another.
     """
-    total = launch_all_reduce(_launcher_of_means(strategy), values)
-    return total / strategy.extended._num_workers
+    return launch_all_reduce(_launcher_of_means(strategy), values)
 
 
 def _launcher_once(

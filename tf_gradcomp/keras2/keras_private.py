@@ -24,6 +24,8 @@ Pairs = Sequence[tuple[Any, Any]]  # of gradients and variables
 NewStyle = keras.optimizers.Optimizer
 Legacy = keras.optimizers.legacy.Optimizer
 _PACKAGE = NewStyle.__module__.partition(".")[0]  # keras, or tf_keras
+_metrics_utils: Any = importlib.import_module(f"{_PACKAGE}.src.utils.metrics_utils")
+_training: Any = importlib.import_module(f"{_PACKAGE}.src.engine.training")
 _utils = importlib.import_module(f"{_PACKAGE}.src.optimizers.utils")
 _all_reduce_sum_gradients = _utils.all_reduce_sum_gradients
 
@@ -272,6 +274,57 @@ def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
 
         hooked = functools.wraps(original)(hooked)
         setattr(class_, name, tf.autograph.experimental.do_not_convert(hooked))
+
+
+def on_results_of_metrics(results: Callable[..., Any]) -> None:
+    """Has `results(model, original)` called where a step of `fit` or `evaluate` asks its metrics.
+
+    Each metric asks for the sum of each of its variables over the replicas, one after another.
+    """
+    original = keras.Model.get_metrics_result
+
+    @functools.wraps(original)
+    def hooked(self: keras.Model) -> Any:
+        return results(self, functools.partial(original, self))
+
+    keras.Model.get_metrics_result = tf.autograph.experimental.do_not_convert(hooked)
+
+
+def on_result_of_metric(note: Callable[[Any], None]) -> None:
+    """Has `note(result)` called for what each metric made from now on is asked for.
+
+    In a replica's context it is of all replicas, and nothing public tells it from what is of one.
+    """
+    original = _metrics_utils.result_wrapper
+
+    @functools.wraps(original)
+    def hooked(result: Callable[..., Any]) -> Callable[..., Any]:
+        of_keras = original(result)
+
+        def noted(*args: Any) -> Any:
+            of_all = of_keras(*args)
+            note(of_all)
+            return of_all
+
+        return tf.__internal__.decorator.make_decorator(of_keras, noted)
+
+    _metrics_utils.result_wrapper = hooked
+
+
+def on_sums_of_steps(sums: Callable[..., Any]) -> None:
+    """Has `sums(strategy, outputs, original)` called for the outputs of a step.
+
+    Keras asks the strategy for the sum of each over the workers, one after another; and by that it
+    multiplies what metrics have counted on all of them by the number of workers.
+    """
+    original = _training.reduce_per_replica
+
+    @functools.wraps(original)
+    def hooked(values: Any, strategy: tf.distribute.Strategy, reduction: str) -> Any:
+        as_keras = functools.partial(original, values, strategy, reduction)
+        return as_keras() if reduction not in ("auto", "sum") else sums(strategy, values, as_keras)
+
+    _training.reduce_per_replica = hooked
 
 
 def looks_for_nans(optimizer: Any) -> bool:

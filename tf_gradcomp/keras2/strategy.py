@@ -1,19 +1,24 @@
-"""The hook by which `gc.MultiWorkerMirroredStrategy` compresses what Keras 2's optimizers sum."""
+"""The hooks by which `gc.MultiWorkerMirroredStrategy` sums gradients and metrics of Keras 2."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.distribute.means import sums_over_replicas
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras2 import keras_private
 from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
 
 __all__ = ["MultiWorkerMirroredStrategy"]
+
+_MEAN = tf.VariableAggregation.MEAN
+_OF_ALL = "_gradcomp_of_all_replicas"  # an attribute of what metrics have counted on all of them
 
 
 def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> Any:
@@ -34,4 +39,57 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> 
     return list(zip(reduced, variables, strict=True))
 
 
+def _results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
+    """Stands in for asking one metric after another: one collective sums what all have counted."""
+    strategy = tf.distribute.get_strategy()
+    replica = tf.distribute.get_replica_context()
+    if replica is None or not isinstance(strategy, CheckedStrategy):
+        return original()
+
+    def of_all(strategy: CheckedStrategy) -> Any:
+        counted = [v for metric in model.metrics for v in metric.variables if _is_reduced(v)]
+        reduced = [
+            total / strategy.num_replicas_in_sync if variable.aggregation == _MEAN else total
+            for variable, total in zip(counted, sums_over_replicas(strategy, counted), strict=True)
+        ]
+        with strategy.knowing(counted, reduced):
+            return original()
+
+    results = replica.merge_call(of_all)
+    _note_of_all(results)
+    return results
+
+
+def _note_of_all(results: Any) -> None:
+    for result in tf.nest.flatten(results):
+        setattr(result, _OF_ALL, True)
+
+
+def _sums_of_step(
+    strategy: tf.distribute.Strategy, outputs: Any, original: Callable[[], Any]
+) -> Any:
+    """Stands in for Keras' sums; what metrics have counted on all replicas stays as it is."""
+    if not isinstance(strategy, CheckedStrategy):
+        return original()
+    leaves = tf.nest.flatten(outputs)
+    own = [strategy.experimental_local_results(leaf)[0] for leaf in leaves]
+    others = [i for i, one in enumerate(own) if not hasattr(one, _OF_ALL)]
+    totals = sums_over_replicas(strategy, [leaves[i] for i in others])
+    for i, total in zip(others, totals, strict=True):
+        own[i] = total
+    return tf.nest.pack_sequence_as(outputs, own)
+
+
+def _is_reduced(variable: Any) -> bool:
+    """Whether each replica has it for itself, and their sum or mean counts."""
+    return (
+        isinstance(variable, tf.distribute.DistributedValues)
+        and variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation in (tf.VariableAggregation.SUM, _MEAN)
+    )
+
+
+keras_private.on_sums_of_steps(_sums_of_step)
+keras_private.on_result_of_metric(_note_of_all)
+keras_private.on_results_of_metrics(_results_of_metrics)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)

@@ -56,9 +56,9 @@ def launcher_of_workers():
     return tf_private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0])).numpy()
 
 
-def mean_over_workers():
-    mean = tf.function(lambda: tf_private.mean_over_workers(strategy, tf.constant([RANK + 1.0, 8])))
-    return mean().numpy()
+def sum_over_workers():
+    total = tf.function(lambda: tf_private.sum_over_workers(strategy, tf.constant([RANK + 1.0, 8])))
+    return total().numpy()
 
 
 def rank():
@@ -134,7 +134,7 @@ CHECKS = (
     launch_all_gather,
     launch_all_reduce,
     launcher_of_workers,
-    mean_over_workers,
+    sum_over_workers,
     rank,
     launch_broadcast,
     allow_collectives_in_loops,
