@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import types
 
 import keras
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.workers import run_workers
+from tf_gradcomp.distribute import alone
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 LAUNCHERS_SIZES = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
@@ -89,6 +91,19 @@ def test_a_model_may_be_loaded_without_a_strategy(monkeypatch, tmp_path):
     assert loaded.predict(tf.ones((4, 2)), verbose=0).shape == (4, 1)
     with pytest.raises(ValueError, match="would train alone"):
         loaded.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_after_a_job_the_chief_alone_may_go_on_without_the_others(monkeypatch, index):
+    """As in TensorFlow's tutorial; where all forgot the scope, each would train another model."""
+    monkeypatch.setattr(alone, "_trained_with_others", threading.Event())
+    alone._trained_with_others.set()
+    set_tf_config(monkeypatch, CLUSTER, "worker", index)
+    if index == 0:
+        np.testing.assert_array_equal(take_a_step(), -np.ones(3))
+        return
+    with pytest.raises(ValueError, match="would train alone"):
+        take_a_step()
 
 
 @pytest.mark.parametrize(

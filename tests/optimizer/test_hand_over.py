@@ -338,6 +338,33 @@ def test_divided_velocities_are_not_loaded_by_an_optimizer_that_cannot_undo_it(c
     assert not np.any(of_each(other, "velocity"))
 
 
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_state_of_another_number_of_variables_is_left_out(tmp_path, caplog, trained_before):
+    """As Keras does with the inner optimizer's: when layers were unfrozen, say."""
+
+    def compiled(frozen):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+        model.layers[0].trainable = not frozen
+        model.compile(gc.CompressedOptimizer("adam", "top_k"), "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    head, whole = compiled(frozen=True), compiled(frozen=False)
+    head.fit(x, x.sum(1), verbose=0)
+    head.save_weights(tmp_path / "head.weights.h5")
+    whole.optimizer.build(whole.trainable_variables)
+    if trained_before:
+        whole.fit(x, x.sum(1), verbose=0)
+    state = [np.array(variable) for variable in whole.optimizer.exchange.variables]
+    whole.load_weights(tmp_path / "head.weights.h5")
+    assert "saved for 2 variables, and this optimizer trains 4" in caplog.text
+    for before, after in zip(state, whole.optimizer.exchange.variables, strict=True):
+        np.testing.assert_array_equal(before, after)
+    for loaded, saved in zip(whole.get_weights(), head.get_weights(), strict=True):
+        np.testing.assert_array_equal(loaded, saved)
+    whole.fit(x, x.sum(1), verbose=0)
+
+
 def test_divided_residuals_are_refused_by_an_optimizer_that_cannot_undo_it(tmp_path):
     job = Job(2, adam)
     job.train(range(2))

@@ -7,6 +7,7 @@ import threading
 import tensorflow as tf
 
 from tf_gradcomp import horovod_here
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.tf_config import read_tf_config
@@ -22,8 +23,8 @@ def check_not_alone_by_mistake(group: Group) -> None:
     """Refuses to train without others in what is one of several processes.
 
     Each of them would train by itself, and nobody would notice. Evaluators and parameter servers
-    are on their own by design, and so is a process that has trained with the others before: the
-    chief of TensorFlow's tutorial loads the model that the job saved, and trains it further.
+    are on their own by design, and so is a chief that has trained with the others before: that of
+    TensorFlow's tutorial loads the model that the job saved, and trains it further.
 
     Args:
         group: The replicas that the program trains with.
@@ -33,7 +34,7 @@ def check_not_alone_by_mistake(group: Group) -> None:
     """
     if group.processes > 1:
         _trained_with_others.set()
-    if tf.distribute.has_strategy() or _trained_with_others.is_set():
+    if tf.distribute.has_strategy() or (_trained_with_others.is_set() and is_chief()):
         return
     by_horovod = not isinstance(group, StrategyGroup)
     config = read_tf_config()

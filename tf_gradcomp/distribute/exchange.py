@@ -177,6 +177,15 @@ class GradientExchange(tf.Module):
         """Whether it was built for all of `variables`."""
         return self.built and all(self._numbers.get(v) is not None for v in variables)
 
+    def check_knows(self, variables: Sequence[Any]) -> None:
+        """Refuses variables that it was not built for.
+
+        Raises:
+            ValueError: Naming the first of them.
+        """
+        for variable in variables:
+            self._number(variable)
+
     def is_for(self, variables: Sequence[Any]) -> bool:
         """Whether it was built for `variables` and no others, in any order."""
         return self.knows(variables) and len(variables) == len(self.specs)
@@ -486,7 +495,8 @@ class GradientExchange(tf.Module):
         if number is None:
             raise ValueError(
                 f"Variable {path_of(variable)!r} is not among those whose gradients are exchanged: "
-                f"{', '.join(spec.path for spec in self.specs)}. Build the optimizer with all "
-                "variables that it will be given, or use another one for this variable."
+                f"{', '.join(spec.path for spec in self.specs)}. Where layers were unfrozen since, "
+                "or for another model, compile with a new CompressedOptimizer; otherwise build the "
+                "optimizer with all variables that it will be given."
             )
         return number

@@ -24,11 +24,17 @@ def tell_user(message: str) -> None:
 def _tell_once(message: str) -> None:
     if _LOGGER.level == logging.NOTSET:
         _LOGGER.setLevel(logging.INFO)
-    if not _LOGGER.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("tf_gradcomp: %(message)s"))
-        _LOGGER.addHandler(handler)
+    _LOGGER.removeHandler(_own_handler())
+    if not _LOGGER.hasHandlers():  # a program may set up logging at any time
+        _LOGGER.addHandler(_own_handler())
     _LOGGER.info(message)
+
+
+@functools.cache
+def _own_handler() -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("tf_gradcomp: %(message)s"))
+    return handler
 
 
 def forget() -> None:

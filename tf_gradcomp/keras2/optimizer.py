@@ -243,6 +243,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         check_not_alone_by_mistake(self.group)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])
+        self.exchange.check_knows([variable for _, variable in pairs])
         if not self.passes_through():
             self.exchange.check_scope()
 

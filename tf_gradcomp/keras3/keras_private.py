@@ -196,6 +196,21 @@ def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
     TFOptimizer._all_reduce_sum_gradients = hooked
 
 
+def on_averages_swapped(swap: Callable[..., None]) -> None:
+    """Has `swap(optimizer, swap_one, original)` called where `SwapEMAWeights` looks for averages.
+
+    It looks into a loss scaler, or into a `MultiOptimizer`, and no deeper.
+    """
+    class_ = keras.callbacks.SwapEMAWeights
+    original = class_._apply_to_ema_optimizers
+
+    @functools.wraps(original)
+    def hooked(self: Any, tf_fn: Callable[[Any], None], backend_fn: Any) -> None:
+        swap(self.model.optimizer, tf_fn, functools.partial(original, self, tf_fn, backend_fn))
+
+    class_._apply_to_ema_optimizers = hooked
+
+
 def on_means_of_steps(mean: Callable[..., Any]) -> None:
     """Has `mean(strategy, outputs, original)` called for the outputs of a step of `fit`.
 

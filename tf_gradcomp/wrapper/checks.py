@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -91,16 +92,28 @@ def _of_other_keras(given: Any) -> str:
 
 
 def facts_of(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
-    """An optimizer's settings, as text that is the same on all workers with the same program."""
-    settings = {"class": type(optimizer).__name__, **optimizer.get_config()}
+    """An optimizer's settings, as text that is the same on all workers with the same program.
+
+    The class alone, if it cannot be saved, such as with a schedule without `get_config`.
+    """
+    settings = {"class": type(optimizer).__name__}
+    with contextlib.suppress(NotImplementedError, TypeError):
+        settings |= optimizer.get_config()
     facts = {
-        f"{label}'s {name}": json.dumps(value, sort_keys=True, default=_plain)
+        f"{label}'s {name}": json.dumps(_without_ids(value), sort_keys=True, default=_plain)
         for name, value in settings.items()
         if name not in ("name", "inner_optimizer")  # names have numbers, counted by each process
     }
     for inside in in_loss_scaler(optimizer)[1:]:
         facts |= facts_of("loss-scaled optimizer", inside)
     return facts
+
+
+def _without_ids(value: Any) -> Any:
+    """A value in a config without what Keras notes there of objects that occur twice in a file."""
+    if isinstance(value, Mapping):
+        return {str(k): _without_ids(v) for k, v in value.items() if k != "shared_object_id"}
+    return [*map(_without_ids, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:

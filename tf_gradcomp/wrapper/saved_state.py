@@ -22,8 +22,10 @@ _NOT_BUILT = (
     "Residuals and what else CompressedOptimizer keeps were not loaded, because it is not built "
     "yet. Call optimizer.build(model.trainable_variables) before the weights are loaded."
 )
-
-
+_OF_OTHERS = (
+    "Residuals and what else CompressedOptimizer keeps were not loaded: they were saved for %d "
+    "variables, and this optimizer trains %d. Gradients that were not sent yet are lost."
+)
 _DIVIDED = (
     "The file was written by a job whose gradients were divided by Adam's second moments. Of %s, a "
     "subclass of Adam, it is not known how it uses these, and the momentums in the file would not "
@@ -87,6 +89,10 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     if not state:
         if store.keys():
             _LOG.warning(_NOT_BUILT)
+        return
+    of_each = "residual_waits"
+    if of_each in store and len(store[of_each]) != len(exchange.specs):
+        _LOG.warning(_OF_OTHERS, len(store[of_each]), len(exchange.specs))
         return
     taken = set(store.keys()) & set(state)
     divided = "moments_taken" in store and np.any(store["moments_taken"])
