@@ -316,6 +316,14 @@ def test_a_model_with_a_train_step_of_its_own_is_refused():
         gc.simulation.Learners(model, 2)
 
 
+def test_adafactor_is_refused_as_in_a_job():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.Adafactor(0.01), "mse")
+    gc.simulation.Learners(model, 1, "adacomp")
+    with pytest.raises(ValueError, match="Adafactor makes NaN"):
+        gc.simulation.Learners(model, 2, "adacomp")
+
+
 def test_a_batch_with_weights_of_samples_is_refused(digits):
     weighted = tf.data.Dataset.from_tensor_slices((*digits, digits[1])).batch(BATCH)
     with pytest.raises(ValueError, match=r"pair of inputs and labels.*tuple of 3"):

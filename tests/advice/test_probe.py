@@ -143,6 +143,16 @@ def test_advice_counts_adams_second_moment_also_within_a_loss_scaler(monkeypatch
     assert [bool(one.preconditioner) for one in seen] == [False, True]
 
 
+def test_advice_is_for_the_group_of_a_wrapper_within_a_multi_optimizer():
+    with mirrored(2).scope():
+        group = current_group()
+        wrapped = gc.CompressedOptimizer("sgd", group=group)
+        by_name = keras.optimizers.OptimizerMap(wrapped, {})
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.MultiOptimizer(by_name), "mse")
+    assert advise_module._group_of(model) is group
+
+
 def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):
     seconds = iter(range(1, 100))
     measured = []

@@ -48,6 +48,24 @@ def test_what_is_set_on_the_wrapper_in_place_of_the_inner_optimizer_is_refused(n
         replicas.step(gradients_at(0))
 
 
+def test_what_is_set_in_place_of_a_loss_scaler_inside_is_refused():
+    replicas = Replicas(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0)))
+    replicas.optimizer.dynamic_growth_steps = 5
+    with pytest.raises(ValueError, match="dynamic_growth_steps was set on the wrapper"):
+        replicas.step(gradients_at(0))
+
+
+def test_a_class_of_ones_own_may_have_settings_of_its_own():
+    class Own(gc.CompressedOptimizer):
+        def __init__(self, inner):
+            super().__init__(inner)
+            self.momentum = 0.5
+
+    variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
+    Own(keras.optimizers.SGD(1.0, momentum=0.9)).apply([np.ones(3, "float32")], [variable])
+    np.testing.assert_array_equal(variable, -np.ones(3))
+
+
 def test_attributes_and_methods_of_ones_own_may_be_set_on_the_wrapper():
     replicas, calls = Replicas("sgd"), []
     apply = replicas.optimizer.apply

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.optimizer.cases import Replicas, gradients_at, new_variables
-from tests.replicas import mirrored, stepper
+from tests.replicas import collective, mirrored, stepper
+from tests.workers import run_workers
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,9 @@ def test_adafactor_that_makes_nan_of_zeros_is_refused_with_methods_that_leave_th
     name = "adacomp" if compressor == "adacomp" else "top_k"
     with pytest.raises(ValueError, match=f"Adafactor makes NaN of .*{name}.*epsilon_1"):
         Replicas(
-            keras.optimizers.LossScaleOptimizer(inner) if scaled else inner, compressor=compressor
+            keras.optimizers.LossScaleOptimizer(inner) if scaled else inner,
+            collective(),
+            compressor=compressor,
         )
 
 
@@ -60,7 +63,30 @@ def test_the_default_choice_with_adafactor_is_between_methods_that_it_can_follow
     assert names == ["no_compression", "cast"]
 
 
-@pytest.mark.parametrize("compressor", ["cast", "power_sgd"])
+ADAFACTOR_UNDER_A_STRATEGY = """
+    import keras
+    import numpy as np
+    import tf_gradcomp as gc
+
+    with gc.MultiWorkerMirroredStrategy(compressor="adacomp").scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.Adafactor(0.01), "mse")
+    try:
+        model.fit(np.ones((4, 2)), np.ones((4, 3)), verbose=0)
+    except ValueError as error:
+        print("refused:", error)
+"""
+
+
+def test_adafactor_is_refused_with_a_sparse_method_on_the_strategy_as_well():
+    for worker in run_workers(ADAFACTOR_UNDER_A_STRATEGY, 2, deadline=120):
+        assert "Adafactor makes NaN of" in worker.stdout
+
+
+WHOLE = "adacomp(overrides={'.*': None})"
+
+
+@pytest.mark.parametrize("compressor", ["cast", "power_sgd", WHOLE])
 def test_adafactor_trains_behind_methods_that_send_all(compressor):
     replicas = Replicas(keras.optimizers.Adafactor(0.01), compressor=compressor)
     for step in range(3):

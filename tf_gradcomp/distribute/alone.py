@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from tf_gradcomp.tf_config import read_tf_config
 _USE_STRATEGY = (
     "create the model and its optimizer inside `with gc.MultiWorkerMirroredStrategy().scope():`"
 )
+_ON_PURPOSE = "To train alone on purpose, unset %s."
 _USE_LAUNCHER = "start the program by `gradcomp run --horovod` or `horovodrun --gloo`"
 _trained_with_others = threading.Event()  # in this process, at some time
 
@@ -42,15 +44,15 @@ def check_not_alone_by_mistake(group: Group) -> None:
         why = "Horovod knows of one process" if by_horovod else "there is no strategy here"
         raise ValueError(
             f"CompressedOptimizer: TF_CONFIG names {config.num_workers} workers, but {why}, and "
-            f"each of them would train alone: {_USE_LAUNCHER if by_horovod else _USE_STRATEGY}. To "
-            "train alone on purpose, unset TF_CONFIG."
+            f"each of them would train alone: {_USE_LAUNCHER if by_horovod else _USE_STRATEGY}. "
+            f"{_ON_PURPOSE % 'TF_CONFIG'}"
         )
     name, size = horovod_here.unseen()
     if size > 1:
         raise ValueError(
             f"CompressedOptimizer: {name} says that this is one of {size} processes, but Horovod "
             f"was built without MPI and knows of one: {_USE_LAUNCHER}, or build it with "
-            "HOROVOD_WITH_MPI=1."
+            f"HOROVOD_WITH_MPI=1. {_ON_PURPOSE % name}"
         )
     if not by_horovod:
         check_not_of_horovod()
@@ -69,4 +71,5 @@ def check_not_of_horovod() -> None:
             "them would train alone: exchange gradients by Horovod, with hvd.init() and "
             'gc.CompressedOptimizer(..., group="horovod"); or start the program by `gradcomp run` '
             f"or with TF_CONFIG, and {_USE_STRATEGY}."
+            + (f" {_ON_PURPOSE % name}" if name in os.environ else "")
         )

@@ -25,6 +25,9 @@ def means_over_replicas(strategy: tf.distribute.Strategy, values: Any) -> Any:
     Returns:
         The same structure, equal on all workers; in the dtypes of the floats, and float64 for all
         other dtypes, as `Strategy.reduce` returns them.
+
+    Raises:
+        ValueError: If one of them is no number, or XLA is to compile the step.
     """
     parts = _parts(strategy, tf.nest.flatten(values))
     dtypes = [some[0].dtype for some in parts]
@@ -52,10 +55,29 @@ def sums_over_replicas(strategy: tf.distribute.Strategy, values: Sequence[Any]) 
 
 def _parts(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[list[tf.Tensor]]:
     """What the replicas of this worker have of each value."""
+    if tf_private.in_xla() and tf_private.in_multi_worker_mode(strategy):
+        raise ValueError(
+            "Metrics of several workers cannot be averaged in code that XLA compiles; use "
+            "jit_compile=False in model.compile."
+        )
     return [
-        [tf.convert_to_tensor(part) for part in strategy.experimental_local_results(value)]
-        for value in values
+        [_number(part) for part in strategy.experimental_local_results(value)] for value in values
     ]
+
+
+def _number(part: Any) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(part)
+    except (TypeError, ValueError):
+        tensor = None
+    dtype = None if tensor is None else tensor.dtype
+    if dtype is None or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        raise ValueError(
+            "What a step returns, by train_step or by metrics, is averaged over the replicas: "
+            f"expected tensors of real numbers; received {part!r}. Leave it out, or log it by a "
+            "callback."
+        )
+    return tensor
 
 
 def _sums(

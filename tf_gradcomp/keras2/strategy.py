@@ -13,6 +13,7 @@ from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_
 from tf_gradcomp.distribute.means import sums_over_replicas
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras2 import keras_private
+from tf_gradcomp.wrapper import checks
 from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
 
 __all__ = ["MultiWorkerMirroredStrategy"]
@@ -33,6 +34,9 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> 
         if isinstance(strategy, CheckedStrategy):
             strategy.check_gradients(gradients, variables)
         return original(pairs)
+    exchange = ops.gradient_exchange(variables)
+    if exchange.group.size > 1:
+        checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs)
     # A loss scaler looks at the sums to know that a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
     reduced = reduce_gradients(ops, gradients, variables, if_skipped)

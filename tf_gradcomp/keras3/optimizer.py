@@ -209,7 +209,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
         checks.check_one_for_each(grads, trainable_variables)
-        checks.check_set_on_inner(self, self._core, self._made_with)
+        made_with = self._made_with if type(self) is CompressedOptimizer else vars(self)
+        checks.check_set_on_inner(self, checks.in_loss_scaler(self.inner_optimizer), made_with)
         if not grads:
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))

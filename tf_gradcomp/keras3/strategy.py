@@ -13,6 +13,7 @@ from tf_gradcomp.distribute.means import means_over_replicas
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all agree on overflows)
+from tf_gradcomp.wrapper import checks
 from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
 
 __all__ = ["MultiWorkerMirroredStrategy"]
@@ -34,6 +35,9 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
         )
     trained = keras_private.optimizer_variables(optimizer)
     gradients, variables = zip(*grads_and_vars, strict=True)
+    exchange = ops.gradient_exchange(trained)
+    if exchange.group.size > 1:
+        checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs)
     reduced = reduce_gradients(ops, gradients, variables, trained=trained)
     return list(zip(reduced, variables, strict=True))
 
@@ -41,7 +45,7 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
 def _means_of_step(
     strategy: tf.distribute.Strategy, outputs: Any, original: Callable[[], Any]
 ) -> Any:
-    if not isinstance(strategy, CheckedStrategy):
+    if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
         return original()
     return means_over_replicas(strategy, outputs)
 

@@ -17,7 +17,7 @@ from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.wrapper.checks import in_loss_scaler
-from tf_gradcomp.wrapper.compressed import compressed_in, compressed_optimizer
+from tf_gradcomp.wrapper.compressed import compressed_in
 from tf_gradcomp.wrapper.precondition import AUTO
 
 
@@ -77,7 +77,7 @@ def advise(
 
 
 def _group_of(model: keras.Model) -> Group:
-    optimizer = compressed_optimizer(model)
+    optimizer = next(compressed_in(model.optimizer), None)
     return optimizer.group if optimizer else current_group()
 
 

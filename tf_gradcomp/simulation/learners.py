@@ -20,6 +20,7 @@ from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.simulation.exchange import Gradient, LearnersExchange
 from tf_gradcomp.simulation.similarity import Similarity
+from tf_gradcomp.wrapper import checks
 from tf_gradcomp.wrapper.precondition import AUTO
 
 adam, keras_private = door("adam"), door("keras_private")
@@ -107,6 +108,9 @@ class Learners:
         self.exchange = LearnersExchange(
             model, learners, method, checked_policy(policy), precondition, graph
         )
+        if learners > 1:
+            core = checks.in_loss_scaler(model.optimizer)[-1]
+            checks.check_keeps_zeros(core, method, self.exchange.specs)
         self.plans: list[PlanInForce] = []
         self._size = learners
         self._skipped_steps = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.handshake import WorkersDisagreeError
 from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.keras_here import IS_KERAS_2, NAME, keras
+from tf_gradcomp.policy import GradientSpec
 
 _WHAT_HOROVOD_DOES = (
     "gradients would be summed twice, or averages of weights taken without any sum"
@@ -188,13 +188,14 @@ _OF_INNER = (
 )
 
 
-def check_set_on_inner(wrapper: Any, inner: Any, made_with: Collection[str]) -> None:
+def check_set_on_inner(wrapper: Any, inside: Sequence[Any], made_with: Collection[str]) -> None:
     """Refuses settings of the wrapper itself, which has no use for them.
 
     Args:
         wrapper: The wrapper.
-        inner: The optimizer inside that updates.
-        made_with: The attributes that the wrapper had when it was made.
+        inside: The optimizers inside: a loss scaler, if there is one, and what updates.
+        made_with: The attributes that the wrapper had when it was made; all, where a class of the
+            user's has others.
 
     Raises:
         ValueError: If one is set, with what to do.
@@ -202,7 +203,8 @@ def check_set_on_inner(wrapper: Any, inner: Any, made_with: Collection[str]) -> 
     useless = [name for name in _OF_INNER if getattr(wrapper, name, None)]
     later = [name for name in vars(wrapper) if name not in made_with and name[0] != "_"]
     # Such as momentum; but not methods, which one may replace by one's own.
-    useless += [n for n in later if hasattr(inner, n) and not hasattr(type(wrapper), n)]
+    of_inside = [name for name in later if any(hasattr(one, name) for one in inside)]
+    useless += [name for name in of_inside if not hasattr(type(wrapper), name)]
     if useless:
         raise ValueError(
             f"CompressedOptimizer: {', '.join(useless)} was set on the wrapper, where it has no "
@@ -223,19 +225,30 @@ def loses_zeros(optimizer: Any) -> bool:
     return isinstance(optimizer, adafactor) and optimizer.epsilon_1 < _LEAST_EPSILON_1
 
 
-def check_keeps_zeros(optimizer: Any, methods: Iterable[Compressor]) -> None:
-    """Refuses an optimizer of which `loses_zeros` is true behind sparse methods.
+def check_keeps_zeros(
+    optimizer: Any, compressor: Compressor, specs: Sequence[GradientSpec]
+) -> None:
+    """Refuses an optimizer of which `loses_zeros` is true behind a sparse method.
+
+    Args:
+        optimizer: What applies the gradients.
+        compressor: What they are exchanged by, by several replicas.
+        specs: What is known of them. Adafactor has no rows and columns of vectors.
 
     Raises:
         ValueError: With the reason and the way out.
     """
-    stages = itertools.chain.from_iterable(map(in_turn, methods))
-    sparse = [one for stage in stages for one in (stage, getattr(stage, "method", stage))]
-    name = next((one.name for one in sparse if one.delays_unless is not None), None)
-    if name and loses_zeros(optimizer):
+    if not loses_zeros(optimizer):
+        return
+    matrices = [spec for spec in specs if len(spec.shape) > 1]
+    for stage in in_turn(compressor):
+        method = getattr(stage, "method", stage)
+        whole = method.delays_unless
+        if whole is None or all(one == whole for one in method.settings(matrices) or [None]):
+            continue
         raise ValueError(
-            f"CompressedOptimizer: {type(optimizer).__name__} makes NaN of gradients that are zero "
-            f"in a whole row and column, and {name!r} leaves them so until they are sent. Use "
+            f"{type(optimizer).__name__} makes NaN of gradients that are zero in a whole row and "
+            f"column, and {method.name!r} leaves them so until they are sent. Use "
             f"epsilon_1={_LEAST_EPSILON_1} or more, 'cast' or 'qsgd', or another optimizer."
         )
 

@@ -146,9 +146,9 @@ class Compressed:
                 **checks.facts_of("inner optimizer", self.inner_optimizer),
                 "precondition": self.precondition,
             }
-        if self.group.size > 1:
-            checks.check_keeps_zeros(self._core, compressors.methods_of(self._given, lags=True))
         self.exchange.build(variables, facts)
+        if self.group.size > 1:
+            checks.check_keeps_zeros(self._core, self.exchange.compressor, self.exchange.specs)
         if measuring.is_on():
             self._measuring = self._new_measuring()
 
