@@ -15,10 +15,12 @@ import pytest
 import tf_gradcomp
 from tests.workers import PYTHON, server
 
-# A shell that runs the tests in the background has its children ignore Ctrl-C; undo that.
+# A shell that runs the tests in the background has its children ignore Ctrl-C, and nohup the end of
+# the terminal; undo that.
 ENTRY = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from tf_gradcomp.cli.main import main
 sys.exit(main(prog_name="gradcomp"))
 """
@@ -250,6 +252,12 @@ def on_terminal(*args):
     return b"".join(chunks).decode()
 
 
+OWN_TERMINAL = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+"""
+
+
 def test_a_closed_terminal_ends_the_job_as_ctrl_c_does(program, tmp_path):
     path = program(f"""
         try:
@@ -261,14 +269,24 @@ def test_a_closed_terminal_ends_the_job_as_ctrl_c_does(program, tmp_path):
             time.sleep(0.5)
             open({str(tmp_path)!r} + f"/cleaned{{index}}", "w").close()
     """)
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [*COMMAND, "run", "-n", "2", path], {**ENV, "TERM": "xterm"})
-    seen = b""
-    while seen.count(b"still here") < 10:
-        seen += os.read(terminal, 4096)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+    terminal, secondary = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", OWN_TERMINAL + ENTRY, "run", "-n", "2", path],
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        start_new_session=True,
+        env={**ENV, "TERM": "xterm"},
+    ) as process:
+        os.close(secondary)
+        seen = b""
+        while seen.count(b"still here") < 10:
+            seen += os.read(terminal, 4096)
+        os.close(terminal)
+        try:
+            assert process.wait(timeout=60) == 128 + signal.SIGHUP
+        finally:
+            process.kill()
     assert {file.name for file in tmp_path.glob("cleaned*")} == {"cleaned0", "cleaned1"}
 
 
