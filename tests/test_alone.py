@@ -20,6 +20,11 @@ CLUSTER = {"worker": ["a:1", "b:1"]}
 LAUNCHERS_SIZES = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
 
 
+@pytest.fixture(autouse=True)
+def _has_trained_with_nobody(monkeypatch):
+    monkeypatch.setattr(alone, "_trained_with_others", threading.Event())
+
+
 def take_a_step():
     variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
     optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0))
@@ -93,10 +98,18 @@ def test_a_model_may_be_loaded_without_a_strategy(monkeypatch, tmp_path):
         loaded.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0)
 
 
+@pytest.mark.parametrize(("processes", "of_horovod"), [(2, 2), (1, 2)], ids=["all", "a set of one"])
+def test_ranks_of_horovod_are_not_alone_where_tf_config_is_set_as_well(
+    monkeypatch, processes, of_horovod
+):
+    set_tf_config(monkeypatch, CLUSTER, "worker", 1)
+    import_horovod(monkeypatch, size=of_horovod)
+    alone.check_not_alone_by_mistake(types.SimpleNamespace(processes=processes))
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_after_a_job_the_chief_alone_may_go_on_without_the_others(monkeypatch, index):
     """As in TensorFlow's tutorial; where all forgot the scope, each would train another model."""
-    monkeypatch.setattr(alone, "_trained_with_others", threading.Event())
     alone._trained_with_others.set()
     set_tf_config(monkeypatch, CLUSTER, "worker", index)
     if index == 0:

@@ -260,7 +260,7 @@ def test_a_variable_it_was_not_built_for_is_refused():
     step = stepper(
         exchanging.strategy, lambda grads: exchanging.reduce(grads, [stranger]), graph=False
     )
-    with pytest.raises(ValueError, match=r"'stranger' is not among.*: v0, v1\. Build the"):
+    with pytest.raises(ValueError, match=r"'stranger' is not among.*: v0, v1\. .*build the"):
         step([[np.zeros(3, "float32")]] * 2)
 
 

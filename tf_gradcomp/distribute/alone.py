@@ -36,9 +36,12 @@ def check_not_alone_by_mistake(group: Group) -> None:
     """
     if group.processes > 1:
         _trained_with_others.set()
+        return
     if tf.distribute.has_strategy() or (_trained_with_others.is_set() and is_chief()):
         return
     by_horovod = not isinstance(group, StrategyGroup)
+    if by_horovod and horovod_here.size()[1] > 1:  # by a set of processes that it was given
+        return
     config = read_tf_config()
     if config is not None and config.rank is not None and config.num_workers > 1:
         why = "Horovod knows of one process" if by_horovod else "there is no strategy here"
