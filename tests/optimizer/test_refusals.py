@@ -83,6 +83,17 @@ def test_adafactor_is_refused_with_a_sparse_method_on_the_strategy_as_well():
         assert "Adafactor makes NaN of" in worker.stdout
 
 
+def test_adafactor_of_vectors_alone_has_no_rows_and_columns_to_lose():
+    with mirrored(2).scope() as strategy:
+        variable = keras.Variable(np.zeros(4, "float32"), name="bias")
+        optimizer = gc.CompressedOptimizer(keras.optimizers.Adafactor(0.01), "top_k")
+        optimizer.build([variable])
+    step = stepper(strategy, lambda g: optimizer.apply(g, [variable]))
+    for _ in range(3):
+        step([[np.array([1, 0, 0, 0], "float32")]] * 2)
+    assert np.isfinite(variable.numpy()).all()
+
+
 WHOLE = "adacomp(overrides={'.*': None})"
 
 

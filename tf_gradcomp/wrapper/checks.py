@@ -238,9 +238,9 @@ def check_keeps_zeros(
     Raises:
         ValueError: With the reason and the way out.
     """
-    if not loses_zeros(optimizer):
-        return
     matrices = [spec for spec in specs if len(spec.shape) > 1]
+    if not matrices or not loses_zeros(optimizer):
+        return
     for stage in in_turn(compressor):
         method = getattr(stage, "method", stage)
         whole = method.delays_unless
