@@ -219,7 +219,7 @@ def plot(runs: Sequence[Run], link: str, path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What is compared, and where the records of its runs are kept.
+    """What is compared.
 
     Attributes:
         setting: How the task is trained.

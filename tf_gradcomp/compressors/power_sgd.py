@@ -18,7 +18,6 @@ from tf_gradcomp.compressors.wishes import AllReduce
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"
-_FLOAT_BYTES = 4
 SENT_WHOLE = 0  # in place of a rank, to the ops
 _DEFAULT_RANKS = dict.fromkeys(LAYER_KINDS, 4)
 
@@ -79,10 +78,8 @@ class PowerSGD(Compressor):
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int:
         """Of both factors, and of what is sent whole."""
-        return sum(
-            _FLOAT_BYTES * (rank * sum(_matrix(spec)) if rank else spec.elements)
-            for spec, rank in zip(specs, self.settings(specs), strict=True)
-        )
+        ranks = tf.constant(self.settings(specs), tf.int64)
+        return int(tf.reduce_sum(_tensor_bytes(specs, ranks)))
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Ranks; by default, from half of its own to twice it. 0, whole, for those too large."""
@@ -139,7 +136,7 @@ class PowerSGD(Compressor):
 def _tensor_bytes(specs: Sequence[GradientSpec], ranks: tf.Tensor) -> tf.Tensor:
     of_rank_1 = tf.constant([sum(_matrix(spec)) for spec in specs], tf.int64)
     whole = tf.constant([spec.elements for spec in specs], tf.int64)
-    return _FLOAT_BYTES * tf.where(ranks > SENT_WHOLE, ranks * of_rank_1, whole)
+    return 4 * tf.where(ranks > SENT_WHOLE, ranks * of_rank_1, whole)
 
 
 def _effective(spec: GradientSpec, rank: int | None) -> int:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_gradcomp.keras_here import keras
 from tf_gradcomp.wrapper.behaving_as import behaving_as
+from tf_gradcomp.wrapper.outputs_of_steps import on_outputs_of_steps
 
 Pairs = Sequence[tuple[Any, Any]]  # of gradients and variables
 
@@ -317,14 +318,7 @@ def on_sums_of_steps(sums: Callable[..., Any]) -> None:
     Keras asks the strategy for the sum of each over the workers, one after another; and by that it
     multiplies what metrics have counted on all of them by the number of workers.
     """
-    original = _training.reduce_per_replica
-
-    @functools.wraps(original)
-    def hooked(values: Any, strategy: tf.distribute.Strategy, reduction: str) -> Any:
-        as_keras = functools.partial(original, values, strategy, reduction)
-        return as_keras() if reduction not in ("auto", "sum") else sums(strategy, values, as_keras)
-
-    _training.reduce_per_replica = hooked
+    on_outputs_of_steps(_training, "sum", sums)
 
 
 def looks_for_nans(optimizer: Any) -> bool:

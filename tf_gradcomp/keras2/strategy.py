@@ -35,8 +35,8 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> 
             strategy.check_gradients(gradients, variables)
         return original(pairs)
     exchange = ops.gradient_exchange(variables)
-    if exchange.group.size > 1:
-        checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs)
+    replicas = exchange.group.size
+    checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
     # A loss scaler looks at the sums to know that a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
     reduced = reduce_gradients(ops, gradients, variables, if_skipped)
@@ -59,9 +59,7 @@ def _results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
         with strategy.knowing(counted, reduced):
             return original()
 
-    results = replica.merge_call(of_all)
-    _note_of_all(results)
-    return results
+    return replica.merge_call(of_all)
 
 
 def _note_of_all(results: Any) -> None:

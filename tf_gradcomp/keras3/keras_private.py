@@ -20,6 +20,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
 
 from tf_gradcomp.wrapper.behaving_as import behaving_as
+from tf_gradcomp.wrapper.outputs_of_steps import on_outputs_of_steps
 
 
 def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
@@ -217,14 +218,7 @@ def on_means_of_steps(mean: Callable[..., Any]) -> None:
     Keras asks the strategy for the mean of each over an axis that metrics don't have: TensorFlow
     refuses scalars, and a metric of each class would become one number. Each is a collective, too.
     """
-    original = _trainer.reduce_per_replica
-
-    @functools.wraps(original)
-    def hooked(values: Any, strategy: tf.distribute.Strategy, reduction: str) -> Any:
-        as_keras = functools.partial(original, values, strategy, reduction)
-        return as_keras() if reduction not in ("auto", "mean") else mean(strategy, values, as_keras)
-
-    _trainer.reduce_per_replica = hooked
+    on_outputs_of_steps(_trainer, "mean", mean)
 
 
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -36,8 +36,8 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
     trained = keras_private.optimizer_variables(optimizer)
     gradients, variables = zip(*grads_and_vars, strict=True)
     exchange = ops.gradient_exchange(trained)
-    if exchange.group.size > 1:
-        checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs)
+    replicas = exchange.group.size
+    checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
     reduced = reduce_gradients(ops, gradients, variables, trained=trained)
     return list(zip(reduced, variables, strict=True))
 

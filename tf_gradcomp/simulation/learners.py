@@ -108,9 +108,8 @@ class Learners:
         self.exchange = LearnersExchange(
             model, learners, method, checked_policy(policy), precondition, graph
         )
-        if learners > 1:
-            core = checks.in_loss_scaler(model.optimizer)[-1]
-            checks.check_keeps_zeros(core, method, self.exchange.specs)
+        core = checks.in_loss_scaler(model.optimizer)[-1]
+        checks.check_keeps_zeros(core, method, self.exchange.specs, learners)
         self.plans: list[PlanInForce] = []
         self._size = learners
         self._skipped_steps = 0

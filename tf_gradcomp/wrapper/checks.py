@@ -226,20 +226,21 @@ def loses_zeros(optimizer: Any) -> bool:
 
 
 def check_keeps_zeros(
-    optimizer: Any, compressor: Compressor, specs: Sequence[GradientSpec]
+    optimizer: Any, compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
 ) -> None:
     """Refuses an optimizer of which `loses_zeros` is true behind a sparse method.
 
     Args:
         optimizer: What applies the gradients.
-        compressor: What they are exchanged by, by several replicas.
+        compressor: What they are exchanged by.
         specs: What is known of them. Adafactor has no rows and columns of vectors.
+        replicas: How many there are; one exchanges nothing.
 
     Raises:
         ValueError: With the reason and the way out.
     """
     matrices = [spec for spec in specs if len(spec.shape) > 1]
-    if not matrices or not loses_zeros(optimizer):
+    if replicas == 1 or not matrices or not loses_zeros(optimizer):
         return
     for stage in in_turn(compressor):
         method = getattr(stage, "method", stage)

@@ -147,8 +147,9 @@ class Compressed:
                 "precondition": self.precondition,
             }
         self.exchange.build(variables, facts)
-        if self.group.size > 1:
-            checks.check_keeps_zeros(self._core, self.exchange.compressor, self.exchange.specs)
+        checks.check_keeps_zeros(
+            self._core, self.exchange.compressor, self.exchange.specs, self.group.size
+        )
         if measuring.is_on():
             self._measuring = self._new_measuring()
 
