@@ -306,6 +306,21 @@ def test_on_means_of_steps(monkeypatch):
     assert seen == [tf.distribute.get_strategy()]
 
 
+def test_on_data(monkeypatch):
+    class_ = trainer.TFEpochIterator
+    monkeypatch.setattr(class_, "__init__", class_.__init__)
+    seen = []
+    keras_private.on_data(lambda *facts: seen.append(facts))
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((5, 1), "float32")
+    model.fit(x, x, batch_size=2, verbose=0, validation_data=(x, x), validation_batch_size=5)
+    model.evaluate(tf.data.Dataset.from_tensors((x, x)).filter(lambda *_: True), verbose=0)
+    model.predict(x, batch_size=1, steps=4, verbose=0)
+    strategy = tf.distribute.get_strategy()
+    assert seen == [(strategy, 3), (strategy, 1), (strategy, None), (strategy, 4)]
+
+
 def test_optimizer_variables(optimizer, variable):
     optimizer.build([variable])
     assert keras_private.optimizer_variables(optimizer) == [variable]

@@ -123,6 +123,9 @@ def mismatches():
         ("clipping", "inner optimizer's clipnorm: worker 0 has '2.0', worker 1 has '1.0'"),
         ("wrapped", "creating variable"),
         ("policy", "max_dense_elements"),
+        ("rows", "number of batches (for data of unequal sizes: dataset.repeat()"),
+        ("rows for validation", "number of batches"),
+        ("steps", "worker 0 has 1, worker 1 has 2"),
         *((method, "compressor") for method in compressors.names()),
     ],
 )

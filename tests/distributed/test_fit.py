@@ -21,7 +21,7 @@ UNCOMPRESSED = (
     "synchronized_batch_normalization",
 )
 CHECKS = {
-    "unwrapped": (*UNCOMPRESSED, "mean_of_a_step", "values_of_each_class"),
+    "unwrapped": (*UNCOMPRESSED, "mean_of_a_step", "values_of_each_class", "data_of_each"),
     "optimizer": (
         *UNCOMPRESSED,
         "forms_of_input",
@@ -97,6 +97,17 @@ def test_a_loop_in_a_function_trains_as_fit_does():
     checks = seen("optimizer")[0]
     assert checks["loop_in_a_function"]["weights"] == checks["steps_per_execution"]["weights"]
     assert checks["loop_in_a_function"]["slots"] == checks["steps_per_execution"]["slots"]
+
+
+def test_a_worker_without_data_gets_empty_batches_until_all_have_none():
+    first, second = (report["data_of_each"]["rows"] for report in seen("unwrapped"))
+    assert first == [4, 4, 4, 0, 0]
+    assert second == [4, 4, 4, 4, 4]
+
+
+def test_a_worker_with_data_does_not_wait_to_hear_whether_others_have_some():
+    late, early = (report["data_of_each"] for report in seen("unwrapped"))
+    assert early["got"] < late["begun"]
 
 
 def test_run_eagerly_trains_as_the_graph_does():

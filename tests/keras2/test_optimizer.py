@@ -333,6 +333,22 @@ def test_slots():
             np.testing.assert_allclose(slot, [value, value], rtol=1e-4)
 
 
+def test_on_data(monkeypatch):
+    class_ = keras_private._data_adapter.DataHandler
+    monkeypatch.setattr(class_, "__init__", class_.__init__)
+    seen = []
+    keras_private.on_data(lambda *facts: seen.append(facts))
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((5, 1), "float32")
+    keras.layers.Normalization().adapt(x)  # without a strategy
+    model.fit(x, x, batch_size=2, verbose=0, validation_data=(x, x), validation_batch_size=5)
+    model.evaluate(tf.data.Dataset.from_tensors((x, x)).filter(lambda *_: True), verbose=0)
+    model.predict(x, batch_size=1, steps=4, verbose=0)
+    strategy = tf.distribute.get_strategy()
+    assert seen == [(strategy, 3), (strategy, 1), (strategy, None), (strategy, 4)]
+
+
 def test_looks_for_nans():
     for inner in (legacy.SGD(0.1), keras.optimizers.SGD(0.1)):
         assert not keras_private.looks_for_nans(inner)

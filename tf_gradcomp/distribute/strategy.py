@@ -24,6 +24,11 @@ from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.tf_config import read_tf_config
 
+_BATCHES = (
+    "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
+    "validation_steps or steps on all workers)"
+)
+
 
 class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """`MultiWorkerMirroredStrategy` with checks, and with a compressor if asked to.
@@ -148,6 +153,17 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         self._agreement.check([path_of(v) for _, v in present], [g for g, _ in present])
 
+    def check_batches(self, batches: int | None) -> None:
+        """Checks, before Keras goes through data, that all workers end an epoch at the same step.
+
+        Args:
+            batches: In an epoch; None where Keras goes on until no worker has any more.
+
+        Raises:
+            WorkersDisagreeError: On every worker, naming the numbers.
+        """
+        self._group.agree({"next action": "going through data", _BATCHES: batches})
+
     def _compressed_ops(self) -> CompressedAllReduce:
         if self.compressor is None:
             raise ValueError(
@@ -173,17 +189,24 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         structure is reduced leaf by leaf; but where Keras itself asks for the mean of one over the
         replicas, it is a batch of data of which it learns the shapes. Of that each worker keeps its
         own, for integers and strings have no mean and workers' batches may differ in size.
+
+        Before each step, TensorFlow's iterators ask how many replicas have data, which only has to
+        be known where this worker has none: one that has some begins its step at once.
         """
         if id(value) in self._known:
             return self._known[id(value)]
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
-            if axis is None and _called_by_keras(inspect.currentframe()):
+            if axis is None and _called_by("keras.", inspect.currentframe()):
                 return tf.nest.map_structure(self._own, value)
             return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
         if axis is not None and _rank(self, value) == 0:
             axis = None
         self._check_before_start("reducing a value")
-        return super().reduce(reduce_op, value, axis)
+        reduced = super().reduce(reduce_op, value, axis)
+        frame = inspect.currentframe()
+        if not _called_by(tf_private.DATA, frame) or tf_private.in_loop_or_eager():
+            return reduced
+        return tf.cond(tf.reduce_any(value > 0), lambda: value, lambda: reduced)
 
     @contextlib.contextmanager
     def knowing(self, values: Sequence[Any], reduced: Sequence[tf.Tensor]) -> Iterator[None]:
@@ -265,10 +288,10 @@ class _CheckedScope:
         return self._stack.__exit__(*error)
 
 
-def _called_by_keras(frame: types.FrameType | None) -> bool:
-    """Whether code of Keras has called what runs in a frame."""
+def _called_by(module: str, frame: types.FrameType | None) -> bool:
+    """Whether a module, named by its beginning, has called what runs in a frame."""
     caller = frame.f_back if frame else None
-    return caller is not None and caller.f_globals.get("__name__", "").startswith("keras.")
+    return caller is not None and caller.f_globals.get("__name__", "").startswith(module)
 
 
 def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:

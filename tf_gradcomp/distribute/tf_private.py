@@ -16,12 +16,15 @@ from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import collective_all_reduce_strategy as _collective_strategy
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
+from tensorflow.python.distribute import input_lib as _input_lib
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.trackable import base as _trackable
 
 # `CollectiveAllReduceExtended` asserts that its cross-device ops are of this class.
 CollectiveAllReduce: Any = _cross_device_ops.CollectiveAllReduce
+
+DATA = _input_lib.__name__  # where `Strategy.reduce` is asked whether any worker has data
 
 _HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
 _WORKERS_GROUP_KEY = 2_000_000  # likewise
@@ -180,6 +183,15 @@ def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
         launcher_._next_instance_key = functools.partial(
             _next_instance_key, counters[group], launcher_._next_instance_key
         )
+
+
+def in_loop_or_eager() -> bool:
+    """Whether code runs eagerly, or is traced within a loop or branch of a function.
+
+    There, the order of collectives that don't wait for each other may differ among workers.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    return tf.executing_eagerly() or _within_control_flow(graph)
 
 
 def _next_instance_key(counter: tf.Variable, fed_key: Callable[[], Any]) -> Any:

@@ -25,6 +25,7 @@ Pairs = Sequence[tuple[Any, Any]]  # of gradients and variables
 NewStyle = keras.optimizers.Optimizer
 Legacy = keras.optimizers.legacy.Optimizer
 _PACKAGE = NewStyle.__module__.partition(".")[0]  # keras, or tf_keras
+_data_adapter: Any = importlib.import_module(f"{_PACKAGE}.src.engine.data_adapter")
 _metrics_utils: Any = importlib.import_module(f"{_PACKAGE}.src.utils.metrics_utils")
 _training: Any = importlib.import_module(f"{_PACKAGE}.src.engine.training")
 _utils = importlib.import_module(f"{_PACKAGE}.src.optimizers.utils")
@@ -319,6 +320,23 @@ def on_sums_of_steps(sums: Callable[..., Any]) -> None:
     multiplies what metrics have counted on all of them by the number of workers.
     """
     on_outputs_of_steps(_training, "sum", sums)
+
+
+def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None:
+    """Has `check(strategy, batches)` called where `fit`, `evaluate` or `predict` takes its data.
+
+    `batches` is their number in an epoch: Keras ends it after so many, whatever other workers have.
+    It is None where it goes on until no worker has any more. Nothing public tells it beforehand.
+    """
+    original = _data_adapter.DataHandler.__init__
+
+    @functools.wraps(original)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if kwargs.get("distribute", True):
+            check(tf.distribute.get_strategy(), self.inferred_steps)
+
+    _data_adapter.DataHandler.__init__ = hooked
 
 
 def looks_for_nans(optimizer: Any) -> bool:

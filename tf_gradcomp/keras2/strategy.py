@@ -14,7 +14,7 @@ from tf_gradcomp.distribute.means import sums_over_replicas
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras2 import keras_private
 from tf_gradcomp.wrapper import checks
-from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
+from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy, check_batches
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
@@ -94,4 +94,5 @@ def _is_reduced(variable: Any) -> bool:
 keras_private.on_sums_of_steps(_sums_of_step)
 keras_private.on_result_of_metric(_note_of_all)
 keras_private.on_results_of_metrics(_results_of_metrics)
+keras_private.on_data(check_batches)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)

@@ -221,6 +221,22 @@ def on_means_of_steps(mean: Callable[..., Any]) -> None:
     on_outputs_of_steps(_trainer, "mean", mean)
 
 
+def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None:
+    """Has `check(strategy, batches)` called where `fit`, `evaluate` or `predict` takes its data.
+
+    `batches` is their number in an epoch: Keras ends it after so many, whatever other workers have.
+    It is None where it goes on until no worker has any more. Nothing public tells it beforehand.
+    """
+    original = _trainer.TFEpochIterator.__init__
+
+    @functools.wraps(original)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        check(self._distribute_strategy, self.num_batches)
+
+    _trainer.TFEpochIterator.__init__ = hooked
+
+
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The variables an optimizer was built for; there is no public list of them."""
     return optimizer._trainable_variables

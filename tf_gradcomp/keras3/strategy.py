@@ -14,7 +14,7 @@ from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all agree on overflows)
 from tf_gradcomp.wrapper import checks
-from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
+from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy, check_batches
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
@@ -50,5 +50,6 @@ def _means_of_step(
     return means_over_replicas(strategy, outputs)
 
 
+keras_private.on_data(check_batches)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)
 keras_private.on_means_of_steps(_means_of_step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from tf_gradcomp import compressors
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.distribute.method import Candidate, Method
@@ -40,3 +42,9 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         methods = compressors.methods_of(compressor, lags=True)  # the optimizer may be Adam
         candidates = [Candidate(method) for method in methods]
         return Method(repr(compressor), candidates, choose)
+
+
+def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:
+    """What Keras is to call where it takes data: see `CheckedStrategy.check_batches`."""
+    if isinstance(strategy, CheckedStrategy):
+        strategy.check_batches(batches)

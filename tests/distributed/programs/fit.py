@@ -1,7 +1,9 @@
 """Keras' fit, evaluate and predict with what is around them: FOLDER WAY,... CHECK,..."""
 
+import contextlib
 import os
 import pathlib
+import time
 
 import keras
 import numpy as np
@@ -9,7 +11,7 @@ import tensorflow as tf
 from common import Setup, classification_loss, dense_model, digits, state_digest
 
 import tf_gradcomp as gc
-from tests.ranks import argument, digest, report
+from tests.ranks import RANK, argument, digest, report
 
 FOLDER = pathlib.Path(argument(1))
 BATCH = 32
@@ -90,6 +92,32 @@ def loop_in_a_function(setup):
     for _ in range(2):
         train(batches)
     return state_digest(model)
+
+
+def data_of_each(setup):
+    """Rows of each step, of batches of 4, where worker 0 has 3 of them and worker 1 has 5."""
+    rows = tf.data.Dataset.range(12 if RANK == 0 else 20)
+    batches = rows.filter(lambda _: True).batch(4)  # so that nobody knows how many there are
+    data = iter(setup.strategy.distribute_datasets_from_function(lambda _: batches))
+    last = tf.Variable(0.0, dtype=tf.float64)
+
+    @tf.function
+    def step():
+        rows = tf.size(setup.strategy.experimental_local_results(data.get_next())[0])
+        with tf.control_dependencies([rows]):
+            last.assign(tf.timestamp())
+        return rows
+
+    seen = [int(step())]
+    if RANK == 0:
+        time.sleep(3)
+    before = time.time()
+    with contextlib.suppress(tf.errors.OutOfRangeError):
+        while True:
+            seen.append(int(step()))
+            if len(seen) == 2:
+                second = {"begun": before, "got": float(last)}
+    return {"rows": seen, **second}
 
 
 def trained_as_above(setup, **compile_args):

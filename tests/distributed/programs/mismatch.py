@@ -29,7 +29,7 @@ def settings_of_the_strategy():
     strategy_with(compressor=gc.compressors.AdaComp(50 if ODD else 500), two_level=not ODD)
 
 
-def train(strategy, layers=2, classes=3, optimizer=None, **compile_args):
+def train(strategy, layers=2, classes=3, optimizer=None, rows=64, **of_fit):
     keras.backend.clear_session()
     with strategy.scope():
         hidden = [keras.layers.Dense(8) for _ in range(layers)]
@@ -37,9 +37,8 @@ def train(strategy, layers=2, classes=3, optimizer=None, **compile_args):
         model.compile(
             optimizer() if optimizer else gc.CompressedOptimizer("adam"),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            **compile_args,
         )
-    model.fit(x, y, batch_size=32, epochs=1, verbose=0)
+    return model.fit(x[:rows], y[:rows], batch_size=32, epochs=1, verbose=0, **of_fit)
 
 
 # For each method two settings that workers may not have side by side.
@@ -80,6 +79,9 @@ MODELS = {
             "sgd", policy=gc.Policy(max_dense_elements=5 if ODD else 6)
         ),
     ),
+    "rows": lambda s: train(s, rows=64 if ODD else 32),
+    "rows for validation": lambda s: train(s, validation_data=(x[32 * ODD :], y[32 * ODD :])),
+    "steps": lambda s: train(s, steps_per_epoch=1 + ODD),
     **{
         name: lambda s, two=two: train(s, optimizer=lambda: gc.CompressedOptimizer("sgd", two[ODD]))
         for name, two in METHODS.items()
