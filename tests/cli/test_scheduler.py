@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import COMMAND, ENV, gradcomp, program  # noqa: F401
+from tf_gradcomp.cli.run import thread_settings
 from tf_gradcomp.launch import scheduled
 from tf_gradcomp.launch.scheduler import expand_counts, expand_hosts, slurm_addresses
 
@@ -66,21 +67,32 @@ def test_tasks_that_are_not_in_blocks_are_refused():
     [
         ({}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, outside of a step
-        (SLURM, ("srun", 2, 3, False)),
+        (SLURM, ("srun", 2, 3, 1)),
+        (SLURM | {"SLURM_PROCID": "1"}, ("srun", 1, 3, 2)),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
         (
             SLURM  # of the daemon that has started the rank
             | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
             | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            ("mpirun", 1, 2, True),
+            ("mpirun", 1, 2, 2),
         ),
-        ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"}, ("mpirun", 5, 8, False)),
-        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"}, ("srun", 2, 3, False)),  # srun --mpi=pmi2
+        ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"}, ("mpirun", 5, 8, 4)),
+        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"}, ("srun", 2, 3, 1)),  # srun --mpi=pmi2
     ],
 )
 def test_who_has_started_this_process(env, rank):
     found = scheduled(env)
-    assert (found and (found.scheduler, found.rank, found.size, found.all_here)) == rank
+    assert (found and (found.scheduler, found.rank, found.size, found.here)) == rank
+
+
+def test_ranks_of_a_machine_share_its_cores_out(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    threads = {}
+    for cores in (16, 8, 2):  # of no rank, of several, of this rank
+        place = scheduled({"PMI_RANK": "1", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"})
+        threads[cores] = thread_settings("auto", 1, place)["OMP_NUM_THREADS"]
+    assert threads == {16: "4", 8: "4", 2: "2"}
 
 
 def test_srun_starts_one_worker_for_each_task(program):  # noqa: F811

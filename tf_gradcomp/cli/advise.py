@@ -89,7 +89,7 @@ def advise(
         env = {
             **os.environ,
             VARIABLE: str(found),
-            **thread_settings(threads_per_worker, workers or 1),
+            **thread_settings(threads_per_worker, workers or 1, place),
         }
         if place is not None:
             result = run_rank(place, command, env, output="chief", all_to_stderr=as_json)

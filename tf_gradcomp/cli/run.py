@@ -144,7 +144,7 @@ def run(
     workers = 1 if place else _given(workers, args)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module), *args]
-    env = {**os.environ, **thread_settings(threads_per_worker, workers)}
+    env = {**os.environ, **thread_settings(threads_per_worker, workers, place)}
     if place:
         result = run_rank(place, command, env, output, grace, timeout, as_json)
     else:
@@ -315,12 +315,24 @@ def program_command(program: str, module: bool) -> list[str]:
     return [program]
 
 
-def thread_settings(threads: int | str | None, workers: int) -> dict[str, str]:
-    """The environment variables that give each worker so many threads."""
+def thread_settings(
+    threads: int | str | None, workers: int, place: Rank | None = None
+) -> dict[str, str]:
+    """The environment variables that give each worker so many threads.
+
+    Args:
+        threads: Their number; `"auto"` to share the cores out; None to leave it to TensorFlow.
+        workers: How many are started from here.
+        place: What a scheduler says of this process. It may have given ranks cores of their own, or
+            some to several of them, or none.
+    """
     if threads is None:
         return {}
     if threads == "auto":
-        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        threads = len(os.sched_getaffinity(0)) // workers
+        if place is not None:
+            threads = min(threads, (os.cpu_count() or 1) // place.here)
+        threads = max(1, threads)
     # Not TF_NUM_INTEROP_THREADS: a collective that waits for the others occupies such a thread.
     return {"TF_NUM_INTRAOP_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
 

@@ -46,23 +46,29 @@ class Rank:
         scheduler: `"srun"` or `"mpirun"`.
         rank: Which of the job's processes this is.
         size: How many there are.
-        all_here: Whether all of them are on this machine.
+        here: How many of them are on this machine.
     """
 
     scheduler: str
     rank: int
     size: int
-    all_here: bool
+    here: int
 
 
 def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
     """What started this process as one of several, or None."""
     for scheduler, *names in _VARIABLES:
         if all(name in env for name in names):
-            rank, size, here = (env[name] for name in names)
-            if int(size) > 1:
-                return Rank(scheduler, int(rank), int(size), here == size)
+            rank, size = (int(env[name]) for name in names[:2])
+            if size > 1:
+                return Rank(scheduler, rank, size, _beside(rank, env[names[2]]))
     return None
+
+
+def _beside(rank: int, counts: str) -> int:
+    """How many ranks are on the machine of one: `counts` is of all machines, or of that alone."""
+    of_each = [count for count in expand_counts(counts) for _ in range(count)]
+    return of_each[min(rank, len(of_each) - 1)]
 
 
 @contextlib.contextmanager
@@ -77,7 +83,7 @@ def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterat
     if place.scheduler == "srun":
         yield slurm_addresses(env)
         return
-    ports = ReservedPorts([_THIS_MACHINE if place.all_here else _own_host(env)])
+    ports = ReservedPorts([_THIS_MACHINE if place.here == place.size else _own_host(env)])
     try:
         yield _gathered_by_mpi(ports.addresses[0], place, env)
     finally:
