@@ -31,7 +31,8 @@ LOOP = """
             optimizer.apply(tape.gradient(loss, variables), variables)
         strategy.run(on_replica)
 
-    for _ in range(40):
+    for i in range(40):
+        print("step", i, flush=True)
         step()
     print("trained to the end")
 """
@@ -70,6 +71,16 @@ def test_what_was_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F8
     assert like_dense == {"no_compression": True, "cast": True, "adacomp": True, own: None}
     late = {one["method"]: one["late"] for one in found["predictions"]}
     assert late["no_compression"] == late["cast"] == 0 < late[own] < 0.8
+
+
+def test_several_replicas_of_a_worker_count_a_step_once(program):  # noqa: F811
+    two = "from tf_gradcomp.distribute import tf_private\ntf_private.use_logical_cpus(2)\n"
+    model = MODEL.replace("Strategy()", "Strategy(two_level=False)")
+    path = program(_joined(two, model, LOOP))
+    done = preloaded_gradcomp("advise", "-n", "1", "--json", path)
+    assert done.returncode == 0, done.stderr
+    steps = [line for line in done.stderr.splitlines() if "step " in line]
+    assert len(steps) in (13, 14)  # the program may begin one more before it is ended
 
 
 def test_a_program_that_is_too_short_is_told_so(program):  # noqa: F811

@@ -69,8 +69,11 @@ class Measuring:
     def after(self, reduced: Sequence[Any], seconds: tf.Tensor) -> list[Any]:
         """Notes that gradients are exchanged; the slowest replica's computing time counts."""
         bits = tf.bitcast(seconds[tf.newaxis], tf.int32)
+        member = self._group.member()
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
-            of_all = tf.bitcast(self._group.member().communicator.all_gather(bits), tf.float32)
+            of_all = tf.bitcast(member.communicator.all_gather(bits), tf.float32)
+            if member.local_replica:  # the first counts the steps of this process
+                return list(reduced)
             noted = tf.numpy_function(self._end_step, [tf.reduce_max(of_all)], tf.int64)
         with tf.control_dependencies([noted]):
             return tf.nest.map_structure(tf.identity, list(reduced), expand_composites=True)
