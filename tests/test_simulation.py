@@ -324,6 +324,61 @@ def test_adafactor_is_refused_as_in_a_job():
         gc.simulation.Learners(model, 2, "adacomp")
 
 
+def test_a_loss_that_is_a_sum_is_one_over_learners_as_over_workers(digits):
+    histories, models = [], []
+    for learners in (1, 4):
+        models.append(new_model(keras.optimizers.SGD(0.001)))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        models[-1].compile(models[-1].optimizer, loss)
+        simulated = gc.simulation.Learners(models[-1], learners, "no_compression")
+        histories.append(simulated.fit(batches(digits)))
+    assert histories[1]["loss"] == pytest.approx(histories[0]["loss"], rel=1e-4)
+    assert histories[0]["loss"][0] > 50  # the sum over 64 rows
+    for expected, actual in zip(*(model.variables for model in models), strict=True):
+        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=1e-3, atol=1e-5)
+    assert tf.distribute.get_strategy().num_replicas_in_sync == 1  # as before
+
+
+class OwnLoss(keras.Sequential):
+    """Computes its loss itself, and divides it as programs for several workers do."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return tf.reduce_mean(tf.square(y_pred - y)) / replicas
+
+
+def test_a_loss_of_ones_own_is_divided_where_a_job_would_divide_it():
+    x = np.linspace(-1, 1, 32).reshape(8, 4).astype("float32")
+    weights = []
+    for learners in (1, 2):
+        keras.utils.set_random_seed(0)
+        model = OwnLoss([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.5))
+        simulated = gc.simulation.Learners(model, learners, "no_compression")
+        simulated.train_on_batch(x, x[:, :2])
+        weights.append(model.get_weights())
+    for expected, actual in zip(*weights, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_was_compiled_anew_needs_new_learners(digits):
+    model = new_model()
+    learners = gc.simulation.Learners(model, 2)
+    learners.fit(batches(digits).take(1))
+    model.compile("sgd", model.loss)
+    with pytest.raises(ValueError, match="compiled anew"):
+        learners.fit(batches(digits).take(1))
+
+
+def test_float8_layers_are_refused_as_in_a_job():
+    layer = keras.layers.Dense(4, dtype="float8_from_float32")
+    model = keras.Sequential([keras.Input((8,)), layer])
+    model.compile("sgd", "mse")
+    gc.simulation.Learners(model, 1)
+    with pytest.raises(ValueError, match=r"kernel_scale.* are new values for these variables"):
+        gc.simulation.Learners(model, 2)
+
+
 def test_a_batch_with_weights_of_samples_is_refused(digits):
     weighted = tf.data.Dataset.from_tensor_slices((*digits, digits[1])).batch(BATCH)
     with pytest.raises(ValueError, match=r"pair of inputs and labels.*tuple of 3"):

@@ -366,6 +366,7 @@ def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
         (["-n", "2", "no/such.py"], "There is no program 'no/such.py' here."),
         (["-n", "2", "--timeout", "0", __file__], "0.0 is not in the range x>0"),
         (["-n", "2", "--grace", "-1", __file__], "-1.0 is not in the range x>=0"),
+        (["-n", "2", "--timeout", "nan", __file__], "'nan' is no number of seconds"),
         (["-n", "2", "--threads-per-worker", "0", __file__], "'0' is neither a number"),
         (["-n", "2", "--gpus-per-worker", "0", __file__], "0 is not in the range x>=1"),
         (["-n", "2", "--gpus-per-worker", "1", "--horovod", __file__], "leave out --gpus-per-w"),

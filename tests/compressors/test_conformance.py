@@ -471,7 +471,16 @@ def test_a_name_may_have_settings():
     assert compressor.scale_factor == 3
 
 
-@pytest.mark.parametrize("text", ["adacomp(", "adacomp(3)", "adacomp(bins=3)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "adacomp(",
+        "adacomp(3)",
+        "adacomp(bins=3)",
+        "adacomp(bin_sizes=3, bin_sizes=4)",
+        "adacomp(scale_factor=7/2)",
+    ],
+)
 def test_settings_that_cannot_be_read_are_refused(text):
     with pytest.raises(
         ValueError, match=r"compressor: cannot read 'adacomp\(.*expected a name, or"

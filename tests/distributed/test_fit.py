@@ -21,7 +21,15 @@ UNCOMPRESSED = (
     "synchronized_batch_normalization",
 )
 CHECKS = {
-    "unwrapped": (*UNCOMPRESSED, "mean_of_a_step", "values_of_each_class", "data_of_each"),
+    "unwrapped": (
+        "out_of_scope",
+        *UNCOMPRESSED,
+        "mean_of_a_step",
+        "values_of_each_class",
+        "float8",
+        "data_of_each",
+        "generators",
+    ),
     "optimizer": (
         *UNCOMPRESSED,
         "forms_of_input",
@@ -30,7 +38,7 @@ CHECKS = {
         "eager",
         "batch_normalization",
     ),
-    "strategy": (*UNCOMPRESSED, "mixed_precision", "two_optimizers"),
+    "strategy": (*UNCOMPRESSED, "eager", "mixed_precision", "two_optimizers"),
 }
 
 
@@ -53,9 +61,16 @@ def test_weights_and_slots_are_bit_equal_on_all_workers(way, check):
     assert_equal_state(*(report[check] for report in seen(way)))
 
 
-@pytest.mark.parametrize("check", ["batch_normalization", "eager", "loop_in_a_function"])
-def test_weights_and_slots_are_bit_equal_with(check):
-    assert_equal_state(*(report[check] for report in seen("optimizer")))
+@pytest.mark.parametrize(
+    ("check", "way"),
+    [
+        ("batch_normalization", "optimizer"),
+        ("loop_in_a_function", "optimizer"),
+        *(("eager", way) for way in COMPRESSED),
+    ],
+)
+def test_weights_and_slots_are_bit_equal_with(check, way):
+    assert_equal_state(*(report[check] for report in seen(way)))
 
 
 @pytest.mark.parametrize("check", ["callbacks_and_metrics", "steps_per_execution"])
@@ -99,6 +114,31 @@ def test_a_loop_in_a_function_trains_as_fit_does():
     assert checks["loop_in_a_function"]["slots"] == checks["steps_per_execution"]["slots"]
 
 
+def test_all_batches_of_a_generator_are_trained_on_in_step():
+    for rank, report in enumerate(seen("unwrapped")):
+        rows = [[4.0 * i + 2 * rank, 4.0 * i + 2 * rank + 1] for i in range(5)]
+        assert report["generators"] == {"fit": rows, "evaluate": rows, "slow": rows}
+
+
+def test_float8_layers_are_refused_where_keras_reduces():
+    for report in seen("unwrapped"):
+        assert "kernel_scale" in report["float8"]
+        assert "are new values for these variables" in report["float8"]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("model", "each of its 2 workers would train it alone"),
+        ("compile", "'loss/total' of a metric was created outside of the strategy's scope"),
+        ("metric", "'own/total' of a metric was created outside"),
+    ],
+)
+def test_what_is_created_outside_of_the_scope_is_refused(what, message):
+    for report in seen("unwrapped"):
+        assert message in report["out_of_scope"][what]
+
+
 def test_a_worker_without_data_gets_empty_batches_until_all_have_none():
     first, second = (report["data_of_each"]["rows"] for report in seen("unwrapped"))
     assert first == [4, 4, 4, 0, 0]
@@ -110,8 +150,9 @@ def test_a_worker_with_data_does_not_wait_to_hear_whether_others_have_some():
     assert early["got"] < late["begun"]
 
 
-def test_run_eagerly_trains_as_the_graph_does():
-    checks = seen("optimizer")[0]
+@pytest.mark.parametrize("way", COMPRESSED)
+def test_run_eagerly_trains_as_the_graph_does(way):
+    checks = seen(way)[0]
     graph, eager = checks["callbacks_and_metrics"], checks["eager"]
     np.testing.assert_allclose(eager["loss"], graph["history"]["loss"], rtol=1e-5)
 

@@ -20,6 +20,13 @@ from tests.optimizer.cases import (
 from tests.replicas import mirrored
 
 
+class Shrinking(keras.constraints.Constraint):
+    """Does something each time."""
+
+    def __call__(self, w):
+        return 0.9 * w
+
+
 def assert_equal_training(inner, *strategies, jit_compile=False, steps=5):
     """Trains a small model with and without compression, and compares every bit.
 
@@ -39,7 +46,7 @@ def assert_equal_training(inner, *strategies, jit_compile=False, steps=5):
                 keras.layers.Embedding(20, 8),
                 keras.layers.Flatten(),
                 keras.layers.Dense(10, activation="relu"),
-                keras.layers.Dense(3),
+                keras.layers.Dense(3, kernel_constraint=Shrinking()),
             ]
         )
         model.compile(optimizer, loss="mse", jit_compile=jit_compile)

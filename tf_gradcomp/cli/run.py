@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -47,6 +49,19 @@ class Threads(click.ParamType):
         self.fail(f"{value!r} is neither a number of threads nor 'auto'.", param, ctx)
 
 
+class Seconds(click.FloatRange):
+    """A time; unlike click's own range, without NaN."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return seconds
+
+
 @click.command(
     # What follows the program is the program's own, whatever it looks like.
     context_settings={"allow_interspersed_args": False},
@@ -70,7 +85,7 @@ class Threads(click.ParamType):
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=_GRACE,
     show_default=True,
     metavar="SECONDS",
@@ -78,7 +93,7 @@ class Threads(click.ParamType):
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="SECONDS",
     help="End the whole job after this time, with exit code 124.",
 )

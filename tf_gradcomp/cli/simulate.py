@@ -134,7 +134,9 @@ def simulate(
     folder = results_folder(results, [record, table, picture, of_settings], overwrite)
     runs = []
     with _progress(console) as progress:
-        for count, name, seed in itertools.product(learners, compressor, range(seeds)):
+        # Given twice, they would stand in the table as if they were seeds.
+        counts, names = dict.fromkeys(learners), dict.fromkeys(compressor)
+        for count, name, seed in itertools.product(counts, names, range(seeds)):
             made = make_task(seed=seed)
             runs.append(_run(made, name, count, seed, precondition, epochs, progress))
             # After each, for those behind it may be interrupted.

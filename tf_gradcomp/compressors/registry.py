@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 
@@ -107,12 +107,24 @@ def _from_text(text: str) -> Any:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise SyntaxError("settings have names")
-        return method(**{str(g.arg): ast.literal_eval(g.value) for g in call.keywords})
+        return method(**_settings(call.keywords))
     except (SyntaxError, TypeError) as error:
         raise ValueError(
             f"compressor: cannot read {text!r} ({error}); expected a name, or one with settings "
             f"such as {method.name}(warmup_steps=100)."
         ) from None
+
+
+def _settings(given: Sequence[ast.keyword]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for setting in given:
+        if setting.arg in settings:
+            raise SyntaxError(f"{setting.arg} is given twice")
+        try:
+            settings[str(setting.arg)] = ast.literal_eval(setting.value)
+        except ValueError:
+            raise SyntaxError(f"{ast.unparse(setting.value)} is no plain value") from None
+    return settings
 
 
 def class_named(name: str) -> type[Any]:

@@ -127,7 +127,7 @@ def reduce_gradients(
     of_values = [variables[i] for i in present]
     if context.num_replicas_in_sync == 1:
         totals = exchange.flush(values, of_values)
-    elif exchange.group.all_replicas.local_size == 1:
+    elif exchange.group.all_replicas.local_size == 1 and not tf.executing_eagerly():
         with ops.gradients_of(exchange, of_values, if_skipped):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
     else:
@@ -144,9 +144,10 @@ def _reduce_together(
     variables: Sequence[Any],
     if_skipped: float,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduces the gradients of several replicas in a process.
+    """Reduces the gradients of several replicas in a process, or eagerly.
 
-    TensorFlow's all-reduce has them all in one place, and none of them in its own context.
+    TensorFlow's all-reduce has them all in one place, and none of them in its own context; eagerly,
+    in a thread where there is no strategy.
     """
     group = exchange.group
 

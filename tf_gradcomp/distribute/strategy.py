@@ -7,12 +7,14 @@ import contextlib
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.chief import is_chief
 from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.agreement import GradientAgreement
 from tf_gradcomp.distribute.alone import check_not_of_horovod
@@ -28,6 +30,9 @@ _BATCHES = (
     "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
     "validation_steps or steps on all workers)"
 )
+
+
+_strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
 
 
 class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -78,6 +83,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._checking_variables = self._variables_agreed = False
         tf_private.allow_collectives_in_loops(self)
         self._started = False
+        _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
         self._group = StrategyGroup(self)
         self._agreement = GradientAgreement(self._group)
@@ -164,6 +170,22 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         self._group.agree({"next action": "going through data", _BATCHES: batches})
 
+    def check_model_outside(self) -> None:
+        """Refuses to have a model trained that was created outside of the scope.
+
+        A chief may do so once it has trained with the others: see `check_not_alone_by_mistake`.
+
+        Raises:
+            ValueError: With the reason and the way out.
+        """
+        if self._group.processes > 1 and not (self._started and is_chief()):
+            raise ValueError(
+                "The model was created outside of the scope of gc.MultiWorkerMirroredStrategy, and "
+                f"each of its {self._group.processes} workers would train it alone; create and "
+                "compile it inside `with strategy.scope():`. To train it alone on purpose, create "
+                "it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
+            )
+
     def _compressed_ops(self) -> CompressedAllReduce:
         if self.compressor is None:
             raise ValueError(
@@ -203,8 +225,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             axis = None
         self._check_before_start("reducing a value")
         reduced = super().reduce(reduce_op, value, axis)
-        frame = inspect.currentframe()
-        if not _called_by(tf_private.DATA, frame) or tf_private.in_loop_or_eager():
+        if tf_private.in_loop_or_eager() or not _called_by(tf_private.DATA, inspect.currentframe()):
             return reduced
         return tf.cond(tf.reduce_any(value > 0), lambda: value, lambda: reduced)
 
@@ -267,6 +288,20 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return value
 
         return next_creator(**{**kwargs, "initial_value": checked})
+
+
+def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
+    """Refuses to train a model that was created outside of the scope of the program's strategy.
+
+    Args:
+        strategy: The model's own.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy():
+        for other in _strategies:
+            other.check_model_outside()
 
 
 class _CheckedScope:

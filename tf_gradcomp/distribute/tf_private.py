@@ -6,9 +6,10 @@ each name used here, and fails by that name when a release changes it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -240,6 +241,21 @@ def use_logical_cpus(replicas: int) -> None:
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
     """Whether the strategy spans several workers; public API only tells the number of replicas."""
     return strategy.extended._in_multi_worker_mode()
+
+
+@contextlib.contextmanager
+def counting_replicas(replicas: int) -> Iterator[None]:
+    """Within this context, a program without a strategy is told of so many replicas.
+
+    Keras divides losses that are means by their number, and no others; no public API sets it.
+    """
+    extended = tf.distribute.get_strategy().extended
+    class_ = type(extended)
+    extended.__class__ = type(class_.__name__, (class_,), {"_num_replicas_in_sync": replicas})
+    try:
+        yield
+    finally:
+        extended.__class__ = class_
 
 
 def anonymous_name() -> str:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as _trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
 from tf_gradcomp.wrapper.behaving_as import behaving_as
 from tf_gradcomp.wrapper.outputs_of_steps import on_outputs_of_steps
@@ -235,6 +236,27 @@ def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None
         check(self._distribute_strategy, self.num_batches)
 
     _trainer.TFEpochIterator.__init__ = hooked
+
+
+def on_built(check: Callable[[keras.Model], None]) -> None:
+    """Has `check(model)` called where `fit`, `evaluate` and their kin have built model and metrics.
+
+    To know the shapes, Keras takes a batch of the data under a strategy. From a generator it would
+    take more, for batches are prefetched, and these would be lost: so it is given one that it has
+    kept.
+    """
+    class_ = _trainer.TensorFlowTrainer
+    original = class_._maybe_symbolic_build
+
+    @functools.wraps(original)
+    def hooked(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        adapter = getattr(iterator, "data_adapter", None)
+        if isinstance(adapter, GeneratorDataAdapter):
+            iterator, data_batch = None, adapter._first_batches[0]
+        original(self, iterator, data_batch)
+        check(self)
+
+    class_._maybe_symbolic_build = hooked
 
 
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

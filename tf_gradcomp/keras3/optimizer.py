@@ -130,7 +130,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if not self.passes_through():
             checks.check_created_in_scope(keras_private.step_counter(self._core))
         variables = list(variables)
-        checks.check_no_overwriting(variables, group)
+        checks.check_no_overwriting(variables, group.size)
         super().build(variables)
         self._build_exchange(variables)
         # Accumulators are there twice, so that checkpoints fit any number of replicas.
@@ -277,9 +277,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         def accumulate() -> None:
             each_replica(accumulation.add, args=(grads, variables))
-            # Keras averages weights on these steps, too.
+            # Keras averages and constrains weights on these steps, too.
             each_replica(keras_private.update_averages, args=(self._core,))
-            self._overwrite_by_averages(strategy, self._core.iterations + 1)
+            constrain = functools.partial(each_replica, _constrain, args=(variables,))
+            self._overwrite_by_averages(strategy, self._core.iterations + 1, constrain)
             counter.assign_add(1)
 
         steps = self._core.gradient_accumulation_steps
@@ -334,9 +335,16 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     ) -> contextlib.AbstractContextManager[None]:
         return momentum_only(self._core, divided, delayed)
 
-    def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, updates: Any) -> None:
+    def _overwrite_by_averages(
+        self,
+        strategy: tf.distribute.Strategy,
+        updates: Any,
+        otherwise: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Overwrites weights, and constrains what came of it, if that is due after `updates`."""
         core = self._core
         if not (core.use_ema and core.ema_overwrite_frequency):
+            otherwise()
             return
         variables = self._trainable_variables
 
@@ -345,7 +353,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             strategy.extended.call_for_each_replica(_constrain, args=(variables,))
 
         due = tf.equal(tf.cast(updates, tf.int64) % core.ema_overwrite_frequency, 0)
-        tf.cond(due, overwrite, lambda: None)
+        tf.cond(due, overwrite, otherwise)
 
     @property
     def _core(self) -> keras.optimizers.Optimizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_gradcomp.distribute import tf_private
@@ -23,6 +24,9 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
     """Stands in for the reduction of Keras' optimizers: our strategy checks, and may compress."""
     strategy = tf.distribute.get_strategy()
     ops = tf_private.cross_device_ops(strategy)
+    trained = keras_private.optimizer_variables(optimizer)
+    if isinstance(strategy, CheckedStrategy):
+        checks.check_no_overwriting(trained, strategy.num_replicas_in_sync)
     grads_and_vars = list(grads_and_vars)
     if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
         if isinstance(strategy, CheckedStrategy) and grads_and_vars:
@@ -33,7 +37,6 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
             "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, which "
             "can, and leave the strategy without a compressor."
         )
-    trained = keras_private.optimizer_variables(optimizer)
     gradients, variables = zip(*grads_and_vars, strict=True)
     exchange = ops.gradient_exchange(trained)
     replicas = exchange.group.size
@@ -50,6 +53,13 @@ def _means_of_step(
     return means_over_replicas(strategy, outputs)
 
 
+def _check_metrics(model: keras.Model) -> None:
+    strategy = model.distribute_strategy
+    if isinstance(strategy, CheckedStrategy) and strategy.num_replicas_in_sync > 1:
+        checks.check_metrics_created_in_scope(strategy, model.metrics)
+
+
+keras_private.on_built(_check_metrics)
 keras_private.on_data(check_batches)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)
 keras_private.on_means_of_steps(_means_of_step)

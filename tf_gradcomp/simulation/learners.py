@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.layer_plans import PlanInForce
@@ -110,8 +111,10 @@ class Learners:
         )
         core = checks.in_loss_scaler(model.optimizer)[-1]
         checks.check_keeps_zeros(core, method, self.exchange.specs, learners)
+        checks.check_no_overwriting(model.trainable_variables, learners)
         self.plans: list[PlanInForce] = []
         self._size = learners
+        self._optimizer = model.optimizer
         self._skipped_steps = 0
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced, reduce_retracing=True)
@@ -128,8 +131,13 @@ class Learners:
             similarity: Whether to measure how alike the learners are.
 
         Raises:
-            ValueError: If the batch cannot be shared out equally.
+            ValueError: If the batch cannot be shared out equally, or the model was compiled anew.
         """
+        if self.model.optimizer is not self._optimizer:
+            raise ValueError(
+                "Learners: the model was compiled anew, and these learners are for its optimizer "
+                "of before; make new ones."
+            )
         losses, all_gradients = [], []
         variables = self.model.trainable_variables
         for share in _shares(x, y, self._size):
@@ -257,10 +265,9 @@ class Learners:
 
     def _gradients_of_one(self, x: Any, y: Any) -> tuple[tf.Tensor, list[Gradient]]:
         variables = self.model.trainable_variables
-        with tf.GradientTape() as tape:
+        with tf_private.counting_replicas(self._size), tf.GradientTape() as tape:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
-            loss /= self._size  # as Keras under a strategy: sums make the mean
         return loss, tape.gradient(loss, [native(v) for v in variables])
 
     def _apply_reduced(self, reduced: list[Gradient], delayed: list[tf.Tensor]) -> None:

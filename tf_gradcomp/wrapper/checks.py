@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -313,14 +314,14 @@ def check_group(group: Group) -> None:
         )
 
 
-def check_no_overwriting(variables: Sequence[keras.Variable], group: Group) -> None:
+def check_no_overwriting(variables: Sequence[keras.Variable], replicas: int) -> None:
     """Refuses variables, where there are several replicas, whose gradients are new values."""
     overwritten = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
-    if overwritten and group.size > 1:
+    if overwritten and replicas > 1:
         raise ValueError(
-            f"CompressedOptimizer: the gradients of {', '.join(overwritten)} are new values for "
-            "these variables, as of float8 layers, and replicas cannot add them up; train on one "
-            "replica, or with another dtype policy than float8."
+            f"The gradients of {', '.join(overwritten)} are new values for these variables, as of "
+            "float8 layers, and replicas cannot add them up; train on one replica, or with another "
+            "dtype policy than float8."
         )
 
 
@@ -377,6 +378,23 @@ def check_created_in_scope(step_counter: keras.Variable) -> None:
             "CompressedOptimizer: the inner optimizer was created outside of the strategy's scope, "
             "and replicas would share its state; create it inside `with strategy.scope():`."
         )
+
+
+def check_metrics_created_in_scope(
+    strategy: tf.distribute.Strategy, metrics: Iterable[Any]
+) -> None:
+    """Refuses metrics that are not the strategy's: callbacks would act on each worker's own.
+
+    Raises:
+        ValueError: Naming one of them.
+    """
+    for variable in itertools.chain.from_iterable(metric.variables for metric in metrics):
+        if not strategy.extended.variable_created_in_scope(native(variable)):
+            raise ValueError(
+                f"{path_of(variable)!r} of a metric was created outside of the strategy's scope, "
+                "and each worker would have its own; create metrics, and call model.compile, "
+                "inside `with strategy.scope():`."
+            )
 
 
 def given_variables(variables: Sequence[keras.Variable] | None) -> Sequence[keras.Variable]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.distribute.method import Candidate, Method
-from tf_gradcomp.distribute.strategy import CheckedStrategy
+from tf_gradcomp.distribute.strategy import CheckedStrategy, check_trains_with_others
+from tf_gradcomp.keras_here import keras
 
 
 class MultiWorkerMirroredStrategy(CheckedStrategy):
@@ -42,6 +46,20 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         methods = compressors.methods_of(compressor, lags=True)  # the optimizer may be Adam
         candidates = [Candidate(method) for method in methods]
         return Method(repr(compressor), candidates, choose)
+
+
+def _checked_train_function(original: Any) -> Any:
+    """What makes the step of `fit`, but not for a model that each worker would train alone."""
+
+    @functools.wraps(original)
+    def hooked(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        check_trains_with_others(self.distribute_strategy)
+        return original(self, *args, **kwargs)
+
+    return hooked
+
+
+keras.Model.make_train_function = _checked_train_function(keras.Model.make_train_function)
 
 
 def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:

@@ -120,6 +120,87 @@ def data_of_each(setup):
     return {"rows": seen, **second}
 
 
+class Spy(keras.layers.Layer):
+    """Notes what rows it is given."""
+
+    def __init__(self, note):
+        super().__init__()
+        self.note = note
+
+    def call(self, x):
+        tf.numpy_function(lambda rows: self.note(rows[:, 0].tolist()), [x], [])
+        return x
+
+
+def generators(setup):
+    """The rows of each step; the second generator is still at work when the program ends."""
+    rows = []
+
+    def batches(count, seconds=0.0):
+        for i in range(count):
+            time.sleep(seconds)
+            x = np.arange(4 * i, 4 * i + 4, dtype="float32")[:, np.newaxis]
+            yield x, x
+
+    def spied():
+        return keras.Sequential([keras.layers.Input((1,)), Spy(rows.append), keras.layers.Dense(1)])
+
+    model = setup.model(spied, lambda: keras.optimizers.SGD(1e-6), loss="mse")
+    seen = {}
+    for name, run in {
+        "fit": lambda: model.fit(batches(5), verbose=0),
+        "evaluate": lambda: model.evaluate(batches(5), verbose=0),
+        "slow": lambda: model.fit(batches(100, 0.1 * RANK), steps_per_epoch=5, verbose=0),
+    }.items():
+        run()
+        seen[name] = [*rows]
+        rows.clear()
+    return seen
+
+
+def float8(setup):
+    try:
+        setup.model(narrow, adam(setup)).fit(*digits(ROWS), batch_size=BATCH, verbose=0)
+    except ValueError as error:
+        return str(error)
+
+
+def narrow():
+    hidden = keras.layers.Dense(4, dtype="float8_from_float32")
+    return keras.Sequential([keras.layers.Input((8,)), hidden, keras.layers.Dense(3)])
+
+
+def out_of_scope(setup):
+    """The errors where the model, what it is compiled with, or its metrics are out of the scope."""
+
+    def model():
+        return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+
+    def compiled(model, metric=None):
+        model.compile("sgd", classification_loss(), metrics=[metric] if metric else [])
+        return model
+
+    scope = setup.strategy.scope
+    metric = keras.metrics.SparseCategoricalAccuracy(name="own")
+    with scope():
+        inside, inside_with_metric = model(), compiled(model(), metric)
+    models = {
+        "model": compiled(model()),
+        "compile": compiled(inside),
+        "metric": inside_with_metric,
+    }
+    seen = {}
+    for name, out in models.items():
+        try:
+            out.fit(*digits(ROWS), batch_size=BATCH, verbose=0)
+        except ValueError as error:
+            seen[name] = str(error)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        alone = compiled(model())
+    alone.fit(*digits(ROWS), batch_size=BATCH, verbose=0)
+    return seen
+
+
 def trained_as_above(setup, **compile_args):
     x, y = digits(ROWS)
     model = setup.model(dense_model, adam(setup), **compile_args)
