@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.trainers.data_adapters import generator_data_adapter
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
 import tf_gradcomp
@@ -319,6 +320,24 @@ def test_on_data(monkeypatch):
     model.predict(x, batch_size=1, steps=4, verbose=0)
     strategy = tf.distribute.get_strategy()
     assert seen == [(strategy, 3), (strategy, 1), (strategy, None), (strategy, 4)]
+
+
+def test_on_built_and_generators(monkeypatch):
+    class_ = trainer.TensorFlowTrainer
+    monkeypatch.setattr(class_, "_maybe_symbolic_build", class_._maybe_symbolic_build)
+    built = []
+    keras_private.on_built(built.append)
+    x = np.zeros((2, 1), "float32")
+    adapter = generator_data_adapter.GeneratorDataAdapter(iter([(x, x[:1], x.copy())]))
+    first = next(iter(adapter.generator()))
+    assert not np.shares_memory(first[0], first[1])
+    assert [array.tolist() for array in first] == [[[0], [0]], [[0]], [[0], [0]]]
+    with tf_gradcomp.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(((x, x) for _ in range(5)), verbose=0)
+    assert built == [model]
+    assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 5
 
 
 def test_optimizer_variables(optimizer, variable):

@@ -27,6 +27,7 @@ CHECKS = {
         "mean_of_a_step",
         "values_of_each_class",
         "float8",
+        "unknown_sizes",
         "data_of_each",
         "generators",
     ),
@@ -34,6 +35,7 @@ CHECKS = {
         *UNCOMPRESSED,
         "forms_of_input",
         "mixed_precision",
+        "unknown_sizes",
         "loop_in_a_function",
         "eager",
         "batch_normalization",
@@ -137,6 +139,14 @@ def test_float8_layers_are_refused_where_keras_reduces():
 def test_what_is_created_outside_of_the_scope_is_refused(what, message):
     for report in seen("unwrapped"):
         assert message in report["out_of_scope"][what]
+
+
+@pytest.mark.parametrize("way", ["unwrapped", "optimizer"])
+def test_nothing_of_a_step_is_done_at_an_end_of_data_that_was_not_known(way):
+    for report in seen(way):
+        known, unknown = report["unknown_sizes"]
+        assert unknown == known
+        assert known["iterations"] == (7 if way == "optimizer" else 15)
 
 
 def test_a_worker_without_data_gets_empty_batches_until_all_have_none():

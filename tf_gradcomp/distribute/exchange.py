@@ -305,7 +305,8 @@ class GradientExchange(tf.Module):
                 reduced[place] = total
             replica.note_beginnings(together, stepped.reduced, finite, inner)
         replica.settle(apart, together, finite, left)
-        self.step.assign_add(1)
+        with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
+            self.step.assign_add(1)
         self.count_skip(finite)
         return reduced, finite
 

@@ -237,7 +237,8 @@ class ReplicaExchange:
         """
         facts, state = self._parts.facts, self._state()
         if self._communicator:
-            self._parts.traffic.count_exchange(self._local(self._parts.traffic.totals))
+            with tf.control_dependencies([finite]):
+                self._parts.traffic.count_exchange(self._local(self._parts.traffic.totals))
         if RESIDUAL not in state:
             return
         done = list(apart)

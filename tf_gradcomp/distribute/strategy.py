@@ -30,8 +30,6 @@ _BATCHES = (
     "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
     "validation_steps or steps on all workers)"
 )
-
-
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
 
 
@@ -195,9 +193,16 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return tf_private.cross_device_ops(self)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs `fn` as TensorFlow does; the first time, no worker may still create variables."""
+        """Runs `fn` as TensorFlow does; the first time, no worker may still create variables.
+
+        In a graph, nothing of it runs before its arguments are there: at the end of the data, an
+        iterator ends the step by an error, and TensorFlow alone would have counted it by then, and
+        decayed weights.
+        """
         self._check_before_start("running the first step")
         self._started = True
+        if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
+            fn = _after_its_arguments(fn)
         return super().run(fn, *args, **kwargs)
 
     def scope(self) -> Any:
@@ -290,6 +295,19 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return next_creator(**{**kwargs, "initial_value": checked})
 
 
+def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
+    autograph = tf.__internal__.autograph
+    fn = autograph.tf_convert(fn, autograph.control_status_ctx(), convert_by_default=False)
+
+    @tf.autograph.experimental.do_not_convert
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        given = tf.nest.flatten((args, kwargs), expand_composites=True)
+        with tf.control_dependencies([one for one in given if isinstance(one, tf.Tensor)]):
+            return fn(*args, **kwargs)
+
+    return waiting
+
+
 def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
     """Refuses to train a model that was created outside of the scope of the program's strategy.
 
@@ -324,7 +342,10 @@ class _CheckedScope:
 
 
 def _called_by(module: str, frame: types.FrameType | None) -> bool:
-    """Whether a module, named by its beginning, has called what runs in a frame."""
+    """Whether a module, named by its beginning, has called what runs in a frame.
+
+    A frame that is kept in a variable of its own is a cycle, and keeps iterators over data alive.
+    """
     caller = frame.f_back if frame else None
     return caller is not None and caller.f_globals.get("__name__", "").startswith(module)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as _trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
@@ -257,6 +258,37 @@ def on_built(check: Callable[[keras.Model], None]) -> None:
         check(self)
 
     class_._maybe_symbolic_build = hooked
+
+
+def copy_what_generators_share() -> None:
+    """Has each array in a batch of a Python generator be in memory of its own.
+
+    Of `yield x, x` TensorFlow takes both for its own, and sometimes computes in the memory of one.
+    Where a batch is shared out among workers, it was seen that the other is changed by it.
+    """
+    original = GeneratorDataAdapter.__init__
+
+    @functools.wraps(original)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        generator = self.generator
+        self.generator = lambda: map(_unshared, generator())
+
+    GeneratorDataAdapter.__init__ = hooked
+
+
+def _unshared(batch: Any) -> Any:
+    before: list[np.ndarray] = []
+
+    def own(array: Any) -> Any:
+        if not isinstance(array, np.ndarray):
+            return array
+        if any(np.may_share_memory(array, other) for other in before):
+            array = array.copy()
+        before.append(array)
+        return array
+
+    return keras.tree.map_structure(own, batch)
 
 
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -59,6 +59,7 @@ def _check_metrics(model: keras.Model) -> None:
         checks.check_metrics_created_in_scope(strategy, model.metrics)
 
 
+keras_private.copy_what_generators_share()
 keras_private.on_built(_check_metrics)
 keras_private.on_data(check_batches)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)

@@ -120,6 +120,26 @@ def data_of_each(setup):
     return {"rows": seen, **second}
 
 
+def unknown_sizes(setup):
+    """What became of a model by data whose end is known, and by data whose end is not."""
+    data = tf.data.Dataset.from_tensor_slices(digits(5 * BATCH)).batch(BATCH)
+    steps = 2 if setup.way == "optimizer" else None
+    seen = []
+    for batches in (data, data.filter(lambda *_: True)):
+        inner = lambda: keras.optimizers.AdamW(  # noqa: E731
+            1e-2, weight_decay=0.1, gradient_accumulation_steps=steps
+        )
+        model = setup.model(dense_model, lambda inner=inner: setup.wrap(inner()))
+        model.fit(batches, epochs=3, verbose=0)
+        seen.append(
+            {**state_digest(model), "iterations": int(np.array(model.optimizer.iterations))}
+        )
+        if setup.way == "optimizer":
+            seen[-1]["exchanges"] = model.optimizer.exchange.exchanges
+            seen[-1]["traffic"] = str(model.optimizer.exchange.traffic())
+    return seen
+
+
 class Spy(keras.layers.Layer):
     """Notes what rows it is given."""
 
