@@ -245,6 +245,11 @@ def test_each_rank_has_the_accumulated_gradients_that_it_set(fitted):
         assert rank["amid_a_round"]["set_weights"] == WHOLE_ROUND
 
 
+def test_a_round_goes_on_after_an_end_of_data_that_was_not_known(fitted):
+    known, unknown = only([rank["amid_a_round"]["ends_of_data"] for rank in fitted])
+    assert unknown == known
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_accumulated_gradients_are_shared_out_whenever_they_are_restored(fitted, when):
     for rank in fitted:

@@ -229,7 +229,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         group = self.group
         if not group.loss_is_divided:
             grads = [divided(gradient, group.all_replicas.size) for gradient in grads]
-        context.merge_call(self._apply_across_replicas, args=(scaler, list(grads), list(variables)))
+        # No sooner than they are there: at the end of the data, a step is ended by an error.
+        with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
+            context.merge_call(
+                self._apply_across_replicas, args=(scaler, list(grads), list(variables))
+            )
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]]

@@ -76,6 +76,7 @@ def amid_a_round():
         "broadcast": {around: rounds.broadcast(around) for around in rounds.AROUND},
         "set_weights": rounds.set_weights(),
         "restored": rounds.restored(FOLDER),
+        "ends_of_data": rounds.ends_of_data(),
     }
 
 

@@ -55,6 +55,18 @@ def set_weights():
     return half_a_round(model)
 
 
+def ends_of_data():
+    """The weights after three epochs of an odd number of batches, known beforehand and not."""
+    rows = tf.fill((5, 2), 0.1 * (RANK + 1))
+    data = tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(1)
+    trained = []
+    for batches in (data, data.filter(lambda *_: True)):
+        model = new_model()
+        model.fit(batches, epochs=3, verbose=0)
+        trained.append(values(model.trainable_variables))
+    return trained
+
+
 def restored(folder):
     """A checkpoint is read before or after the optimizer of the next job is built."""
     path = str(folder / "round")
