@@ -11,12 +11,13 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp.keras_here import keras
+from tf_gradcomp.wrapper.after_init import after_init
 from tf_gradcomp.wrapper.behaving_as import behaving_as
 from tf_gradcomp.wrapper.outputs_of_steps import on_outputs_of_steps
 
@@ -328,15 +329,12 @@ def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None
     `batches` is their number in an epoch: Keras ends it after so many, whatever other workers have.
     It is None where it goes on until no worker has any more. Nothing public tells it beforehand.
     """
-    original = _data_adapter.DataHandler.__init__
 
-    @functools.wraps(original)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if kwargs.get("distribute", True):
-            check(tf.distribute.get_strategy(), self.inferred_steps)
+    def checked(handler: Any, given: Mapping[str, Any]) -> None:
+        if given.get("distribute", True):
+            check(tf.distribute.get_strategy(), handler.inferred_steps)
 
-    _data_adapter.DataHandler.__init__ = hooked
+    after_init(_data_adapter.DataHandler, checked)
 
 
 def looks_for_nans(optimizer: Any) -> bool:

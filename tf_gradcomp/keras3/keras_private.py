@@ -21,6 +21,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
+from tf_gradcomp.wrapper.after_init import after_init
 from tf_gradcomp.wrapper.behaving_as import behaving_as
 from tf_gradcomp.wrapper.outputs_of_steps import on_outputs_of_steps
 
@@ -229,14 +230,10 @@ def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None
     `batches` is their number in an epoch: Keras ends it after so many, whatever other workers have.
     It is None where it goes on until no worker has any more. Nothing public tells it beforehand.
     """
-    original = _trainer.TFEpochIterator.__init__
-
-    @functools.wraps(original)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        check(self._distribute_strategy, self.num_batches)
-
-    _trainer.TFEpochIterator.__init__ = hooked
+    after_init(
+        _trainer.TFEpochIterator,
+        lambda epochs, _: check(epochs._distribute_strategy, epochs.num_batches),
+    )
 
 
 def on_built(check: Callable[[keras.Model], None]) -> None:
@@ -266,15 +263,12 @@ def copy_what_generators_share() -> None:
     Of `yield x, x` TensorFlow takes both for its own, and sometimes computes in the memory of one.
     Where a batch is shared out among workers, it was seen that the other is changed by it.
     """
-    original = GeneratorDataAdapter.__init__
 
-    @functools.wraps(original)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        generator = self.generator
-        self.generator = lambda: map(_unshared, generator())
+    def unshare(adapter: GeneratorDataAdapter, _: Any) -> None:
+        generator = adapter.generator
+        adapter.generator = lambda: map(_unshared, generator())
 
-    GeneratorDataAdapter.__init__ = hooked
+    after_init(GeneratorDataAdapter, unshare)
 
 
 def _unshared(batch: Any) -> Any:
