@@ -408,6 +408,28 @@ def test_replicas_of_one_process_stay_equal_with_second_moments_of_their_own(ada
     assert np.abs(first - before).max() > 0
 
 
+def test_slices_may_be_given_without_a_shape_or_with_a_tuple():
+    values, indices = np.ones((3, 2), "float32"), np.array([0, 5, 5])
+
+    def trained(shape):
+        strategy = mirrored()
+        with strategy.scope():
+            table = tf.Variable(np.zeros((9, 2), "float32"))
+            optimizer = gc.CompressedOptimizer(keras.optimizers.Adam(0.01))
+            optimizer.build([table])
+
+        def apply(given):
+            optimizer.apply_gradients([(tf.IndexedSlices(*given, shape), table)])
+
+        stepper(strategy, apply)([[values, indices]] * 2)
+        return table.numpy()
+
+    expected = trained(np.array([9, 2]))
+    assert np.count_nonzero(expected) == 4
+    for shape in (None, (9, 2)):
+        np.testing.assert_array_equal(trained(shape), expected)
+
+
 @pytest.mark.parametrize("adam", [keras.optimizers.Adam, legacy.Adam])
 def test_an_adam_whose_second_moments_are_kept_for_it_is_refused_in_another_and_alone(adam):
     strategy = mirrored()

@@ -169,6 +169,25 @@ def test_loss_scales_are_undone_in_slices(compressor):
     np.testing.assert_array_equal(scaled.table.numpy(), plain.table.numpy())
 
 
+@pytest.mark.parametrize("most", [2**26, 10], ids=["by method", "too large"])
+@pytest.mark.parametrize("shape", [None, (ROWS, WIDTH)], ids=["none", "tuple"])
+def test_slices_may_be_given_without_a_shape_or_with_a_tuple(shape, most):
+    """As TensorFlow allows: of an embedding's own gradient the shape is a tensor."""
+    policy = gc.Policy(max_dense_elements=most)
+    job, other = (Job(2, keras.optimizers.Adam(0.01), policy=policy) for _ in range(2))
+
+    def apply(given):
+        values, indices = given
+        other.optimizer.apply([tf.IndexedSlices(values, indices, shape)], [other.table])
+
+    step = stepper(other.strategy, apply)
+    for number in range(4):
+        given = slices_at(number, 2)
+        job.step(given)
+        step(given)
+    np.testing.assert_array_equal(other.table.numpy(), job.table.numpy())
+
+
 def test_a_table_that_is_touched_all_over_is_summed_dense():
     """As that of an embedding that is also the output layer: gathering it would cost more."""
     strategy = collective()

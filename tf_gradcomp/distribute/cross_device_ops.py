@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import CollectiveCommunicator
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.gradients import native
+from tf_gradcomp.distribute.gradients import as_tensors, native
 from tf_gradcomp.distribute.group import Member
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.policy import Policy
@@ -122,7 +122,7 @@ def reduce_gradients(
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not present:
         return list(gradients)
-    values = [gradients[i] for i in present]
+    values = [as_tensors(gradients[i], variables[i]) for i in present]
     reduced: list[Any] = list(gradients)
     of_values = [variables[i] for i in present]
     if context.num_replicas_in_sync == 1:

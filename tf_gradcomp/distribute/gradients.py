@@ -84,14 +84,17 @@ def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
     return float(tf.linalg.global_norm(residuals)) if residuals else 0.0
 
 
-def as_tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
-    """The gradient; slices that a program has made itself may hold a tuple as their shape."""
+def as_tensors(
+    gradient: tf.Tensor | tf.IndexedSlices, variable: Any
+) -> tf.Tensor | tf.IndexedSlices:
+    """The gradient of a variable; slices made by a program may have a tuple as shape, or none."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
+    shape = variable.shape if gradient.dense_shape is None else gradient.dense_shape
     return tf.IndexedSlices(
         tf.convert_to_tensor(gradient.values),
         tf.convert_to_tensor(gradient.indices),
-        tf.convert_to_tensor(gradient.dense_shape),
+        tf.convert_to_tensor(shape),
     )
 
 
@@ -100,11 +103,10 @@ def total(parts: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor | tf.Index
     if not isinstance(parts[0], tf.IndexedSlices):
         wide = tf.add_n([tf.cast(part, tf.float32) for part in parts])
         return tf.cast(wide, parts[0].dtype)
-    slices = [as_tensors(part) for part in parts]
     return tf.IndexedSlices(
-        tf.concat([part.values for part in slices], 0),
-        tf.concat([part.indices for part in slices], 0),
-        slices[0].dense_shape,
+        tf.concat([part.values for part in parts], 0),
+        tf.concat([part.indices for part in parts], 0),
+        parts[0].dense_shape,
     )
 
 

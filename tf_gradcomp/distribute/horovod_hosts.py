@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.distribute.communicator import Communicator
-from tf_gradcomp.distribute.gradients import as_tensors
 from tf_gradcomp.distribute.group import Group, Member
 from tf_gradcomp.distribute.horovod_group import HorovodCommunicator, HorovodGroup
 
@@ -117,7 +116,7 @@ class HorovodHosts(HorovodGroup):
                 "process_set": self._beside,
             }
             if isinstance(gradient, tf.IndexedSlices):
-                sums.append(self._slices(as_tensors(gradient), named))
+                sums.append(self._slices(gradient, named))
             else:
                 wide = tf.cast(gradient, tf.float32)
                 total = self._hvd.allreduce(wide, op=self._hvd.Sum, **named)

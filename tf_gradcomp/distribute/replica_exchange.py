@@ -15,7 +15,7 @@ from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Precondition
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor, in_turn
 from tf_gradcomp.distribute import riders, sparse, tf_private
 from tf_gradcomp.distribute.communicator import Communicator, Sent, converse
-from tf_gradcomp.distribute.gradients import all_finite, as_tensors, plus_residual
+from tf_gradcomp.distribute.gradients import all_finite, plus_residual
 from tf_gradcomp.distribute.group import Group, Member
 from tf_gradcomp.distribute.host_state import OnHost
 from tf_gradcomp.distribute.padded_gather import WordsAhead
@@ -201,7 +201,7 @@ class ReplicaExchange:
         residuals = self._state().get(RESIDUAL, [])
         if not residuals or not places:
             return list(gradients), []
-        given = [as_tensors(gradients[place]) for place in places]
+        given = [gradients[place] for place in places]
         waiting = [residuals[place].read_value() for place in places]
         wanted = tf.logical_and(self._waits(places), all_finite(given))
 

@@ -15,7 +15,7 @@ from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
 from tf_gradcomp.distribute.cross_device_ops import values_unless
-from tf_gradcomp.distribute.gradients import all_finite, divided
+from tf_gradcomp.distribute.gradients import all_finite, as_tensors, divided
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.keras2 import addons, keras_private
 from tf_gradcomp.keras2.adam import (
@@ -165,7 +165,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if not pairs:
             return pairs
         self._prepare(pairs)
-        present = keras_private.with_gradients(pairs)
+        present = _with_gradients(pairs)
         if self.passes_through():
             if keras_private.looks_for_nans(self):
                 self.exchange.count_skip(all_finite([gradient for gradient, _ in present]))
@@ -215,7 +215,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             return self.iterations
         self._prepare(pairs)
         context = checks.checked_replica_context()
-        present = keras_private.with_gradients(pairs)
+        present = _with_gradients(pairs)
         variables = [variable for _, variable in present]
         if self.passes_through():
             inner, grads = self._inner_state(variables), [gradient for gradient, _ in present]
@@ -445,6 +445,11 @@ class _Saved:
         """Its value, over all replicas."""
         assert self._read is not None
         return self._read(self._variable)
+
+
+def _with_gradients(pairs: Pairs) -> list[tuple[Gradient, tf.Variable]]:
+    present = keras_private.with_gradients(list(pairs))
+    return [(as_tensors(gradient, variable), variable) for gradient, variable in present]
 
 
 def _check_reduces_not(inner: Any) -> None:

@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
-from tf_gradcomp.distribute.gradients import all_finite, divided, native
+from tf_gradcomp.distribute.gradients import all_finite, as_tensors, divided, native
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.keras3 import averages as _averages  # noqa: F401 (has SwapEMAWeights find them)
 from tf_gradcomp.keras3 import keras_private
@@ -215,6 +215,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
         self.exchange.check_knows(variables)
+        grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
         if self.passes_through():
             if self._accumulation:
                 self._accumulation.give_back()
