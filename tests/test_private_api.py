@@ -5,6 +5,8 @@ When a test here fails, a release of TensorFlow or Keras has changed what its na
 
 import ast
 import inspect
+import queue
+import threading
 from pathlib import Path
 
 import keras
@@ -19,6 +21,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy
 import tf_gradcomp
 import tf_gradcomp.keras3.optimizer  # installs the hooks
 import tf_gradcomp.keras3.strategy
+from tests.replicas import mirrored
 from tests.workers import result, run_workers
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.keras3 import keras_private
@@ -71,6 +74,31 @@ def test_launcher_of_workers(workers):
 
 def test_sum_over_workers(workers):
     assert [worker["sum_over_workers"] for worker in workers] == [[3, 16]] * 2
+
+
+@pytest.mark.parametrize("from_function", [False, True])
+def test_drop_iterators_in_background(from_function):
+    dropped, seen = threading.Event(), queue.SimpleQueue()
+
+    def batch(number):
+        if number == 6:  # taken ahead
+            seen.put(dropped.wait(20))
+        return number
+
+    def numbers(_=None):
+        pause = lambda x: tf.numpy_function(batch, [x], tf.int64)  # noqa: E731
+        return tf.data.Dataset.range(8).map(pause).batch(2).prefetch(2)
+
+    strategy = mirrored(2)
+    if from_function:
+        made = strategy.distribute_datasets_from_function(numbers)
+    else:
+        made = strategy.experimental_distribute_dataset(numbers())
+    iterator = iter(tf_private.drop_iterators_in_background(made))
+    next(iterator)
+    del iterator
+    dropped.set()
+    assert seen.get(timeout=20)
 
 
 def test_use_logical_cpus():

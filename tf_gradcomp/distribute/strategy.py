@@ -209,6 +209,16 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """TensorFlow's scope, in which workers also check that they create equal variables."""
         return _CheckedScope(super().scope(), self)
 
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Does what TensorFlow does; between epochs, nobody waits for an iterator's end."""
+        distributed = super().experimental_distribute_dataset(dataset, options)
+        return tf_private.drop_iterators_in_background(distributed)
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """Does what TensorFlow does; between epochs, nobody waits for an iterator's end."""
+        distributed = super().distribute_datasets_from_function(dataset_fn, options)
+        return tf_private.drop_iterators_in_background(distributed)
+
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Reduces as TensorFlow does, and also what TensorFlow refuses.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -218,6 +219,37 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
     """
     launcher_ = _launcher_once(_host_launchers, strategy, _host(strategy), _HOST_GROUP_KEY)
     return launcher_._all_gather(value, tf.distribute.experimental.CommunicationOptions())
+
+
+def drop_iterators_in_background(dataset: Any) -> Any:
+    """A distributed dataset; whoever drops one of its iterators need not wait until it has ended.
+
+    TensorFlow wakes the thread that tunes an iterator a moment before it marks this as cancelled. A
+    thread that looks at once sleeps on, for about as long as the iterator was there and for up to
+    a minute, and Keras would wait for it between two epochs.
+    """
+    class_: Any = type(dataset)
+    dataset.__class__ = _with_iterators_dropped_in_background(class_)
+    return dataset
+
+
+@functools.cache
+def _with_iterators_dropped_in_background(class_: Any) -> Any:
+    def iterate(self: Any) -> Any:
+        iterator = class_.__iter__(self)
+        if tf.executing_eagerly():
+            weakref.finalize(iterator, _drop_in_background, iterator._iterators).atexit = False
+        return iterator
+
+    return type(class_.__name__, (class_,), {"__iter__": iterate, "__module__": class_.__module__})
+
+
+def _drop_in_background(owned: list[Any]) -> None:
+    """Empties a list, which an object that is about to go still has."""
+    taken = list(owned)
+    owned.clear()
+    if threading.main_thread().is_alive():  # else none may be started any more
+        threading.Thread(target=taken.clear).start()
 
 
 def use_logical_cpus(replicas: int) -> None:
