@@ -135,6 +135,15 @@ TF_KERAS = dataclasses.replace(
         f"{JOBS}::test_ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal",
         f"{JOBS}::test_ranks_of_horovod_go_on_from_what_was_saved",
         f"{JOBS}::test_callbacks_do_so_under_horovod",
+        *(
+            f"{JOBS}::test_{name}[horovod]"
+            for name in (
+                "three_train_as_one_process_and_stay_equal",
+                "three_go_on_from_a_job_of_two",
+                "three_are_advised_and_told_what_differs",
+                "two_end_with_an_error_when_the_third_is_killed",
+            )
+        ),
     ),
     variables=(("TF_USE_LEGACY_KERAS", "1"),),
 )

@@ -21,6 +21,7 @@ PUBLIC = [
     "HorovodHosts",
     "MultiWorkerMirroredStrategy",
     "Policy",
+    "WorkersDisagreeError",
     "__version__",
     "advise",
     "broadcast_initial_state",
@@ -104,7 +105,7 @@ def test_star_import(namespace):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), public_objects(), ids=[name for name, _ in public_objects()]
+    ("name", "value"), [*public_objects()], ids=[name for name, _ in public_objects()]
 )
 def test_public_names_have_docstrings(name, value):
     assert inspect.getdoc(value), name
@@ -117,7 +118,7 @@ def test_public_names_have_docstrings(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), public_objects(), ids=[name for name, _ in public_objects()]
+    ("name", "value"), [*public_objects()], ids=[name for name, _ in public_objects()]
 )
 def test_public_functions_are_typed(name, value):
     if inspect.isfunction(value):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.checkpoints import worker_path
     from tf_gradcomp.chief import is_chief
     from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
+    from tf_gradcomp.distribute.handshake import WorkersDisagreeError
     from tf_gradcomp.distribute.horovod_group import HorovodGroup
     from tf_gradcomp.distribute.horovod_hosts import HorovodHosts
     from tf_gradcomp.keras3.optimizer import CompressedOptimizer
@@ -44,6 +45,7 @@ _HOME = {
     "HorovodGroup": "tf_gradcomp.distribute.horovod_group",
     "HorovodHosts": "tf_gradcomp.distribute.horovod_hosts",
     "Policy": "tf_gradcomp.keras_any.policy",
+    "WorkersDisagreeError": "tf_gradcomp.distribute.handshake",
     "advise": "tf_gradcomp.keras_any.advise",
     "broadcast_initial_state": "tf_gradcomp.keras_any.initial_state",
     "is_chief": "tf_gradcomp.chief",
@@ -62,6 +64,7 @@ __all__ = [
     "HorovodHosts",
     "MultiWorkerMirroredStrategy",
     "Policy",
+    "WorkersDisagreeError",
     "__version__",
     "advise",
     "broadcast_initial_state",

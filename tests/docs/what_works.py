@@ -15,7 +15,7 @@ COLUMNS = (
     "Keras 2, strategy",
     "Keras 2, Horovod",
 )
-NOT_THERE, UNTESTED = "-", "untested"
+NOT_THERE = "-"
 
 ROWS = {
     "`fit`": (
@@ -30,7 +30,7 @@ ROWS = {
             f"{STRATEGY}fit.py::test_predict_returns_all_rows_in_order_on_every_worker",
         ],
         NOT_THERE,
-        UNTESTED,
+        [f"{KERAS2}metrics_and_predictions_are_those_of_one_process"],
         NOT_THERE,
     ),
     "a training loop": (
@@ -48,8 +48,8 @@ ROWS = {
     "three workers": (
         [f"{STRATEGY}fit.py::test_more_workers_have_bit_equal_weights_and_slots"],
         [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together[methods_of_three]"],
-        UNTESTED,
-        UNTESTED,
+        [f"{KERAS2}three_train_as_one_process_and_stay_equal[strategy]"],
+        [f"{KERAS2}three_train_as_one_process_and_stay_equal[horovod]"],
     ),
     "AdaComp": (
         [f"{STRATEGY}methods.py::test_weights_and_slots_are_bit_equal"],
@@ -67,7 +67,13 @@ ROWS = {
                 *("SGD:qsgd", "SGD:sign_sgd", "SGD:cast"),
             )
         ],
-        UNTESTED,
+        [
+            f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[{case}]"
+            for case in (
+                *("SGD:scalecom", "AdamW:top_k", "SGD:random_k", "SGD:power_sgd"),
+                *("SGD:qsgd", "SGD:sign_sgd", "SGD:cast"),
+            )
+        ],
     ),
     "L-GreCo, LGC": (
         [
@@ -82,14 +88,14 @@ ROWS = {
     '`compressor="auto"`': (
         [f"{STRATEGY}auto.py::test_all_workers_choose_the_same_and_train_alike"],
         [f"{HOROVOD}advice_and_the_choice_are_the_same_on_all_ranks"],
-        [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[SGD:auto]"],
-        UNTESTED,
+        [f"{KERAS2}three_train_as_one_process_and_stay_equal[strategy]"],
+        [f"{KERAS2}three_train_as_one_process_and_stay_equal[horovod]"],
     ),
     "`gc.advise`": (
         [f"{STRATEGY}auto.py::test_all_workers_are_given_the_same_advice"],
         [f"{HOROVOD}advice_and_the_choice_are_the_same_on_all_ranks"],
-        UNTESTED,
-        UNTESTED,
+        [f"{KERAS2}three_are_advised_and_told_what_differs[strategy]"],
+        [f"{KERAS2}three_are_advised_and_told_what_differs[horovod]"],
     ),
     "Adam's second moment in front": (
         [
@@ -151,7 +157,7 @@ ROWS = {
     "several GPUs in each host, on [two levels](docs/two_levels.md)": (
         [f"{STRATEGY}two_level.py::test_trains_as_one_replica_in_each_process"],
         [f"{HOROVOD}ranks_of_hosts_train_as_one_replica_of_each"],
-        UNTESTED,
+        [f"{KERAS2}workers_of_several_replicas_train_as_one_process_and_stay_equal"],
         [f"{KERAS2}ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal"],
     ),
     "going on with another number of workers": (
@@ -160,8 +166,8 @@ ROWS = {
             f"{STRATEGY}methods.py::test_more_workers_go_on_from_a_backup",
         ],
         [f"{HOROVOD}another_job_goes_on_with_what_rank_0_saved"],
-        UNTESTED,
-        UNTESTED,
+        [f"{KERAS2}three_go_on_from_a_job_of_two[strategy]"],
+        [f"{KERAS2}three_go_on_from_a_job_of_two[horovod]"],
     ),
     "workers that differ, or die, end the job with an error": (
         [
@@ -172,8 +178,14 @@ ROWS = {
             f"{HOROVOD}ranks_are_told_in_what_they_differ",
             f"{HOROVOD}the_others_end_with_an_error_when_a_rank_is_killed",
         ],
-        UNTESTED,
-        UNTESTED,
+        [
+            f"{KERAS2}three_are_advised_and_told_what_differs[strategy]",
+            f"{KERAS2}two_end_with_an_error_when_the_third_is_killed[strategy]",
+        ],
+        [
+            f"{KERAS2}three_are_advised_and_told_what_differs[horovod]",
+            f"{KERAS2}two_end_with_an_error_when_the_third_is_killed[horovod]",
+        ],
     ),
     "simulation of many workers, in one process": (
         ["test_simulation.py::test_256_learners"],

@@ -1,6 +1,9 @@
 """Jobs with Keras 2: as one process, bit-equal on all workers, saved and gone on with."""
 
+import contextlib
+import functools
 import importlib.util
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +38,11 @@ if not HAS_ADDONS:  # tf_keras: a few, as its code is that of Keras 2.15
     WRAPPED = ["legacy Adam"]
     BY_STRATEGY = ["EMA"]
     BY_HOROVOD = ["AdamW", "clipnorm", "EMA"]
-    METHODS = ["Adam:adacomp", "legacy Adam:adacomp", "SGD:adacomp:scaled"]
-    METHODS_BY_HOROVOD = ["Adam:adacomp", "SGD:adacomp:scaled"]
+    METHODS_BY_HOROVOD = [
+        *("Adam:adacomp", "SGD:adacomp:scaled", "AdamW:top_k", "SGD:scalecom", "SGD:power_sgd"),
+        *("SGD:qsgd", "SGD:sign_sgd", "SGD:random_k", "SGD:cast"),
+    ]
+    METHODS = [*METHODS_BY_HOROVOD, "legacy Adam:adacomp"]
     AS_THEY_ARE = ["legacy SGD::scaled"]
     SIMULATED = ["Nadam:adacomp"]
     SAVED = ["Adam"]
@@ -51,11 +57,17 @@ def by_strategy(program, *args):
     return [result(worker) for worker in run_workers(PROGRAMS / program, 2, args)]
 
 
-def by_horovod(program, *args, n=2, hosts=1):
+@contextlib.contextmanager
+def horovod_workers(n, hosts=1):
+    """How to run a program on so many ranks."""
     env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if hosts > 1 else {}
     with horovod_ranks(n, hosts) as each:
-        workers = run_workers(PROGRAMS / program, n, args, env=env, per_worker_env=each)
-    return [result(worker) for worker in workers]
+        yield functools.partial(run_workers, n=n, env=env, per_worker_env=each)
+
+
+def by_horovod(program, *args, n=2, hosts=1):
+    with horovod_workers(n, hosts) as run:
+        return [result(worker) for worker in run(PROGRAMS / program, args=args)]
 
 
 def largest_difference(left, right):
@@ -79,8 +91,9 @@ def metrics():
 
 
 @pytest.mark.parametrize("model", ["few", "many", "own", "eager"])
-def test_metrics_are_those_of_one_process_after_batches_epochs_and_in_evaluate(metrics, model):
+def test_metrics_and_predictions_are_those_of_one_process(metrics, model):
     seen, alone = (of_one[model] for of_one in metrics)
+    assert np.array(seen["predict"]) == pytest.approx(np.array(alone["predict"]), abs=1e-5)
     logs = [[*of_one["batches"], of_one["fit"], of_one["evaluate"]] for of_one in (seen, alone)]
     assert len(logs[0]) == 2 * 3 + 2
     for ours, expected in zip(*logs, strict=True):
@@ -187,6 +200,17 @@ def test_ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal(alone
     assert compressed["residuals"] != other["residuals"]
 
 
+def test_workers_of_several_replicas_train_as_one_process_and_stay_equal(alone):
+    first, second = by_strategy("exact.py", "wrapped", "AdamW,Adam:adacomp", 2)
+    for name in ("AdamW", "Adam:adacomp"):
+        assert first[name]["slots"] == second[name]["slots"]
+        copies = [*first[name]["replicas"], *second[name]["replicas"]]
+        assert copies == [first[name]["weights"]] * 4
+    assert largest_difference(first["AdamW"]["values"], alone["AdamW"]["values"]) <= 1e-6
+    compressed, other = first["Adam:adacomp"], second["Adam:adacomp"]
+    assert compressed["residuals"] != other["residuals"]
+
+
 def test_addons_and_keras_step_alike_with_divided_gradients(methods):
     """Legacy and new-style Adam differ in rounding alone, and not with divided gradients."""
     first = methods[0]
@@ -278,3 +302,55 @@ def test_moving_average_around_horovods_optimizer_drifts():
     first, second = by_horovod("drifts.py")
     assert first["alone"] == second["alone"]
     assert largest_difference([first["inside"]], [second["inside"]]) > 1e-3
+
+
+@pytest.fixture(scope="module")
+def one_of_three():
+    return result(*run_workers(PROGRAMS / "three.py", 1, [""]))
+
+
+@pytest.fixture(scope="module", params=["strategy", pytest.param("horovod", marks=needs_horovod)])
+def three(request, tmp_path_factory):
+    """What each of two saved, and three workers that went on from it, until one was killed."""
+    folder = tmp_path_factory.mktemp("three")
+    if request.param == "strategy":
+        two = by_strategy("three.py", folder)
+        workers = run_workers(PROGRAMS / "three.py", 3, [folder], check=False)
+    else:
+        two = by_horovod("three.py", folder)
+        with horovod_workers(3) as run:
+            workers = run(PROGRAMS / "three.py", args=[folder], check=False)
+    return two, workers
+
+
+def test_three_train_as_one_process_and_stay_equal(three, one_of_three):
+    reports = [result(worker) for worker in three[1]]
+    for name in ("dense", "chosen"):
+        assert all(report[name] == reports[0][name] for report in reports)
+    dense = reports[0]["dense"]
+    assert largest_difference(dense["values"], one_of_three["values"]) <= 1e-6
+    assert dense["iterations"] == one_of_three["iterations"]
+
+
+def test_three_go_on_from_a_job_of_two(three):
+    saved, workers = three
+    for worker in workers:
+        seen = result(worker)["gone_on_with"]
+        residuals = pytest.approx(saved[0]["residuals"], rel=1e-5)
+        assert seen["restored"] == {**saved[0], "residuals": residuals}
+        assert seen["later"] == result(workers[0])["gone_on_with"]["later"]
+
+
+def test_three_are_advised_and_told_what_differs(three):
+    for worker in three[1]:
+        seen = result(worker)
+        assert seen["advised"] == ["no_compression", "adacomp", "scalecom"]
+        assert "worker 1 has" in seen["told"]
+
+
+def test_two_end_with_an_error_when_the_third_is_killed(three):
+    *survivors, dead = three[1]
+    assert dead.returncode == -signal.SIGKILL
+    for survivor in survivors:
+        assert survivor.returncode not in (0, None)
+        assert "UnavailableError" in survivor.stderr or "Horovod" in survivor.stderr

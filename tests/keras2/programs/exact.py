@@ -1,7 +1,9 @@
 """Trains with several optimizers in `fit`, dense; alone, one process does so on whole batches.
 
-exact.py wrapped|strategy|alone OPTIMIZER[:METHOD],...
+exact.py wrapped|strategy|alone OPTIMIZER[:METHOD],... [REPLICAS IN EACH WORKER]
 """
+
+import sys
 
 from common import ALONE, compiled, fit, new_strategy, state_of
 from optimizers import OPTIMIZERS, of_layers
@@ -17,6 +19,7 @@ from tests.ranks import (
     exchange_of,
     report,
 )
+from tf_gradcomp.distribute import tf_private
 
 STEPS = 8
 BUILT_IN_STEP = ("EMA", "legacy loss scale", "LazyAdam")  # as where nobody builds the optimizer
@@ -35,7 +38,14 @@ def together(name, strategy):
     model = compiled(make, strategy, seed=RANK if BY_HOROVOD else 0, in_step=name in BUILT_IN_STEP)
     callbacks = [gc.callbacks.BroadcastInitialState()]
     fit(model, *data(STEPS), callbacks=callbacks)
-    return {**state_of(model), "residuals": digest(exchange_of(model).residuals)}
+    of_replicas = zip(
+        *map(strategy.experimental_local_results, model.trainable_variables), strict=True
+    )
+    return {
+        **state_of(model),
+        "residuals": digest(exchange_of(model).residuals),
+        "replicas": [digest(variables) for variables in of_replicas],
+    }
 
 
 def alone(name):
@@ -49,5 +59,7 @@ if __name__ == "__main__":
     if way == "alone":
         report({name: alone(name) for name in names})
     else:
+        if len(sys.argv) > 3:
+            tf_private.use_logical_cpus(int(argument(3)))
         strategy = new_strategy(**({"compressor": "no_compression"} if way == "strategy" else {}))
         report({name: together(name, strategy) for name in names})

@@ -61,6 +61,7 @@ def measured(strategy, metrics=(), build=words_model, **kwargs):
         "batches": [{**logs} for logs in batches],
         "fit": {name: values[-1] for name, values in history.items()},
         "evaluate": model.evaluate(rows, verbose=0, return_dict=True),
+        "predict": model.predict(rows, verbose=0).tolist(),
         "collectives": 0 if kwargs else collectives(model.train_function),
     }
 
