@@ -99,6 +99,12 @@ def test_advice_is_a_table_and_a_sentence():
     assert [one.compute for one in advice.predictions] == [0.1, 0.1]
 
 
+def test_it_says_that_gradients_of_embeddings_were_taken_for_dense():
+    probed = Probed([prediction("dense"), prediction("cast")], {}, ["a/embeddings"])
+    assert "The gradient of 'a/embeddings' was counted as dense" in advice_on(probed, 0.1).verdict
+    assert "counted as dense" not in advice_on(probed._replace(tables=[]), 0.1).verdict
+
+
 def test_one_replica_has_nothing_to_exchange():
     advice = alone("no_compression")
     assert advice.best == "no_compression"

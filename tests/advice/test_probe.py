@@ -115,9 +115,11 @@ def test_what_was_measured_of_accuracy_is_known(name, preconditioner, like_dense
 
 def test_all_replicas_of_a_process_take_part():
     names = ("no_compression", "cast", "adacomp", "scalecom")
+    table = Policy().spec("model/words/embeddings", (20, 3), "float32")
     with collective().scope():
         candidates = [Candidate(compressors.get(name)) for name in names]
-        found = probe(current_group(), SPECS, candidates, QUICK)
+        found = probe(current_group(), [*SPECS, table], candidates, QUICK)
+    assert found.tables == ["model/words/embeddings"]
     assert [prediction.method for prediction in found.predictions] == list(names)
     assert all(prediction.exchange > 0 for prediction in found.predictions)
     assert len(found.curves) == 4

@@ -22,10 +22,11 @@ def choose(
     Where no compression is a candidate, another one has to be faster by `WORTHWHILE`.
     """
     if len(candidates) == 1:
-        chosen = candidates[0]
+        chosen, tables = candidates[0], ""
         how = repr(chosen.compressor)
     else:
-        predictions = probe(group, specs, candidates, QUICK).predictions
+        probed = probe(group, specs, candidates, QUICK)
+        predictions = probed.predictions
         dense = (
             prediction
             for prediction, candidate in zip(predictions, candidates, strict=True)
@@ -33,5 +34,6 @@ def choose(
         )
         chosen = candidates[predictions.index(best_of(predictions, next(dense, None)))]
         how = f"{chosen.compressor!r}, of which the probe predicted: {report.line(predictions)}"
-    tell_user(f"{group.size} {group.kind}s exchange gradients by {how}.")
+        tables = report.of_tables(probed.tables)
+    tell_user(f"{group.size} {group.kind}s exchange gradients by {how}.{tables}")
     return chosen

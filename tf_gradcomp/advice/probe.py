@@ -16,7 +16,7 @@ from tf_gradcomp.distribute.communicator import Communicator
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.method import Candidate
 from tf_gradcomp.distribute.out_of_scope import out_of_scope
-from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 
 class Effort(NamedTuple):
@@ -42,10 +42,12 @@ class Probed(NamedTuple):
     Attributes:
         predictions: For the candidates, in their order; `compute` is 0 in all of them.
         curves: The measured times of all kinds of collectives that the candidates need.
+        tables: The paths of the embeddings, whose gradients it took for dense.
     """
 
     predictions: list[Prediction]
     curves: dict[Kind, Curve]
+    tables: Sequence[str] = ()
 
 
 def probe(
@@ -94,4 +96,4 @@ def _probe(
         )
         for candidate, work in zip(candidates, works, strict=True)
     ]
-    return Probed(predictions, curves)
+    return Probed(predictions, curves, [spec.path for spec in specs if spec.kind == EMBEDDING])

@@ -63,6 +63,16 @@ def verdict(predictions: Sequence[Prediction]) -> str:
     return f'Use compressor="{fastest.method}": {times}.{_RESERVATION[fastest.trains_like_dense]}'
 
 
+def of_tables(paths: Sequence[str]) -> str:
+    """A sentence on embeddings, which are not predicted as they are exchanged; or nothing."""
+    if not paths:
+        return ""
+    return (
+        f" The gradient of {', '.join(map(repr, paths))} was counted as dense: no_compression and "
+        "cast send the rows of a batch alone, and may be faster than that (docs/advise.md)."
+    )
+
+
 def line(predictions: Sequence[Prediction]) -> str:
     """A line that says how long the exchange of a step takes with each method."""
     return ", ".join(f"{one.method} {_milliseconds(one.exchange)} ms" for one in predictions)

@@ -58,5 +58,5 @@ def advice_on(probed: Probed, compute: float) -> Advice:
         predictions,
         best_of(predictions, predictions[0]).method,
         report.table(predictions, probed.curves),
-        report.verdict(predictions),
+        report.verdict(predictions) + report.of_tables(probed.tables),
     )
