@@ -148,10 +148,11 @@ def test_another_job_goes_on_with_what_rank_0_saved(saved, loaded, job, way):
     assert {worker["exchanges"] for worker in of_workers} == {4}
 
 
-def test_callbacks_collect_the_state_of_all_wrappers_in_a_multi_optimizer(saved):
-    first, second = (rank["several"]["own"] for rank in saved)
+@pytest.mark.parametrize("wrappers", ["several", "beside"])
+def test_callbacks_collect_the_state_of_all_wrappers_of_a_model(saved, wrappers):
+    first, second = (rank[wrappers]["own"] for rank in saved)
     assert len(first) == 2
-    for collected, *own in zip(saved[0]["several"]["collected"], first, second, strict=True):
+    for collected, *own in zip(saved[0][wrappers]["collected"], first, second, strict=True):
         sums = [np.add(*pair) for pair in zip(*own, strict=True)]
         assert max(np.abs(total).max() for total in sums) > 0
         assert largest_difference(collected, sums) <= 1e-6

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import tensorflow as tf
 
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.horovod_group import HorovodGroup
 from tf_gradcomp.keras_here import door, keras
-from tf_gradcomp.wrapper.compressed import compressed_in, compressed_optimizer, is_apart
+from tf_gradcomp.wrapper.compressed import Compressed, compressed_in, is_apart, optimizers_of
 
 keras_private = door("keras_private")
 
@@ -34,18 +38,21 @@ def broadcast_initial_state(model: keras.Model) -> None:
     with model.distribute_strategy.scope():
         if tf.distribute.has_strategy():
             return
-    compressed = compressed_optimizer(model)
-    groups = [one.group for one in compressed_in(model.optimizer)]
+    optimizers = list(optimizers_of(model))
+    groups = [one.group for optimizer in optimizers for one in compressed_in(optimizer)]
     group = groups[0] if groups else HorovodGroup()
-    optimizer = model.optimizer
-    if optimizer is not None:
-        keras_private.build(optimizer, model.trainable_variables)
-    state = model.weights
+    if model.optimizer is not None:
+        keras_private.build(model.optimizer, model.trainable_variables)
+    state = [*model.weights, *itertools.chain.from_iterable(map(_state_of, optimizers))]
+    # What is around a wrapper may have the wrapper's variables among its own.
+    shared = {id(v): native(v) for v in state if not any(is_apart(v, one) for one in optimizers)}
+    group.take_from_first(list(shared.values()))
+
+
+def _state_of(optimizer: Any) -> Iterator[Any]:
+    """The variables of an optimizer, and of those in it, but for those of our wrapper."""
     while optimizer is not None:
         inner = getattr(optimizer, "inner_optimizer", None)
-        if inner is None or optimizer is not compressed:
-            state += keras_private.own_variables(optimizer)
+        if inner is None or not isinstance(optimizer, Compressed):
+            yield from keras_private.own_variables(optimizer)
         optimizer = inner
-    # What is around a wrapper may have the wrapper's variables among its own.
-    shared = {id(v): native(v) for v in state if not is_apart(v, model.optimizer)}
-    group.take_from_first(list(shared.values()))

@@ -284,6 +284,15 @@ def compressed_in(optimizer: Any) -> Iterator[Compressed]:
         yield from compressed_in(one)
 
 
+def optimizers_of(model: keras.Model) -> Iterator[Any]:
+    """The optimizer that a model was compiled with, then those that it has beside it, as a GAN."""
+    if model.optimizer is not None:
+        yield model.optimizer
+    for value in vars(model).values():
+        if hasattr(value, "apply_gradients") and value is not model.optimizer:
+            yield value
+
+
 def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
     """Those whose exchange is built, unlike that of one in a `MultiOptimizer` without variables."""
     return (one for one in compressed_in(optimizer) if one.exchange.built)

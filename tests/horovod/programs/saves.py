@@ -7,11 +7,11 @@ import pathlib
 
 import keras
 import tensorflow as tf
-from common import compiled, fit, state_of, strategy
+from common import compiled, fit, state_of, strategy, words_model
 
 import tf_gradcomp as gc
 from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report, values
-from tf_gradcomp.wrapper.compressed import compressed_in
+from tf_gradcomp.wrapper.compressed import compressed_in, optimizers_of
 
 FOLDER = pathlib.Path(argument(2))
 gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)
@@ -63,24 +63,61 @@ def save():
             except ValueError as error:
                 refusals[name] = str(error)
     seen = {"own": before, "unchanged": before == after, "refusals": refusals}
-    return {**seen, "several": save_of_several_wrappers()}
+    by_name = keras.optimizers.OptimizerMap(wrapped_sgd(), {".*bias": wrapped_sgd()})
+    several = compiled(lambda: keras.optimizers.MultiOptimizer(by_name))
+    seen["several"] = save_of_wrappers(several, "several")
+    return {**seen, "beside": save_of_wrappers(two_parts(), "beside")}
 
 
-def save_of_several_wrappers():
-    """What rank 0 has collected, of each wrapper in a MultiOptimizer, and what ranks have."""
-    wrap = lambda: compressed(keras.optimizers.SGD(1e-2), "adacomp")  # noqa: E731
-    by_name = keras.optimizers.OptimizerMap(wrap(), {".*bias": wrap()})
-    model = compiled(lambda: keras.optimizers.MultiOptimizer(by_name))
+def wrapped_sgd():
+    return compressed(keras.optimizers.SGD(1e-2), "adacomp")
+
+
+class TwoParts(keras.Sequential):
+    """Has an optimizer for the last layer, beside the one for all others, as a GAN has two."""
+
+    def set_beside(self, optimizer):
+        self.beside = optimizer
+        self.parts = [(self.optimizer, self.layers[:-1]), (optimizer, self.layers[-1:])]
+        for one, layers in self.parts:
+            one.build([v for layer in layers for v in layer.trainable_variables])
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        for one, layers in self.parts:
+            variables = [v for layer in layers for v in layer.trainable_variables]
+            one.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def two_parts():
+    """Ranks begin with other values of what the optimizer beside has, and are given rank 0's."""
+    model = compiled(
+        wrapped_sgd, build=lambda: TwoParts([keras.Input((4,)), *words_model().layers])
+    )
+    model.set_beside(compressed(keras.optimizers.SGD(1e-2, momentum=0.9), "adacomp"))
+    (slot, *_) = model.beside.inner_optimizer.momentums
+    slot.assign(tf.fill(slot.shape, RANK + 1.0))
+    gc.broadcast_initial_state(model)
+    assert float(tf.reduce_max(slot)) == 1.0
+    return model
+
+
+def save_of_wrappers(model, name):
+    """What rank 0 has collected, of each wrapper, and what ranks have."""
     callbacks = [gc.callbacks.CollectState()]
     if RANK == 0:
-        path = FOLDER / "several.weights.h5"
+        path = FOLDER / f"{name}.weights.h5"
         callbacks.append(keras.callbacks.ModelCheckpoint(path, save_weights_only=True))
     fit(model, *data(2), callbacks=callbacks)
-    exchanges = [one.exchange for one in compressed_in(model.optimizer)]
+    wrappers = [one for of_all in optimizers_of(model) for one in compressed_in(of_all)]
+    exchanges = [one.exchange for one in wrappers]
     seen = {"own": [values(exchange.residuals) for exchange in exchanges]}
     if RANK == 0:
         seen["collected"] = [values(map(e.saving.read, e.residuals)) for e in exchanges]
-    fit(model, *data(1), callbacks=[gc.callbacks.BackupAndRestore(FOLDER / "several")])
+    fit(model, *data(1), callbacks=[gc.callbacks.BackupAndRestore(FOLDER / name)])
     return seen
 
 

@@ -14,7 +14,7 @@ from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.keras_here import IS_KERAS_2, door, keras
-from tf_gradcomp.wrapper.compressed import compressed_in, exchanging_in
+from tf_gradcomp.wrapper.compressed import compressed_in, exchanging_in, optimizers_of
 
 keras_private = door("keras_private")
 
@@ -76,11 +76,13 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             yield
 
     def _group(self) -> Group:
-        groups = [one.group for one in compressed_in(self.model.optimizer)]
+        optimizers = optimizers_of(self.model)
+        groups = [one.group for optimizer in optimizers for one in compressed_in(optimizer)]
         return groups[0] if groups else StrategyGroup(self.model.distribute_strategy)
 
     def _exchanges(self) -> list[GradientExchange]:
-        return [one.exchange for one in exchanging_in(self.model.optimizer)]
+        optimizers = optimizers_of(self.model)
+        return [one.exchange for optimizer in optimizers for one in exchanging_in(optimizer)]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""
