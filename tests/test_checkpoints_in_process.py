@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import types
 
 import keras
 import numpy as np
@@ -47,6 +49,15 @@ def trained(strategy, steps=3, **settings):
 def trained_on(replicas):
     """A model to be saved, and nothing else."""
     return trained(mirrored(replicas))
+
+
+def without_scaler(model):
+    """What is compared of a model whose wrapper is in a loss scaler."""
+    return types.SimpleNamespace(
+        optimizer=model.optimizer.inner_optimizer,
+        variables=model.variables,
+        distribute_strategy=model.distribute_strategy,
+    )
 
 
 def residual_sums(model):
@@ -102,6 +113,55 @@ def test_all_state_is_loaded_into_any_number_of_replicas(tmp_path, form, saved_b
     assert len(shares) == replicas
     for share in shares:
         np.testing.assert_array_equal(share, shares[0])
+
+
+@pytest.mark.parametrize("compressor", ["adacomp", "lgreco(method='top_k')"])
+def test_a_job_that_scales_its_loss_goes_on_from_one_that_did_not(tmp_path, compressor):
+    """As under `mixed_float16`, where `compile` puts the loss scaler around the wrapper."""
+
+    def wrapped():
+        return gc.CompressedOptimizer(keras.optimizers.Adam(0.01), compressor)
+
+    strategy = mirrored(2)
+    with strategy.scope():
+        before = trained(strategy, optimizer=wrapped())
+    before.save_weights(tmp_path / "model.weights.h5")
+    path = tmp_path / "model.weights.h5"
+    for initial_scale in (64.0, 1.0):  # the second goes on from the first
+        with mirrored(2).scope():
+            scaler = keras.optimizers.LossScaleOptimizer(wrapped(), initial_scale=initial_scale)
+            after = build(scaler)
+        for _ in range(2):
+            after.load_weights(path)
+            assert_same_state(without_scaler(after), before)
+        assert scaler.dynamic_scale.numpy() == 64
+        path = tmp_path / "scaled.weights.h5"
+        after.save_weights(path)
+
+
+class Dies(keras.callbacks.Callback):
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_a_job_that_fails_again_goes_on_from_the_epoch_it_was_in(tmp_path):
+    """Keras takes the first epoch of a resumed job for epoch 0."""
+    x, y = np.ones((12, 30)), np.ones((12, 3))
+    updates = []
+    for steps in (10, 3, 1000):
+        model = build()
+        backup = gc.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=2)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[backup, Dies(steps)])
+        updates.append(int(model.optimizer.iterations))
+    # 10 updates, of which 4 are of epoch 1; from there 3 and whole epochs 1 and 2, of 6 updates.
+    assert updates == [10, 13, 12 + 12]
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"use_ema": True}])

@@ -396,16 +396,16 @@ def test_callbacks_of_fit():
     assert callback.listed[:2] == [other, callback]
 
 
-def test_initial_epoch(tmp_path):
+def test_initial_place(tmp_path):
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     data = {"x": np.zeros((1, 1)), "y": np.zeros((1, 1)), "verbose": 0}
-    assert keras_private.initial_epoch(model) == 0
+    assert keras_private.initial_place(model, 1) == (0, 0)
     backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     model.fit(**data, epochs=2, callbacks=[backup])
     backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     model.fit(**data, epochs=3, callbacks=[backup])
-    assert keras_private.initial_epoch(model) == 2
+    assert keras_private.initial_place(model, 1) == (2, 0)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)

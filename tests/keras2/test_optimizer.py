@@ -1,5 +1,6 @@
 """`CompressedOptimizer` of Keras 2 in one process: what it does alone, and what it refuses."""
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -369,17 +370,36 @@ def test_layers_of():
 
 class _Epoch(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
-        self.found = keras_private.initial_epoch(self.model)
+        self.found = keras_private.initial_place(self.model, 1)
 
 
-def test_initial_epoch(tmp_path):
-    for epochs, found in ((2, 0), (3, 2)):
+def test_initial_place(tmp_path):
+    for epochs, found in ((2, (0, 0)), (3, (2, 0))):
         epoch = _Epoch()
         backup = keras.callbacks.BackupAndRestore(str(tmp_path), delete_checkpoint=False)
         x = np.zeros((4, 2), "int32")
         given = {"epochs": epochs, "verbose": 0, "callbacks": [backup, epoch]}
         small_model("sgd").fit(x, np.zeros(4), **given)
         assert epoch.found == found
+
+
+class _Fails(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 3 and self.model.optimizer.iterations > 6:
+            raise KeyboardInterrupt
+
+
+def test_a_backup_of_some_batches_is_gone_on_with(tmp_path):
+    x, y = np.arange(48).reshape(24, 2) % 6, np.arange(24) % 2
+    steps = []
+    for extra in ([], [_Fails()], []):
+        backup = gc.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=4)
+        model = small_model(gc.CompressedOptimizer(keras.optimizers.Adam(0.01)))
+        given = {"epochs": 3, "batch_size": 4, "shuffle": False, "verbose": 0}
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(x, y, callbacks=[backup, *extra], **given)
+        steps.append(int(model.optimizer.iterations))
+    assert steps == [18, 9, 18]
 
 
 def test_a_callback_that_comes_too_late_says_so():

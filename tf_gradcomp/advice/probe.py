@@ -80,7 +80,8 @@ def _probe(
 ) -> Probed:
     with tf.device("CPU:0"):
         collectives = Collectives(group, communicators)
-        sample = Sample(specs, collectives.rank, collectives.size, effort.elements)
+        methods = [candidate.compressor for candidate in candidates]
+        sample = Sample(specs, methods, collectives.rank, collectives.size, effort.elements)
         works = [sample.work(*candidate, group.largest) for candidate in candidates]
         most: dict[Kind, float] = {}
         for work in works:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -32,16 +33,24 @@ class Sample:
         specs: What is known of the model's gradients. Gradients that are alike are tried as one,
             because tracing many takes longer than running them; of a large model, a part of each is
             tried.
+        methods: Those that will be tried, by whose settings gradients may differ.
         rank: The rank of this worker; workers have different gradients.
         size: The number of replicas.
         most: About how many elements are tried.
     """
 
-    def __init__(self, specs: Sequence[GradientSpec], rank: int, size: int, most: int) -> None:
+    def __init__(
+        self,
+        specs: Sequence[GradientSpec],
+        methods: Sequence[Compressor],
+        rank: int,
+        size: int,
+        most: int,
+    ) -> None:
         total = sum(spec.elements for spec in specs)
         share = min(1.0, most / max(1, total))
         self._of_model = specs
-        self._specs = _merged(specs, share)
+        self._specs = _merged(specs, list(map(_settled, methods)), share)
         elements = sum(spec.elements for spec in self._specs)
         self._factor = total / max(1, elements)
         self._rank, self._size = rank, size
@@ -54,8 +63,7 @@ class Sample:
     ) -> Work:
         """What a method does in a step of the whole model; see `CodecSpeed`."""
         job_state = new_job_state(compressor, self._specs)
-        while compressor.phases:
-            compressor = compressor.phases[compressor.settles_in]
+        compressor = _settled(compressor)
         state = new_state(compressor, self._specs, preconditioner)
         compressed = self._size**-0.5 if preconditioner else 1.0
         for residual in state.get(RESIDUAL, ()):
@@ -120,11 +128,21 @@ def _late(waits: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]) -> float:
     return sum(float(tf.nn.l2_loss(a)) for a in waits) / of_all if of_all else 0.0
 
 
-def _merged(specs: Sequence[GradientSpec], share: float) -> list[GradientSpec]:
+def _settled(compressor: Compressor) -> Compressor:
+    """The method of most of a long job."""
+    while compressor.phases:
+        compressor = compressor.phases[compressor.settles_in]
+    return compressor
+
+
+def _merged(
+    specs: Sequence[GradientSpec], methods: Sequence[Compressor], share: float
+) -> list[GradientSpec]:
     """About a share of all elements; gradients that differ in their names alone become one."""
-    alike: dict[GradientSpec, list[GradientSpec]] = {}
+    alike: dict[Any, list[GradientSpec]] = {}
     for spec in specs:
-        alike.setdefault(dataclasses.replace(spec, path=""), []).append(spec)
+        settings = tuple(tuple(method.settings([spec]) or ()) for method in methods)
+        alike.setdefault((dataclasses.replace(spec, path=""), settings), []).append(spec)
     return [_stretched(group[0], share * len(group)) for group in alike.values()]
 
 

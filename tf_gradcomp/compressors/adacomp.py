@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.choices import distinct, geometric, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
 from tf_gradcomp.compressors.wishes import AllGather
 from tf_gradcomp.policy import (
     CONVOLUTION,
@@ -126,9 +127,10 @@ class AdaComp(Compressor):
 
 
 def _checked_scale_factor(scale_factor: float) -> float:
-    if not isinstance(scale_factor, (int, float)) or not 1 <= scale_factor < float("inf"):
+    if not is_number(scale_factor) or not 1 <= as_float32(scale_factor) < math.inf:
         raise ValueError(
-            f"AdaComp: scale_factor must be a number of at least 1; received {scale_factor!r}."
+            "AdaComp: scale_factor must be a number of at least 1, and finite as float32; received "
+            f"{scale_factor!r}."
         )
     return float(scale_factor)
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import numpy as np
+
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 Value = TypeVar("Value")
@@ -96,6 +98,12 @@ class PerVariable(Generic[Value]):
 def is_number(value: Any) -> bool:
     """Whether `value` is an int or a float, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def as_float32(value: float) -> float:
+    """The number that native ops make of it: one too large is infinite, one too small is 0."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(value))
 
 
 def is_share(value: Any) -> bool:

@@ -13,7 +13,7 @@ from tf_gradcomp.compressors.choices import distinct, geometric, is_planned
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.compressors.maybe_empty import unless_empty
-from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
 from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
 from tf_gradcomp.compressors.wishes import Broadcast, Wish
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
@@ -103,9 +103,10 @@ class ScaleCom(Compressor):
         self.rates: PerVariable[int | str] = PerVariable(
             "ScaleCom: rates", rates, _DEFAULT_RATES, overrides, _expected_rate
         )
-        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta <= 1:
+        if not is_number(beta) or not 0 < as_float32(beta) <= 1:
             raise ValueError(
-                f"ScaleCom: beta must be a number above 0, and at most 1; received {beta!r}."
+                "ScaleCom: beta must be a number above 0, also as float32, and at most 1; received "
+                f"{beta!r}."
             )
         self.beta = self.residual_scale = float(beta)
         if not is_whole_number(value_bits, 1, FLOAT_BITS) or value_bits not in VALUE_BITS:

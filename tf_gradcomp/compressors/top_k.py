@@ -20,7 +20,7 @@ from tf_gradcomp.compressors.base import (
 )
 from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_share
+from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_share
 from tf_gradcomp.compressors.wishes import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
@@ -34,9 +34,9 @@ class TopK(Compressor):
     Of the residual plus gradient of a variable with N elements, the max(1, floor(density N)) with
     the largest magnitudes are sent, as a 32-bit index and a float32 value each; the rest stays in
     the residual. Of entries with equal magnitudes, the first ones are sent. So the ratio is known
-    beforehand: 1 / (2 density). A variable of which that is all (`density=1`) is sent whole, as
-    float32 in the same payload. Payloads are gathered, so what each replica receives grows with
-    their number.
+    beforehand: 1 / (2 density). A variable of which that would be half or more is sent whole, as
+    float32 in the same payload, which takes no more bytes. Payloads are gathered, so what each
+    replica receives grows with their number.
 
     Use it when the ratio must be fixed, or as the baseline of sparse methods. It reads gradient and
     residual twice, without a sort.
@@ -95,13 +95,17 @@ class TopK(Compressor):
             overrides,
             _expected_density,
         )
-        if not is_number(momentum) or not 0 <= momentum < 1:
+        if not is_number(momentum) or not 0 <= as_float32(momentum) < 1:
             raise ValueError(
-                f"TopK: momentum must be a number from 0 to below 1; received {momentum!r}."
+                "TopK: momentum must be a number from 0 to below 1, also as float32; received "
+                f"{momentum!r}."
             )
-        if clip_norm is not None and not (is_number(clip_norm) and 0 < clip_norm < math.inf):
+        if clip_norm is not None and not (
+            is_number(clip_norm) and 0 < as_float32(clip_norm) < math.inf
+        ):
             raise ValueError(
-                f"TopK: clip_norm must be a number above 0, or None; received {clip_norm!r}."
+                "TopK: clip_norm must be a number above 0, also as float32, or None; received "
+                f"{clip_norm!r}."
             )
         self.momentum = float(momentum)
         self.clip_norm = None if clip_norm is None else float(clip_norm)
@@ -121,18 +125,14 @@ class TopK(Compressor):
         return [self.entries(spec) or SENT_WHOLE for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """Numbers of entries; by default, for a tenth of the density to ten times it.
-
-        Where half of the entries are sent, or more, fewer bytes send the variable whole.
-        """
+        """Numbers of entries; by default, for a tenth of the density to ten times it."""
         density = self.density.of(spec)
         if density is None or not is_planned(spec):
             return None
         if values is None:
             values = [min(density * tenths / 10, 1.0) for tenths in range(1, 101)]
         self.density.check_choices(values)
-        entries = [_entries(spec, value) for value in values]
-        return distinct(count if 2 * count < spec.elements else SENT_WHOLE for count in entries)
+        return distinct(_entries(spec, value) for value in values)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
@@ -183,7 +183,7 @@ class TopK(Compressor):
 
 def _entries(spec: GradientSpec, density: float | None) -> int:
     entries = spec.elements if density is None else max(1, math.floor(density * spec.elements))
-    return entries if entries < spec.elements else SENT_WHOLE
+    return entries if 2 * entries < spec.elements else SENT_WHOLE
 
 
 def _expected_density(density: Any) -> str:

@@ -356,9 +356,15 @@ def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
     return None
 
 
-def initial_epoch(model: keras.Model) -> int:
-    """The epoch at which `BackupAndRestore` has `fit` go on; it has no public name."""
-    return int(model._maybe_load_initial_counters_from_ckpt(None, 0)[0])
+def initial_place(model: keras.Model, steps: int | None) -> tuple[int, int]:
+    """The epoch, and the step, at which `BackupAndRestore` has `fit` go on; no public name.
+
+    Args:
+        model: The model.
+        steps: Of an epoch, if they are known.
+    """
+    epoch, step = model._maybe_load_initial_counters_from_ckpt(steps or 0, 0)
+    return int(epoch), int(step)
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:

@@ -150,6 +150,18 @@ def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., No
     keras.optimizers.LossScaleOptimizer.apply = hooked
 
 
+def on_scaler_load(load: Callable[[Any, Any, Callable[..., None]], None]) -> None:
+    """Has `load(scaler, store, original)` called where a file is loaded into a loss scaler."""
+    class_ = keras.optimizers.LossScaleOptimizer
+    original = class_.load_own_variables
+
+    @functools.wraps(original)
+    def hooked(self: Any, store: Any) -> None:
+        load(self, store, functools.partial(original, self))
+
+    class_.load_own_variables = hooked
+
+
 def on_check_finite(agree: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
     """Has `agree(scaler, finite)` called on what a `LossScaleOptimizer` found in its own gradients.
 
@@ -304,9 +316,9 @@ def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
     return None
 
 
-def initial_epoch(model: keras.Model) -> int:
-    """The epoch at which `BackupAndRestore` has `fit` go on; it has no public name."""
-    return model._initial_epoch or 0
+def initial_place(model: keras.Model, _: int | None) -> tuple[int, int]:
+    """The epoch, and the step, at which `BackupAndRestore` has `fit` go on; no public name."""
+    return model._initial_epoch or 0, 0
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:

@@ -107,6 +107,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
         self._set_up(inner, compressor, policy, precondition, group)
         self._accumulation: Accumulation | None = None
+        self._loaded_by_scaler = False
         self._made_with = frozenset(vars(self))
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
@@ -433,6 +434,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         """
         saved_state.save(self.exchange, self._own_state(), store)
 
+    def load_without_scaler(self, store: Any) -> None:
+        """Loads the exchange's state, of a file in which the inner optimizer's is in our place."""
+        self.load_own_variables(store)
+        self._loaded_by_scaler = True  # what comes next is the inner optimizer's
+
     def load_own_variables(self, store: Any) -> None:
         """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
 
@@ -441,10 +447,24 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         """
         if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
             self.inner_optimizer.load_own_variables(store)
+            if self._loaded_by_scaler:
+                self._loaded_by_scaler = False
+                return
             store = {}
         if isinstance(self._core, keras.optimizers.Adam) and not self._possible_preconditioner():
             saved_state.check_not_divided(store, self._core)
         saved_state.load(self.exchange, self._own_state(), store)
+
+
+def _load_into_scaler(
+    scaler: keras.optimizers.LossScaleOptimizer, store: Any, original: Callable[..., None]
+) -> None:
+    """In the file of a job without the loss scaler, our state is where the scaler's would be."""
+    compressed = scaler.inner_optimizer
+    if isinstance(compressed, CompressedOptimizer) and "residual_waits" in store.keys():  # noqa: SIM118
+        compressed.load_without_scaler(store)
+    else:
+        original(store)
 
 
 def _constrain(variables: Sequence[keras.Variable]) -> None:
@@ -453,6 +473,7 @@ def _constrain(variables: Sequence[keras.Variable]) -> None:
             variable.assign(variable.constraint(variable))
 
 
+keras_private.on_scaler_load(_load_into_scaler)
 keras_private.on_loss_scaled_apply(
     lambda optimizer: isinstance(optimizer, CompressedOptimizer),
     lambda scaler, *args: scaler.inner_optimizer.apply_scaled(scaler, *args),

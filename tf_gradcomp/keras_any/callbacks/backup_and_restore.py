@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.checkpoints import worker_path
@@ -58,6 +59,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         super().__init__(own, **self._arguments)
         super().set_model(model)
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the epoch: Keras 3 does so at its end, and takes a job's first one for epoch 0."""
+        super().on_epoch_begin(epoch, logs)
+        self._current_epoch = epoch
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, if it is to do so after each epoch."""
         with self._all_save():
@@ -96,5 +102,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         )
         restorer.set_model(self.model)
         restorer.on_train_begin(logs)
-        found = f"epochs already trained, by the backup in {restorer.backup_dir!r}"
-        group.agree({found: keras_private.initial_epoch(self.model)})
+        place = keras_private.initial_place(self.model, self.params.get("steps"))
+        updates = int(np.asarray(self.model.optimizer.iterations))
+        found = f"epochs and steps already trained, and updates, by {restorer.backup_dir!r}"
+        group.agree({found: [*place, updates]})
