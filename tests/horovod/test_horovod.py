@@ -310,12 +310,19 @@ def disagreeing():
         ("other_learning_rates", "as ReduceLROnPlateau does by a metric"),
         ("other_gradients", "gradient of 'kernel_0': worker 0 has 'dense', worker 1 has nothing"),
         ("other_actions", "next action: worker 0 has 'collecting state to save'"),
+        ("other_data", "all workers): worker 0 has 2, worker 1 has 3"),
     ],
 )
 def test_ranks_are_told_in_what_they_differ(disagreeing, what, message):
     for rank in disagreeing:
         assert rank[what].startswith("WorkersDisagreeError: ")
         assert message in rank[what]
+
+
+def test_a_model_without_variables_and_layers_that_know_no_ranks_are_told_of(disagreeing):
+    for rank in disagreeing:
+        assert "'unbuilt' has no variables yet" in rank["no_variables"]
+        assert "'batch_normalization' is to have the statistics" in rank["synchronized_layers"]
 
 
 @pytest.mark.parametrize("wish", ["AllReduce", "AllGather", "Broadcast"])

@@ -486,6 +486,29 @@ def test_what_was_wrapped_sums_the_gradients_itself_when_used_alone(sgd):
         np.testing.assert_array_equal(copy, 1 - 2 * 0.25 * np.array([3, 4, 5]))
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"dynamic": False, "initial_scale": 1024.0}])
+def test_of_a_loss_scaler_around_and_one_inside_the_one_around_counts(settings, replicas):
+    """`compile` adds one around under `mixed_float16`; both scales would be too much together."""
+    scaled = functools.partial(keras.mixed_precision.LossScaleOptimizer, **settings)
+    weights = []
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        for scaler in (scaled, lambda inner: inner):
+            with mirrored(replicas).scope():
+                inner = scaler(keras.optimizers.SGD(0.1))
+                model = small_model(gc.CompressedOptimizer(inner, "no_compression"))
+            x = np.arange(24).reshape(12, 2) % 6
+            model.fit(x, x.sum(1) / 5, batch_size=4, epochs=2, shuffle=False, verbose=0)
+            assert float(model.optimizer.loss_scale) == 2**15
+            weights.append(model.get_weights())
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    for left, right in zip(*weights, strict=True):
+        np.testing.assert_array_equal(left, right)
+        assert np.isfinite(left).all()
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("inside", [True, False])
 def test_one_replica_counts_what_a_loss_scaler_skips(inside, dynamic):

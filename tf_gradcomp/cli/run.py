@@ -327,7 +327,7 @@ def program_command(program: str, module: bool) -> list[str]:
         return ["-m", program]
     if not Path(program).exists():
         raise click.UsageError(f"There is no program {program!r} here.")
-    return [program]
+    return [f"./{program}" if program.startswith("-") else program]
 
 
 def thread_settings(

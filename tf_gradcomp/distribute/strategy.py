@@ -26,7 +26,7 @@ from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.tf_config import read_tf_config
 
-_BATCHES = (
+BATCHES = (
     "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
     "validation_steps or steps on all workers)"
 )
@@ -166,7 +166,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Raises:
             WorkersDisagreeError: On every worker, naming the numbers.
         """
-        self._group.agree({"next action": "going through data", _BATCHES: batches})
+        self._group.agree({"next action": "going through data", BATCHES: batches})
 
     def check_model_outside(self) -> None:
         """Refuses to have a model trained that was created outside of the scope.

@@ -148,7 +148,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self, loss: Any, var_list: Any, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient | None, tf.Variable]]:
         """Computes gradients as Keras does; with the loss scaled, if a loss scaler is inside."""
-        if self._scaler_inside:
+        if self._scaler_inside and not keras_private.looks_for_nans(self):
             return keras_private.compute_gradients(self.inner_optimizer, loss, var_list, tape)
         return super().compute_gradients(loss, var_list, tape)
 
@@ -223,7 +223,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 self.exchange.count_skip(all_finite(grads))
             grads = self.exchange.flush(grads, variables, inner=inner)
             flushed = list(zip(grads, variables, strict=True))
-            keras_private.apply(self.inner_optimizer, flushed, aggregate=aggregate)
+            keras_private.apply(self._applies, flushed, aggregate=aggregate)
             return self.iterations
 
         # The variables are in a closure: strategies would give each replica its part of an
@@ -274,7 +274,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         def apply(grads: list[Gradient]) -> None:
             pairs = list(zip(grads, variables, strict=True))
-            keras_private.apply(self.inner_optimizer, pairs, aggregate=False)
+            keras_private.apply(self._applies, pairs, aggregate=False)
 
         def update() -> None:
             with self._stepping(variables):
@@ -309,8 +309,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def _scaler_decides(self) -> bool:
-        """Whether it is a loss scaler that skips steps: one with a fixed scale takes them all."""
-        return self._scaler_inside and self.inner_optimizer.dynamic
+        """Whether a scaler inside skips steps: one with a fixed scale takes them all."""
+        return self._applies is not self._core and self.inner_optimizer.dynamic
+
+    @property
+    def _applies(self) -> Any:
+        """What is given the sums: not a loss scaler inside, where another one is around this."""
+        return self._core if keras_private.looks_for_nans(self) else self.inner_optimizer
 
     @property
     def _core(self) -> Any:

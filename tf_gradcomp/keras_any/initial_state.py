@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.distribute.gradients import native
+from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.horovod_group import HorovodGroup
 from tf_gradcomp.keras_here import door, keras
 from tf_gradcomp.wrapper.compressed import Compressed, compressed_in, is_apart, optimizers_of
@@ -30,23 +31,31 @@ def broadcast_initial_state(model: keras.Model) -> None:
         ValueError: If the model is not built, or Horovod is not initialized.
         WorkersDisagreeError: If ranks have other variables.
     """
-    if not model.built:
+    if not model.built or not model.weights:
         raise ValueError(
             f"broadcast_initial_state: {model.name!r} has no variables yet; build the model first, "
-            "with an Input layer, model.build(input_shape), or a call on a batch."
+            "with an Input layer, or by a call on a batch."
         )
-    with model.distribute_strategy.scope():
-        if tf.distribute.has_strategy():
-            return
+    group = ranks_of(model)
+    if group is None:
+        return
     optimizers = list(optimizers_of(model))
-    groups = [one.group for optimizer in optimizers for one in compressed_in(optimizer)]
-    group = groups[0] if groups else HorovodGroup()
     if model.optimizer is not None:
         keras_private.build(model.optimizer, model.trainable_variables)
     state = [*model.weights, *itertools.chain.from_iterable(map(_state_of, optimizers))]
     # What is around a wrapper may have the wrapper's variables among its own.
     shared = {id(v): native(v) for v in state if not any(is_apart(v, one) for one in optimizers)}
     group.take_from_first(list(shared.values()))
+
+
+def ranks_of(model: keras.Model) -> Group | None:
+    """The ranks of Horovod that train a model; None under a strategy."""
+    with model.distribute_strategy.scope():
+        if tf.distribute.has_strategy():
+            return None
+    optimizers = optimizers_of(model)
+    groups = [one.group for optimizer in optimizers for one in compressed_in(optimizer)]
+    return groups[0] if groups else HorovodGroup()
 
 
 def _state_of(optimizer: Any) -> Iterator[Any]:

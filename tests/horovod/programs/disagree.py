@@ -1,5 +1,6 @@
 """Ranks that differ in something, one thing after the other; reports what each was told."""
 
+import warnings
 from functools import partial
 
 import keras
@@ -85,6 +86,35 @@ def timed_collective(wish):
     Collectives(group, group.communicators()).curve(kind, most=1.0, enough=1e-3)
 
 
+def other_data():
+    model = compiled(lambda: compressed(keras.optimizers.SGD(0.1)))
+    fit(model, *data(2 + RANK), callbacks=[gc.callbacks.BroadcastInitialState()])
+
+
+class Unbuilt(keras.Model):
+    def call(self, x):
+        return x
+
+
+def no_variables():
+    """All ranks alike: Keras takes it for built after `build`, though it has made no variables."""
+    model = Unbuilt()
+    model.build((None, 4))
+    gc.broadcast_initial_state(model)
+
+
+def synchronized_layers():
+    """All ranks alike."""
+    layers = [keras.Input((4,)), keras.layers.BatchNormalization(synchronized=True)]
+    model = compiled(
+        lambda: compressed(keras.optimizers.SGD(0.1)),
+        build=lambda: keras.Sequential([*layers, keras.layers.Dense(3)]),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(model, *data(2), callbacks=[gc.callbacks.BroadcastInitialState()])
+
+
 def other_numbers_of_batches():
     """Rank 0 has no batch any more, and saves; rank 1 goes on, and needs rank 0 for its step."""
     saving.COLLECT_SECONDS = 2.0
@@ -104,6 +134,9 @@ ACTIONS = [
     other_learning_rates,
     other_gradients,
     other_actions,
+    other_data,
+    no_variables,
+    synchronized_layers,
     other_numbers_of_batches,  # at the end, for Horovod goes on waiting
 ]
 
