@@ -31,7 +31,11 @@ ADAM = Preconditioner(0.999, 1e-7)
 
 
 def work(name, preconditioner=None, most=ELEMENTS):
-    return Sample(SPECS, 0, 2, most).work(compressors.get(name), preconditioner, list)
+    return work_of(compressors.get(name), SPECS, most, preconditioner)
+
+
+def work_of(method, specs, most, preconditioner=None):
+    return Sample(specs, [method], 0, 2, most).work(method, preconditioner, list)
 
 
 def test_wishes_are_those_of_the_method():
@@ -60,7 +64,7 @@ def test_bytes_are_those_of_the_whole_model(most):
 def test_bytes_that_shapes_tell_are_those_of_the_models_shapes(name, most):
     shapes = [(300, 400), (300, 400), (300, 400), (64, 10), (64, 10), (2000, 30), (3, 3, 16, 64)]
     specs = [Policy().spec(f"{i}", shape, "float32") for i, shape in enumerate(shapes)]
-    of_model = Sample(specs, 0, 2, most).work(compressors.get(name), None, list)
+    of_model = work_of(compressors.get(name), specs, most)
     rank = 1 if "1" in name else 4
     rows = [(math.prod(shape[:-1]), shape[-1]) for shape in shapes]
     of_each = [(rank * (n + m) if rank * (n + m) < n * m / 2 else n * m) for n, m in rows]
@@ -182,18 +186,29 @@ def test_gradients_that_are_alike_are_tried_as_one(name):
             for i in range(repeats)
             for path, shape in kinds
         ]
-        tried = Sample(specs, 0, 2, most)
+        method = compressors.get(name)
+        tried = Sample(specs, [method], 0, 2, most)
         assert len(tried._specs) == len(kinds)
-        return tried.work(compressors.get(name), None, list).payload_bytes
+        return tried.work(method, None, list).payload_bytes
 
     once = payload_bytes(1, 10**9)
     assert payload_bytes(30, 10**9) == pytest.approx(30 * once, rel=0.05)
     assert payload_bytes(30, 200_000) == pytest.approx(30 * once, rel=0.05)
 
 
+@pytest.mark.parametrize("override", ["block_0/", "block_7/", "block_[1-7]/"])
+@pytest.mark.parametrize("method", [compressors.TopK, compressors.LGreCo])
+def test_layers_of_one_shape_may_have_settings_of_their_own(method, override):
+    top_k = compressors.TopK(0.01, overrides={override: None})
+    specs = [Policy().spec(f"m/block_{i}/kernel", (100, 100), "float32") for i in range(8)]
+    expected = sum(8 * (top_k.entries(spec) or spec.elements / 2) for spec in specs)
+    found = work_of(top_k if method is compressors.TopK else method(top_k), specs, 10**6)
+    assert found.payload_bytes == pytest.approx(expected, rel=0.02)
+
+
 def test_a_part_of_a_convolution_is_compressed_at_the_rate_of_the_whole():
     scalecom = compressors.get("scalecom")
     whole = Policy().spec("conv/kernel", (3, 3, 512, 2048), "float32")
-    (part,) = Sample([whole], 0, 2, whole.elements // 30)._specs
+    (part,) = Sample([whole], [], 0, 2, whole.elements // 30)._specs
     assert part.elements < whole.elements / 15
     assert scalecom.rate(part) == scalecom.rate(whole)

@@ -14,6 +14,7 @@ import pytest
 
 import tf_gradcomp
 from tests.workers import PYTHON, server
+from tf_gradcomp.cli.run import program_command
 
 # A shell that runs the tests in the background has its children ignore Ctrl-C, and nohup the end of
 # the terminal; undo that.
@@ -386,6 +387,13 @@ def test_a_worker_cannot_start_workers(program):
     done = gradcomp("run", "-n", "1", program(""), env={"TF_CONFIG": "{}"})
     assert done.returncode == 2
     assert "Error: TF_CONFIG is set already" in done.stderr
+
+
+def test_a_program_may_begin_with_a_dash(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("-d.py").write_text("print('from the program')")
+    done = subprocess.run([sys.executable, *program_command("-d.py", False)], capture_output=True)
+    assert done.stdout == b"from the program\n"
 
 
 def test_starts_without_loading_tensorflow():

@@ -107,6 +107,12 @@ def test_weights_of_others_are_refused():
         model.optimizer.set_weights([np.zeros(3)] * 2)
 
 
+def test_what_each_worker_keeps_is_not_broadcast_as_horovods_callback_does():
+    *_, last = trained(gc.CompressedOptimizer(legacy.SGD(0.1))).optimizer.variables()
+    with pytest.raises(ValueError, match="BroadcastInitialState"):
+        last.assign(last.numpy())
+
+
 def test_a_keras_2_optimizer_is_needed():
     with pytest.raises(TypeError, match="expected a Keras 2 optimizer such as"):
         gc.CompressedOptimizer(object())

@@ -121,6 +121,7 @@ class ReplicaStep:
         keeps = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
         if keeps or not residuals:
             stepped, _ = yield from self._ride(compressor, self.inputs, tf.zeros([0], tf.bool))
+            self._drop_beside_what_does_not_fit(residuals or [], stepped.reduced)
             return stepped
         # Another method, in a warm-up, a phase or an earlier job, left what this one must send.
         inputs = self._with(residuals, self.inputs.preconditioned())
@@ -137,6 +138,21 @@ class ReplicaStep:
         gone = tf.logical_and(self.inputs.finite, tf.logical_not(bad[0]))
         tf.cond(tf.logical_and(self.waits, gone), clear, lambda: None)
         return stepped
+
+    def _drop_beside_what_does_not_fit(
+        self, residuals: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor]
+    ) -> None:
+        """Clears residuals where float16 cannot hold the sum, so that the step will be skipped.
+
+        What is left there is as large as what was sent, and all later steps would be skipped, too.
+        """
+        for residual, total, spec in zip(residuals, reduced, self.inputs.specs, strict=False):
+            if spec.dtype == "float16":
+                clear = functools.partial(
+                    tf.raw_ops.AssignVariableOp, resource=residual, value=tf.zeros(spec.shape)
+                )
+                fits = all_finite([tf.cast(total, tf.float16)])
+                tf.cond(fits, lambda: None, lambda clear=clear: clear() and None)
 
     def _with(self, residuals: Sequence[tf.Tensor], inputs: ExchangeInputs) -> ExchangeInputs:
         """The inputs of a step with what waits in the residuals added to the gradients."""

@@ -451,6 +451,14 @@ class _Saved:
         assert self._read is not None
         return self._read(self._variable)
 
+    def assign(self, _: Any) -> None:
+        """Refuses what broadcasts all variables of an optimizer, as Horovod's own callback does."""
+        raise ValueError(
+            f"{self.name} is what each worker keeps for itself. Give all ranks the model of rank 0 "
+            "by gc.callbacks.BroadcastInitialState(), or in a loop by "
+            "gc.broadcast_initial_state(model)."
+        )
+
 
 def _with_gradients(pairs: Pairs) -> list[tuple[Gradient, tf.Variable]]:
     present = keras_private.with_gradients(list(pairs))
