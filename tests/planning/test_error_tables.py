@@ -37,7 +37,7 @@ def simulated(compressor):
     [
         (
             TopK,
-            [0.001, 0.01, 0.3, 0.99, None],
+            [0.001, 0.01, 0.3, 0.45, None],
             lambda value: int((value or 0) * gradient_of().size),
         ),
         (lambda bits: QSGD(bits, stochastic=False), [2, 3, 5, 8, None], lambda value: value or 0),

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.checkpoints import worker_path
@@ -103,6 +102,6 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         restorer.set_model(self.model)
         restorer.on_train_begin(logs)
         place = keras_private.initial_place(self.model, self.params.get("steps"))
-        updates = int(np.asarray(self.model.optimizer.iterations))
+        updates = int(self.model.optimizer.iterations.numpy())
         found = f"epochs and steps already trained, and updates, by {restorer.backup_dir!r}"
         group.agree({found: [*place, updates]})
