@@ -102,6 +102,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         restorer.set_model(self.model)
         restorer.on_train_begin(logs)
         place = keras_private.initial_place(self.model, self.params.get("steps"))
-        updates = int(self.model.optimizer.iterations.numpy())
+        # Without a backup, ranks may be given rank 0's updates by what comes next.
+        updates = [int(self.model.optimizer.iterations.numpy())] if any(place) else []
         found = f"epochs and steps already trained, and updates, by {restorer.backup_dir!r}"
-        group.agree({found: [*place, updates]})
+        group.agree({found: [*place, *updates]})
