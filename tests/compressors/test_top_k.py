@@ -41,7 +41,7 @@ def test_at_least_one_entry_is_sent_and_fractions_are_rounded_down(density, elem
     [(1, 7), (0.5, 10), (0.99, 7), (0.01, 2), (0.01, 1), (0.01, 0), (None, 7)],
 )
 def test_a_variable_of_which_half_is_sent_or_more_is_sent_whole(density, elements):
-    """With their indices these would take as many bytes; and most of it would wait for nothing."""
+    """With their indices, half of the entries take as many bytes as all without."""
     assert TopK(density).entries(spec(elements)) is None
 
 

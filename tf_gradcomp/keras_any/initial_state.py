@@ -12,7 +12,7 @@ from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.horovod_group import HorovodGroup
 from tf_gradcomp.keras_here import door, keras
-from tf_gradcomp.wrapper.compressed import Compressed, compressed_in, is_apart, optimizers_of
+from tf_gradcomp.wrapper.compressed import Compressed, is_apart, optimizers_of, wrappers_of
 
 keras_private = door("keras_private")
 
@@ -53,8 +53,7 @@ def ranks_of(model: keras.Model) -> Group | None:
     with model.distribute_strategy.scope():
         if tf.distribute.has_strategy():
             return None
-    optimizers = optimizers_of(model)
-    groups = [one.group for optimizer in optimizers for one in compressed_in(optimizer)]
+    groups = [one.group for one in wrappers_of(model)]
     return groups[0] if groups else HorovodGroup()
 
 

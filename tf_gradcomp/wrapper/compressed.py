@@ -293,6 +293,12 @@ def optimizers_of(model: keras.Model) -> Iterator[Any]:
             yield value
 
 
+def wrappers_of(model: keras.Model) -> Iterator[Compressed]:
+    """The wrappers in all of a model's optimizers."""
+    for optimizer in optimizers_of(model):
+        yield from compressed_in(optimizer)
+
+
 def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
     """Those whose exchange is built, unlike that of one in a `MultiOptimizer` without variables."""
     return (one for one in compressed_in(optimizer) if one.exchange.built)

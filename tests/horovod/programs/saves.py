@@ -11,7 +11,7 @@ from common import compiled, fit, state_of, strategy, words_model
 
 import tf_gradcomp as gc
 from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report, values
-from tf_gradcomp.wrapper.compressed import compressed_in, optimizers_of
+from tf_gradcomp.wrapper.compressed import wrappers_of
 
 FOLDER = pathlib.Path(argument(2))
 gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)
@@ -112,8 +112,7 @@ def save_of_wrappers(model, name):
         path = FOLDER / f"{name}.weights.h5"
         callbacks.append(keras.callbacks.ModelCheckpoint(path, save_weights_only=True))
     fit(model, *data(2), callbacks=callbacks)
-    wrappers = [one for of_all in optimizers_of(model) for one in compressed_in(of_all)]
-    exchanges = [one.exchange for one in wrappers]
+    exchanges = [one.exchange for one in wrappers_of(model)]
     seen = {"own": [values(exchange.residuals) for exchange in exchanges]}
     if RANK == 0:
         seen["collected"] = [values(map(e.saving.read, e.residuals)) for e in exchanges]

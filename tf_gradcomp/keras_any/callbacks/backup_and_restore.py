@@ -14,7 +14,7 @@ from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.keras_here import IS_KERAS_2, door, keras
-from tf_gradcomp.wrapper.compressed import compressed_in, exchanging_in, optimizers_of
+from tf_gradcomp.wrapper.compressed import wrappers_of
 
 keras_private = door("keras_private")
 
@@ -81,13 +81,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             yield
 
     def _group(self) -> Group:
-        optimizers = optimizers_of(self.model)
-        groups = [one.group for optimizer in optimizers for one in compressed_in(optimizer)]
+        groups = [one.group for one in wrappers_of(self.model)]
         return groups[0] if groups else StrategyGroup(self.model.distribute_strategy)
 
     def _exchanges(self) -> list[GradientExchange]:
-        optimizers = optimizers_of(self.model)
-        return [one.exchange for optimizer in optimizers for one in exchanging_in(optimizer)]
+        return [one.exchange for one in wrappers_of(self.model) if one.exchange.built]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""

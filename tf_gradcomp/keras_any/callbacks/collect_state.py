@@ -7,7 +7,7 @@ from typing import Any
 from tf_gradcomp.keras_any.callbacks.every import EPOCH, checked_every
 from tf_gradcomp.keras_any.callbacks.order import SAVERS, warn_if_behind
 from tf_gradcomp.keras_here import keras
-from tf_gradcomp.wrapper.compressed import exchanging_in, optimizers_of
+from tf_gradcomp.wrapper.compressed import wrappers_of
 
 
 class CollectState(keras.callbacks.Callback):
@@ -59,6 +59,6 @@ class CollectState(keras.callbacks.Callback):
             self._collect()
 
     def _collect(self) -> None:
-        for optimizer in optimizers_of(self.model):
-            for exchanging in exchanging_in(optimizer):
-                exchanging.collect_state()
+        for one in wrappers_of(self.model):
+            if one.exchange.built:
+                one.collect_state()
