@@ -37,6 +37,11 @@ def placed_job(
     )
 
 
+def cores() -> int:
+    """Those of this machine that may be used."""
+    return len(os.sched_getaffinity(0))
+
+
 def shared_out_threads(workers: int) -> int:
     """This machine's cores, shared out among the workers."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+    return max(1, cores() // workers)

@@ -15,7 +15,9 @@ Transformer's learning rate falls to zero at the end of each run: so all its run
 epochs, and have to come within 1 % of the dense run's perplexity.
 
 A free network is the dense run with steps that exchange nothing. How long these take is measured in
-the same run: as many processes train at once, each alone with its share of the batch.
+the same run: as many processes train at once, each alone with its share of the batch. Of more
+workers than this machine has cores, so many train at once, and a step takes as many times longer as
+workers share a core.
 """
 
 from __future__ import annotations

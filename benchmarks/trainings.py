@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 from links import Network
-from placed import placed_job
+from placed import cores, placed_job
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -84,8 +84,8 @@ class Run:
 
     @property
     def files_without_exchange(self) -> list[str]:
-        """Where `Bench.without_exchange` keeps what each worker measured."""
-        return [f"{self.name}-alone{i}.json" for i in range(self.workers)]
+        """Where `Bench.without_exchange` keeps what each process measured."""
+        return [f"{self.name}-alone{i}.json" for i in range(min(self.workers, cores()))]
 
     @property
     def chosen(self) -> str:
@@ -208,7 +208,10 @@ class Bench:
         """Seconds of a step that needs no network; `run` says which training, and how many workers.
 
         So many processes train at once, each alone with its share of the batch. That of the slowest
-        counts, in its last epoch.
+        counts, in its last epoch. Of more workers than cores, as many train at once as there are
+        cores, and the step is as many times longer as workers share a core: processes that do not
+        wait for each other start, validate and end at different times, and so would have more of a
+        core than their share.
         """
         files = [self._folder / file for file in run.files_without_exchange]
         if not (self._reuse and all(file.exists() for file in files)):
@@ -226,7 +229,10 @@ class Bench:
                 for job in alone:
                     _check(f"{run.name}, a worker alone,", job.result())
         records = [json.loads(file.read_text()) for file in files]
-        return max(dataclasses.replace(run, record=record).seconds_per_step for record in records)
+        slowest = max(
+            dataclasses.replace(run, record=record).seconds_per_step for record in records
+        )
+        return slowest * run.workers / len(files)
 
     def _run(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> Run:
         file = self._folder / f"{run.name}.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -127,24 +127,21 @@ def _scaled(images: np.ndarray, labels: np.ndarray, highest: float) -> Arrays:
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Logs `seconds_per_step`: the median of each epoch's steps, which leaves start-up out."""
+    """Logs `seconds_per_step`: the mean of each epoch's steps but the first, which starts up."""
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts anew."""
-        self._seconds: list[float] = []
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the clock."""
-        self._started = time.perf_counter()
+        self._ends: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Stops the clock."""
-        self._seconds.append(time.perf_counter() - self._started)
+        """Notes the time."""
+        self._ends.append(time.perf_counter())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds to the epoch's logs."""
+        """Adds to the epoch's logs; NaN where it had one step alone."""
         if logs is not None:
-            logs["seconds_per_step"] = statistics.median(self._seconds)
+            between = np.diff(self._ends)
+            logs["seconds_per_step"] = float(between.mean()) if between.size else math.nan
 
 
 def make_callbacks(job: Job | None = None) -> list[keras.callbacks.Callback]:

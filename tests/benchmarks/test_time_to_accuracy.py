@@ -1,5 +1,6 @@
 """When a run is as good as the dense one was in the end, and what a free network would give."""
 
+import dataclasses
 import json
 
 import pytest
@@ -121,6 +122,7 @@ pathlib.Path(args["--history"]).write_text(json.dumps(record))
 
 def test_steps_without_exchange_are_of_workers_that_train_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(trainings, "_EXAMPLES", tmp_path)
+    monkeypatch.setattr(trainings, "cores", lambda: 2)
     (tmp_path / TRANSFORMER.program).write_text(PROGRAM)
     one = Run(TRANSFORMER, 2, "adamw", DENSE, 3)
     bench = trainings.Bench(tmp_path, False, Network(2), 1)
@@ -131,6 +133,10 @@ def test_steps_without_exchange_are_of_workers_that_train_alone(tmp_path, monkey
     args = {key: record["args"][key] for key in ("--batch-size", "--compressor", "--seed")}
     assert args == {"--batch-size": "16", "--compressor": "no_compression", "--seed": "3"}
     assert "--optimizer" not in record["args"]  # the program has one
+    of_four = dataclasses.replace(one, workers=4)  # who would share each core by twos
+    assert bench.without_exchange(of_four, ["--epochs", "2"]) == 0.4
+    files = [tmp_path / file for file in of_four.files_without_exchange]
+    assert [json.loads(file.read_text())["args"]["--batch-size"] for file in files] == ["8", "8"]
     (tmp_path / TRANSFORMER.program).write_text("raise SystemExit('no such text')")
     with pytest.raises(Exception, match="a worker alone, failed"):
         bench.without_exchange(one, [])
