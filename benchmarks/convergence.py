@@ -199,8 +199,8 @@ def _measure(
 ) -> None:
     runs = [
         Run(task, count, name, method, seed)
-        for count in workers
-        for name in optimizer
+        for count in dict.fromkeys(workers)
+        for name in dict.fromkeys(optimizer)
         for seed in range(seeds)
         for method in (DENSE, compressor)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ _EXAMPLES = _ROOT / "keras_examples"
 LAST_EPOCHS = 5
 TABLE_ENTRY_BYTES = 8  # what a payload has for each tensor besides the codes
 SCALE_BYTES = 4  # what the paper counts for it
+_ARGUMENTS = "arguments"  # of a record: how the program was started
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +216,7 @@ class Bench:
         core than their share.
         """
         files = [self._folder / file for file in run.files_without_exchange]
-        if not (self._reuse and all(file.exists() for file in files)):
+        if not self._reusable(files, args):
             share = str(run.task.batch_size // run.workers)
             command = [*_command(run), "--batch-size", share, *args, "--history"]
             with contextlib.ExitStack() as stack:
@@ -228,6 +230,8 @@ class Bench:
                     pass
                 for job in alone:
                     _check(f"{run.name}, a worker alone,", job.result())
+            for file in files:
+                _note_arguments(file, args)
         records = [json.loads(file.read_text()) for file in files]
         slowest = max(
             dataclasses.replace(run, record=record).seconds_per_step for record in records
@@ -236,10 +240,29 @@ class Bench:
 
     def _run(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> Run:
         file = self._folder / f"{run.name}.json"
-        if not (self._reuse and file.exists()):
+        if not self._reusable([file], args):
             file.unlink(missing_ok=True)
             self._train(run, [*args, "--history", str(file)], on_epoch)
+            _note_arguments(file, args)
         return dataclasses.replace(run, record=json.loads(file.read_text()))
+
+    def _reusable(self, files: Sequence[Path], args: Sequence[str]) -> bool:
+        """Whether all records are there and may be taken.
+
+        Raises:
+            click.UsageError: If one is of a run with other arguments.
+        """
+        if not (self._reuse and all(file.exists() for file in files)):
+            return False
+        for file in files:
+            used = json.loads(file.read_text()).get(_ARGUMENTS)
+            if used != [*args]:
+                raise click.UsageError(
+                    f"'{file}' cannot be taken by --reuse: it is of a run with "
+                    f"{shlex.join(used or ['unknown arguments'])}, not with {shlex.join(args)}; "
+                    "leave --reuse out, or give another folder by --results."
+                )
+        return True
 
     def _train(self, run: Run, args: Sequence[str], on_epoch: Callable[[], None]) -> None:
         def on_line(worker: int, _stream: str, line: str) -> None:
@@ -250,6 +273,12 @@ class Bench:
         network = self._network or Network(run.workers)
         with placed_job(command, network, self._threads, on_line) as job:
             _check(run.name, job.run())
+
+
+def _note_arguments(file: Path, args: Sequence[str]) -> None:
+    """Adds to a record by which arguments it came about."""
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, _ARGUMENTS: [*args]}))
 
 
 def _ignore(_worker: int, _stream: str, _line: str) -> None:

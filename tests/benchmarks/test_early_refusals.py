@@ -16,6 +16,11 @@ PROGRAMS = {
         ["digits"],
         "convergence/digits-2workers-adam-no_compression-seed0.json",
     ),
+    "convergence, the same number of workers twice": (
+        convergence.main,
+        ["digits", "--workers", "2", "--workers", "2"],
+        "convergence/digits-2workers-adam-adacomp-seed1.json",
+    ),
     "time to accuracy, a run": (
         time_to_accuracy.main,
         ["digits"],

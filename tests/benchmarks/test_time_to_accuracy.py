@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import click
 import pytest
 import time_to_accuracy
 import trainings
@@ -140,6 +141,18 @@ def test_steps_without_exchange_are_of_workers_that_train_alone(tmp_path, monkey
     (tmp_path / TRANSFORMER.program).write_text("raise SystemExit('no such text')")
     with pytest.raises(Exception, match="a worker alone, failed"):
         bench.without_exchange(one, [])
+
+
+def test_records_of_other_arguments_are_not_reused(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainings, "_EXAMPLES", tmp_path)
+    (tmp_path / TRANSFORMER.program).write_text(PROGRAM)
+    one = Run(TRANSFORMER, 1, "adamw", DENSE, 0)
+    trainings.Bench(tmp_path, False, Network(1), 1).without_exchange(one, ["--epochs", "2"])
+    (tmp_path / TRANSFORMER.program).write_text("raise SystemExit('it trained')")
+    again = trainings.Bench(tmp_path, True, Network(1), 1)
+    assert again.without_exchange(one, ["--epochs", "2"]) == 0.1
+    with pytest.raises(click.UsageError, match=r"with --epochs 2, not with --epochs 3"):
+        again.without_exchange(one, ["--epochs", "3"])
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
         click.UsageError: If one of them is there and must not be overwritten, or the folder cannot
             be made.
     """
-    found = [name for name in files if (folder / name).exists()]
+    found = [name for name in dict.fromkeys(files) if (folder / name).exists()]
     if found and not overwrite:
         raise click.UsageError(
             f"'{folder}' holds the results of an earlier run ({', '.join(found)}): give another "
