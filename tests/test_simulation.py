@@ -288,6 +288,13 @@ def test_a_batch_that_cannot_be_shared_out(digits):
         learners.train_on_batch(digits[0][:64], digits[1][:64])
 
 
+@pytest.mark.parametrize("labels", [32, 96])
+def test_inputs_and_labels_of_unequal_lengths(digits, labels):
+    learners = gc.simulation.Learners(new_model(), 2)
+    with pytest.raises(ValueError, match=f"must have as many rows; received 64, {labels}"):
+        learners.train_on_batch(digits[0][:64], digits[1][:labels])
+
+
 def test_models_that_cannot_be_simulated():
     bare = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match=r"must be built, and compiled"):

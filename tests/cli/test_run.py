@@ -73,6 +73,18 @@ def test_output_is_prefixed_and_kept_apart(program):
     assert sorted(done.stderr.splitlines()) == ["[worker 0] two 0", "[worker 1] two 1"]
 
 
+def test_characters_that_cannot_be_shown_do_not_end_the_job(program):
+    path = program(
+        r"""
+        sys.stdout.buffer.write(b"caf\xe9 \xc3\xa9\n")  # Latin-1, and UTF-8
+        print("end")
+        """
+    )
+    done = gradcomp("run", "-n", "1", path, env={"PYTHONIOENCODING": "iso8859-5"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[worker 0] caf? ?\n[worker 0] end\n"
+
+
 def test_how_a_job_ended_can_be_read_by_a_program(program):
     path = program(
         """

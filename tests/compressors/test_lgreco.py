@@ -363,7 +363,6 @@ def uneven_sums():
         (0, 1.0, "the budget of errors is 0"),
         (math.inf, 1.0, "not finite"),
         (1, math.nan, "not finite"),
-        (1, 0.0, "no gradients were exchanged since the last plan"),
     ],
 )
 def test_without_a_budget_the_own_settings_are_kept_and_it_is_said(budget, scale, reason, caplog):
@@ -380,6 +379,26 @@ def test_without_a_budget_the_own_settings_are_kept_and_it_is_said(budget, scale
     install(planner.lgreco, [job_state], [7, 8])
     planner.install(proposed, job_state, [])
     assert planner.in_force(job_state) == ([4, 4], 1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize("reference", ["uniform", "accordion"])
+def test_without_gradients_since_the_last_plan_it_stays(reference, caplog):
+    """As after two plans in a row, of which the second has nothing to go by."""
+    planner = planner_of(LGreCo(TopK(0.05), reference=reference))
+    job_state, sums = new_job_state(planner.lgreco, planner.specs), uneven_sums()
+    planner.install(planner.propose(sums, job_state), job_state, [])
+    before, kept = planner.in_force(job_state), [v.numpy() for v in job_state.values()]
+    assert before.ratio > 1
+    tf.get_logger().propagate = True
+    try:
+        again = planner.propose([np.zeros_like(total) for total in sums], job_state)
+    finally:
+        tf.get_logger().propagate = False
+    assert "keeps its plan: no gradients were exchanged" in caplog.text
+    planner.install(again, job_state, [])
+    assert planner.in_force(job_state) == before
+    for variable, value in zip(job_state.values(), kept, strict=True):
+        np.testing.assert_array_equal(variable, value)
 
 
 def test_what_is_exchanged_in_no_step_has_no_part_in_the_plan():

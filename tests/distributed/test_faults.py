@@ -146,6 +146,7 @@ def test_every_worker_is_told_what_differs_in(mismatches, what, named):
             "settings of the strategy",
             ["compressor of the strategy: ", "two_level: worker 0 has True"],
         ),
+        ("replicas of each", ["replicas in a worker: worker 0 has 2, worker 1 has 1"]),
     ],
 )
 def test_every_worker_ends_when_they_differ_in(what, named):

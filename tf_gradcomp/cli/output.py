@@ -40,6 +40,16 @@ def _unless_closed() -> Iterator[None]:
         leave_terminal()
 
 
+def echo(text: str, err: bool) -> None:
+    """Prints what a worker wrote, in any characters, to stdout or stderr."""
+    click.echo(_encodable(text, (sys.stderr if err else sys.stdout).encoding), err=err)
+
+
+def _encodable(text: str, encoding: str) -> str:
+    """The text, with question marks for what the encoding has no code for."""
+    return text.encode(encoding, "replace").decode(encoding)
+
+
 class WorkerOutput:
     """Prints each worker's lines after its name.
 
@@ -94,17 +104,18 @@ class WorkerOutput:
     def _print(self, worker: int, stream: str, text: str) -> None:
         to_stderr = stream == "stderr" or self._all_to_stderr
         if not self._terminal or (to_stderr and not sys.stderr.isatty()):
-            click.echo(self._prefixes[worker] + text, err=to_stderr)
+            echo(self._prefixes[worker] + text, to_stderr)
             return
         if self._bars.pop((worker, stream), None) is not None:
             self._draw()
-        self._live.console.print(self._styled(worker, text), soft_wrap=True)
+        shown = self._styled(worker, _encodable(text, self._live.console.encoding))
+        self._live.console.print(shown, soft_wrap=True)
 
     def progress(self, worker: int, stream: str, text: str) -> None:
         """Shows the state of a worker's progress bar."""
         if self._hides(worker) or not self._terminal:
             return
-        bar = self._styled(worker, text)
+        bar = self._styled(worker, _encodable(text, self._live.console.encoding))
         bar.no_wrap = True
         bar.overflow = "ellipsis"
         self._bars[worker, stream] = bar

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from tf_gradcomp.cli.json_output import print_json
-from tf_gradcomp.cli.output import WorkerOutput, leave_terminal
+from tf_gradcomp.cli.output import WorkerOutput, echo, leave_terminal
 from tf_gradcomp.launch import (
     JobResult,
     LocalJob,
@@ -394,6 +394,6 @@ def report_end(result: JobResult, *, shown_tails: bool) -> None:
     first = result.first_failure
     if first is not None and first.index != 0 and not shown_tails:
         for line in first.stderr_tail[-_TAIL_LINES:]:
-            click.echo(f"[worker {first.index}] {line}", err=True)
+            echo(f"[worker {first.index}] {line}", err=True)
     for line in result.summary():
         click.secho(f"gradcomp: {line}", err=True, fg="red" if first is not None else None)

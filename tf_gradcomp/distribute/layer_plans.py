@@ -88,11 +88,14 @@ class LayerPlanner:
 
         Returns:
             float64 [3 + variables], for `install`: what the plan is expected to do, and the plan.
-            With Accordion, the norms of the sums follow.
+            With Accordion, the norms of the sums follow. Without any gradients, what is in force.
         """
         proposed = self.no_plan()
         # Not those that are exchanged in no step, such as tables that are sent as slices.
         places = [place for place, total in enumerate(sums) if total.any()]
+        if not places:
+            _LOG.warning("L-GreCo keeps its plan: no gradients were exchanged since the last one.")
+            return self._installed(job_state)
         specs = [self.specs[place] for place in places]
         choices = [self.lgreco.choices(spec) for spec in specs]
         of_places = [sums[place] for place in places]
@@ -111,9 +114,8 @@ class LayerPlanner:
             steady=steady,
             replicas=self.replicas,
         )
-        reason = plan.reason if places else "no gradients were exchanged since the last plan"
-        if reason:
-            _LOG.warning(_KEPT, text_of(self.lgreco.method), reason)
+        if plan.reason:
+            _LOG.warning(_KEPT, text_of(self.lgreco.method), plan.reason)
             return proposed
         proposed[:3] = plan.uniform_bytes / plan.bytes, plan.budget_used, plan.at_bound
         proposed[[3 + place for place in places]] = np.array(plan.settings) + 1
@@ -133,6 +135,13 @@ class LayerPlanner:
             job_state[GRADIENT_NORMS].assign(norms.astype(np.float32))
         for total in sums:
             total.assign(tf.zeros_like(total))
+
+    def _installed(self, job_state: Mapping[str, tf.Variable]) -> np.ndarray:
+        """What `install` has given a replica."""
+        names = [self.lgreco.outcome_name, self.lgreco.plan_name]
+        if self.lgreco.reference == ACCORDION:
+            names.append(GRADIENT_NORMS)
+        return np.concatenate([job_state[name].numpy().astype(np.float64) for name in names])
 
     def in_force(self, job_state: Mapping[str, tf.Variable]) -> PlanInForce:
         """The settings of the next step, by what a replica keeps for the job."""

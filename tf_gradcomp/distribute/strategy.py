@@ -88,6 +88,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._group.agree(
             {
                 **handshake.package_versions(),
+                "replicas in a worker": len(self.extended.worker_devices),
                 "compressor of the strategy": repr(used),
                 "two_level": two_level,
             }

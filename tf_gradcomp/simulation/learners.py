@@ -327,7 +327,13 @@ def _rows(batch: Any) -> int:
 
 
 def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
-    size = _rows(x)
+    sizes = [len(part) for part in tf.nest.flatten((x, y))]
+    size = sizes[0]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            "Learners: all inputs and labels of a batch must have as many rows; received "
+            f"{', '.join(map(str, sizes))}."
+        )
     if size % learners or not size:
         raise ValueError(
             f"Learners: a batch of {size} cannot be shared out equally among {learners} learners; "

@@ -8,7 +8,7 @@ from common import digits
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, report
-from tf_gradcomp.distribute import handshake
+from tf_gradcomp.distribute import handshake, tf_private
 
 ODD = RANK == 1
 x, y = digits(64, features=8)
@@ -27,6 +27,12 @@ def versions():
 
 def settings_of_the_strategy():
     strategy_with(compressor=gc.compressors.AdaComp(50 if ODD else 500), two_level=not ODD)
+
+
+def replicas_of_each():
+    """As where a GPU of a machine is broken."""
+    tf_private.use_logical_cpus(1 if ODD else 2)
+    strategy_with()
 
 
 def train(strategy, layers=2, classes=3, optimizer=None, rows=64, **of_fit):
@@ -89,6 +95,13 @@ MODELS = {
 }
 
 
+STRATEGIES = {
+    "versions": versions,
+    "settings of the strategy": settings_of_the_strategy,
+    "replicas of each": replicas_of_each,
+}
+
+
 def models():
     """Each in turn: where all workers raise at the same place, they can go on together."""
     strategy = strategy_with()
@@ -113,4 +126,4 @@ if __name__ == "__main__":
     if what == "models":
         report(models())
     else:
-        {"versions": versions, "settings of the strategy": settings_of_the_strategy}[what]()
+        STRATEGIES[what]()
