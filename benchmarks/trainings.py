@@ -130,8 +130,9 @@ class Run:
 
     @property
     def seconds_per_step(self) -> float:
-        """In the last epoch."""
-        return float(self.record["history"]["seconds_per_step"][-1])
+        """In the second half of the epochs."""
+        each = self.record["history"]["seconds_per_step"]
+        return float(np.mean(each[len(each) // 2 :]))
 
     @property
     def payload_ratio(self) -> float:
@@ -210,7 +211,7 @@ class Bench:
         """Seconds of a step that needs no network; `run` says which training, and how many workers.
 
         So many processes train at once, each alone with its share of the batch. That of the slowest
-        counts, in its last epoch. Of more workers than cores, as many train at once as there are
+        counts, in the second half of its epochs. Of more workers than cores, as many train at once as there are
         cores, and the step is as many times longer as workers share a core: processes that do not
         wait for each other start, validate and end at different times, and so would have more of a
         core than their share.
