@@ -211,10 +211,10 @@ class Bench:
         """Seconds of a step that needs no network; `run` says which training, and how many workers.
 
         So many processes train at once, each alone with its share of the batch. That of the slowest
-        counts, in the second half of its epochs. Of more workers than cores, as many train at once as there are
-        cores, and the step is as many times longer as workers share a core: processes that do not
-        wait for each other start, validate and end at different times, and so would have more of a
-        core than their share.
+        counts, in the second half of its epochs. Of more workers than cores, as many train at once
+        as there are cores, and the step is as many times longer as workers share a core: processes
+        that do not wait for each other start, validate and end at different times, and so would
+        have more of a core than their share.
         """
         files = [self._folder / file for file in run.files_without_exchange]
         if not self._reusable(files, args):
