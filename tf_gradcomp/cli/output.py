@@ -108,14 +108,13 @@ class WorkerOutput:
             return
         if self._bars.pop((worker, stream), None) is not None:
             self._draw()
-        shown = self._styled(worker, _encodable(text, self._live.console.encoding))
-        self._live.console.print(shown, soft_wrap=True)
+        self._live.console.print(self._styled(worker, text), soft_wrap=True)
 
     def progress(self, worker: int, stream: str, text: str) -> None:
         """Shows the state of a worker's progress bar."""
         if self._hides(worker) or not self._terminal:
             return
-        bar = self._styled(worker, _encodable(text, self._live.console.encoding))
+        bar = self._styled(worker, text)
         bar.no_wrap = True
         bar.overflow = "ellipsis"
         self._bars[worker, stream] = bar
@@ -134,6 +133,7 @@ class WorkerOutput:
 
     def _styled(self, worker: int, text: str) -> Text:
         colour = _COLOURS[worker % len(_COLOURS)]
+        text = _encodable(text, self._live.console.encoding)
         return Text(self._prefixes[worker], style=colour).append(
             Text.from_ansi(text, style="default")
         )
