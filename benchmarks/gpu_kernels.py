@@ -4,7 +4,7 @@ The source is that which the op library compiles, `custom_ops/gpu/`. With --chec
 of all methods write is compared with the NumPy oracle to the bit, over types and settings of all
 kinds; what differs is an error. For races:
 
-    compute-sanitizer --tool racecheck python benchmarks/gpu_kernels.py --check
+    compute-sanitizer --tool racecheck python benchmarks/gpu_kernels.py --check --elements 70001
 
 Without it, they are timed beside a copy on the device, in turns, and what memory they must read and
 write at least is counted for them; the copy reads and writes 8 bytes for each element.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from gpu_methods import METHODS, Inputs, Method, Work
 from gpu_power_sgd import POWER_SGD
 
 REPEATS = 20
+CHECKED_SIZES, TIMED_SIZES = (1, 4099, 70001, 1_000_003), (1_000_000, 25_000_000)
 ALL_METHODS = (*METHODS, POWER_SGD)
 
 
@@ -47,11 +49,11 @@ def label(method: Method, setting: dict[str, Any]) -> str:
     return ", ".join([method.name, *(f"{name} {value}" for name, value in setting.items())])
 
 
-def check(gpu: Gpu, sizes: tuple[int, ...] = (1, 4099, 70001, 1_000_003)) -> None:
+def check(gpu: Gpu, sizes: Sequence[int], methods: Sequence[Method] = ALL_METHODS) -> None:
     """Compares the kernels with the oracle, and ends the program where they differ in a bit."""
     for size in sizes:
         for inputs in inputs_of(size):
-            for method in ALL_METHODS:
+            for method in methods:
                 for setting in method.checked:
                     for what, found, expected in method.on_gpu(gpu, inputs, **setting).compared():
                         if found.tobytes() != expected.tobytes():
@@ -62,13 +64,13 @@ def check(gpu: Gpu, sizes: tuple[int, ...] = (1, 4099, 70001, 1_000_003)) -> Non
             gpu.free()
 
 
-def measure(gpu: Gpu, sizes: list[int]) -> None:
+def measure(gpu: Gpu, sizes: Sequence[int], methods: Sequence[Method] = ALL_METHODS) -> None:
     """Prints a table of times and of bandwidths beside that of a copy."""
     print(f"{gpu.name}, sm_{gpu.capability}; the median of {REPEATS}\n")
     print("| elements | kernels | ms | GB/s at least | of a copy's |\n|---|---|---|---|---|")
     for size in sizes:
         inputs = inputs_of(size)[0]
-        for method in ALL_METHODS:
+        for method in methods:
             for setting in method.timed:
                 works = method.on_gpu(gpu, inputs, **setting).works()
                 measure_beside_a_copy(gpu, inputs, label(method, setting), list(works))
@@ -98,16 +100,17 @@ def main() -> None:
     """Does what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--check", action="store_true", help="compare with the oracle, and end")
-    parser.add_argument(
-        "--elements", type=int, nargs="+", default=[1_000_000, 25_000_000], metavar="N"
-    )
+    parser.add_argument("--elements", type=int, nargs="+", metavar="N", help="sizes of the tensor")
+    names = [method.name for method in ALL_METHODS]
+    parser.add_argument("--methods", nargs="+", choices=names, default=names, metavar="NAME")
     arguments = parser.parse_args()
+    methods = [method for method in ALL_METHODS if method.name in arguments.methods]
     gpu = Gpu()
     if arguments.check:
-        check(gpu)
+        check(gpu, arguments.elements or CHECKED_SIZES, methods)
         print(f"{gpu.name}, sm_{gpu.capability}: the kernels do what NumPy says")
     else:
-        measure(gpu, arguments.elements)
+        measure(gpu, arguments.elements or TIMED_SIZES, methods)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class AdaComp(OnGpu):
         self.bin_size, self.whole, self.divides = bin_size, bin_size == 0, divides
         self.bins = bin_size or self.WHOLE_BIN_SIZE
         per_block = max(1, self.BLOCK_ELEMENTS // self.bins)
-        in_tile = CONSTANTS["kTileElements"] // self.bins
+        in_tile = CONSTANTS["kPieceElements"] // self.bins
         per_piece = min(max(1, min(in_tile, CONSTANTS["kPieceBins"])), per_block)
         num_bins = ceil_div(self.size, self.bins)
         self.blocks = ceil_div(num_bins, per_block)
@@ -178,6 +178,7 @@ class AdaComp(OnGpu):
         self.step = STRUCTURES["EncodeStep"](
             tensors=gpu.put(tensor),
             num_tensors=1,
+            num_pieces=self.pieces,
             not_finite=gpu.zeros(4),
             boost=1,
             bin_max=gpu.room(4 * num_bins),
@@ -202,11 +203,15 @@ class AdaComp(OnGpu):
         self.scan()
         self.gpu.launch("gradcomp_adacomp_tensors", 1, self.step)
         self.gpu.launch("gradcomp_adacomp_layout", 1, self.step)
-        self.gpu.launch("gradcomp_adacomp_pack", self.pieces, self.step)
+        self._by_warps("pack", self.pieces, self.step)
 
     def unpack(self) -> None:
         """Takes back what `encode` has done."""
-        self.gpu.launch("gradcomp_adacomp_unpack", self.pieces, self.step)
+        self._by_warps("unpack", self.pieces, self.step)
+
+    def _by_warps(self, kernel: str, warps: int, step: Any) -> None:
+        blocks = ceil_div(warps, CONSTANTS["kWarps"])
+        self.gpu.launch(f"gradcomp_adacomp_{kernel}", blocks, step)
 
     def works(self) -> Iterator[Work]:
         """A step's encoding, and decoding."""
@@ -251,24 +256,36 @@ class AdaComp(OnGpu):
         spans = [span for body in bodies for span in self._spans(body)]
         values = self.gpu.room(4 * self.size)
         block_type = STRUCTURES["DecodeBlock"]
-        blocks = [
-            block_type(
-                values=values + 4 * begin,
-                size=min(self.block_size, self.size - begin),
-                bin_size=self.bins,
-                sent_whole=self.whole,
-                code_bytes=self.code_bytes,
+        bins_per_unit = max(1, CONSTANTS["kUnitElements"] // self.bins)
+        blocks, units = [], 0
+        for begin in range(0, self.size, self.block_size):
+            size = min(self.block_size, self.size - begin)
+            blocks.append(
+                block_type(
+                    values=values + 4 * begin,
+                    size=size,
+                    bin_size=self.bins,
+                    bins_per_unit=bins_per_unit,
+                    sent_whole=self.whole,
+                    code_bytes=self.code_bytes,
+                    first_unit=units,
+                )
             )
-            for begin in range(0, self.size, self.block_size)
-        ]
+            units += ceil_div(size, bins_per_unit * self.bins)
         step = STRUCTURES["DecodeStep"](
             blocks=self.gpu.put((block_type * len(blocks))(*blocks)),
             spans=self.gpu.put((STRUCTURES["DecodeSpan"] * len(spans))(*spans)),
+            starts=self.gpu.room(4 * units * len(bodies)),
             num_blocks=len(blocks),
+            num_units=units,
             num_payloads=len(bodies),
         )
-        launch = self.gpu.launch
-        return lambda: launch("gradcomp_adacomp_decode", step.num_blocks, step), values
+
+        def decode() -> None:
+            self._by_warps("index", len(spans), step)
+            self._by_warps("decode", units, step)
+
+        return decode, values
 
     def _spans(self, body: np.ndarray) -> list[Any]:
         data = self.gpu.put(body) + 8

@@ -9,7 +9,6 @@
 namespace gradcomp {
 namespace gpu {
 
-constexpr int kCodesPerThread = 4;
 constexpr unsigned kNegative = 2;
 constexpr unsigned kLastInBin = 1;
 
@@ -29,22 +28,28 @@ __device__ inline void StoreCode(unsigned code, int code_bytes, long long i, uns
   }
 }
 
-// Visits the codes of whole bins, by visit(number, code, bin). All threads must call it together.
-template <typename Visit>
+// The number of a warp among all of a launch.
+__device__ inline long long OwnWarp() {
+  return static_cast<long long>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
+}
+
+// Visits the codes of whole bins, by visit(number, code, bin): a lane has kCodes at a time. The lanes
+// of a warp must call it together.
+template <int kCodes, typename Visit>
 __device__ void ForEachCode(const unsigned char* codes, unsigned num_codes, int code_bytes,
                             const Visit& visit) {
   unsigned bin = 0;
-  for (unsigned first = 0; first < num_codes; first += kThreads * kCodesPerThread) {
-    const unsigned begin = first + threadIdx.x * kCodesPerThread;
-    unsigned own[kCodesPerThread];
+  for (unsigned first = 0; first < num_codes; first += kLanes * kCodes) {
+    const unsigned begin = first + threadIdx.x % kLanes * kCodes;
+    unsigned own[kCodes];
     unsigned ends = 0;
-    for (int i = 0; i < kCodesPerThread; ++i) {
+    for (int i = 0; i < kCodes; ++i) {
       own[i] = begin + i < num_codes ? LoadCode(codes, code_bytes, begin + i) : 0;
       ends += own[i] & kLastInBin;
     }
-    const Scanned<unsigned> scanned = BlockScan(ends);
+    const Scanned<unsigned> scanned = WarpScan(ends);
     unsigned own_bin = bin + scanned.before;
-    for (int i = 0; i < kCodesPerThread; ++i) {
+    for (int i = 0; i < kCodes; ++i) {
       if (begin + i < num_codes) visit(begin + i, own[i], own_bin);
       own_bin += own[i] & kLastInBin;
     }
@@ -76,9 +81,11 @@ __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
       LastUpTo(step.tensors, step.num_tensors, &EncodeTensor::first_piece, piece);
   const EncodeTensor& tensor = step.tensors[first];
   const long long index = piece - tensor.first_piece;
-  const long long block = index / tensor.pieces_per_block;
+  // A launch has less than 2^31 blocks, and dividing 64 bits takes long.
+  const unsigned per_block = static_cast<unsigned>(tensor.pieces_per_block);
+  const long long block = static_cast<unsigned>(index) / per_block;
   const long long first_bin = block * tensor.bins_per_block +
-                              index % tensor.pieces_per_block * tensor.bins_per_piece;
+                              static_cast<unsigned>(index) % per_block * tensor.bins_per_piece;
   const long long end_bin = Least(tensor.num_bins, (block + 1) * tensor.bins_per_block);
   const long long num_bins = Least(tensor.bins_per_piece, end_bin - first_bin);
   const long long begin = first_bin * tensor.bin_size;
@@ -86,35 +93,18 @@ __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
           static_cast<int>(Least(num_bins * tensor.bin_size, tensor.size - begin))};
 }
 
-__device__ inline float Square(const EncodeTensor& tensor, long long i, float value) {
-  return tensor.squares ? tensor.squares[i] : __fmul_rn(value, value);
-}
-
-// What is added to a residual: the gradient; where there is a second moment, divided.
-template <bool kUpdates>
-__device__ float Addend(const EncodeTensor& tensor, long long i) {
+// What was added to a residual: the gradient; where there is a second moment, divided. Gives back the
+// second moment.
+__device__ inline float TakeBack(const EncodeTensor& tensor, long long i) {
   const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
   if (!tensor.second_moment) return value;
-  float moment = tensor.second_moment[i];
-  if (kUpdates) {
-    moment = MovedMoment(moment, Square(tensor, i, value), tensor.adam.share);
-    tensor.second_moment[i] = moment;
-  }
+  const float moment = tensor.second_moment[i];
+  const float square = tensor.squares ? tensor.squares[i] : __fmul_rn(value, value);
+  const float rounding = __fmul_rn(__uint_as_float(0x35000000u), moment);  // 2^-21
+  const float share = __fmul_rn(tensor.adam.share, square);
+  const float before = __fsub_rn(__fsub_rn(moment, share), rounding);
+  tensor.second_moment[i] = __fdiv_rn(0 < before ? before : 0.0f, tensor.adam.decay);
   return Quotient(value, moment, tensor.adam);
-}
-
-// What Addend<true> returned; gives back the second moment.
-__device__ inline float TakeBack(const EncodeTensor& tensor, long long i) {
-  const float added = Addend<false>(tensor, i);
-  if (tensor.second_moment) {
-    const float value = LoadGradient(tensor.gradient, tensor.gradient_type, i);
-    const float moment = tensor.second_moment[i];
-    const float rounding = __fmul_rn(__uint_as_float(0x35000000u), moment);  // 2^-21
-    const float share = __fmul_rn(tensor.adam.share, Square(tensor, i, value));
-    const float before = __fsub_rn(__fsub_rn(moment, share), rounding);
-    tensor.second_moment[i] = __fdiv_rn(0 < before ? before : 0.0f, tensor.adam.decay);
-  }
-  return added;
 }
 
 }  // namespace gpu

@@ -37,7 +37,7 @@ gpu::EncodeTensor PlanTensor(const EncoderTensor& source, Sums* sums) {
   tensor.bin_size = bins.bin_size;
   tensor.num_bins = bins.num_bins;
   tensor.bins_per_block = bins.bins_per_block;
-  const int64_t fitting = std::clamp<int64_t>(gpu::kTileElements / bins.bin_size, 1,
+  const int64_t fitting = std::clamp<int64_t>(gpu::kPieceElements / bins.bin_size, 1,
                                               gpu::kPieceBins);
   tensor.bins_per_piece = static_cast<int>(std::min(fitting, bins.bins_per_block));
   tensor.pieces_per_block = CeilDiv(bins.bins_per_block, tensor.bins_per_piece);
@@ -81,13 +81,16 @@ class Spans {
 void Decode(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
             const std::vector<float*>& values, bool adds, GpuQueue* queue) {
   std::vector<gpu::DecodeBlock> blocks;
+  int64_t num_units = 0;
   for (size_t tensor = 0; tensor < values.size(); ++tensor) {
     const Binning& bins = decoder.tensors()[tensor];
+    const int64_t unit_bins = std::max<int64_t>(1, gpu::kUnitElements / bins.bin_size);
     for (int64_t block = 0; block < bins.num_blocks; ++block) {
       blocks.push_back({values[tensor] + bins.FirstElement(block),
                         static_cast<unsigned>(bins.BlockSize(block)),
-                        static_cast<unsigned>(bins.bin_size), bins.sent_whole,
-                        static_cast<int>(CodeBytes(bins.bin_size))});
+                        static_cast<unsigned>(bins.bin_size), static_cast<unsigned>(unit_bins),
+                        bins.sent_whole, static_cast<int>(CodeBytes(bins.bin_size)), num_units});
+      num_units += CeilDiv(bins.BlockBins(block), unit_bins);
     }
   }
   if (blocks.empty()) return;
@@ -105,9 +108,12 @@ void Decode(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_wor
   step.blocks = CopyToGpu(queue, blocks);
   step.spans = CopyToGpu(queue, of_blocks);
   step.num_blocks = blocks.size();
+  step.num_units = num_units;
+  step.starts = NewOnGpu<unsigned>(queue, num_units * num_payloads);
   step.num_payloads = static_cast<int>(num_payloads);
   step.adds = adds;
-  queue->Launch("gradcomp_adacomp_decode", step.num_blocks, &step);
+  queue->Launch("gradcomp_adacomp_index", CeilDiv(of_blocks.size(), gpu::kWarps), &step);
+  queue->Launch("gradcomp_adacomp_decode", CeilDiv(num_units, gpu::kWarps), &step);
 }
 
 }  // namespace
@@ -121,6 +127,7 @@ EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scal
   gpu::EncodeStep step = {};
   step.tensors = CopyToGpu(queue, planned);
   step.num_tensors = num_tensors;
+  step.num_pieces = sums.pieces;
   step.not_finite = NewOnGpu<int>(queue, 1);
   queue->Zero(step.not_finite, sizeof(int));
   step.boost = scale_factor - 1;
@@ -140,13 +147,16 @@ EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scal
   }
   queue->Launch("gradcomp_adacomp_tensors", num_tensors, &step);
   queue->Launch("gradcomp_adacomp_layout", 1, &step);
-  if (sums.pieces > 0) queue->Launch("gradcomp_adacomp_pack", sums.pieces, &step);
-  return {step.summary, step.body, step, sums.pieces};
+  if (sums.pieces > 0) {
+    queue->Launch("gradcomp_adacomp_pack", CeilDiv(sums.pieces, gpu::kWarps), &step);
+  }
+  return {step.summary, step.body, step};
 }
 
 void TakeBackAdaComp(const EncodedOnGpu& encoded, GpuQueue* queue) {
-  if (encoded.num_pieces == 0) return;
-  queue->Launch("gradcomp_adacomp_unpack", encoded.num_pieces, &encoded.step);
+  const int64_t num_pieces = encoded.step.num_pieces;
+  if (num_pieces == 0) return;
+  queue->Launch("gradcomp_adacomp_unpack", CeilDiv(num_pieces, gpu::kWarps), &encoded.step);
 }
 
 bool ReduceAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,

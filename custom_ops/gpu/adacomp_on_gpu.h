@@ -18,7 +18,6 @@ struct EncodedOnGpu {
   const gpu::EncodeSummary* summary = nullptr;
   const int32_t* body = nullptr;  // the payload behind the header, of summary->body_words
   gpu::EncodeStep step = {};      // how it was encoded
-  int64_t num_pieces = 0;
 };
 
 // What AdaCompEncoder does with tensors whose pointers are the device's, with Rollback where not all is

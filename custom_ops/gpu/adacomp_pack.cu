@@ -2,27 +2,38 @@
 // host in between:
 //   gradcomp_adacomp_tensors  a block for each tensor  scales, and where the codes of pieces begin
 //   gradcomp_adacomp_layout   one block                where those of tensors begin; the table
-//   gradcomp_adacomp_pack     a block for each piece   writes codes, subtracts what is sent; if a sum
+//   gradcomp_adacomp_pack     a warp for each piece    writes codes, subtracts what is sent; if a sum
 //                                                      was not finite, gives all back instead
 // Where there turns out to be no memory on the host for the payload, one more gives all back:
-//   gradcomp_adacomp_unpack   a block for each piece
+//   gradcomp_adacomp_unpack   a warp for each piece
 #include "adacomp_device.h"
 
 namespace gradcomp {
 namespace gpu {
 
+constexpr int kOwnPieces = 8;   // of a thread at a time, where a block goes through a tensor's
+constexpr int kPackedCodes = 4;  // of a lane at a time
+
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(EncodeStep step) {
   const EncodeTensor& tensor = step.tensors[blockIdx.x];
   double sum = 0;
   long long byte = 4 * tensor.length_words;
-  for (long long first = 0; first < tensor.num_pieces; first += kThreads) {
-    const bool is_one = first + threadIdx.x < tensor.num_pieces;
-    const long long piece = tensor.first_piece + first + threadIdx.x;
-    const unsigned bytes = is_one ? step.piece_codes[piece] * tensor.code_bytes : 0;
-    const Scanned<unsigned> scanned = BlockScan(bytes);
-    if (is_one) {
-      step.piece_byte[piece] = byte + scanned.before;
-      sum = __dadd_rn(sum, step.piece_sum[piece]);
+  for (long long first = 0; first < tensor.num_pieces; first += kThreads * kOwnPieces) {
+    const long long begin = first + threadIdx.x * kOwnPieces;
+    const long long rest = tensor.num_pieces - begin;
+    unsigned bytes[kOwnPieces];
+    unsigned of_all = 0;
+    for (int i = 0; i < kOwnPieces; ++i) {
+      const long long piece = tensor.first_piece + begin + i;
+      bytes[i] = i < rest ? step.piece_codes[piece] * tensor.code_bytes : 0;
+      of_all += bytes[i];
+      if (i < rest) sum = __dadd_rn(sum, step.piece_sum[piece]);
+    }
+    const Scanned<unsigned> scanned = BlockScan(of_all);
+    long long next = byte + scanned.before;
+    for (int i = 0; i < kOwnPieces; ++i) {
+      if (i < rest) step.piece_byte[tensor.first_piece + begin + i] = next;
+      next += bytes[i];
     }
     byte += scanned.total;
   }
@@ -59,30 +70,38 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_layout(E
   step.summary->body_words = num_bad == 0 ? word : 0;
 }
 
+// From the last piece to the first: what was scanned last is still in the cache.
+__device__ inline long long OwnPiece(const EncodeStep& step) {
+  return step.num_pieces - 1 - OwnWarp();
+}
+
+__device__ inline int OwnLane() { return threadIdx.x % kLanes; }
+
 __device__ inline void PackWhole(const EncodeTensor& tensor, const Piece& piece, int* words) {
-  for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+  for (int i = OwnLane(); i < piece.size; i += kLanes) {
     words[piece.begin + i] = static_cast<int>(__float_as_uint(tensor.residual[piece.begin + i]));
     tensor.residual[piece.begin + i] = 0;
   }
 }
 
-__device__ inline void PackCodes(const EncodeStep& step, const Piece& piece) {
+__device__ inline void PackCodes(const EncodeStep& step, const Piece& piece, long long number) {
   const EncodeTensor& tensor = step.tensors[piece.tensor];
   const unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
   int* words = step.body + step.first_word[piece.tensor];
   unsigned char* bytes = reinterpret_cast<unsigned char*>(words);
-  const unsigned num_codes = step.piece_codes[blockIdx.x];
-  const long long begin = step.piece_byte[blockIdx.x];
+  const unsigned num_codes = step.piece_codes[number];
+  const long long begin = step.piece_byte[number];
   const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]) ^ 0x80000000u;
   float* residual = tensor.residual + piece.begin;
-  ForEachCode(codes, num_codes, tensor.code_bytes, [&](unsigned i, unsigned code, unsigned bin) {
-    StoreCode(code, tensor.code_bytes, i, bytes + begin);
-    AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
-  });
-  if (threadIdx.x != 0) return;
+  ForEachCode<kPackedCodes>(
+      codes, num_codes, tensor.code_bytes, [&](unsigned i, unsigned code, unsigned bin) {
+        StoreCode(code, tensor.code_bytes, i, bytes + begin);
+        AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
+      });
+  if (OwnLane() != 0) return;
   const long long block = piece.index / tensor.pieces_per_block;
   if (piece.index % tensor.pieces_per_block == 0 && block < tensor.length_words) {
-    const long long next = step.piece_byte[blockIdx.x + tensor.pieces_per_block];
+    const long long next = step.piece_byte[number + tensor.pieces_per_block];
     words[block] = static_cast<int>(next - begin);
   }
   if (piece.index == tensor.num_pieces - 1) {
@@ -94,7 +113,7 @@ __device__ inline void PackCodes(const EncodeStep& step, const Piece& piece) {
 __device__ inline void GiveBack(const EncodeStep& step, const Piece& piece) {
   const EncodeTensor& tensor = step.tensors[piece.tensor];
   const float* bin_max = step.bin_max + tensor.first_bin + piece.first_bin;
-  for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+  for (int i = OwnLane(); i < piece.size; i += kLanes) {
     const long long element = piece.begin + i;
     const float added = TakeBack(tensor, element);
     if (Magnitude(bin_max[i / static_cast<int>(tensor.bin_size)]) < kInfinity) {
@@ -104,37 +123,40 @@ __device__ inline void GiveBack(const EncodeStep& step, const Piece& piece) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_pack(EncodeStep step) {
-  if (*step.not_finite) return;  // nothing has been done
-  const Piece piece = FindPiece(step, blockIdx.x);
+  const long long number = OwnPiece(step);
+  if (number < 0 || *step.not_finite) return;  // if not finite, nothing has been done
+  const Piece piece = FindPiece(step, number);
   if (!step.summary->finite) {
     GiveBack(step, piece);
   } else if (step.tensors[piece.tensor].sent_whole) {
     PackWhole(step.tensors[piece.tensor], piece, step.body + step.first_word[piece.tensor]);
   } else {
-    PackCodes(step, piece);
+    PackCodes(step, piece, number);
   }
 }
 
 // What pack did, and then what scan did, for a payload that can't be sent.
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_unpack(EncodeStep step) {
-  if (!step.summary->finite) return;  // pack has given all back
-  const Piece piece = FindPiece(step, blockIdx.x);
+  const long long number = OwnPiece(step);
+  if (number < 0 || !step.summary->finite) return;  // if not finite, pack has given all back
+  const Piece piece = FindPiece(step, number);
   const EncodeTensor& tensor = step.tensors[piece.tensor];
   float* residual = tensor.residual + piece.begin;
   if (tensor.sent_whole) {
     const int* words = step.body + step.first_word[piece.tensor] + piece.begin;
-    for (int i = threadIdx.x; i < piece.size; i += kThreads) {
+    for (int i = OwnLane(); i < piece.size; i += kLanes) {
       residual[i] = __uint_as_float(static_cast<unsigned>(words[i]));
     }
   } else {
     const unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
     const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]);
-    ForEachCode(codes, step.piece_codes[blockIdx.x], tensor.code_bytes,
-                [&](unsigned, unsigned code, unsigned bin) {
-                  AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
-                });
+    ForEachCode<kPackedCodes>(
+        codes, step.piece_codes[number], tensor.code_bytes,
+        [&](unsigned, unsigned code, unsigned bin) {
+          AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
+        });
   }
-  __syncthreads();
+  __syncwarp();
   GiveBack(step, piece);
 }
 

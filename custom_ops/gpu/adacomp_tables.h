@@ -8,10 +8,15 @@
 namespace gradcomp {
 namespace gpu {
 
-constexpr int kPieceBins = 2 * kThreads;  // at most
+// Of a piece, at most. It may begin anywhere, but tiles are read from multiples of 4 elements on.
+constexpr int kPieceElements = kTileElements - 4;
+constexpr int kPieceBins = 2 * kThreads;
+
+// That a warp decodes into its shared memory, at most.
+constexpr int kUnitElements = 768;
 
 // A tensor of a step. It is cut into bins and blocks as kernels/adacomp_layout.h says, and blocks into
-// pieces of whole bins, one for each CUDA block: a tile, or a single bin that is larger.
+// pieces of whole bins, which CUDA blocks read and warps pack; a single bin may be larger.
 struct EncodeTensor {
   float* residual;        // updated in place
   float* second_moment;   // likewise; null: the gradient is not divided
@@ -38,6 +43,7 @@ struct EncodeTensor {
 struct EncodeStep {
   const EncodeTensor* tensors;
   long long num_tensors;
+  long long num_pieces;
   int* not_finite;   // 0 before the first launch: whether a gradient, or what is its square, is not
   float boost;       // scale factor - 1
   float* bin_max;          // of each bin
@@ -54,7 +60,7 @@ struct EncodeStep {
 
 struct EncodeSummary {
   long long body_words;  // 0 if not finite
-  int finite;
+  long long finite;
 };
 
 // Codes of one block of a tensor in one payload.
@@ -64,18 +70,23 @@ struct DecodeSpan {
   float scale;
 };
 
+// A block is decoded in units of some bins, one by a warp.
 struct DecodeBlock {
   float* values;          // where the block begins
   unsigned size;          // elements
   unsigned bin_size;
+  unsigned bins_per_unit;
   int sent_whole;
   int code_bytes;
+  long long first_unit;   // of all units of the step
 };
 
 struct DecodeStep {
   const DecodeBlock* blocks;
   const DecodeSpan* spans;  // by payload, then block
+  unsigned* starts;         // by payload, then unit: its first code, in those of the block
   long long num_blocks;
+  long long num_units;
   int num_payloads;
   int adds;  // whether to add to the values; otherwise they are overwritten
 };

@@ -9,7 +9,6 @@ namespace gradcomp {
 namespace gpu {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kWarps = kThreads / kLanes;
 constexpr unsigned kInfinity = 0x7f800000u;
 constexpr unsigned kQuietNaN = 0x7fc00000u;
 
@@ -25,10 +24,14 @@ __device__ inline float WidenHalf(unsigned bits) {
   return __uint_as_float((bits & 0x8000u) << 16 | exact | not_finite);
 }
 
+// A number of 16 bits.
+__device__ inline float Widen(unsigned bits, int type) {
+  return type == kHalf ? WidenHalf(bits) : __uint_as_float(bits << 16);
+}
+
 __device__ inline float LoadGradient(const void* gradient, int type, long long i) {
   if (type == kFloat) return static_cast<const float*>(gradient)[i];
-  const unsigned bits = static_cast<const unsigned short*>(gradient)[i];
-  return type == kHalf ? WidenHalf(bits) : __uint_as_float(bits << 16);
+  return Widen(static_cast<const unsigned short*>(gradient)[i], type);
 }
 
 __device__ inline bool AreFinite(float value, float square) {
@@ -81,35 +84,42 @@ struct Scanned {
   Value total;
 };
 
-// Of all threads, which must call it together. Integers only: their sums know no order.
+// Of the lanes of a warp, or of all threads, which must call it together. Integers only: their sums
+// know no order.
 template <typename Value>
-__device__ Scanned<Value> BlockScan(Value value) {
-  __shared__ Value of_warps[kWarps];
+__device__ Scanned<Value> WarpScan(Value value) {
   const int lane = threadIdx.x % kLanes;
-  const int warp = threadIdx.x / kLanes;
   Value sum = value;
   for (int distance = 1; distance < kLanes; distance *= 2) {
     const Value below = __shfl_up_sync(kAllLanes, sum, distance);
     if (lane >= distance) sum += below;
   }
+  return {sum - value, __shfl_sync(kAllLanes, sum, kLanes - 1)};
+}
+template <typename Value>
+__device__ Scanned<Value> BlockScan(Value value) {
+  __shared__ Value of_warps[kWarps];
+  const int lane = threadIdx.x % kLanes;
+  const Scanned<Value> in_warp = WarpScan(value);
   __syncthreads();  // of_warps may still be read from the call before
-  if (lane == kLanes - 1) of_warps[warp] = sum;
+  if (lane == 0) of_warps[threadIdx.x / kLanes] = in_warp.total;
   __syncthreads();
-  Value before = sum - value;
-  Value total = 0;
-  for (int i = 0; i < kWarps; ++i) {
-    if (i < warp) before += of_warps[i];
-    total += of_warps[i];
-  }
-  return {before, total};
+  const Scanned<Value> warps = WarpScan(lane < kWarps ? of_warps[lane] : Value(0));
+  const Value before = __shfl_sync(kAllLanes, warps.before, threadIdx.x / kLanes);
+  return {before + in_warp.before, warps.total};
 }
 
-// Of all threads, which must call it together; in an order that is always the same. Thread 0 has it.
-__device__ inline double BlockSum(double value) {
-  __shared__ double of_warps[kWarps];
+// Of the lanes of a warp, or of all threads, which must call it together; in an order that is always
+// the same. The first has it.
+__device__ inline double WarpSum(double value) {
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     value = __dadd_rn(value, __shfl_down_sync(kAllLanes, value, distance));
   }
+  return value;
+}
+__device__ inline double BlockSum(double value) {
+  __shared__ double of_warps[kWarps];
+  value = WarpSum(value);
   __syncthreads();
   if (threadIdx.x % kLanes == 0) of_warps[threadIdx.x / kLanes] = value;
   __syncthreads();

@@ -22,6 +22,7 @@
   SOURCE(gradcomp_source_adacomp_pack, "adacomp_pack.cu")              \
   SOURCE(gradcomp_source_adacomp_scan, "adacomp_scan.cu")              \
   SOURCE(gradcomp_source_adacomp_tables, "adacomp_tables.h")           \
+  SOURCE(gradcomp_source_adacomp_vectors, "adacomp_vectors.h")         \
   SOURCE(gradcomp_source_chunks, "chunks.cu")                          \
   SOURCE(gradcomp_source_chunks_tables, "chunks_tables.h")             \
   SOURCE(gradcomp_source_device, "device.h")                           \

@@ -142,26 +142,51 @@ __device__ inline long long FirstFrom(const int* indices, long long count, long 
   return begin;
 }
 
+__device__ inline const int* WordsOf(const TopKDecodeStep& step, const TopKTensor& tensor,
+                                     int payload) {
+  return step.bodies + payload * step.row_words + tensor.first_word;
+}
+
+// Adds what payloads say of a slice to its `sums`.
+__device__ inline void AddEntries(const TopKDecodeStep& step, const TopKTensor& tensor,
+                                  const Slice& slice, float* sums) {
+  // Of some payloads at a time, where the entries of the slice begin and end: each search takes a
+  // while, and they don't wait for each other.
+  constexpr int kTogether = kThreads / 2;
+  __shared__ long long bounds[kTogether][2];
+  for (int first = 0; first < step.num_payloads; first += kTogether) {
+    __syncthreads();  // those before have been read
+    const int own = threadIdx.x / 2;
+    const int side = threadIdx.x % 2;
+    if (first + own < step.num_payloads) {
+      bounds[own][side] = FirstFrom(WordsOf(step, tensor, first + own), tensor.entries,
+                                    side == 0 ? slice.begin : slice.end);
+    }
+    for (int i = 0; i < kTogether && first + i < step.num_payloads; ++i) {
+      __syncthreads();  // sums are in the order of the payloads
+      const int* words = WordsOf(step, tensor, first + i);
+      for (long long entry = bounds[i][0] + threadIdx.x; entry < bounds[i][1]; entry += kThreads) {
+        float* sum = sums + (static_cast<unsigned>(words[entry]) - slice.begin);
+        *sum = __fadd_rn(*sum, FloatAt()(words, tensor.entries + entry));
+      }
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_decode(TopKDecodeStep step) {
   const Slice slice = FindSlice(step.tensors, step.num_tensors, blockIdx.x);
   const TopKTensor& tensor = step.tensors[slice.tensor];
   if (tensor.sent_whole) return DecodeElements(step, slice, FloatAt());
+  __shared__ float of_slice[kSliceElements];
+  float* sums = step.adds ? tensor.values + slice.begin : of_slice;
+  const int size = static_cast<int>(slice.end - slice.begin);
   if (!step.adds) {
-    for (long long i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
-      tensor.values[i] = 0;
-    }
+    for (int i = threadIdx.x; i < size; i += kThreads) sums[i] = 0;
   }
-  for (int payload = 0; payload < step.num_payloads; ++payload) {
-    __syncthreads();  // sums are in the order of the payloads
-    const int* words = step.bodies + payload * step.row_words + tensor.first_word;
-    const long long end = FirstFrom(words, tensor.entries, slice.end);
-    for (long long entry = FirstFrom(words, tensor.entries, slice.begin) + threadIdx.x; entry < end;
-         entry += kThreads) {
-      const unsigned i = static_cast<unsigned>(words[entry]);
-      const float value = FloatAt()(words, tensor.entries + entry);
-      tensor.values[i] = __fadd_rn(tensor.values[i], value);
-    }
-  }
+  AddEntries(step, tensor, slice, sums);
+  if (step.adds) return;
+  __syncthreads();
+  for (int i = threadIdx.x; i < size; i += kThreads) tensor.values[slice.begin + i] = sums[i];
 }
 
 }  // namespace gpu

@@ -248,7 +248,8 @@ class Block {
     const int argument = lanes[lane]->argument;
     const int from = operation == "up"     ? lane - argument
                      : operation == "down" ? lane + argument
-                                           : lane ^ argument;
+                     : operation == "xor"  ? lane ^ argument
+                                           : argument;
     return lanes[from >= 0 && from < kLanes ? from : lane]->given;
   }
 
@@ -312,6 +313,8 @@ inline const char kBallotOperation[] = "ballot";
 inline const char kUpOperation[] = "up";
 inline const char kDownOperation[] = "down";
 inline const char kXorOperation[] = "xor";
+inline const char kFromOperation[] = "from";
+inline const char kSyncOperation[] = "sync";
 
 inline void __syncthreads() { gpu_emulator::Block::Running().Barrier(); }
 inline unsigned __ballot_sync(unsigned, bool vote) {
@@ -331,6 +334,12 @@ Value __shfl_xor_sync(unsigned, Value value, int mask) {
   return gpu_emulator::Shuffle(kXorOperation, value, mask);
 }
 
+template <typename Value>
+Value __shfl_sync(unsigned, Value value, int lane) {
+  return gpu_emulator::Shuffle(kFromOperation, value, lane);
+}
+inline void __syncwarp() { gpu_emulator::Shuffle(kSyncOperation, 0, 0); }
+
 // Threads change places only where they synchronize.
 template <typename Value>
 Value atomicExch(Value* at, Value value) {
@@ -344,7 +353,18 @@ Value atomicAdd(Value* at, Value value) {
   return before;
 }
 
+template <typename Value>
+Value atomicMax(Value* at, Value value) {
+  const Value before = *at;
+  *at = std::max(*at, value);
+  return before;
+}
+
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline int __ffs(int value) { return __builtin_ffs(value); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(uint64_t{a} * b >> 32);
+}
 inline unsigned __float_as_uint(float value) { return gpu_emulator::Bits<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return gpu_emulator::Bits<float>(bits); }
 inline float __fadd_rn(float a, float b) { return a + b; }
