@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -256,7 +257,9 @@ class AdaComp(OnGpu):
         spans = [span for body in bodies for span in self._spans(body)]
         values = self.gpu.room(4 * self.size)
         block_type = STRUCTURES["DecodeBlock"]
-        bins_per_unit = max(1, CONSTANTS["kUnitElements"] // self.bins)
+        fitting = max(1, CONSTANTS["kUnitElements"] // self.bins)
+        even = 4 // math.gcd(4, self.bins)
+        bins_per_unit = fitting if fitting < even else fitting - fitting % even
         blocks, units = [], 0
         for begin in range(0, self.size, self.block_size):
             size = min(self.block_size, self.size - begin)

@@ -2,13 +2,13 @@
 // checked. Two launches:
 //   gradcomp_adacomp_index    a warp for each span   where the codes of each unit begin
 //   gradcomp_adacomp_decode   a warp for each unit   adds up what the payloads say
-#include "adacomp_device.h"
+#include "adacomp_vectors.h"
 
 namespace gradcomp {
 namespace gpu {
 
-constexpr int kIndexedCodes = 16;  // of a lane at a time
-constexpr int kDecodedCodes = 2;
+constexpr int kIndexedCodes = 8;  // of a lane at a time
+constexpr int kDecodedCodes = 1;
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_index(DecodeStep step) {
   const long long number = OwnWarp();
@@ -19,12 +19,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_index(De
   const DecodeSpan& span = step.spans[number];
   unsigned* starts = step.starts + payload * step.num_units + block.first_unit;
   if (threadIdx.x % kLanes == 0) starts[0] = 0;
-  ForEachCode<kIndexedCodes>(
-      span.codes, span.num_codes, block.code_bytes, [&](unsigned i, unsigned code, unsigned bin) {
-        const unsigned next = bin + (code & kLastInBin);
-        const unsigned unit = next / block.bins_per_unit;
-        const bool begins = next > bin && next == unit * block.bins_per_unit;
-        if (begins && i + 1 < span.num_codes) starts[unit] = i + 1;
+  const unsigned per_unit = block.bins_per_unit;
+  ForCodes<kIndexedCodes>(
+      span.codes, span.num_codes, block.code_bytes, [&](const Codes<kIndexedCodes>& own) {
+        unsigned unit = own.bin / per_unit + 1;
+        unsigned rest = unit * per_unit - own.bin;  // bins in front of the unit
+        for (int i = 0; i < kIndexedCodes; ++i) {
+          if (!(own.at[i] & kLastInBin) || --rest > 0) continue;
+          rest = per_unit;
+          const unsigned start = own.number + i + 1;
+          if (start < span.num_codes) starts[unit++] = start;
+        }
       });
 }
 
@@ -68,31 +73,42 @@ __device__ inline void AddUnits(const DecodeStep& step, const Unit& unit, float*
     const unsigned* start = step.starts + payload * step.num_units + unit.number;
     const unsigned num_codes = (unit.is_last ? span.num_codes : start[1]) - start[0];
     const unsigned scale_bits = __float_as_uint(span.scale);
-    ForEachCode<kDecodedCodes>(
+    ForCodes<kDecodedCodes>(
         span.codes + start[0] * block.code_bytes, num_codes, block.code_bytes,
-        [&](unsigned, unsigned code, unsigned bin) {
-          AddCode(code, block.code_bytes, scale_bits, sums + bin * block.bin_size);
+        [&](const Codes<kDecodedCodes>& own) {
+          AddCodes(own, block.code_bytes, scale_bits, block.bin_size, sums);
         });
   }
   __syncwarp();
 }
 
+// Both in vectors, where they lie so in memory; the lanes of a warp together.
+__device__ inline void Copy(const float* from, unsigned size, float* to) {
+  const unsigned lane = threadIdx.x % kLanes;
+  const bool aligned = reinterpret_cast<unsigned long long>(to) % sizeof(Floats) == 0;
+  const unsigned in_vectors = aligned ? size / kVector * kVector : 0;
+  for (unsigned i = lane * kVector; i < in_vectors; i += kLanes * kVector) {
+    *reinterpret_cast<Floats*>(to + i) = *reinterpret_cast<const Floats*>(from + i);
+  }
+  for (unsigned i = in_vectors + lane; i < size; i += kLanes) to[i] = from[i];
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_decode(DecodeStep step) {
-  __shared__ float of_warps[kWarps][kUnitElements];
+  __shared__ Floats of_warps[kWarps][kUnitElements / kVector];
   const long long number = OwnWarp();
   if (number >= step.num_units) return;
   const Unit unit = UnitOf(step, number);
   const DecodeBlock& block = step.blocks[unit.block];
   float* values = block.values + unit.begin;
   if (block.sent_whole) return DecodeWhole(step, unit, values);
-  const bool in_place = step.adds || unit.size > kUnitElements;
-  float* sums = in_place ? values : of_warps[threadIdx.x / kLanes];
-  if (!step.adds) {
-    for (unsigned i = threadIdx.x % kLanes; i < unit.size; i += kLanes) sums[i] = 0;
+  if (step.adds || unit.size > kUnitElements) {
+    for (unsigned i = threadIdx.x % kLanes; !step.adds && i < unit.size; i += kLanes) values[i] = 0;
+    return AddUnits(step, unit, values);
   }
-  AddUnits(step, unit, sums);
-  if (in_place) return;
-  for (unsigned i = threadIdx.x % kLanes; i < unit.size; i += kLanes) values[i] = sums[i];
+  Floats* vectors = of_warps[threadIdx.x / kLanes];
+  for (unsigned i = threadIdx.x % kLanes; i * kVector < unit.size; i += kLanes) vectors[i] = {};
+  AddUnits(step, unit, vectors->at);
+  Copy(vectors->at, unit.size, values);
 }
 
 }  // namespace gpu

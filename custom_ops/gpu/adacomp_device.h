@@ -33,35 +33,56 @@ __device__ inline long long OwnWarp() {
   return static_cast<long long>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
 }
 
-// Visits the codes of whole bins, by visit(number, code, bin): a lane has kCodes at a time. The lanes
-// of a warp must call it together.
+// Codes that a lane has; behind the last there are zeros.
+template <int kCodes>
+struct Codes {
+  unsigned at[kCodes];
+  unsigned number;  // of the first
+  int size;
+  unsigned bin;     // of the first
+};
+
+// Visits the codes of whole bins, by visit(Codes<kCodes>). The lanes of a warp must call it together.
 template <int kCodes, typename Visit>
-__device__ void ForEachCode(const unsigned char* codes, unsigned num_codes, int code_bytes,
-                            const Visit& visit) {
+__device__ void ForCodes(const unsigned char* codes, unsigned num_codes, int code_bytes,
+                         const Visit& visit) {
   unsigned bin = 0;
   for (unsigned first = 0; first < num_codes; first += kLanes * kCodes) {
-    const unsigned begin = first + threadIdx.x % kLanes * kCodes;
-    unsigned own[kCodes];
+    Codes<kCodes> own;
+    own.number = first + threadIdx.x % kLanes * kCodes;
+    const int rest = static_cast<int>(num_codes - own.number);
+    own.size = rest < kCodes ? rest : kCodes;
     unsigned ends = 0;
     for (int i = 0; i < kCodes; ++i) {
-      own[i] = begin + i < num_codes ? LoadCode(codes, code_bytes, begin + i) : 0;
-      ends += own[i] & kLastInBin;
+      own.at[i] = i < own.size ? LoadCode(codes, code_bytes, own.number + i) : 0;
+      ends += own.at[i] & kLastInBin;
     }
     const Scanned<unsigned> scanned = WarpScan(ends);
-    unsigned own_bin = bin + scanned.before;
-    for (int i = 0; i < kCodes; ++i) {
-      if (begin + i < num_codes) visit(begin + i, own[i], own_bin);
-      own_bin += own[i] & kLastInBin;
-    }
+    own.bin = bin + scanned.before;
+    visit(own);
     bin += scanned.total;
   }
 }
 
-// Adds scale * sign where a code says so. No two codes of a payload are of the same element.
-__device__ inline void AddCode(unsigned code, int code_bytes, unsigned scale_bits, float* bin) {
-  const unsigned index = code >> 2;
-  if (index == EscapeIndex(code_bytes)) return;
-  bin[index] = __fadd_rn(bin[index], __uint_as_float(scale_bits ^ (code & kNegative) << 30));
+// Adds scale * sign where a code says so. No two codes of a payload are of the same element: what is
+// added to is read first, for all codes.
+template <int kCodes>
+__device__ void AddCodes(const Codes<kCodes>& own, int code_bytes, unsigned scale_bits,
+                         long long bin_size, float* values) {
+  float* places[kCodes];
+  float sums[kCodes];
+  unsigned bin = own.bin;
+  for (int i = 0; i < kCodes; ++i) {
+    const unsigned index = own.at[i] >> 2;
+    const bool sends = i < own.size && index != EscapeIndex(code_bytes);
+    places[i] = sends ? values + (bin * bin_size + index) : nullptr;
+    if (sends) sums[i] = *places[i];
+    bin += own.at[i] & kLastInBin;
+  }
+  for (int i = 0; i < kCodes; ++i) {
+    if (!places[i]) continue;
+    *places[i] = __fadd_rn(sums[i], __uint_as_float(scale_bits ^ (own.at[i] & kNegative) << 30));
+  }
 }
 
 // Whole bins of a tensor that follow each other in one block of it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "../kernels/adacomp_codes.h"
 #include "../kernels/adacomp_layout.h"
@@ -58,6 +59,14 @@ gpu::EncodeTensor PlanTensor(const EncoderTensor& source, Sums* sums) {
   return tensor;
 }
 
+// As many bins as a unit may have, and where there are so many, a number that makes vectors of four
+// elements.
+int64_t UnitBins(int64_t bin_size) {
+  const int64_t fitting = std::max<int64_t>(1, gpu::kUnitElements / bin_size);
+  const int64_t even = 4 / std::gcd<int64_t>(4, bin_size);
+  return fitting < even ? fitting : fitting - fitting % even;
+}
+
 // What payloads say of one block after another, in the memory of the device.
 class Spans {
  public:
@@ -84,7 +93,7 @@ void Decode(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_wor
   int64_t num_units = 0;
   for (size_t tensor = 0; tensor < values.size(); ++tensor) {
     const Binning& bins = decoder.tensors()[tensor];
-    const int64_t unit_bins = std::max<int64_t>(1, gpu::kUnitElements / bins.bin_size);
+    const int64_t unit_bins = UnitBins(bins.bin_size);
     for (int64_t block = 0; block < bins.num_blocks; ++block) {
       blocks.push_back({values[tensor] + bins.FirstElement(block),
                         static_cast<unsigned>(bins.BlockSize(block)),

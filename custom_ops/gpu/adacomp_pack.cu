@@ -12,7 +12,8 @@ namespace gradcomp {
 namespace gpu {
 
 constexpr int kOwnPieces = 8;   // of a thread at a time, where a block goes through a tensor's
-constexpr int kPackedCodes = 4;  // of a lane at a time
+constexpr int kPackedCodes = 2;  // of a lane at a time
+using OwnCodes = Codes<kPackedCodes>;
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(EncodeStep step) {
   const EncodeTensor& tensor = step.tensors[blockIdx.x];
@@ -93,11 +94,12 @@ __device__ inline void PackCodes(const EncodeStep& step, const Piece& piece, lon
   const long long begin = step.piece_byte[number];
   const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]) ^ 0x80000000u;
   float* residual = tensor.residual + piece.begin;
-  ForEachCode<kPackedCodes>(
-      codes, num_codes, tensor.code_bytes, [&](unsigned i, unsigned code, unsigned bin) {
-        StoreCode(code, tensor.code_bytes, i, bytes + begin);
-        AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
-      });
+  ForCodes<kPackedCodes>(codes, num_codes, tensor.code_bytes, [&](const OwnCodes& own) {
+    AddCodes(own, tensor.code_bytes, scale_bits, tensor.bin_size, residual);
+    for (int i = 0; i < kPackedCodes; ++i) {
+      if (i < own.size) StoreCode(own.at[i], tensor.code_bytes, own.number + i, bytes + begin);
+    }
+  });
   if (OwnLane() != 0) return;
   const long long block = piece.index / tensor.pieces_per_block;
   if (piece.index % tensor.pieces_per_block == 0 && block < tensor.length_words) {
@@ -150,10 +152,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_unpack(E
   } else {
     const unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
     const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]);
-    ForEachCode<kPackedCodes>(
-        codes, step.piece_codes[number], tensor.code_bytes,
-        [&](unsigned, unsigned code, unsigned bin) {
-          AddCode(code, tensor.code_bytes, scale_bits, residual + bin * tensor.bin_size);
+    ForCodes<kPackedCodes>(
+        codes, step.piece_codes[number], tensor.code_bytes, [&](const OwnCodes& own) {
+          AddCodes(own, tensor.code_bytes, scale_bits, tensor.bin_size, residual);
         });
   }
   __syncwarp();

@@ -16,29 +16,30 @@ struct BinTable {
   unsigned* ends;    // position behind the last element that is sent; 0: none is
 };
 
-// What a thread has of a tile.
+// What a thread has of a tile, in its vectors; all zeros where there is no element.
 struct Own {
-  float accumulated[kOwn];
-  unsigned boosted[kOwn];  // magnitudes
+  Floats accumulated[kVectors];
+  unsigned boosted[kVectors][kVector];  // magnitudes; 0 where that of what is accumulated is
 };
 
 template <bool kUpdates>
 __device__ void Load(const EncodeStep& step, const EncodeTensor& tensor, const Tile& tile, Own* own) {
   Floats added[kVectors];
   Floats moments[kVectors];
-  Floats residuals[kVectors];
   for (int v = 0; v < kVectors; ++v) {  // all that is read, before anything waits for it
-    added[v] = LoadGradients(tensor, tile, FirstOf(v));
-    residuals[v] = LoadVector(tensor.residual, tile, FirstOf(v));
-    if (tensor.second_moment) moments[v] = LoadVector(tensor.second_moment, tile, FirstOf(v));
+    const Place place = PlaceOf(tile, v);
+    added[v] = LoadGradients(tensor, tile, place);
+    own->accumulated[v] = LoadVector(tensor.residual, tile, place);
+    if (tensor.second_moment) moments[v] = LoadVector(tensor.second_moment, tile, place);
   }
   for (int v = 0; v < kVectors; ++v) {
-    if (tensor.second_moment) Divide<kUpdates>(tensor, tile, FirstOf(v), moments[v], &added[v]);
+    if (tensor.second_moment) Divide<kUpdates>(tensor, tile, PlaceOf(tile, v), moments[v], &added[v]);
     for (int j = 0; j < kVector; ++j) {
-      const float accumulated = __fadd_rn(residuals[v].at[j], added[v].at[j]);
-      own->accumulated[v * kVector + j] = accumulated;
-      own->boosted[v * kVector + j] =
-          Magnitude(__fadd_rn(accumulated, __fmul_rn(step.boost, added[v].at[j])));
+      const float addend = added[v].at[j];
+      const float accumulated = __fadd_rn(own->accumulated[v].at[j], addend);
+      const float boosted = __fadd_rn(accumulated, __fmul_rn(step.boost, addend));
+      own->accumulated[v].at[j] = accumulated;
+      own->boosted[v][j] = Magnitude(accumulated) == 0 ? 0 : Magnitude(boosted);
     }
   }
 }
@@ -53,67 +54,83 @@ __device__ inline void RaiseMaximum(int bin, unsigned magnitude, const BinTable&
   if (bin != kNoBin) atomicMax(&table.maxima[bin], magnitude);
 }
 
+// The places of a vector that are in its first bin, and those in the next.
+struct Parts {
+  unsigned first;
+  unsigned next;
+};
+
+__device__ inline Parts PartsOf(const Place& place, const Bins& bins) {
+  const unsigned first = BitsBelow(bins.split < kVector ? bins.split : kVector);
+  return {place.which & first, place.which & ~first};
+}
+
 __device__ inline void FindMaxima(const Tile& tile, const Own& own, const BinTable& table) {
   for (int v = 0; v < kVectors; ++v) {
-    int bin = kNoBin;
-    unsigned maximum = 0;
+    const Place place = PlaceOf(tile, v);
+    const Bins bins = BinsOf(tile, place);
+    const Parts parts = PartsOf(place, bins);
+    unsigned first = 0;
+    unsigned next = 0;
     for (int j = 0; j < kVector; ++j) {
-      const int i = FirstOf(v) + j;
-      if (!IsIn(tile, i)) continue;
-      const int next = BinOf(tile, i);
-      if (next != bin && bin != kNoBin) {
-        atomicMax(&table.maxima[bin], maximum);
-        maximum = 0;
+      const unsigned magnitude = Magnitude(own.accumulated[v].at[j]);
+      if (j < bins.split) {
+        first = magnitude > first ? magnitude : first;
+      } else {
+        next = magnitude > next ? magnitude : next;
       }
-      bin = next;
-      const unsigned magnitude = Magnitude(own.accumulated[v * kVector + j]);
-      maximum = magnitude > maximum ? magnitude : maximum;
     }
-    RaiseMaximum(bin, maximum, table);
+    if (parts.next) atomicMax(&table.maxima[bins.first + 1], next);
+    RaiseMaximum(parts.first ? bins.first : kNoBin, first, table);
   }
 }
 
-// Bits for a thread's elements.
+__device__ inline void RaiseEnd(unsigned sent, int bin, const Place& place, const BinTable& table) {
+  if (sent == 0) return;
+  const int end = place.position + kLanes - __clz(static_cast<int>(sent));
+  atomicMax(&table.ends[bin], static_cast<unsigned>(end));
+}
+
+// Bits for the places of a vector.
 struct Selected {
   unsigned sent;
+  unsigned escapes;   // where a bin begins that sends nothing: they stand for its escape
   unsigned negative;
 };
 
 // Selects, and stores residuals, but those of bins that are not finite.
-__device__ inline Selected Select(const EncodeTensor& tensor, const Tile& tile, const Own& own,
+__device__ inline Selected Select(const EncodeTensor& tensor, const Tile& tile, const Own& own, int v,
                                   const BinTable& table) {
-  Selected selected = {0, 0};
-  unsigned finite = 0;
-  for (int k = 0; k < kOwn; ++k) {
-    const int i = ElementOf(k);
-    if (!IsIn(tile, i)) continue;
-    const int bin = BinOf(tile, i);
-    const unsigned maximum = table.maxima[bin];
-    const unsigned bits = __float_as_uint(own.accumulated[k]);
-    if (maximum < kInfinity) finite |= 1u << k;
-    selected.negative |= bits >> 31 << k;
-    if (own.boosted[k] >= maximum && Magnitude(own.accumulated[k]) != 0) {
-      selected.sent |= 1u << k;
-      atomicMax(&table.ends[bin], static_cast<unsigned>(PositionOf(tile, i)) + 1);
-    }
+  const Place place = PlaceOf(tile, v);
+  const Bins bins = BinsOf(tile, place);
+  const Parts parts = PartsOf(place, bins);
+  const unsigned of_first = parts.first ? table.maxima[bins.first] : kInfinity;
+  const unsigned of_next = parts.next ? table.maxima[bins.first + 1] : kInfinity;
+  unsigned sent = 0;
+  unsigned negative = 0;
+  for (int j = 0; j < kVector; ++j) {
+    negative |= __float_as_uint(own.accumulated[v].at[j]) >> 31 << j;
+    const unsigned maximum = j < bins.split ? of_first : of_next;
+    const unsigned boosted = own.boosted[v][j];
+    if (boosted >= maximum && boosted != 0) sent |= 1u << j;
   }
-  for (int v = 0; v < kVectors; ++v) {
-    Floats values;
-    for (int j = 0; j < kVector; ++j) values.at[j] = own.accumulated[v * kVector + j];
-    StoreVector(values, tile, FirstOf(v), finite >> (v * kVector), tensor.residual);
-  }
-  return selected;
+  sent &= place.which;
+  RaiseEnd(sent & parts.first, bins.first, place, table);
+  RaiseEnd(sent & parts.next, bins.first + 1, place, table);
+  const unsigned kept =
+      (of_first < kInfinity ? parts.first : 0) | (of_next < kInfinity ? parts.next : 0);
+  StoreVector(own.accumulated[v], tile, place, kept, tensor.residual);
+  return {sent, 0, negative};
 }
 
-// The elements at which a bin begins that sends nothing: they stand for its escape.
-__device__ inline unsigned Escapes(const Tile& tile, const BinTable& table) {
+__device__ inline unsigned EscapesOf(const Tile& tile, int v, const BinTable& table) {
+  const Place place = PlaceOf(tile, v);
+  const Bins bins = BinsOf(tile, place);
+  const Parts parts = PartsOf(place, bins);
+  const int begin = bins.split - tile.bin_size;
   unsigned escapes = 0;
-  for (int k = 0; k < kOwn; ++k) {
-    const int i = ElementOf(k);
-    if (!IsIn(tile, i)) continue;
-    const int bin = BinOf(tile, i);
-    if (PositionOf(tile, i) == bin * tile.bin_size && table.ends[bin] == 0) escapes |= 1u << k;
-  }
+  if (parts.first && begin >= 0 && table.ends[bins.first] == 0) escapes |= 1u << begin;
+  if (parts.next && table.ends[bins.first + 1] == 0) escapes |= 1u << bins.split;
   return escapes;
 }
 
@@ -126,55 +143,57 @@ struct CodesOfTile {
   bool has_bins;     // whole ones, whose last codes are known
 };
 
+// Those of a vector; `number` is that of the first.
+__device__ inline void WriteVector(const Tile& tile, int v, const Selected& selected,
+                                   const BinTable& table, const CodesOfTile& to, unsigned number) {
+  const Place place = PlaceOf(tile, v);
+  const Bins bins = BinsOf(tile, place);
+  for (unsigned rest = selected.sent | selected.escapes; rest != 0; rest &= rest - 1) {
+    const int j = __ffs(static_cast<int>(rest)) - 1;
+    unsigned code = EscapeIndex(to.code_bytes) << 2 | kLastInBin;
+    if (selected.sent >> j & 1) {
+      const bool is_next = j >= bins.split;
+      const int index = to.first_index + j - bins.split + (is_next ? 0 : tile.bin_size);
+      const unsigned end = place.position + j + 1;
+      const unsigned last = to.has_bins && table.ends[bins.first + is_next] == end;
+      code = static_cast<unsigned>(index) << 2 | (selected.negative >> j & 1) * kNegative | last;
+    }
+    StoreCode(code, to.code_bytes, number++, to.codes);
+  }
+}
+
 // A tile's codes, in the order of its elements; returns how many there are with those before. An
 // element has one at most: what it sends, or an escape.
-__device__ inline unsigned WriteCodes(const Tile& tile, const Selected& selected, unsigned escapes,
+__device__ inline unsigned WriteCodes(const Tile& tile, const Selected (&selected)[kVectors],
                                       const BinTable& table, const CodesOfTile& to) {
-  const unsigned all = selected.sent | escapes;
   constexpr int kHigh = 16;  // bits of a count in front of that of the second vector
   static_assert(kVectors == 2 && kTileElements < 1 << kHigh, "a number has two counts");
-  const unsigned of_first = __popc(all & ((1u << kVector) - 1));
-  const Scanned<unsigned> scanned =
-      BlockScan(of_first | static_cast<unsigned>(__popc(all >> kVector)) << kHigh);
+  const unsigned first = __popc(selected[0].sent | selected[0].escapes);
+  const unsigned second = __popc(selected[1].sent | selected[1].escapes);
+  const Scanned<unsigned> scanned = BlockScan(first | second << kHigh);
   constexpr unsigned kLow = (1u << kHigh) - 1;
-  const unsigned in_first = scanned.total & kLow;
-  unsigned place = to.offset + (scanned.before & kLow);
-  const unsigned second = to.offset + in_first + (scanned.before >> kHigh);
-  bool is_second = false;
-  for (unsigned rest = all; rest != 0; rest &= rest - 1) {
-    const int k = __ffs(static_cast<int>(rest)) - 1;
-    if (k >= kVector && !is_second) {
-      place = second;
-      is_second = true;
-    }
-    const int i = ElementOf(k);
-    const int bin = BinOf(tile, i);
-    unsigned code = EscapeIndex(to.code_bytes) << 2 | kLastInBin;
-    if (selected.sent >> k & 1) {
-      const int position = PositionOf(tile, i);
-      const unsigned last = to.has_bins && table.ends[bin] == position + 1u;
-      const unsigned index = to.first_index + position - bin * tile.bin_size;
-      code = index << 2 | (selected.negative >> k & 1) * kNegative | last;
-    }
-    StoreCode(code, to.code_bytes, place++, to.codes);
-  }
-  return to.offset + in_first + (scanned.total >> kHigh);
+  const unsigned of_first = scanned.total & kLow;
+  WriteVector(tile, 0, selected[0], table, to,
+              to.offset + (scanned.before & kLow));
+  WriteVector(tile, 1, selected[1], table, to,
+              to.offset + of_first + (scanned.before >> kHigh));
+  return to.offset + of_first + (scanned.total >> kHigh);
 }
 
 // Bins that fit into a tile together.
 __device__ inline unsigned ScanBins(const EncodeStep& step, const EncodeTensor& tensor,
-                                    const Piece& piece, const BinTable& table,
+                                    const Tile& tile, const BinTable& table,
                                     unsigned char* codes) {
-  const Tile tile = TileOf(tensor, piece.begin, piece.size);
   Own own;
   Load<true>(step, tensor, tile, &own);
   FindMaxima(tile, own, table);
   __syncthreads();
-  const Selected selected = Select(tensor, tile, own, table);
+  Selected selected[kVectors];
+  for (int v = 0; v < kVectors; ++v) selected[v] = Select(tensor, tile, own, v, table);
   if (tensor.sent_whole) return 0;
   __syncthreads();
-  const unsigned escapes = Escapes(tile, table);
-  return WriteCodes(tile, selected, escapes, table, {codes, tensor.code_bytes, 0, 0, true});
+  for (int v = 0; v < kVectors; ++v) selected[v].escapes = EscapesOf(tile, v, table);
+  return WriteCodes(tile, selected, table, {codes, tensor.code_bytes, 0, 0, true});
 }
 
 // One bin larger than a tile, which is read twice. The number returned is right on thread 0.
@@ -194,8 +213,9 @@ __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTens
     const int size = static_cast<int>(Least(kPieceElements, piece.size - begin));
     const Tile tile = TileOf(tensor, piece.begin + begin, size);
     Load<false>(step, tensor, tile, &own);
-    const Selected selected = Select(tensor, tile, own, table);
-    num_codes = WriteCodes(tile, selected, 0, table,
+    Selected selected[kVectors];
+    for (int v = 0; v < kVectors; ++v) selected[v] = Select(tensor, tile, own, v, table);
+    num_codes = WriteCodes(tile, selected, table,
                            {codes, tensor.code_bytes, num_codes, begin, false});
   }
   __syncthreads();
@@ -217,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_check(En
   for (int begin = 0; begin < piece.size; begin += kPieceElements) {
     const int size = static_cast<int>(Least(kPieceElements, piece.size - begin));
     const Tile tile = TileOf(tensor, piece.begin + begin, size);
-    for (int v = 0; v < kVectors; ++v) finite = finite && AreFinite(tensor, tile, FirstOf(v));
+    for (int v = 0; v < kVectors; ++v) finite = finite && AreFinite(tensor, tile, PlaceOf(tile, v));
   }
   if (!finite) atomicExch(step.not_finite, 1);
 }
@@ -231,15 +251,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) gradcomp_adacomp_scan(
   }
   __shared__ unsigned maxima[kPieceBins];
   __shared__ unsigned ends[kPieceBins];
+  __shared__ Piece piece;  // the same for all threads, which have too few registers
+  __shared__ Tile tile;
   const BinTable table = {maxima, ends};
-  const Piece piece = FindPiece(step, blockIdx.x);
-  for (int bin = threadIdx.x; bin < piece.num_bins; bin += kThreads) maxima[bin] = ends[bin] = 0;
+  for (int bin = threadIdx.x; bin < kPieceBins; bin += kThreads) maxima[bin] = ends[bin] = 0;
+  if (threadIdx.x == 0) {
+    piece = FindPiece(step, blockIdx.x);
+    tile = TileOf(step.tensors[piece.tensor], piece.begin, piece.size);
+  }
   __syncthreads();
   const EncodeTensor& tensor = step.tensors[piece.tensor];
   unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
   const unsigned num_codes = tensor.bin_size > kPieceElements
                                  ? ScanLargeBin(step, tensor, piece, table, codes)
-                                 : ScanBins(step, tensor, piece, table, codes);
+                                 : ScanBins(step, tensor, tile, table, codes);
   if (threadIdx.x >= kLanes) return;
   double sum = 0;
   for (int bin = threadIdx.x; bin < piece.num_bins; bin += kLanes) {

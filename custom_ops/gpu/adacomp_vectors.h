@@ -10,7 +10,6 @@ namespace gpu {
 
 constexpr int kVector = 4;  // elements that follow each other
 constexpr int kVectors = kTileElements / (kThreads * kVector);  // of a thread
-constexpr int kOwn = kVectors * kVector;                        // elements of a thread
 
 template <typename Value>
 struct alignas(kVector * sizeof(Value)) Vector {
@@ -18,68 +17,87 @@ struct alignas(kVector * sizeof(Value)) Vector {
 };
 using Floats = Vector<float>;
 
-// Up to kPieceElements elements that may begin anywhere: a tile begins with the vector of the first.
+// Up to kPieceElements elements, cut into vectors that begin at multiples of kVector in the tensor. A
+// vector has elements of two bins at most: of bins smaller than it, it has one.
 struct Tile {
   long long begin;      // element of the tensor
-  int first;            // element of the tile, below kVector
-  int end;
+  int size;
+  int before;           // places in front of it in the first vector
+  int width;            // elements of a vector
   int bin_size;
   unsigned reciprocal;  // of bin_size, times 2^32; 0: of 1
   bool aligned;         // whether vectors can be read and written as such
 };
 
 __device__ inline Tile TileOf(const EncodeTensor& tensor, long long begin, int size) {
-  const int first = static_cast<int>(begin % kVector);
-  const unsigned bin_size = static_cast<unsigned>(tensor.bin_size);
+  const int bin_size = static_cast<int>(tensor.bin_size);
+  const bool small = bin_size < kVector;
   // Null is aligned.
   const unsigned long long addresses = reinterpret_cast<unsigned long long>(tensor.residual) |
                                        reinterpret_cast<unsigned long long>(tensor.gradient) |
                                        reinterpret_cast<unsigned long long>(tensor.second_moment) |
                                        reinterpret_cast<unsigned long long>(tensor.squares);
-  return {begin - first, first, first + size, static_cast<int>(bin_size), ~0u / bin_size + 1,
-          addresses % sizeof(Floats) == 0};
+  return {begin,
+          size,
+          small ? 0 : static_cast<int>(begin % kVector),
+          small ? bin_size : kVector,
+          bin_size,
+          ~0u / static_cast<unsigned>(bin_size) + 1,
+          !small && addresses % sizeof(Floats) == 0};
 }
 
-__device__ inline bool IsIn(const Tile& tile, int i) { return i >= tile.first && i < tile.end; }
+constexpr unsigned kAllOfVector = (1u << kVector) - 1;
 
-// Counted from the first bin.
-__device__ inline int PositionOf(const Tile& tile, int i) { return i - tile.first; }
+// Where a thread's vector lies, and which of its places have elements.
+struct Place {
+  int position;    // of the first place in the tile; may be below 0
+  unsigned which;  // a bit for each place that has an element
+};
+
+__device__ inline unsigned BitsBelow(int count) { return (1u << count) - 1; }
+
+__device__ inline Place PlaceOf(const Tile& tile, int vector) {
+  const int number = vector * kThreads + static_cast<int>(threadIdx.x);
+  const int position = number * tile.width - tile.before;
+  const int rest = tile.size - position;
+  const unsigned which = BitsBelow(rest < 0 ? 0 : rest < tile.width ? rest : tile.width) &
+                         ~BitsBelow(position < 0 ? -position : 0);
+  return {position, which};
+}
+
+// The bins of a vector.
+struct Bins {
+  int first;  // that of the first element
+  int split;  // place at which the next begins; of the vector or not
+};
 
 // Exact, for positions and sizes of bins are below 2^16.
-__device__ inline int BinOf(const Tile& tile, int i) {
-  const int position = PositionOf(tile, i);
-  if (tile.reciprocal == 0) return position;
-  return static_cast<int>(__umulhi(static_cast<unsigned>(position), tile.reciprocal));
+__device__ inline Bins BinsOf(const Tile& tile, const Place& place) {
+  const unsigned position = place.position < 0 ? 0 : place.position;
+  const int bin =
+      static_cast<int>(tile.reciprocal == 0 ? position : __umulhi(position, tile.reciprocal));
+  return {bin, (bin + 1) * tile.bin_size - place.position};
 }
 
-// The first element of a thread's vector, and any of its elements.
-__device__ inline int FirstOf(int vector) {
-  return (vector * kThreads + static_cast<int>(threadIdx.x)) * kVector;
-}
-__device__ inline int ElementOf(int k) { return FirstOf(k / kVector) + k % kVector; }
-
-__device__ inline bool IsWhole(const Tile& tile, int first) {
-  return tile.aligned && first >= tile.first && first + kVector <= tile.end;
-}
-
-// Zeros where the tile has no element.
+// Zeros where there is no element.
 template <typename Value>
-__device__ Vector<Value> LoadVector(const Value* values, const Tile& tile, int first) {
-  const Value* from = values + tile.begin + first;
-  if (IsWhole(tile, first)) return *reinterpret_cast<const Vector<Value>*>(from);
+__device__ Vector<Value> LoadVector(const Value* values, const Tile& tile, const Place& place) {
+  const Value* from = values + (tile.begin + place.position);
+  if (tile.aligned && place.which == kAllOfVector) {
+    return *reinterpret_cast<const Vector<Value>*>(from);
+  }
   Vector<Value> loaded = {};
   for (int j = 0; j < kVector; ++j) {
-    if (IsIn(tile, first + j)) loaded.at[j] = from[j];
+    if (place.which >> j & 1) loaded.at[j] = from[j];
   }
   return loaded;
 }
 
-// Those elements whose bits in `which` are set, which must be in the tile.
-__device__ inline void StoreVector(const Floats& stored, const Tile& tile, int first, unsigned which,
-                                   float* values) {
-  float* to = values + tile.begin + first;
-  constexpr unsigned kAll = (1u << kVector) - 1;
-  if (tile.aligned && (which & kAll) == kAll) {
+// Those whose bits in `which` are set.
+__device__ inline void StoreVector(const Floats& stored, const Tile& tile, const Place& place,
+                                   unsigned which, float* values) {
+  float* to = values + (tile.begin + place.position);
+  if (tile.aligned && which == kAllOfVector) {
     *reinterpret_cast<Floats*>(to) = stored;
     return;
   }
@@ -88,19 +106,20 @@ __device__ inline void StoreVector(const Floats& stored, const Tile& tile, int f
   }
 }
 
-__device__ inline Floats LoadGradients(const EncodeTensor& tensor, const Tile& tile, int first) {
+__device__ inline Floats LoadGradients(const EncodeTensor& tensor, const Tile& tile,
+                                       const Place& place) {
   if (tensor.gradient_type == kFloat) {
-    return LoadVector(static_cast<const float*>(tensor.gradient), tile, first);
+    return LoadVector(static_cast<const float*>(tensor.gradient), tile, place);
   }
-  const auto bits = LoadVector(static_cast<const unsigned short*>(tensor.gradient), tile, first);
+  const auto bits = LoadVector(static_cast<const unsigned short*>(tensor.gradient), tile, place);
   Floats gradients;
   for (int j = 0; j < kVector; ++j) gradients.at[j] = Widen(bits.at[j], tensor.gradient_type);
   return gradients;
 }
 
-__device__ inline Floats LoadSquares(const EncodeTensor& tensor, const Tile& tile, int first,
-                                     const Floats& gradients) {
-  if (tensor.squares) return LoadVector(tensor.squares, tile, first);
+__device__ inline Floats LoadSquares(const EncodeTensor& tensor, const Tile& tile,
+                                     const Place& place, const Floats& gradients) {
+  if (tensor.squares) return LoadVector(tensor.squares, tile, place);
   Floats squares;
   for (int j = 0; j < kVector; ++j) {
     squares.at[j] = __fmul_rn(gradients.at[j], gradients.at[j]);
@@ -110,26 +129,26 @@ __device__ inline Floats LoadSquares(const EncodeTensor& tensor, const Tile& til
 
 // Divides by the root of the second moment, which is moved before.
 template <bool kUpdates>
-__device__ void Divide(const EncodeTensor& tensor, const Tile& tile, int first, Floats moments,
-                       Floats* gradients) {
+__device__ void Divide(const EncodeTensor& tensor, const Tile& tile, const Place& place,
+                       Floats moments, Floats* gradients) {
   if (kUpdates) {
-    const Floats squares = LoadSquares(tensor, tile, first, *gradients);
-    unsigned which = 0;
+    const Floats squares = LoadSquares(tensor, tile, place, *gradients);
     for (int j = 0; j < kVector; ++j) {
       moments.at[j] = MovedMoment(moments.at[j], squares.at[j], tensor.adam.share);
-      if (IsIn(tile, first + j)) which |= 1u << j;
     }
-    StoreVector(moments, tile, first, which, tensor.second_moment);
+    StoreVector(moments, tile, place, place.which, tensor.second_moment);
   }
   for (int j = 0; j < kVector; ++j) {
-    gradients->at[j] = Quotient(gradients->at[j], moments.at[j], tensor.adam);
+    if (place.which >> j & 1) {
+      gradients->at[j] = Quotient(gradients->at[j], moments.at[j], tensor.adam);
+    }
   }
 }
 
-__device__ inline bool AreFinite(const EncodeTensor& tensor, const Tile& tile, int first) {
-  const Floats gradients = LoadGradients(tensor, tile, first);
+__device__ inline bool AreFinite(const EncodeTensor& tensor, const Tile& tile, const Place& place) {
+  const Floats gradients = LoadGradients(tensor, tile, place);
   Floats squares = {};
-  if (tensor.second_moment) squares = LoadSquares(tensor, tile, first, gradients);
+  if (tensor.second_moment) squares = LoadSquares(tensor, tile, place, gradients);
   bool finite = true;
   for (int j = 0; j < kVector; ++j) finite = finite && AreFinite(gradients.at[j], squares.at[j]);
   return finite;

@@ -361,6 +361,7 @@ Value atomicMax(Value* at, Value value) {
 }
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(value); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);

@@ -1,7 +1,9 @@
-"""Compares ops on the device GPU:0 of an emulated GPU with those on the host.
+"""Compares ops on the device GPU:0 with those on the host.
 
 python gpu_program.py LIBRARY kernels|host|without_nvrtc|benchmark
 python gpu_program.py LIBRARY exchange on_gpu|one|copied
+
+LIBRARY is that of an emulated GPU, or "real" where there is one.
 """
 
 import collections
@@ -451,7 +453,14 @@ def run_benchmark(path):
     gpu_kernels.measure(bare, [5000])
 
 
+def load_fake(path):
+    load_library.load_pluggable_device_library(path)
+    return ctypes.CDLL(path)
+
+
 def launches(fake):
+    if not fake:
+        return collections.Counter()
     names = re.findall(r"KERNEL\((gradcomp_\w+)\)", KERNEL_NAMES.read_text())
     return collections.Counter({name: fake.fake_gpu_launches(name.encode()) for name in names})
 
@@ -459,8 +468,7 @@ def launches(fake):
 def main():
     path, part, *_ = sys.argv[1:]
     methods = sys.argv[-1]
-    load_library.load_pluggable_device_library(path)
-    fake = ctypes.CDLL(path)
+    fake = None if path == "real" else load_fake(path)
     if part == "without_nvrtc":
         ctypes.CDLL(str(library.PATH)).tf_gradcomp_set_nvrtc(b"")  # as before it is told
         library._NVRTC_PACKAGE = "nothing.of.this.name"
@@ -472,7 +480,8 @@ def main():
         compare(*cases, (tf.function, "float32", True))
         for wrap, compressor in itertools.product((eager, tf.function), IN_TURN):
             compare_turns(wrap, compressor)
-        encode_without_memory(fake)
+        if fake:
+            encode_without_memory(fake)
     elif part == "exchange":
         compare_exchange(methods)
     elif part == "benchmark":

@@ -1,4 +1,4 @@
-"""The kernels for GPUs, where there is none: compiled by NVRTC, and run on an emulated device.
+"""The kernels for GPUs: compiled by NVRTC, and run on an emulated device, or on a GPU if there is one.
 
 `custom_ops/tests/fake_gpu.cc` is CUDA's driver and a device of TensorFlow's in one. On it, all of
 the host's side runs as it does with a GPU: loading, the check, memory, the stream, placement. The
@@ -39,6 +39,9 @@ def is_on_this_system(name):
     return True
 
 
+needs_gpu = pytest.mark.skipif(
+    not tf.config.list_physical_devices("GPU"), reason="there is no GPU of TensorFlow's"
+)
 needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="nvidia-cuda-nvrtc-cu12 is not installed")
 
 
@@ -90,7 +93,8 @@ def test_without_a_driver_the_kernels_are_not_used():
 def test_the_sources_are_in_the_library():
     built = library.PATH.read_bytes()
     folder = ROOT / "custom_ops" / "gpu"
-    shared = [*folder.glob("*tables.h"), *folder.glob("*device.h"), ROOT / PHILOX]
+    shared = ["*tables.h", "*device.h", "*vectors.h"]
+    shared = [*(path for name in shared for path in folder.glob(name)), ROOT / PHILOX]
     for path in [*folder.glob("*.cu"), *shared]:
         assert path.read_bytes() in built
 
@@ -145,6 +149,13 @@ def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake
     assert not result(worker)["launches"]
     told = "from the GPU to the host for compression: they are switched off by GRADCOMP_GPU=0"
     assert (worker.stdout + worker.stderr).count(told) == 1
+
+
+@needs_gpu
+@pytest.mark.parametrize("parts", [("kernels",), ("exchange", "on_gpu"), ("exchange", "copied")])
+def test_a_real_gpu_does_what_the_host_does(parts):
+    worker = run("real", *parts, TF_FORCE_GPU_ALLOW_GROWTH="true")
+    assert result(worker)["error"] == ""
 
 
 @needs_nvrtc
