@@ -86,6 +86,7 @@ def measure_beside_a_copy(gpu: Gpu, inputs: Inputs, name: str, works: list[Work]
     for _ in range(REPEATS):
         for work, taken in zip((copy, *works), times, strict=True):
             taken.append(gpu.seconds(work.launch))
+            work.finish()
     medians = [statistics.median(taken) for taken in times]
     speed_of_copy = copy.bytes_each / medians[0]
     for work, seconds in zip((copy, *works), medians, strict=True):

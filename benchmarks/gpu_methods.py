@@ -57,6 +57,7 @@ class Work:
     name: str
     launch: Callable[[], None]
     bytes_each: float  # that must at least be read and written, for an element
+    finish: Callable[[], None] = lambda: None  # what a step does behind it, which is not timed
 
 
 # What it is, what was found on the GPU, and what NumPy says it should be.
@@ -202,6 +203,10 @@ class AdaComp(OnGpu):
         """That and all that follows it."""
         self.gpu.launch("gradcomp_adacomp_check", self.pieces, self.step)
         self.scan()
+        self.pack()
+
+    def pack(self) -> None:
+        """What follows the pass."""
         self.gpu.launch("gradcomp_adacomp_tensors", 1, self.step)
         self.gpu.launch("gradcomp_adacomp_layout", 1, self.step)
         self._by_warps("pack", self.pieces, self.step)
@@ -217,7 +222,7 @@ class AdaComp(OnGpu):
     def works(self) -> Iterator[Work]:
         """A step's encoding, and decoding."""
         bytes_each = 20 if self.divides else 12
-        yield Work("scan", self.scan, bytes_each)
+        yield Work("scan", self.scan, bytes_each, self.pack)
         yield Work("encode", self.encode, bytes_each)
         if self.divides:
             return
@@ -468,6 +473,7 @@ class FixedLength(OnGpu):
     def works(self) -> Iterator[Work]:
         """One step's encoding, and decoding."""
         sent_each = 4 * self.words / self.size
+        self.encode()
         yield Work("encode", self.encode, 12 + sent_each)
         for number in (1, 8):
             decode, _ = self.decoding([self.body()] * number)

@@ -144,6 +144,11 @@ def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(fake_g
     assert "copied from the GPU to the host for compression." in worker.stdout + worker.stderr
 
 
+def test_workers_of_which_one_has_no_gpu_say_so_at_the_start(fake_gpu):
+    for worker in run_workers(PROGRAM, 2, [fake_gpu, "mixed"], check=False):
+        assert "kind of device: worker 0 has 'CPU', worker 1 has 'GPU'" in worker.stderr
+
+
 def test_an_exchange_with_kernels_switched_off_is_the_same_and_says_so_once(fake_gpu):
     worker = run(fake_gpu, "exchange", "one", GRADCOMP_GPU="0")
     assert not result(worker)["launches"]

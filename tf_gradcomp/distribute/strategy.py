@@ -33,6 +33,11 @@ BATCHES = (
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
 
 
+def _kind_of(device: str) -> str:
+    """CPU or GPU: TensorFlow's collectives want the same of all workers."""
+    return str(tf.DeviceSpec.from_string(device).device_type)
+
+
 class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """`MultiWorkerMirroredStrategy` with checks, and with a compressor if asked to.
 
@@ -89,6 +94,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             {
                 **handshake.package_versions(),
                 "replicas in a worker": len(self.extended.worker_devices),
+                "kind of device": _kind_of(self.extended.worker_devices[0]),
                 "compressor of the strategy": repr(used),
                 "two_level": two_level,
             }
