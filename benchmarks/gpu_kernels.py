@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gpu_adacomp import ADACOMP
 from gpu_device import Gpu
 from gpu_methods import METHODS, Inputs, Method, Work
 from gpu_power_sgd import POWER_SGD
 
 REPEATS = 20
 CHECKED_SIZES, TIMED_SIZES = (1, 4099, 70001, 1_000_003), (1_000_000, 25_000_000)
-ALL_METHODS = (*METHODS, POWER_SGD)
+ALL_METHODS = (ADACOMP, *METHODS, POWER_SGD)
 
 
 def normal(size: int, scale: float, seed: int) -> np.ndarray:

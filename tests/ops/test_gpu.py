@@ -1,4 +1,4 @@
-"""The kernels for GPUs: compiled by NVRTC, and run on an emulated device, or on a GPU if there is one.
+"""The kernels for GPUs: compiled by NVRTC, run on an emulated device, and on a GPU if there is one.
 
 `custom_ops/tests/fake_gpu.cc` is CUDA's driver and a device of TensorFlow's in one. On it, all of
 the host's side runs as it does with a GPU: loading, the check, memory, the stream, placement. The
