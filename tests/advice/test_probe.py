@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.replicas import collective, mirrored
+from tests.workers import run_workers
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import sample
@@ -157,6 +158,24 @@ def test_advice_is_for_the_group_of_a_wrapper_within_a_multi_optimizer():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.MultiOptimizer(by_name), "mse")
     assert advise_module._group_of(model) is group
+
+
+def test_deterministic_ops_have_no_clock_to_time_methods_by():
+    program = """
+        import keras
+        import pytest
+        import tensorflow as tf
+        import tf_gradcomp as gc
+
+        tf.config.experimental.enable_op_determinism()
+        keras.utils.set_random_seed(0)
+        with gc.MultiWorkerMirroredStrategy().scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(300)])
+            model.compile(gc.CompressedOptimizer("sgd", "auto"), "mse")
+        with pytest.raises(ValueError, match="Name a compressor, such as compressor='adacomp'"):
+            model.fit(tf.ones((8, 4)), tf.ones((8, 300)), verbose=0)
+        """
+    run_workers(program, 2)
 
 
 def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):

@@ -65,10 +65,20 @@ def probe(
         effort: How much to try.
 
     Raises:
-        ValueError: If there is no network between the replicas.
+        ValueError: If there is no network between the replicas, or TensorFlow's ops are
+            deterministic, which forbids its clock.
     """
     communicators = group.communicators()
-    return out_of_scope(lambda: _probe(group, communicators, specs, candidates, effort))
+    try:
+        return out_of_scope(lambda: _probe(group, communicators, specs, candidates, effort))
+    except tf.errors.FailedPreconditionError as error:
+        if "determinism" not in error.message:
+            raise
+        raise ValueError(
+            "Methods cannot be timed under tf.config.experimental.enable_op_determinism(), which "
+            "forbids TensorFlow's clock. Name a compressor, such as compressor='adacomp', or let "
+            "`gradcomp advise` choose one in a run without it."
+        ) from error
 
 
 def _probe(
