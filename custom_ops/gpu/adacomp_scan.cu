@@ -173,8 +173,7 @@ __device__ inline unsigned WriteCodes(const Tile& tile, const Selected (&selecte
   const Scanned<unsigned> scanned = BlockScan(first | second << kHigh);
   constexpr unsigned kLow = (1u << kHigh) - 1;
   const unsigned of_first = scanned.total & kLow;
-  WriteVector(tile, 0, selected[0], table, to,
-              to.offset + (scanned.before & kLow));
+  WriteVector(tile, 0, selected[0], table, to, to.offset + (scanned.before & kLow));
   WriteVector(tile, 1, selected[1], table, to,
               to.offset + of_first + (scanned.before >> kHigh));
   return to.offset + of_first + (scanned.total >> kHigh);

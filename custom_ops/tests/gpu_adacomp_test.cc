@@ -108,6 +108,35 @@ void EncodesAsTheCpuDoes() {
   }
 }
 
+// So that no four elements lie as a vector of the GPU's must.
+void TensorsMayBeginAnywhere() {
+  constexpr int64_t kSize = 13001;
+  for (int64_t bin_size : {0, 3, 50, 5000}) {
+    for (int64_t shift : {1, 2, 3}) {
+      const auto residual = Normal(shift + kSize, 1, 1);
+      const auto gradient = Normal(shift + kSize, 0.3f, 2);
+      const auto encoded = [&](auto* values, auto* moments) {
+        return std::vector<EncoderTensor>{{values->data() + shift, gradient.data() + shift,
+                                           GradientType::kFloat, kSize, bin_size,
+                                           moments->data() + shift, nullptr, kAdam}};
+      };
+      std::vector<float> on_cpu = residual;
+      std::vector<float> moments(shift + kSize, 0.01f);
+      AdaCompEncoder encoder(encoded(&on_cpu, &moments), 2, Threads(1));
+      CHECK(encoder.Run());
+      std::vector<int32_t> body(encoder.body_words());
+      encoder.WriteBody(body.data());
+      std::vector<float> on_gpu = residual;
+      std::vector<float> gpu_moments(shift + kSize, 0.01f);
+      EmulatedQueue queue(kKernels, 1);
+      const EncodedOnGpu found = EncodeAdaComp(encoded(&on_gpu, &gpu_moments), 2, &queue);
+      CHECK(std::vector<int32_t>(found.body, found.body + found.summary->body_words) == body);
+      CHECK(SameBits(on_gpu, on_cpu));
+      CHECK(SameBits(gpu_moments, moments));
+    }
+  }
+}
+
 void GivenSquaresAreTakenAsOnTheCpu() {
   const float infinity = std::numeric_limits<float>::infinity();
   for (float last : {0.5f, infinity}) {
@@ -358,6 +387,7 @@ void ASumThatOverflowsIsZeros() {
 int main() {
   using namespace gradcomp;
   RUN(EncodesAsTheCpuDoes);
+  RUN(TensorsMayBeginAnywhere);
   RUN(GivenSquaresAreTakenAsOnTheCpu);
   RUN(ManyTensorsAreOnePayload);
   RUN(ZerosTiesAndDenormalsAreAsOnTheCpu);
