@@ -276,9 +276,9 @@ def test_nested_inputs_and_tables_of_embeddings():
     assert report.finite
 
 
-@pytest.mark.parametrize("learners", [0, -1, 2.0, None], ids=repr)
+@pytest.mark.parametrize("learners", [0, -1, 2.0, True, None], ids=repr)
 def test_numbers_of_learners_that_are_none(learners):
-    with pytest.raises(ValueError, match="a number of at least 1"):
+    with pytest.raises(ValueError, match="a whole number of at least 1"):
         gc.simulation.Learners(new_model(), learners)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.gradients import native
@@ -102,8 +104,10 @@ class Learners:
         graph: bool = False,
     ) -> None:
         _check_model(model)
-        if not isinstance(learners, int) or learners < 1:
-            raise ValueError(f"Learners: expected a number of at least 1; received {learners!r}.")
+        if not is_whole_number(learners, 1, sys.maxsize):
+            raise ValueError(
+                f"Learners: expected a whole number of at least 1; received {learners!r}."
+            )
         method = checked_method(compressors.get(compressor))
         self.model = model
         self.exchange = LearnersExchange(
