@@ -47,7 +47,9 @@ def compare(task: Task, runs: Sequence[Run], dense: str, compressed: str) -> lis
             for compressor in (dense, compressed)
         )
         thirds = {
-            f"{label} at {part}/3": [run.curve[len(run.curve) * part // 3 - 1] for run in some]
+            f"{label} at {part}/3": [
+                run.curve[max(1, len(run.curve) * part // 3) - 1] for run in some
+            ]
             for part in (1, 2, 3)
             for label, some in ((dense, one), (compressed, other))
         }
@@ -99,7 +101,8 @@ def markdown(task: Task, rows: Sequence[dict[str, Any]], compressed: str) -> lis
 def _cells(task: Task, row: dict[str, Any]) -> list[str]:
     def quality(name: str, sign: str = "") -> str:
         mean, deviation = row[name]
-        return f"{mean:{sign}.{task.digits}f} ± {deviation:.{task.digits}f}"
+        spread = f" ± {deviation:.{task.digits}f}" if row["seeds"] > 1 else ""
+        return f"{mean:{sign}.{task.digits}f}{spread}"
 
     return [
         str(row["workers"]),
