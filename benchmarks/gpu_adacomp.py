@@ -203,7 +203,7 @@ class AdaComp(OnGpu):
 ADACOMP = Method(
     "AdaComp",
     AdaComp,
-    tuple({"bin_size": size} for size in (0, 1, 7, 50, 63, 64, 500, 5000)),
+    tuple({"bin_size": size} for size in (0, 1, 7, 50, 63, 64, 255, 501, 5000)),
     (
         {"bin_size": 50},
         {"bin_size": 50, "divides": True},

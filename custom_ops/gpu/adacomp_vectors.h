@@ -10,6 +10,9 @@ namespace gpu {
 
 constexpr int kVector = 4;  // elements that follow each other
 constexpr int kVectors = kTileElements / (kThreads * kVector);  // of a thread
+static_assert(kPieceElements + kVector - 1 <= kTileElements, "a piece may begin anywhere");
+static_assert(kPieceBins <= kVectors * kThreads, "of small bins, a vector has one");
+static_assert(kUnitElements % kVector == 0, "a unit is made of vectors");
 
 template <typename Value>
 struct alignas(kVector * sizeof(Value)) Vector {

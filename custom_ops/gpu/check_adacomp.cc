@@ -13,9 +13,9 @@
 namespace gradcomp {
 namespace {
 
-// Large and small bins, short last ones, and a tensor that is sent whole.
-const std::vector<int64_t> kAdaCompSizes = {9001, 5003, 70, 6000, 777};
-const std::vector<int64_t> kBinSizes = {50, 500, 7, 5000, 0};
+// Large and small bins, short last ones, two blocks, and a tensor that is sent whole.
+const std::vector<int64_t> kAdaCompSizes = {70001, 5003, 70, 6000, 777, 3000};
+const std::vector<int64_t> kBinSizes = {50, 500, 7, 5000, 0, 3};
 
 Tensors Numbers(uint32_t seed) { return NumbersOf(kAdaCompSizes, seed); }
 

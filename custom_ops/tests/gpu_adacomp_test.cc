@@ -105,36 +105,84 @@ void EncodesAsTheCpuDoes() {
                      true);
     CheckEqual<BFloat16>({Normal(size, 1, 1)}, {BrainFloats(size, 4)}, {bin_size},
                          GradientType::kBFloat16, false);
+    for (float scale_factor : {1.0f, 3e38f}) {
+      CheckEqual<float>({Normal(size, 1, 1)}, {Normal(size, 0.3f, 2)}, {bin_size},
+                        GradientType::kFloat, false, scale_factor);
+    }
   }
+  CheckEqual<float>({Normal(200000, 1, 1)}, {Normal(200000, 0.3f, 2)}, {50}, GradientType::kFloat,
+                    false);  // four blocks
 }
 
-// So that no four elements lie as a vector of the GPU's must.
-void TensorsMayBeginAnywhere() {
+// One of a tensor's arrays, so that no four of its elements lie as a vector of the GPU's must.
+void AnArrayMayBeginAnywhere() {
   constexpr int64_t kSize = 13001;
+  enum { kResidual, kGradient, kMoment, kSquares, kArrays };
   for (int64_t bin_size : {0, 3, 50, 5000}) {
-    for (int64_t shift : {1, 2, 3}) {
-      const auto residual = Normal(shift + kSize, 1, 1);
-      const auto gradient = Normal(shift + kSize, 0.3f, 2);
-      const auto encoded = [&](auto* values, auto* moments) {
-        return std::vector<EncoderTensor>{{values->data() + shift, gradient.data() + shift,
-                                           GradientType::kFloat, kSize, bin_size,
-                                           moments->data() + shift, nullptr, kAdam}};
+    for (int shifted = 0; shifted < kArrays; ++shifted) {
+      int64_t shift[kArrays] = {};
+      shift[shifted] = 1 + bin_size % 3;
+      const auto gradient = Normal(kSize + shift[kGradient], 0.3f, 2);
+      const std::vector<float> squares(kSize + shift[kSquares], 0.25f);
+      const auto tensors = [&](std::vector<float>* residual, std::vector<float>* moment) {
+        return std::vector<EncoderTensor>{
+            {residual->data() + shift[kResidual], gradient.data() + shift[kGradient],
+             GradientType::kFloat, kSize, bin_size, moment->data() + shift[kMoment],
+             squares.data() + shift[kSquares], kAdam}};
       };
-      std::vector<float> on_cpu = residual;
-      std::vector<float> moments(shift + kSize, 0.01f);
-      AdaCompEncoder encoder(encoded(&on_cpu, &moments), 2, Threads(1));
+      std::vector<float> on_cpu = Normal(kSize + shift[kResidual], 1, 1);
+      std::vector<float> on_gpu = on_cpu;
+      std::vector<float> cpu_moment(kSize + shift[kMoment], 0.01f);
+      std::vector<float> gpu_moment = cpu_moment;
+      AdaCompEncoder encoder(tensors(&on_cpu, &cpu_moment), 2, Threads(1));
       CHECK(encoder.Run());
       std::vector<int32_t> body(encoder.body_words());
       encoder.WriteBody(body.data());
-      std::vector<float> on_gpu = residual;
-      std::vector<float> gpu_moments(shift + kSize, 0.01f);
       EmulatedQueue queue(kKernels, 1);
-      const EncodedOnGpu found = EncodeAdaComp(encoded(&on_gpu, &gpu_moments), 2, &queue);
+      const EncodedOnGpu found = EncodeAdaComp(tensors(&on_gpu, &gpu_moment), 2, &queue);
       CHECK(std::vector<int32_t>(found.body, found.body + found.summary->body_words) == body);
       CHECK(SameBits(on_gpu, on_cpu));
-      CHECK(SameBits(gpu_moments, moments));
+      CHECK(SameBits(gpu_moment, cpu_moment));
     }
   }
+}
+
+// As many as a tensor of many millions of elements has.
+void ManyPiecesFollowEachOther() {
+  constexpr int kPieces = 9001;
+  gpu::EncodeTensor tensor = {};
+  tensor.num_pieces = kPieces;
+  tensor.num_bins = 1 << 20;
+  tensor.code_bytes = 2;
+  tensor.length_words = 5;
+  std::vector<unsigned> codes(kPieces);
+  std::vector<double> sums(kPieces);
+  std::vector<long long> bytes(kPieces);
+  std::mt19937 engine(3);
+  double sum = 0;
+  for (int i = 0; i < kPieces; ++i) {
+    codes[i] = engine() % 4000;
+    sums[i] = engine() % 1000;  // whose sum is exact
+    sum += sums[i];
+  }
+  float scale = 0;
+  unsigned words = 0;
+  gpu::EncodeStep step = {};
+  step.tensors = &tensor;
+  step.num_tensors = 1;
+  step.piece_codes = codes.data();
+  step.piece_sum = sums.data();
+  step.piece_byte = bytes.data();
+  step.scale = &scale;
+  step.code_words = &words;
+  EmulatedQueue(kKernels, 1).Launch("gradcomp_adacomp_tensors", 1, &step);
+  long long byte = 4 * tensor.length_words;
+  for (int i = 0; i < kPieces; ++i) {
+    CHECK(bytes[i] == byte);
+    byte += 2 * codes[i];
+  }
+  CHECK(words == (byte + 3) / 4);
+  CHECK(scale == static_cast<float>(sum / tensor.num_bins));
 }
 
 void GivenSquaresAreTakenAsOnTheCpu() {
@@ -199,6 +247,13 @@ void ZerosTiesAndDenormalsAreAsOnTheCpu() {
     }
   }
   CheckEqual<float>({zeros}, {mixed}, {50}, GradientType::kFloat, false, 3.0f);
+  std::vector<float> whole(4500);
+  std::vector<float> against(4500);  // what is accumulated is often 0, and what is boosted is not
+  for (size_t i = 0; i < whole.size(); ++i) {
+    whole[i] = static_cast<float>(1 + engine() % 2);
+    against[i] = engine() % 3 ? -whole[i] : 1.0f;
+  }
+  CheckEqual<float>({against}, {whole}, {50}, GradientType::kFloat, false);
 }
 
 // A sum of doubles in another order is rounded to another float at most where it is halfway.
@@ -250,7 +305,7 @@ void AStepWithAGradientThatIsNotFiniteChangesNothing() {
         before.push_back(Normal(13000, 1, 10 + i));
         if (divides) moments.emplace_back(13000, 0.01f);
       }
-      gradients[bad][7000] = bad % 2 ? std::nanf("") : -infinity;
+      gradients[bad][11900] = bad % 2 ? std::nanf("") : -infinity;  // late in a large bin
       const EncodeSettings settings = {2, Threads(1), BestSimd(), GradientType::kFloat, kAdam};
       const auto encoded = EncodeOnGpu<float>(before, gradients, bin_sizes, settings, moments);
       Tensors residuals = before;
@@ -269,10 +324,12 @@ void AStepWithAGradientThatIsNotFiniteChangesNothing() {
 // As AdaCompEncoder::Rollback does where there is no memory for the payload.
 void WhatCannotBeSentIsTakenBackAsOnTheCpu() {
   const std::vector<int64_t> bin_sizes = {50, 500, 0, 6000, 7};
+  const std::vector<float> given(13000, 0.25f);
   for (bool divides : {false, true}) {
-    Tensors gradients, on_cpu, on_gpu, cpu_moments, gpu_moments;
+    Tensors on_cpu, on_gpu, cpu_moments, gpu_moments;
+    std::vector<std::vector<BFloat16>> gradients;
     for (uint32_t i = 0; i < bin_sizes.size(); ++i) {
-      gradients.push_back(Normal(13000, 0.3f, i));
+      gradients.push_back(BrainFloats(13000, i));
       on_cpu.push_back(Normal(13000, 1, 10 + i));
       cpu_moments.emplace_back(13000, 0.01f);
     }
@@ -281,8 +338,9 @@ void WhatCannotBeSentIsTakenBackAsOnTheCpu() {
     const auto tensors = [&](Tensors* residuals, Tensors* moments) {
       std::vector<EncoderTensor> all;
       for (size_t i = 0; i < bin_sizes.size(); ++i) {
-        all.push_back({(*residuals)[i].data(), gradients[i].data(), GradientType::kFloat, 13000,
-                       bin_sizes[i], divides ? (*moments)[i].data() : nullptr, nullptr, kAdam});
+        all.push_back({(*residuals)[i].data(), gradients[i].data(), GradientType::kBFloat16, 13000,
+                       bin_sizes[i], divides ? (*moments)[i].data() : nullptr,
+                       i % 2 ? given.data() : nullptr, kAdam});
       }
       return all;
     };
@@ -312,7 +370,7 @@ struct Received {
   int64_t row_words = 0;
 };
 
-Received Receive(int64_t num_payloads) {
+Received Receive(int64_t num_payloads, int64_t not_finite = -1) {
   Received received;
   std::vector<std::vector<int32_t>> payloads;
   for (int64_t payload = 0; payload < num_payloads; ++payload) {
@@ -323,6 +381,7 @@ Received Receive(int64_t num_payloads) {
       gradients.push_back(Normal(tensor.size, payload == 1 ? 5 : 0.3f, 9 * payload + 1));
       bin_sizes.push_back(tensor.bin_size);
     }
+    if (payload == not_finite) gradients[0][0] = std::nanf("");
     payloads.push_back(Encode<float>(&residuals, gradients, bin_sizes));
     received.row_words = std::max<int64_t>(received.row_words, payloads.back().size());
   }
@@ -351,10 +410,12 @@ void DecodesAsTheCpuDoes() {
   }
 }
 
+// Of a payload that is not finite, nothing.
 void PutsBackAsTheCpuDoes() {
-  const Received received = Receive(1);
+  constexpr int64_t kPayloads = 3;
+  const Received received = Receive(kPayloads, /*not_finite=*/1);
   AdaCompDecoder decoder(received.tensors, kFingerprint, Threads(1));
-  CHECK(decoder.Read(received.rows.data(), 1, received.row_words, std::nullopt).ok());
+  CHECK(decoder.Read(received.rows.data(), kPayloads, received.row_words, std::nullopt).ok());
   Tensors expected;
   for (const DecoderTensor& tensor : received.tensors) {
     expected.push_back(Normal(tensor.size, 1, 77));
@@ -387,7 +448,8 @@ void ASumThatOverflowsIsZeros() {
 int main() {
   using namespace gradcomp;
   RUN(EncodesAsTheCpuDoes);
-  RUN(TensorsMayBeginAnywhere);
+  RUN(AnArrayMayBeginAnywhere);
+  RUN(ManyPiecesFollowEachOther);
   RUN(GivenSquaresAreTakenAsOnTheCpu);
   RUN(ManyTensorsAreOnePayload);
   RUN(ZerosTiesAndDenormalsAreAsOnTheCpu);

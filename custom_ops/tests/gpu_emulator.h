@@ -4,7 +4,8 @@
 //
 // A launch ends the program where threads of a block, or lanes of a warp, wait in different places:
 // on a GPU they would wait forever, or read what is not there. Shared memory is what the block before
-// left in it. Of CUDA there is what our kernels use.
+// left in it. A shuffle or a ballot orders memory here as __syncwarp does; on a GPU it need not. Of
+// CUDA there is what our kernels use.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_EMULATOR_H_
 #define TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_EMULATOR_H_
 

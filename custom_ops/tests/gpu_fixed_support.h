@@ -112,8 +112,9 @@ inline std::vector<int32_t> PayloadsOf(const FixedMethod& method, const Codecs& 
   return rows;
 }
 
-inline void CheckDecodes(const FixedMethod& method, const Codecs& codecs) {
-  for (int64_t num_payloads : {1, 3}) {
+inline void CheckDecodes(const FixedMethod& method, const Codecs& codecs,
+                         const std::vector<int64_t>& numbers = {1, 3}) {
+  for (int64_t num_payloads : numbers) {
     const std::vector<int32_t> rows = PayloadsOf(method, codecs, num_payloads);
     FixedLengthDecoder decoder(codecs, method.method, kFingerprint, kPlan, Threads(1));
     CHECK(decoder.Read(rows.data(), num_payloads, rows.size() / num_payloads, kStep).ok());

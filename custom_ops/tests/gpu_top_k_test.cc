@@ -67,7 +67,8 @@ void ANonFiniteSumLeavesEverythingAsItIs() {
   CheckANonFiniteSumLeavesEverything(kTopK, NewCodecs(kSent), {0, 3, 7});
 }
 
-void DecodesAsTheCpuDoes() { CheckDecodes(kTopK, NewCodecs(kSent)); }
+// Also more payloads than are searched together.
+void DecodesAsTheCpuDoes() { CheckDecodes(kTopK, NewCodecs(kSent), {1, 3, 300}); }
 
 void ANonFinitePayloadPutsNothingBack() {
   CheckANonFinitePayloadPutsNothingBack(kTopK, NewCodecs(kSent));

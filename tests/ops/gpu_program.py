@@ -158,8 +158,7 @@ def compare_not_finite():
     same((payload, lengths), on_host.encode(gradients, False))
     assert payload.shape == [14]
     for after, before in zip(on_gpu.residuals, numbers(0), strict=True):
-        np.testing.assert_allclose(after.numpy(), before, atol=1e-6)
-    assert on_gpu.residuals[4].numpy()[8000] == numbers(0)[4][8000]
+        np.testing.assert_array_equal(after.numpy(), before)
     sums, finite = decode("GPU:0", payload[tf.newaxis])
     assert not finite.numpy()
     assert not any(total.numpy().any() for total in sums)
@@ -491,6 +490,8 @@ def main():
         library._NVRTC_PACKAGE = "nothing.of.this.name"
         library._tell_where_nvrtc_is()
     error = gpu.info(0).error  # with the first call, the check
+    if path == "real" and os.environ.get("GRADCOMP_GPU") != "0":
+        assert not error, error  # otherwise all is done on the host, and equal
     by_check = launches(fake)
     if part == "kernels":
         cases = [(eager, dtype, dtype != "float16") for dtype in DTYPES]

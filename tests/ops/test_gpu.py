@@ -73,7 +73,7 @@ def run(fake_gpu, *parts, **env):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("capability", [70, 80, 90, 120])
+@pytest.mark.parametrize("capability", [70, 75, 80, 90, 120])
 def test_nvrtc_compiles_the_kernels(capability):
     assert gpu.compile_for(capability) == ""
 
@@ -145,7 +145,8 @@ def test_where_a_method_has_no_kernels_second_moments_alone_stay_on_a_gpu(fake_g
 
 
 def test_workers_of_which_one_has_no_gpu_say_so_at_the_start(fake_gpu):
-    for worker in run_workers(PROGRAM, 2, [fake_gpu, "mixed"], check=False):
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1"}  # a real one
+    for worker in run_workers(PROGRAM, 2, [fake_gpu, "mixed"], check=False, env=hidden):
         assert "kind of device: worker 0 has 'CPU', worker 1 has 'GPU'" in worker.stderr
 
 
