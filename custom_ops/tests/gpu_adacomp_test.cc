@@ -251,7 +251,7 @@ void ZerosTiesAndDenormalsAreAsOnTheCpu() {
   std::vector<float> against(4500);  // what is accumulated is often 0, and what is boosted is not
   for (size_t i = 0; i < whole.size(); ++i) {
     whole[i] = static_cast<float>(1 + engine() % 2);
-    against[i] = engine() % 3 ? -whole[i] : 1.0f;
+    against[i] = engine() % 3 ? -whole[i] : 0.0f;
   }
   CheckEqual<float>({against}, {whole}, {50}, GradientType::kFloat, false);
 }
