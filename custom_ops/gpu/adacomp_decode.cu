@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_index(De
   if (block.sent_whole) return;
   const DecodeSpan& span = step.spans[number];
   unsigned* starts = step.starts + payload * step.num_units + block.first_unit;
-  if (threadIdx.x % kLanes == 0) starts[0] = 0;
+  if (OwnLane() == 0) starts[0] = 0;
   const unsigned per_unit = block.bins_per_unit;
   ForCodes<kIndexedCodes>(
       span.codes, span.num_codes, block.code_bytes, [&](const Codes<kIndexedCodes>& own) {
@@ -52,7 +52,7 @@ __device__ inline Unit UnitOf(const DecodeStep& step, long long number) {
 }
 
 __device__ inline void DecodeWhole(const DecodeStep& step, const Unit& unit, float* values) {
-  for (unsigned i = threadIdx.x % kLanes; i < unit.size; i += kLanes) {
+  for (unsigned i = OwnLane(); i < unit.size; i += kLanes) {
     float sum = step.adds ? values[i] : 0.0f;
     for (int payload = 0; payload < step.num_payloads; ++payload) {
       const DecodeSpan& span = step.spans[payload * step.num_blocks + unit.block];
@@ -85,7 +85,7 @@ __device__ inline void AddUnits(const DecodeStep& step, const Unit& unit, float*
 
 // Both in vectors, where they lie so in memory; the lanes of a warp together.
 __device__ inline void Copy(const float* from, unsigned size, float* to) {
-  const unsigned lane = threadIdx.x % kLanes;
+  const unsigned lane = OwnLane();
   const bool aligned = reinterpret_cast<unsigned long long>(to) % sizeof(Floats) == 0;
   const unsigned in_vectors = aligned ? size / kVector * kVector : 0;
   for (unsigned i = lane * kVector; i < in_vectors; i += kLanes * kVector) {
@@ -103,11 +103,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_decode(D
   float* values = block.values + unit.begin;
   if (block.sent_whole) return DecodeWhole(step, unit, values);
   if (step.adds || unit.size > kUnitElements) {
-    for (unsigned i = threadIdx.x % kLanes; !step.adds && i < unit.size; i += kLanes) values[i] = 0;
+    for (unsigned i = OwnLane(); !step.adds && i < unit.size; i += kLanes) values[i] = 0;
     return AddUnits(step, unit, values);
   }
   Floats* vectors = of_warps[threadIdx.x / kLanes];
-  for (unsigned i = threadIdx.x % kLanes; i * kVector < unit.size; i += kLanes) vectors[i] = {};
+  for (unsigned i = OwnLane(); i * kVector < unit.size; i += kLanes) vectors[i] = {};
   AddUnits(step, unit, vectors->at);
   Copy(vectors->at, unit.size, values);
 }

@@ -28,6 +28,8 @@ __device__ inline void StoreCode(unsigned code, int code_bytes, long long i, uns
   }
 }
 
+__device__ inline int OwnLane() { return threadIdx.x % kLanes; }
+
 // The number of a warp among all of a launch.
 __device__ inline long long OwnWarp() {
   return static_cast<long long>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
@@ -49,7 +51,7 @@ __device__ void ForCodes(const unsigned char* codes, unsigned num_codes, int cod
   unsigned bin = 0;
   for (unsigned first = 0; first < num_codes; first += kLanes * kCodes) {
     Codes<kCodes> own;
-    own.number = first + threadIdx.x % kLanes * kCodes;
+    own.number = first + OwnLane() * kCodes;
     const int rest = static_cast<int>(num_codes - own.number);
     own.size = rest < kCodes ? rest : kCodes;
     unsigned ends = 0;

@@ -76,8 +76,6 @@ __device__ inline long long OwnPiece(const EncodeStep& step) {
   return step.num_pieces - 1 - OwnWarp();
 }
 
-__device__ inline int OwnLane() { return threadIdx.x % kLanes; }
-
 __device__ inline void PackWhole(const EncodeTensor& tensor, const Piece& piece, int* words) {
   for (int i = OwnLane(); i < piece.size; i += kLanes) {
     words[piece.begin + i] = static_cast<int>(__float_as_uint(tensor.residual[piece.begin + i]));

@@ -49,39 +49,26 @@ __device__ inline void RaiseMaximum(int bin, unsigned magnitude, const BinTable&
   const bool is_same = bin == __shfl_sync(kAllLanes, bin, 0);
   if (__ballot_sync(kAllLanes, is_same) == kAllLanes) {
     magnitude = WarpMax(magnitude);
-    if (threadIdx.x % kLanes != 0) return;
+    if (OwnLane() != 0) return;
   }
   if (bin != kNoBin) atomicMax(&table.maxima[bin], magnitude);
-}
-
-// The places of a vector that are in its first bin, and those in the next.
-struct Parts {
-  unsigned first;
-  unsigned next;
-};
-
-__device__ inline Parts PartsOf(const Place& place, const Bins& bins) {
-  const unsigned first = BitsBelow(bins.split < kVector ? bins.split : kVector);
-  return {place.which & first, place.which & ~first};
 }
 
 __device__ inline void FindMaxima(const Tile& tile, const Own& own, const BinTable& table) {
   for (int v = 0; v < kVectors; ++v) {
     const Place place = PlaceOf(tile, v);
-    const Bins bins = BinsOf(tile, place);
-    const Parts parts = PartsOf(place, bins);
     unsigned first = 0;
     unsigned next = 0;
     for (int j = 0; j < kVector; ++j) {
       const unsigned magnitude = Magnitude(own.accumulated[v].at[j]);
-      if (j < bins.split) {
+      if (j < place.split) {
         first = magnitude > first ? magnitude : first;
       } else {
         next = magnitude > next ? magnitude : next;
       }
     }
-    if (parts.next) atomicMax(&table.maxima[bins.first + 1], next);
-    RaiseMaximum(parts.first ? bins.first : kNoBin, first, table);
+    if (place.next) atomicMax(&table.maxima[place.bin + 1], next);
+    RaiseMaximum(place.first ? place.bin : kNoBin, first, table);
   }
 }
 
@@ -102,35 +89,31 @@ struct Selected {
 __device__ inline Selected Select(const EncodeTensor& tensor, const Tile& tile, const Own& own, int v,
                                   const BinTable& table) {
   const Place place = PlaceOf(tile, v);
-  const Bins bins = BinsOf(tile, place);
-  const Parts parts = PartsOf(place, bins);
-  const unsigned of_first = parts.first ? table.maxima[bins.first] : kInfinity;
-  const unsigned of_next = parts.next ? table.maxima[bins.first + 1] : kInfinity;
+  const unsigned of_first = place.first ? table.maxima[place.bin] : kInfinity;
+  const unsigned of_next = place.next ? table.maxima[place.bin + 1] : kInfinity;
   unsigned sent = 0;
   unsigned negative = 0;
   for (int j = 0; j < kVector; ++j) {
     negative |= __float_as_uint(own.accumulated[v].at[j]) >> 31 << j;
-    const unsigned maximum = j < bins.split ? of_first : of_next;
+    const unsigned maximum = j < place.split ? of_first : of_next;
     const unsigned boosted = own.boosted[v][j];
     if (boosted >= maximum && boosted != 0) sent |= 1u << j;
   }
   sent &= place.which;
-  RaiseEnd(sent & parts.first, bins.first, place, table);
-  RaiseEnd(sent & parts.next, bins.first + 1, place, table);
+  RaiseEnd(sent & place.first, place.bin, place, table);
+  RaiseEnd(sent & place.next, place.bin + 1, place, table);
   const unsigned kept =
-      (of_first < kInfinity ? parts.first : 0) | (of_next < kInfinity ? parts.next : 0);
+      (of_first < kInfinity ? place.first : 0) | (of_next < kInfinity ? place.next : 0);
   StoreVector(own.accumulated[v], tile, place, kept, tensor.residual);
   return {sent, 0, negative};
 }
 
 __device__ inline unsigned EscapesOf(const Tile& tile, int v, const BinTable& table) {
   const Place place = PlaceOf(tile, v);
-  const Bins bins = BinsOf(tile, place);
-  const Parts parts = PartsOf(place, bins);
-  const int begin = bins.split - tile.bin_size;
+  const int begin = place.split - tile.bin_size;
   unsigned escapes = 0;
-  if (parts.first && begin >= 0 && table.ends[bins.first] == 0) escapes |= 1u << begin;
-  if (parts.next && table.ends[bins.first + 1] == 0) escapes |= 1u << bins.split;
+  if (place.first && begin >= 0 && table.ends[place.bin] == 0) escapes |= 1u << begin;
+  if (place.next && table.ends[place.bin + 1] == 0) escapes |= 1u << place.split;
   return escapes;
 }
 
@@ -147,15 +130,14 @@ struct CodesOfTile {
 __device__ inline void WriteVector(const Tile& tile, int v, const Selected& selected,
                                    const BinTable& table, const CodesOfTile& to, unsigned number) {
   const Place place = PlaceOf(tile, v);
-  const Bins bins = BinsOf(tile, place);
   for (unsigned rest = selected.sent | selected.escapes; rest != 0; rest &= rest - 1) {
     const int j = __ffs(static_cast<int>(rest)) - 1;
     unsigned code = EscapeIndex(to.code_bytes) << 2 | kLastInBin;
     if (selected.sent >> j & 1) {
-      const bool is_next = j >= bins.split;
-      const int index = to.first_index + j - bins.split + (is_next ? 0 : tile.bin_size);
+      const bool is_next = j >= place.split;
+      const int index = to.first_index + j - place.split + (is_next ? 0 : tile.bin_size);
       const unsigned end = place.position + j + 1;
-      const unsigned last = to.has_bins && table.ends[bins.first + is_next] == end;
+      const unsigned last = to.has_bins && table.ends[place.bin + is_next] == end;
       code = static_cast<unsigned>(index) << 2 | (selected.negative >> j & 1) * kNegative | last;
     }
     StoreCode(code, to.code_bytes, number++, to.codes);
@@ -201,16 +183,14 @@ __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTens
                                         unsigned char* codes) {
   Own own;
   for (int begin = 0; begin < piece.size; begin += kPieceElements) {
-    const int size = static_cast<int>(Least(kPieceElements, piece.size - begin));
-    const Tile tile = TileOf(tensor, piece.begin + begin, size);
+    const Tile tile = PartOf(tensor, piece, begin);
     Load<true>(step, tensor, tile, &own);
     FindMaxima(tile, own, table);
   }
   __syncthreads();
   unsigned num_codes = 0;
   for (int begin = 0; begin < piece.size; begin += kPieceElements) {
-    const int size = static_cast<int>(Least(kPieceElements, piece.size - begin));
-    const Tile tile = TileOf(tensor, piece.begin + begin, size);
+    const Tile tile = PartOf(tensor, piece, begin);
     Load<false>(step, tensor, tile, &own);
     Selected selected[kVectors];
     for (int v = 0; v < kVectors; ++v) selected[v] = Select(tensor, tile, own, v, table);
@@ -234,8 +214,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_check(En
   const EncodeTensor& tensor = step.tensors[piece.tensor];
   bool finite = true;
   for (int begin = 0; begin < piece.size; begin += kPieceElements) {
-    const int size = static_cast<int>(Least(kPieceElements, piece.size - begin));
-    const Tile tile = TileOf(tensor, piece.begin + begin, size);
+    const Tile tile = PartOf(tensor, piece, begin);
     for (int v = 0; v < kVectors; ++v) finite = finite && AreFinite(tensor, tile, PlaceOf(tile, v));
   }
   if (!finite) atomicExch(step.not_finite, 1);

@@ -49,15 +49,30 @@ __device__ inline Tile TileOf(const EncodeTensor& tensor, long long begin, int s
           !small && addresses % sizeof(Floats) == 0};
 }
 
+// The elements of a piece from one of them on, as many as threads can have.
+__device__ inline Tile PartOf(const EncodeTensor& tensor, const Piece& piece, int begin) {
+  const int size = static_cast<int>(Least(kPieceElements, piece.size - begin));
+  return TileOf(tensor, piece.begin + begin, size);
+}
+
 constexpr unsigned kAllOfVector = (1u << kVector) - 1;
 
-// Where a thread's vector lies, and which of its places have elements.
+// Where a thread's vector lies, and which bits of a vector are for elements of what bin.
 struct Place {
   int position;    // of the first place in the tile; may be below 0
-  unsigned which;  // a bit for each place that has an element
+  unsigned which;  // has an element
+  int bin;         // that of the first element
+  int split;       // place at which the next begins; of the vector or not
+  unsigned first;  // has an element of the first bin
+  unsigned next;   // has one of the next
 };
 
 __device__ inline unsigned BitsBelow(int count) { return (1u << count) - 1; }
+
+// Exact, for positions and sizes of bins are below 2^16.
+__device__ inline int BinOf(const Tile& tile, unsigned position) {
+  return static_cast<int>(tile.reciprocal == 0 ? position : __umulhi(position, tile.reciprocal));
+}
 
 __device__ inline Place PlaceOf(const Tile& tile, int vector) {
   const int number = vector * kThreads + static_cast<int>(threadIdx.x);
@@ -65,21 +80,10 @@ __device__ inline Place PlaceOf(const Tile& tile, int vector) {
   const int rest = tile.size - position;
   const unsigned which = BitsBelow(rest < 0 ? 0 : rest < tile.width ? rest : tile.width) &
                          ~BitsBelow(position < 0 ? -position : 0);
-  return {position, which};
-}
-
-// The bins of a vector.
-struct Bins {
-  int first;  // that of the first element
-  int split;  // place at which the next begins; of the vector or not
-};
-
-// Exact, for positions and sizes of bins are below 2^16.
-__device__ inline Bins BinsOf(const Tile& tile, const Place& place) {
-  const unsigned position = place.position < 0 ? 0 : place.position;
-  const int bin =
-      static_cast<int>(tile.reciprocal == 0 ? position : __umulhi(position, tile.reciprocal));
-  return {bin, (bin + 1) * tile.bin_size - place.position};
+  const int bin = BinOf(tile, position < 0 ? 0 : position);
+  const int split = (bin + 1) * tile.bin_size - position;
+  const unsigned first = BitsBelow(split < kVector ? split : kVector);
+  return {position, which, bin, split, which & first, which & ~first};
 }
 
 // Zeros where there is no element.
