@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,8 @@ from gpu_methods import (
     ceil_div,
     oracle,
 )
+
+GRADIENTS, STEPS_BEFORE = 8, 16
 
 
 class AdaComp(OnGpu):
@@ -44,7 +47,7 @@ class AdaComp(OnGpu):
         self.block_size = per_block * self.bins
         self.length_words = 0 if self.whole else self.blocks - 1
         moment = gpu.put(np.full(self.size, MOMENT, np.float32)) if divides else None
-        tensor = STRUCTURES["EncodeTensor"](
+        self.tensor = STRUCTURES["EncodeTensor"](
             residual=self.residual,
             second_moment=moment,
             gradient=self.gradient,
@@ -64,7 +67,7 @@ class AdaComp(OnGpu):
         room = self.size * self.code_bytes + 4
         self.summary_type = STRUCTURES["EncodeSummary"]
         self.step = STRUCTURES["EncodeStep"](
-            tensors=gpu.put(tensor),
+            tensors=gpu.put(self.tensor),
             num_tensors=1,
             num_pieces=self.pieces,
             not_finite=gpu.zeros(4),
@@ -108,14 +111,34 @@ class AdaComp(OnGpu):
     def works(self) -> Iterator[Work]:
         """A step's encoding, and decoding."""
         bytes_each = 20 if self.divides else 12
-        yield Work("scan", self.scan, bytes_each, self.pack)
-        yield Work("encode", self.encode, bytes_each)
+        steps = itertools.cycle(self._steps())
+
+        def begin_next() -> None:
+            self.step = next(steps)
+
+        def pack() -> None:
+            self.pack()
+            begin_next()
+
+        for _ in range(STEPS_BEFORE):
+            self.encode()
+            begin_next()
+        yield Work("scan", self.scan, bytes_each, pack)
+        yield Work("encode", self.encode, bytes_each, begin_next)
         if self.divides:
             return
-        for _ in range(3):  # a residual that was left by steps
-            self.encode()
+        self.encode()
         for number in (1, 8):
             yield Work(f"decode of {number}", self.decoding([self.body()] * number)[0], 4)
+
+    def _steps(self) -> Iterator[Any]:
+        """Steps with gradients that differ, as those of a training do."""
+        for i in range(GRADIENTS):
+            gradient = np.roll(self.inputs.gradient, i * (self.size // GRADIENTS) + i)
+            self.tensor.gradient = self.gpu.put(gradient)
+            step = type(self.step).from_buffer_copy(self.step)
+            step.tensors = self.gpu.put(self.tensor)
+            yield step
 
     def compared(self) -> Iterator[Compared]:
         """Payload, residual and sum, and what is left after all is taken back."""
@@ -151,7 +174,7 @@ class AdaComp(OnGpu):
         fitting = max(1, CONSTANTS["kUnitElements"] // self.bins)
         even = 4 // math.gcd(4, self.bins)
         bins_per_unit = fitting if fitting < even else fitting - fitting % even
-        blocks, units = [], 0
+        blocks = []
         for begin in range(0, self.size, self.block_size):
             size = min(self.block_size, self.size - begin)
             blocks.append(
@@ -162,22 +185,17 @@ class AdaComp(OnGpu):
                     bins_per_unit=bins_per_unit,
                     sent_whole=self.whole,
                     code_bytes=self.code_bytes,
-                    first_unit=units,
                 )
             )
-            units += ceil_div(size, bins_per_unit * self.bins)
         step = STRUCTURES["DecodeStep"](
             blocks=self.gpu.put((block_type * len(blocks))(*blocks)),
             spans=self.gpu.put((STRUCTURES["DecodeSpan"] * len(spans))(*spans)),
-            starts=self.gpu.room(4 * units * len(bodies)),
             num_blocks=len(blocks),
-            num_units=units,
             num_payloads=len(bodies),
         )
 
         def decode() -> None:
-            self._by_warps("index", len(spans), step)
-            self._by_warps("decode", units, step)
+            self.gpu.launch("gradcomp_adacomp_decode", len(blocks), step)
 
         return decode, values
 

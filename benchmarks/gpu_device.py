@@ -187,11 +187,12 @@ class Gpu:
         grid = (blocks, 1, 1, CONSTANTS["kThreads"], 1, 1, 0)
         self._call("cuLaunchKernel", function, *grid, None, parameters, None)
 
-    def seconds(self, work: Callable[[], None]) -> float:
-        """How long the device takes for what `work` launches."""
+    def seconds(self, work: Callable[[], None], in_front: Callable[[], None]) -> float:
+        """How long the device takes for what `work` launches while it does what is in front."""
         events = c_void_p(), c_void_p()
         for event in events:
             self._call("cuEventCreate", byref(event), 0)
+        in_front()
         self._call("cuEventRecord", events[0], None)
         work()
         self._call("cuEventRecord", events[1], None)

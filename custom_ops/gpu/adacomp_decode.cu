@@ -1,84 +1,95 @@
 // AdaComp's decoding on a GPU: what kernels/adacomp_decoder.cc does, to the bit, of spans that were
-// checked. Two launches:
-//   gradcomp_adacomp_index    a warp for each span   where the codes of each unit begin
-//   gradcomp_adacomp_decode   a warp for each unit   adds up what the payloads say
+// checked. One launch, with a CUDA block for each block of a tensor: it finds where the codes of each unit
+// begin, and its warps add up, each a unit, what the payloads say.
 #include "adacomp_vectors.h"
 
 namespace gradcomp {
 namespace gpu {
 
-constexpr int kIndexedCodes = 8;  // of a lane at a time
-constexpr int kDecodedCodes = 1;
+constexpr int kIndexedCodes = 16;  // of a thread at a time
+constexpr int kDecodedCodes = 2;   // of a lane at a time
 
-extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_index(DecodeStep step) {
-  const long long number = OwnWarp();
-  if (number >= step.num_blocks * step.num_payloads) return;
-  const long long payload = number / step.num_blocks;
-  const DecodeBlock& block = step.blocks[number % step.num_blocks];
-  if (block.sent_whole) return;
-  const DecodeSpan& span = step.spans[number];
-  unsigned* starts = step.starts + payload * step.num_units + block.first_unit;
-  if (OwnLane() == 0) starts[0] = 0;
+// Shared memory: the first code of each unit, in those of a payload for the block. A block has one code
+// for an element at most.
+using Starts = unsigned short[kPayloadsAtOnce][kBlockUnits + 1];
+
+// All threads must call it together.
+__device__ inline void FindStarts(const DecodeBlock& block, const DecodeSpan& span,
+                                  unsigned short* starts) {
   const unsigned per_unit = block.bins_per_unit;
-  ForCodes<kIndexedCodes>(
-      span.codes, span.num_codes, block.code_bytes, [&](const Codes<kIndexedCodes>& own) {
-        unsigned unit = own.bin / per_unit + 1;
-        unsigned rest = unit * per_unit - own.bin;  // bins in front of the unit
-        for (int i = 0; i < kIndexedCodes; ++i) {
-          if (!(own.at[i] & kLastInBin) || --rest > 0) continue;
-          rest = per_unit;
-          const unsigned start = own.number + i + 1;
-          if (start < span.num_codes) starts[unit++] = start;
-        }
-      });
+  unsigned bin = 0;
+  if (threadIdx.x == 0) starts[0] = 0;
+  for (unsigned first = 0; first < span.num_codes; first += kThreads * kIndexedCodes) {
+    const unsigned number = first + threadIdx.x * kIndexedCodes;
+    unsigned ends = 0;  // a bit for each code that is the last in its bin
+    for (int i = 0; i < kIndexedCodes; ++i) {
+      if (number + i >= span.num_codes) break;
+      ends |= (LoadCode(span.codes, block.code_bytes, number + i) & kLastInBin) << i;
+    }
+    const Scanned<unsigned> scanned = BlockScan<unsigned>(__popc(ends));
+    const unsigned own_bin = bin + scanned.before;
+    unsigned unit = own_bin / per_unit + 1;
+    unsigned rest = unit * per_unit - own_bin;  // bins in front of the unit
+    for (; ends != 0; ends &= ends - 1) {
+      if (--rest > 0) continue;
+      rest = per_unit;
+      const unsigned start = number + __ffs(static_cast<int>(ends));
+      if (start < span.num_codes) starts[unit++] = static_cast<unsigned short>(start);
+    }
+    bin += scanned.total;
+  }
 }
 
 // Some bins of a block.
 struct Unit {
-  long long block;
-  long long number;
-  unsigned begin;  // element of the block
+  unsigned number;
+  unsigned begin;  // element
   unsigned size;
-  bool is_last;    // of its block
+  bool is_last;
 };
 
-__device__ inline Unit UnitOf(const DecodeStep& step, long long number) {
-  const long long of = LastUpTo(step.blocks, step.num_blocks, &DecodeBlock::first_unit, number);
-  const DecodeBlock& block = step.blocks[of];
+__device__ inline Unit UnitOf(const DecodeBlock& block, unsigned number) {
   const unsigned size = block.bins_per_unit * block.bin_size;
-  const unsigned begin = static_cast<unsigned>(number - block.first_unit) * size;
+  const unsigned begin = number * size;
   const bool is_last = block.size - begin <= size;
-  return {of, number, begin, is_last ? block.size - begin : size, is_last};
+  return {number, begin, is_last ? block.size - begin : size, is_last};
 }
 
-__device__ inline void DecodeWhole(const DecodeStep& step, const Unit& unit, float* values) {
-  for (unsigned i = OwnLane(); i < unit.size; i += kLanes) {
-    float sum = step.adds ? values[i] : 0.0f;
-    for (int payload = 0; payload < step.num_payloads; ++payload) {
-      const DecodeSpan& span = step.spans[payload * step.num_blocks + unit.block];
-      if (!span.codes) continue;
-      sum = __fadd_rn(sum, reinterpret_cast<const float*>(span.codes)[unit.begin + i]);
+// Those of one block that are decoded together.
+struct Payloads {
+  const DecodeSpan* spans;  // of the block, in the first of them
+  long long stride;         // from one to the next
+  int count;
+
+  __device__ const DecodeSpan& operator[](int i) const { return spans[i * stride]; }
+};
+
+__device__ inline void DecodeWhole(const DecodeBlock& block, const Payloads& payloads, bool adds) {
+  for (unsigned i = threadIdx.x; i < block.size; i += kThreads) {
+    float sum = adds ? block.values[i] : 0.0f;
+    for (int payload = 0; payload < payloads.count; ++payload) {
+      const DecodeSpan& span = payloads[payload];
+      if (span.codes) sum = __fadd_rn(sum, reinterpret_cast<const float*>(span.codes)[i]);
     }
-    values[i] = sum;
+    block.values[i] = sum;
   }
 }
 
 // Payload after payload, so that sums are in their order. That lanes wait for each other in between
 // shows in no test: in the emulator, every operation of a warp orders memory.
-__device__ inline void AddUnits(const DecodeStep& step, const Unit& unit, float* sums) {
-  const DecodeBlock& block = step.blocks[unit.block];
-  for (int payload = 0; payload < step.num_payloads; ++payload) {
+__device__ inline void AddUnits(const DecodeBlock& block, const Payloads& payloads,
+                                const Starts& starts, const Unit& unit, float* sums) {
+  for (int payload = 0; payload < payloads.count; ++payload) {
     __syncwarp();
-    const DecodeSpan& span = step.spans[payload * step.num_blocks + unit.block];
+    const DecodeSpan& span = payloads[payload];
     if (!span.codes) continue;
-    const unsigned* start = step.starts + payload * step.num_units + unit.number;
-    const unsigned num_codes = (unit.is_last ? span.num_codes : start[1]) - start[0];
+    const unsigned start = starts[payload][unit.number];
+    const unsigned end = unit.is_last ? span.num_codes : starts[payload][unit.number + 1];
     const unsigned scale_bits = __float_as_uint(span.scale);
-    ForCodes<kDecodedCodes>(
-        span.codes + start[0] * block.code_bytes, num_codes, block.code_bytes,
-        [&](const Codes<kDecodedCodes>& own) {
-          AddCodes(own, block.code_bytes, scale_bits, block.bin_size, sums);
-        });
+    ForCodes<kDecodedCodes>(span.codes + start * block.code_bytes, end - start, block.code_bytes,
+                            [&](const Codes<kDecodedCodes>& own) {
+                              AddCodes(own, block.code_bytes, scale_bits, block.bin_size, sums);
+                            });
   }
   __syncwarp();
 }
@@ -94,22 +105,43 @@ __device__ inline void Copy(const float* from, unsigned size, float* to) {
   for (unsigned i = in_vectors + lane; i < size; i += kLanes) to[i] = from[i];
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_decode(DecodeStep step) {
+__device__ inline void DecodeUnits(const DecodeBlock& block, const Payloads& payloads, bool adds) {
+  __shared__ Starts starts;
   __shared__ Floats of_warps[kWarps][kUnitElements / kVector];
-  const long long number = OwnWarp();
-  if (number >= step.num_units) return;
-  const Unit unit = UnitOf(step, number);
-  const DecodeBlock& block = step.blocks[unit.block];
-  float* values = block.values + unit.begin;
-  if (block.sent_whole) return DecodeWhole(step, unit, values);
-  if (step.adds || unit.size > kUnitElements) {
-    for (unsigned i = OwnLane(); !step.adds && i < unit.size; i += kLanes) values[i] = 0;
-    return AddUnits(step, unit, values);
+  for (int payload = 0; payload < payloads.count; ++payload) {
+    FindStarts(block, payloads[payload], starts[payload]);
   }
-  Floats* vectors = of_warps[threadIdx.x / kLanes];
-  for (unsigned i = OwnLane(); i * kVector < unit.size; i += kLanes) vectors[i] = {};
-  AddUnits(step, unit, vectors->at);
-  Copy(vectors->at, unit.size, values);
+  __syncthreads();
+  const unsigned warp = threadIdx.x / kLanes;
+  Floats* vectors = of_warps[warp];
+  for (unsigned number = warp; number * block.bins_per_unit * block.bin_size < block.size; number += kWarps) {
+    const Unit unit = UnitOf(block, number);
+    float* values = block.values + unit.begin;
+    if (adds || unit.size > kUnitElements) {
+      for (unsigned i = OwnLane(); !adds && i < unit.size; i += kLanes) values[i] = 0;
+      AddUnits(block, payloads, starts, unit, values);
+    } else {
+      for (unsigned i = OwnLane(); i * kVector < unit.size; i += kLanes) vectors[i] = {};
+      AddUnits(block, payloads, starts, unit, vectors->at);
+      Copy(vectors->at, unit.size, values);
+    }
+  }
+  __syncthreads();  // starts may be written again
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 3) gradcomp_adacomp_decode(DecodeStep step) {
+  const DecodeBlock block = step.blocks[blockIdx.x];
+  for (int first = 0; first < step.num_payloads; first += kPayloadsAtOnce) {
+    const int rest = step.num_payloads - first;
+    const Payloads payloads = {step.spans + first * step.num_blocks + blockIdx.x, step.num_blocks,
+                               rest < kPayloadsAtOnce ? rest : kPayloadsAtOnce};
+    const bool adds = step.adds || first > 0;
+    if (block.sent_whole) {
+      DecodeWhole(block, payloads, adds);
+    } else {
+      DecodeUnits(block, payloads, adds);
+    }
+  }
 }
 
 }  // namespace gpu

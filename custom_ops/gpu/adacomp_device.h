@@ -35,34 +35,37 @@ __device__ inline long long OwnWarp() {
   return static_cast<long long>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
 }
 
-// Codes that a lane has; behind the last there are zeros.
+// Codes that a lane has: every 32nd. Behind the last there are zeros.
 template <int kCodes>
 struct Codes {
   unsigned at[kCodes];
-  unsigned number;  // of the first
-  int size;
-  unsigned bin;     // of the first
+  unsigned bin[kCodes];
+  unsigned first;  // number of the first
+  unsigned end;    // behind the last of all lanes
+
+  __device__ unsigned Number(int i) const { return first + i * kLanes; }
+  __device__ bool Has(int i) const { return Number(i) < end; }
 };
 
 // Visits the codes of whole bins, by visit(Codes<kCodes>). The lanes of a warp must call it together.
 template <int kCodes, typename Visit>
 __device__ void ForCodes(const unsigned char* codes, unsigned num_codes, int code_bytes,
                          const Visit& visit) {
+  const unsigned lanes_before = (1u << OwnLane()) - 1;
   unsigned bin = 0;
-  for (unsigned first = 0; first < num_codes; first += kLanes * kCodes) {
+  for (unsigned first = OwnLane(); first - OwnLane() < num_codes; first += kLanes * kCodes) {
     Codes<kCodes> own;
-    own.number = first + OwnLane() * kCodes;
-    const int rest = static_cast<int>(num_codes - own.number);
-    own.size = rest < kCodes ? rest : kCodes;
-    unsigned ends = 0;
+    own.first = first;
+    own.end = num_codes;
     for (int i = 0; i < kCodes; ++i) {
-      own.at[i] = i < own.size ? LoadCode(codes, code_bytes, own.number + i) : 0;
-      ends += own.at[i] & kLastInBin;
+      own.at[i] = own.Has(i) ? LoadCode(codes, code_bytes, own.Number(i)) : 0;
     }
-    const Scanned<unsigned> scanned = WarpScan(ends);
-    own.bin = bin + scanned.before;
+    for (int i = 0; i < kCodes; ++i) {
+      const unsigned ends = __ballot_sync(kAllLanes, own.at[i] & kLastInBin);
+      own.bin[i] = bin + __popc(ends & lanes_before);
+      bin += __popc(ends);
+    }
     visit(own);
-    bin += scanned.total;
   }
 }
 
@@ -70,20 +73,19 @@ __device__ void ForCodes(const unsigned char* codes, unsigned num_codes, int cod
 // added to is read first, for all codes.
 template <int kCodes>
 __device__ void AddCodes(const Codes<kCodes>& own, int code_bytes, unsigned scale_bits,
-                         long long bin_size, float* values) {
-  float* places[kCodes];
+                         unsigned bin_size, float* values) {
+  unsigned places[kCodes];
+  bool sends[kCodes];
   float sums[kCodes];
-  unsigned bin = own.bin;
   for (int i = 0; i < kCodes; ++i) {
     const unsigned index = own.at[i] >> 2;
-    const bool sends = i < own.size && index != EscapeIndex(code_bytes);
-    places[i] = sends ? values + (bin * bin_size + index) : nullptr;
-    if (sends) sums[i] = *places[i];
-    bin += own.at[i] & kLastInBin;
+    sends[i] = own.Has(i) && index != EscapeIndex(code_bytes);
+    places[i] = own.bin[i] * bin_size + index;
+    if (sends[i]) sums[i] = values[places[i]];
   }
   for (int i = 0; i < kCodes; ++i) {
-    if (!places[i]) continue;
-    *places[i] = __fadd_rn(sums[i], __uint_as_float(scale_bits ^ (own.at[i] & kNegative) << 30));
+    const unsigned addend = scale_bits ^ (own.at[i] & kNegative) << 30;
+    if (sends[i]) values[places[i]] = __fadd_rn(sums[i], __uint_as_float(addend));
   }
 }
 

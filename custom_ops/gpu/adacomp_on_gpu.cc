@@ -59,6 +59,8 @@ gpu::EncodeTensor PlanTensor(const EncoderTensor& source, Sums* sums) {
   return tensor;
 }
 
+static_assert(gpu::kBlockElements == kBlockSize, "as in adacomp_layout.h");
+
 // As many bins as a unit may have, and where there are so many, a number that makes vectors of four
 // elements.
 int64_t UnitBins(int64_t bin_size) {
@@ -90,7 +92,6 @@ class Spans {
 void Decode(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
             const std::vector<float*>& values, bool adds, GpuQueue* queue) {
   std::vector<gpu::DecodeBlock> blocks;
-  int64_t num_units = 0;
   for (size_t tensor = 0; tensor < values.size(); ++tensor) {
     const Binning& bins = decoder.tensors()[tensor];
     const int64_t unit_bins = UnitBins(bins.bin_size);
@@ -98,8 +99,7 @@ void Decode(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_wor
       blocks.push_back({values[tensor] + bins.FirstElement(block),
                         static_cast<unsigned>(bins.BlockSize(block)),
                         static_cast<unsigned>(bins.bin_size), static_cast<unsigned>(unit_bins),
-                        bins.sent_whole, static_cast<int>(CodeBytes(bins.bin_size)), num_units});
-      num_units += CeilDiv(bins.BlockBins(block), unit_bins);
+                        bins.sent_whole, static_cast<int>(CodeBytes(bins.bin_size))});
     }
   }
   if (blocks.empty()) return;
@@ -117,12 +117,9 @@ void Decode(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_wor
   step.blocks = CopyToGpu(queue, blocks);
   step.spans = CopyToGpu(queue, of_blocks);
   step.num_blocks = blocks.size();
-  step.num_units = num_units;
-  step.starts = NewOnGpu<unsigned>(queue, num_units * num_payloads);
   step.num_payloads = static_cast<int>(num_payloads);
   step.adds = adds;
-  queue->Launch("gradcomp_adacomp_index", CeilDiv(of_blocks.size(), gpu::kWarps), &step);
-  queue->Launch("gradcomp_adacomp_decode", CeilDiv(num_units, gpu::kWarps), &step);
+  queue->Launch("gradcomp_adacomp_decode", blocks.size(), &step);
 }
 
 }  // namespace

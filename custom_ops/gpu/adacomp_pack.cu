@@ -12,7 +12,7 @@ namespace gradcomp {
 namespace gpu {
 
 constexpr int kOwnPieces = 8;   // of a thread at a time, where a block goes through a tensor's
-constexpr int kPackedCodes = 2;  // of a lane at a time
+constexpr int kPackedCodes = 4;  // of a lane at a time
 using OwnCodes = Codes<kPackedCodes>;
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(EncodeStep step) {
@@ -93,10 +93,10 @@ __device__ inline void PackCodes(const EncodeStep& step, const Piece& piece, lon
   const unsigned scale_bits = __float_as_uint(step.scale[piece.tensor]) ^ 0x80000000u;
   float* residual = tensor.residual + piece.begin;
   ForCodes<kPackedCodes>(codes, num_codes, tensor.code_bytes, [&](const OwnCodes& own) {
-    AddCodes(own, tensor.code_bytes, scale_bits, tensor.bin_size, residual);
     for (int i = 0; i < kPackedCodes; ++i) {
-      if (i < own.size) StoreCode(own.at[i], tensor.code_bytes, own.number + i, bytes + begin);
+      if (own.Has(i)) StoreCode(own.at[i], tensor.code_bytes, own.Number(i), bytes + begin);
     }
+    AddCodes(own, tensor.code_bytes, scale_bits, tensor.bin_size, residual);
   });
   if (OwnLane() != 0) return;
   const long long block = piece.index / tensor.pieces_per_block;

@@ -12,8 +12,16 @@ namespace gpu {
 constexpr int kPieceElements = kTileElements - 4;
 constexpr int kPieceBins = 2 * kThreads;
 
-// That a warp decodes into its shared memory, at most.
-constexpr int kUnitElements = 768;
+// Of a block of a tensor, as kernels/adacomp_layout.h cuts it, if a bin is not larger.
+constexpr int kBlockElements = 1 << 16;
+
+// A block is decoded in units of some bins, one by a warp: so many elements, which it has in its shared
+// memory, or a single bin. No unit but the last of a block has less than half as many.
+constexpr int kUnitElements = 512;
+constexpr int kBlockUnits = 2 * kBlockElements / kUnitElements;
+
+// Payloads that are decoded together.
+constexpr int kPayloadsAtOnce = 16;
 
 // A tensor of a step. It is cut into bins and blocks as kernels/adacomp_layout.h says, and blocks into
 // pieces of whole bins, which CUDA blocks read and warps pack; a single bin may be larger.
@@ -70,7 +78,6 @@ struct DecodeSpan {
   float scale;
 };
 
-// A block is decoded in units of some bins, one by a warp.
 struct DecodeBlock {
   float* values;          // where the block begins
   unsigned size;          // elements
@@ -78,15 +85,12 @@ struct DecodeBlock {
   unsigned bins_per_unit;
   int sent_whole;
   int code_bytes;
-  long long first_unit;   // of all units of the step
 };
 
 struct DecodeStep {
   const DecodeBlock* blocks;
   const DecodeSpan* spans;  // by payload, then block
-  unsigned* starts;         // by payload, then unit: its first code, in those of the block
   long long num_blocks;
-  long long num_units;
   int num_payloads;
   int adds;  // whether to add to the values; otherwise they are overwritten
 };

@@ -9,7 +9,6 @@
   KERNEL(gradcomp_adacomp_layout)        \
   KERNEL(gradcomp_adacomp_pack)          \
   KERNEL(gradcomp_adacomp_unpack)        \
-  KERNEL(gradcomp_adacomp_index)         \
   KERNEL(gradcomp_adacomp_decode)
 
 #define GRADCOMP_PRECONDITION_KERNELS(KERNEL) \
