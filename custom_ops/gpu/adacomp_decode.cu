@@ -23,8 +23,9 @@ __device__ inline void FindStarts(const DecodeBlock& block, const DecodeSpan& sp
     const unsigned number = first + threadIdx.x * kIndexedCodes;
     unsigned ends = 0;  // a bit for each code that is the last in its bin
     for (int i = 0; i < kIndexedCodes; ++i) {
-      if (number + i >= span.num_codes) break;
-      ends |= (LoadCode(span.codes, block.code_bytes, number + i) & kLastInBin) << i;
+      const bool has = number + i < span.num_codes;
+      const unsigned code = has ? LoadCode(span.codes, block.code_bytes, number + i) : 0;
+      ends |= (code & kLastInBin) << i;
     }
     const Scanned<unsigned> scanned = BlockScan<unsigned>(__popc(ends));
     const unsigned own_bin = bin + scanned.before;

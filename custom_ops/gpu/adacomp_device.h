@@ -101,9 +101,10 @@ struct Piece {
 
 __device__ inline long long Least(long long a, long long b) { return a < b ? a : b; }
 
+// The lanes of a warp must call it together.
 __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
   const long long first =
-      LastUpTo(step.tensors, step.num_tensors, &EncodeTensor::first_piece, piece);
+      WarpLastUpTo(step.tensors, step.num_tensors, &EncodeTensor::first_piece, piece);
   const EncodeTensor& tensor = step.tensors[first];
   const long long index = piece - tensor.first_piece;
   // A launch has less than 2^31 blocks, and dividing 64 bits takes long.

@@ -17,26 +17,40 @@ using OwnCodes = Codes<kPackedCodes>;
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(EncodeStep step) {
   const EncodeTensor& tensor = step.tensors[blockIdx.x];
+  const unsigned* piece_codes = step.piece_codes + tensor.first_piece;
+  const double* piece_sum = step.piece_sum + tensor.first_piece;
+  long long* piece_byte = step.piece_byte + tensor.first_piece;
+  __shared__ unsigned bytes[kThreads * kOwnPieces];
   double sum = 0;
   long long byte = 4 * tensor.length_words;
   for (long long first = 0; first < tensor.num_pieces; first += kThreads * kOwnPieces) {
-    const long long begin = first + threadIdx.x * kOwnPieces;
-    const long long rest = tensor.num_pieces - begin;
-    unsigned bytes[kOwnPieces];
-    unsigned of_all = 0;
-    for (int i = 0; i < kOwnPieces; ++i) {
-      const long long piece = tensor.first_piece + begin + i;
-      bytes[i] = i < rest ? step.piece_codes[piece] * tensor.code_bytes : 0;
-      of_all += bytes[i];
-      if (i < rest) sum = __dadd_rn(sum, step.piece_sum[piece]);
+    const int size = static_cast<int>(Least(kThreads * kOwnPieces, tensor.num_pieces - first));
+    unsigned codes[kOwnPieces] = {};
+    double sums[kOwnPieces] = {};
+    for (int i = 0; i < kOwnPieces; ++i) {  // all that is read, before anything waits for it
+      const int piece = i * kThreads + threadIdx.x;
+      if (piece < size) codes[i] = piece_codes[first + piece];
+      if (piece < size) sums[i] = piece_sum[first + piece];
     }
-    const Scanned<unsigned> scanned = BlockScan(of_all);
-    long long next = byte + scanned.before;
     for (int i = 0; i < kOwnPieces; ++i) {
-      if (i < rest) step.piece_byte[tensor.first_piece + begin + i] = next;
-      next += bytes[i];
+      bytes[i * kThreads + threadIdx.x] = codes[i] * tensor.code_bytes;
+      sum = __dadd_rn(sum, sums[i]);
     }
+    __syncthreads();
+    unsigned* own = bytes + threadIdx.x * kOwnPieces;
+    unsigned of_own = 0;
+    for (int i = 0; i < kOwnPieces; ++i) of_own += own[i];
+    const Scanned<unsigned> scanned = BlockScan(of_own);
+    unsigned next = scanned.before;
+    for (int i = 0; i < kOwnPieces; ++i) {
+      const unsigned after = next + own[i];
+      own[i] = next;
+      next = after;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += kThreads) piece_byte[first + i] = byte + bytes[i];
     byte += scanned.total;
+    __syncthreads();  // bytes may be written again
   }
   sum = BlockSum(sum);
   if (threadIdx.x != 0) return;

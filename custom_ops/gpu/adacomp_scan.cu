@@ -85,19 +85,21 @@ struct Selected {
   unsigned negative;
 };
 
+// What is boosted to less is not sent; zeros never are.
+__device__ inline unsigned LeastSent(unsigned maximum) { return maximum == 0 ? 1 : maximum; }
+
 // Selects, and stores residuals, but those of bins that are not finite.
 __device__ inline Selected Select(const EncodeTensor& tensor, const Tile& tile, const Own& own, int v,
                                   const BinTable& table) {
   const Place place = PlaceOf(tile, v);
-  const unsigned of_first = place.first ? table.maxima[place.bin] : kInfinity;
-  const unsigned of_next = place.next ? table.maxima[place.bin + 1] : kInfinity;
+  const unsigned of_first = place.first ? LeastSent(table.maxima[place.bin]) : kInfinity;
+  const unsigned of_next = place.next ? LeastSent(table.maxima[place.bin + 1]) : kInfinity;
   unsigned sent = 0;
   unsigned negative = 0;
   for (int j = 0; j < kVector; ++j) {
     negative |= __float_as_uint(own.accumulated[v].at[j]) >> 31 << j;
     const unsigned maximum = j < place.split ? of_first : of_next;
-    const unsigned boosted = own.boosted[v][j];
-    if (boosted >= maximum && boosted != 0) sent |= 1u << j;
+    if (own.boosted[v][j] >= maximum) sent |= 1u << j;
   }
   sent &= place.which;
   RaiseEnd(sent & place.first, place.bin, place, table);
@@ -164,7 +166,7 @@ __device__ inline unsigned WriteCodes(const Tile& tile, const Selected (&selecte
 // Bins that fit into a tile together.
 __device__ inline unsigned ScanBins(const EncodeStep& step, const EncodeTensor& tensor,
                                     const Tile& tile, const BinTable& table,
-                                    unsigned char* codes) {
+                                    unsigned char* const& codes) {
   Own own;
   Load<true>(step, tensor, tile, &own);
   FindMaxima(tile, own, table);
@@ -209,44 +211,55 @@ __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTens
 }
 
 // From the last piece to the first: what is read last is still in the cache when the scan begins.
-extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_check(EncodeStep step) {
-  const Piece piece = FindPiece(step, step.num_pieces - 1 - blockIdx.x);
+extern "C" __global__ void __launch_bounds__(kThreads, 4) gradcomp_adacomp_check(EncodeStep step) {
+  __shared__ Piece piece;
+  if (threadIdx.x < kLanes) {
+    const Piece found = FindPiece(step, step.num_pieces - 1 - blockIdx.x);
+    if (threadIdx.x == 0) piece = found;
+  }
+  __syncthreads();
   const EncodeTensor& tensor = step.tensors[piece.tensor];
   bool finite = true;
   for (int begin = 0; begin < piece.size; begin += kPieceElements) {
     const Tile tile = PartOf(tensor, piece, begin);
-    for (int v = 0; v < kVectors; ++v) finite = finite && AreFinite(tensor, tile, PlaceOf(tile, v));
+    for (int v = 0; v < kVectors; ++v) finite &= AreFinite(tensor, tile, PlaceOf(tile, v));
   }
   if (!finite) atomicExch(step.not_finite, 1);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 3) gradcomp_adacomp_scan(EncodeStep step) {
-  if (*step.not_finite) {
+  constexpr int kInVectors = kPieceBins / kVector;
+  __shared__ Vector<unsigned> of_bins[2 * kInVectors];
+  __shared__ Piece piece;  // the same for all threads, which have too few registers
+  __shared__ Tile tile;
+  __shared__ unsigned char* codes;
+  const BinTable table = {of_bins[0].at, of_bins[kInVectors].at};
+  const int not_finite = *step.not_finite;
+  for (int i = threadIdx.x; i < 2 * kInVectors; i += kThreads) of_bins[i] = {};
+  if (threadIdx.x < kLanes) {
+    const Piece found = FindPiece(step, blockIdx.x);
+    if (threadIdx.x == 0) {
+      const EncodeTensor& tensor = step.tensors[found.tensor];
+      piece = found;
+      tile = TileOf(tensor, found.begin, found.size);
+      codes = step.room + tensor.first_room + found.begin * tensor.code_bytes;
+    }
+  }
+  __syncthreads();
+  if (not_finite) {
     if (threadIdx.x != 0) return;
     step.piece_sum[blockIdx.x] = __uint_as_float(kInfinity);
     step.piece_codes[blockIdx.x] = 0;
     return;
   }
-  __shared__ unsigned maxima[kPieceBins];
-  __shared__ unsigned ends[kPieceBins];
-  __shared__ Piece piece;  // the same for all threads, which have too few registers
-  __shared__ Tile tile;
-  const BinTable table = {maxima, ends};
-  for (int bin = threadIdx.x; bin < kPieceBins; bin += kThreads) maxima[bin] = ends[bin] = 0;
-  if (threadIdx.x == 0) {
-    piece = FindPiece(step, blockIdx.x);
-    tile = TileOf(step.tensors[piece.tensor], piece.begin, piece.size);
-  }
-  __syncthreads();
   const EncodeTensor& tensor = step.tensors[piece.tensor];
-  unsigned char* codes = step.room + tensor.first_room + piece.begin * tensor.code_bytes;
-  const unsigned num_codes = tensor.bin_size > kPieceElements
+  const unsigned num_codes = piece.size > kPieceElements
                                  ? ScanLargeBin(step, tensor, piece, table, codes)
                                  : ScanBins(step, tensor, tile, table, codes);
   if (threadIdx.x >= kLanes) return;
   double sum = 0;
   for (int bin = threadIdx.x; bin < piece.num_bins; bin += kLanes) {
-    const float maximum = __uint_as_float(maxima[bin]);
+    const float maximum = __uint_as_float(table.maxima[bin]);
     step.bin_max[tensor.first_bin + piece.first_bin + bin] = maximum;
     sum = __dadd_rn(sum, maximum);
   }

@@ -157,7 +157,7 @@ __device__ inline bool AreFinite(const EncodeTensor& tensor, const Tile& tile, c
   Floats squares = {};
   if (tensor.second_moment) squares = LoadSquares(tensor, tile, place, gradients);
   bool finite = true;
-  for (int j = 0; j < kVector; ++j) finite = finite && AreFinite(gradients.at[j], squares.at[j]);
+  for (int j = 0; j < kVector; ++j) finite &= AreFinite(gradients.at[j], squares.at[j]);
   return finite;
 }
 

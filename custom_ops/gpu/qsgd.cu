@@ -71,8 +71,9 @@ __device__ void MeasureInPiece(const QsgdEncodeStep& step, const QsgdTensor& ten
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_qsgd_measure(QsgdEncodeStep step) {
-  const long long number = LastUpTo(step.tensors, step.num_tensors, &QsgdTensor::first_piece,
-                                    static_cast<long long>(blockIdx.x));
+  const long long number = WarpLastUpTo(step.tensors, step.num_tensors,
+                                        &QsgdTensor::first_piece,
+                                        static_cast<long long>(blockIdx.x));
   const QsgdTensor& tensor = step.tensors[number];
   if (tensor.width == kLanes) {
     MeasureInPiece<kLanes>(step, tensor, blockIdx.x - tensor.first_piece);
