@@ -153,9 +153,10 @@ class AdaComp(OnGpu):
         yield "payload", self.body(), payload[HEADER_WORDS:]
         yield "residual", self.floats(self.residual), left
         (one,) = adacomp.decode_payload(payload, [[self.size]], [self.bin_size])
-        decode, values = self.decoding([payload[HEADER_WORDS:]] * 3)
+        number = CONSTANTS["kPayloadsAtOnce"] + 1
+        decode, values = self.decoding([payload[HEADER_WORDS:]] * number)
         decode()
-        yield "sum", self.floats(values), np.float32(0) + one + one + one
+        yield "sum", self.floats(values), sum([one] * number, np.zeros_like(one))
         self.unpack()
         restored = left + one - meant.astype(np.float32)
         yield "residual taken back", self.floats(self.residual), restored

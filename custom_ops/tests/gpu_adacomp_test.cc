@@ -364,8 +364,9 @@ void AnOverflowingSumIsNotWritten() {
 }
 
 struct Received {
-  std::vector<DecoderTensor> tensors = {{140003, 50}, {1, 1},   {0, 50},       {9000, 500},
-                                        {2500, 0},    {70, 63}, {33000, 16383}};
+  // That in bins of 7 has more codes in a block than threads read at a time.
+  std::vector<DecoderTensor> tensors = {{140003, 50}, {1, 1},   {0, 50},        {9000, 500},
+                                        {2500, 0},    {70, 63}, {33000, 16383}, {66000, 7}};
   std::vector<int32_t> rows;
   int64_t row_words = 0;
 };
@@ -393,7 +394,7 @@ Received Receive(int64_t num_payloads, int64_t not_finite = -1) {
 }
 
 void DecodesAsTheCpuDoes() {
-  for (int64_t num_payloads : {1, 3}) {
+  for (int64_t num_payloads : {1, 3, gpu::kPayloadsAtOnce + 2}) {
     const Received received = Receive(num_payloads);
     AdaCompDecoder decoder(received.tensors, kFingerprint, Threads(1));
     CHECK(decoder.Read(received.rows.data(), num_payloads, received.row_words, kStep).ok());
@@ -412,7 +413,7 @@ void DecodesAsTheCpuDoes() {
 
 // Of a payload that is not finite, nothing.
 void PutsBackAsTheCpuDoes() {
-  constexpr int64_t kPayloads = 3;
+  constexpr int64_t kPayloads = gpu::kPayloadsAtOnce + 2;
   const Received received = Receive(kPayloads, /*not_finite=*/1);
   AdaCompDecoder decoder(received.tensors, kFingerprint, Threads(1));
   CHECK(decoder.Read(received.rows.data(), kPayloads, received.row_words, std::nullopt).ok());
