@@ -1,6 +1,6 @@
 // AdaComp's decoding on a GPU: what kernels/adacomp_decoder.cc does, to the bit, of spans that were
-// checked. One launch, with a CUDA block for each block of a tensor: it finds where the codes of each unit
-// begin, and its warps add up, each a unit, what the payloads say.
+// checked. One launch, with a CUDA block for each block of a tensor: it finds where the codes of each
+// unit begin, and its warps add up, each a unit, what the payloads say.
 #include "adacomp_vectors.h"
 
 namespace gradcomp {
@@ -113,9 +113,10 @@ __device__ inline void DecodeUnits(const DecodeBlock& block, const Payloads& pay
     FindStarts(block, payloads[payload], starts[payload]);
   }
   __syncthreads();
+  const unsigned num_units = (block.size - 1) / (block.bins_per_unit * block.bin_size) + 1;
   const unsigned warp = threadIdx.x / kLanes;
   Floats* vectors = of_warps[warp];
-  for (unsigned number = warp; number * block.bins_per_unit * block.bin_size < block.size; number += kWarps) {
+  for (unsigned number = warp; number < num_units; number += kWarps) {
     const Unit unit = UnitOf(block, number);
     float* values = block.values + unit.begin;
     if (adds || unit.size > kUnitElements) {

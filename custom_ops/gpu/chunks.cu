@@ -62,9 +62,8 @@ __device__ void ChooseInPiece(const ChunkStep& step, const ChunkGroup& group, lo
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_choose(ChunkStep step) {
-  const long long group = WarpLastUpTo(step.groups, step.num_groups,
-                                       &ChunkGroup::first_piece,
-                                       static_cast<long long>(blockIdx.x));
+  const long long group = LastUpTo(step.groups, step.num_groups, &ChunkGroup::first_piece,
+                                   static_cast<long long>(blockIdx.x));
   const long long piece = blockIdx.x - step.groups[group].first_piece;
   if (step.groups[group].width == 1) {
     ChooseInPiece<1>(step, step.groups[group], piece);

@@ -86,10 +86,9 @@ struct Slice {
   long long end;
 };
 
-// Warps must call it together.
 template <typename Tensor>
 __device__ Slice FindSlice(const Tensor* tensors, long long num_tensors, long long slice) {
-  const long long tensor = WarpLastUpTo(tensors, num_tensors, &Tensor::first_slice, slice);
+  const long long tensor = LastUpTo(tensors, num_tensors, &Tensor::first_slice, slice);
   const long long begin = (slice - tensors[tensor].first_slice) * kSliceElements;
   const long long end = begin + kSliceElements;
   const long long size = tensors[tensor].size;

@@ -79,9 +79,8 @@ __device__ inline bool LeftOfWhole(const PowerSgdStep& step, const Matrix& matri
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_power_sgd_left(PowerSgdStep step) {
-  const long long number = WarpLastUpTo(step.matrices, step.num_matrices,
-                                        &Matrix::first_piece,
-                                        static_cast<long long>(blockIdx.x));
+  const long long number = LastUpTo(step.matrices, step.num_matrices, &Matrix::first_piece,
+                                    static_cast<long long>(blockIdx.x));
   const Matrix& matrix = step.matrices[number];
   const long long piece = blockIdx.x - matrix.first_piece;
   const bool finite = matrix.rank == 0 ? LeftOfWhole(step, matrix, piece)
@@ -95,9 +94,8 @@ __device__ inline float* PartOf(const PowerSgdStep& step, const Matrix& matrix, 
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_power_sgd_right(PowerSgdStep step) {
-  const long long number = WarpLastUpTo(step.matrices, step.num_matrices,
-                                        &Matrix::first_block,
-                                        static_cast<long long>(blockIdx.x));
+  const long long number = LastUpTo(step.matrices, step.num_matrices, &Matrix::first_block,
+                                    static_cast<long long>(blockIdx.x));
   const Matrix& matrix = step.matrices[number];
   const long long block = blockIdx.x - matrix.first_block;
   const long long column = block % matrix.column_blocks * matrix.block_columns;

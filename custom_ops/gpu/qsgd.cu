@@ -71,9 +71,8 @@ __device__ void MeasureInPiece(const QsgdEncodeStep& step, const QsgdTensor& ten
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_qsgd_measure(QsgdEncodeStep step) {
-  const long long number = WarpLastUpTo(step.tensors, step.num_tensors,
-                                        &QsgdTensor::first_piece,
-                                        static_cast<long long>(blockIdx.x));
+  const long long number = LastUpTo(step.tensors, step.num_tensors, &QsgdTensor::first_piece,
+                                    static_cast<long long>(blockIdx.x));
   const QsgdTensor& tensor = step.tensors[number];
   if (tensor.width == kLanes) {
     MeasureInPiece<kLanes>(step, tensor, blockIdx.x - tensor.first_piece);
@@ -139,7 +138,7 @@ __device__ inline unsigned LevelOf(float value, const QsgdScale& scale, float of
   return static_cast<unsigned>(above < last ? above : last);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_qsgd_send(QsgdEncodeStep step) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gradcomp_qsgd_send(QsgdEncodeStep step) {
   __shared__ unsigned long long random[kSliceElements / kOffsetsPerWord];
   __shared__ unsigned char levels[kSliceElements];
   if (*step.not_finite) return;

@@ -16,9 +16,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     gradcomp_sign_sgd_sum(SignSgdEncodeStep step) {
   __shared__ float magnitudes[kTileElements];
   __shared__ double lanes[kSignSgdLanes];
-  const long long number = WarpLastUpTo(step.tensors, step.num_tensors,
-                                        &SignSgdTensor::first_block,
-                                        static_cast<long long>(blockIdx.x));
+  const long long number = LastUpTo(step.tensors, step.num_tensors, &SignSgdTensor::first_block,
+                                    static_cast<long long>(blockIdx.x));
   const SignSgdTensor& tensor = step.tensors[number];
   const long long begin = (blockIdx.x - tensor.first_block) * kSignSgdBlock;
   const long long end = begin + kSignSgdBlock < tensor.size ? begin + kSignSgdBlock : tensor.size;
