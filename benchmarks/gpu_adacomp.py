@@ -86,11 +86,11 @@ class AdaComp(OnGpu):
 
     def scan(self) -> None:
         """The pass over gradient, residual and second moment."""
-        self.gpu.launch("gradcomp_adacomp_scan", self.pieces, self.step)
+        self._by_pieces("scan")
 
     def encode(self) -> None:
         """That and all that follows it."""
-        self.gpu.launch("gradcomp_adacomp_check", self.pieces, self.step)
+        self._by_pieces("check")
         self.scan()
         self.pack()
 
@@ -103,6 +103,10 @@ class AdaComp(OnGpu):
     def unpack(self) -> None:
         """Takes back what `encode` has done."""
         self._by_warps("unpack", self.pieces, self.step)
+
+    def _by_pieces(self, kernel: str) -> None:
+        threads = CONSTANTS["kScanThreads"]
+        self.gpu.launch(f"gradcomp_adacomp_{kernel}", self.pieces, self.step, threads)
 
     def _by_warps(self, kernel: str, warps: int, step: Any) -> None:
         blocks = ceil_div(warps, CONSTANTS["kWarps"])

@@ -179,12 +179,18 @@ class Gpu:
         addresses = ctypes.c_ulonglong(target), ctypes.c_ulonglong(source)
         self._call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(size), None)
 
-    def launch(self, name: str, blocks: int, step: ctypes.Structure) -> None:
+    def launch(
+        self,
+        name: str,
+        blocks: int,
+        step: ctypes.Structure,
+        threads: int = CONSTANTS["kThreads"],
+    ) -> None:
         """A kernel with its only parameter."""
         function = c_void_p()
         self._call("cuModuleGetFunction", byref(function), self._module, name.encode())
         parameters = (c_void_p * 1)(ctypes.addressof(step))
-        grid = (blocks, 1, 1, CONSTANTS["kThreads"], 1, 1, 0)
+        grid = (blocks, 1, 1, threads, 1, 1, 0)
         self._call("cuLaunchKernel", function, *grid, None, parameters, None)
 
     def seconds(self, work: Callable[[], None], in_front: Callable[[], None]) -> float:

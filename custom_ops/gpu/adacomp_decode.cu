@@ -126,6 +126,7 @@ __device__ inline void DecodeUnits(const DecodeBlock& block, const Payloads& pay
       for (unsigned i = OwnLane(); i * kVector < unit.size; i += kLanes) vectors[i] = {};
       AddUnits(block, payloads, starts, unit, vectors->at);
       Copy(vectors->at, unit.size, values);
+      __syncwarp();  // other lanes than have copied an element may write it for the next unit
     }
   }
   __syncthreads();  // starts may be written again

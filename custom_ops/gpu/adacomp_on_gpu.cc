@@ -148,8 +148,8 @@ EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scal
   step.summary = NewOnGpu<gpu::EncodeSummary>(queue, 1);
   step.body = NewOnGpu<int>(queue, sums.body_words);
   if (sums.pieces > 0) {
-    queue->Launch("gradcomp_adacomp_check", sums.pieces, &step);
-    queue->Launch("gradcomp_adacomp_scan", sums.pieces, &step);
+    queue->Launch("gradcomp_adacomp_check", sums.pieces, &step, gpu::kScanThreads);
+    queue->Launch("gradcomp_adacomp_scan", sums.pieces, &step, gpu::kScanThreads);
   }
   queue->Launch("gradcomp_adacomp_tensors", num_tensors, &step);
   queue->Launch("gradcomp_adacomp_layout", 1, &step);

@@ -11,7 +11,7 @@
 namespace gradcomp {
 namespace gpu {
 
-constexpr int kOwnPieces = 8;   // of a thread at a time, where a block goes through a tensor's
+constexpr int kOwnPieces = 16;  // of a thread at a time, where a block goes through a tensor's
 constexpr int kPackedCodes = 4;  // of a lane at a time
 using OwnCodes = Codes<kPackedCodes>;
 

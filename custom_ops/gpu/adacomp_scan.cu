@@ -151,10 +151,10 @@ __device__ inline void WriteVector(const Tile& tile, int v, const Selected& sele
 __device__ inline unsigned WriteCodes(const Tile& tile, const Selected (&selected)[kVectors],
                                       const BinTable& table, const CodesOfTile& to) {
   constexpr int kHigh = 16;  // bits of a count in front of that of the second vector
-  static_assert(kVectors == 2 && kTileElements < 1 << kHigh, "a number has two counts");
+  static_assert(kVectors == 2 && kPieceElements < 1 << kHigh, "a number has two counts");
   const unsigned first = __popc(selected[0].sent | selected[0].escapes);
   const unsigned second = __popc(selected[1].sent | selected[1].escapes);
-  const Scanned<unsigned> scanned = BlockScan(first | second << kHigh);
+  const Scanned<unsigned> scanned = BlockScan<unsigned, kScanThreads>(first | second << kHigh);
   constexpr unsigned kLow = (1u << kHigh) - 1;
   const unsigned of_first = scanned.total & kLow;
   WriteVector(tile, 0, selected[0], table, to, to.offset + (scanned.before & kLow));
@@ -211,7 +211,7 @@ __device__ inline unsigned ScanLargeBin(const EncodeStep& step, const EncodeTens
 }
 
 // From the last piece to the first: what is read last is still in the cache when the scan begins.
-extern "C" __global__ void __launch_bounds__(kThreads, 4) gradcomp_adacomp_check(EncodeStep step) {
+extern "C" __global__ void __launch_bounds__(kScanThreads, 8) gradcomp_adacomp_check(EncodeStep step) {
   __shared__ Piece piece;
   if (threadIdx.x < kLanes) {
     const Piece found = FindPiece(step, step.num_pieces - 1 - blockIdx.x);
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) gradcomp_adacomp_check
   if (!finite) atomicExch(step.not_finite, 1);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 3) gradcomp_adacomp_scan(EncodeStep step) {
+extern "C" __global__ void __launch_bounds__(kScanThreads, 6) gradcomp_adacomp_scan(EncodeStep step) {
   constexpr int kInVectors = kPieceBins / kVector;
   __shared__ Vector<unsigned> of_bins[2 * kInVectors];
   __shared__ Piece piece;  // the same for all threads, which have too few registers
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) gradcomp_adacomp_scan(
   __shared__ unsigned char* codes;
   const BinTable table = {of_bins[0].at, of_bins[kInVectors].at};
   const int not_finite = *step.not_finite;
-  for (int i = threadIdx.x; i < 2 * kInVectors; i += kThreads) of_bins[i] = {};
+  for (int i = threadIdx.x; i < 2 * kInVectors; i += kScanThreads) of_bins[i] = {};
   if (threadIdx.x < kLanes) {
     const Piece found = FindPiece(step, blockIdx.x);
     if (threadIdx.x == 0) {

@@ -8,9 +8,13 @@
 namespace gradcomp {
 namespace gpu {
 
-// Of a piece, at most. It may begin anywhere, but tiles are read from multiples of 4 elements on.
-constexpr int kPieceElements = kTileElements - 4;
-constexpr int kPieceBins = 2 * kThreads;
+// Of a CUDA block that reads a piece. More of them, of fewer threads, wait for memory and for each other
+// at different times.
+constexpr int kScanThreads = 256;
+
+// Of a piece, at most. It may begin anywhere, but vectors of 4 elements are read from multiples of 4 on.
+constexpr int kPieceElements = 8 * kScanThreads - 4;
+constexpr int kPieceBins = 2 * kScanThreads;
 
 // Of a block of a tensor, as kernels/adacomp_layout.h cuts it, if a bin is not larger.
 constexpr int kBlockElements = 1 << 16;

@@ -9,9 +9,10 @@ namespace gradcomp {
 namespace gpu {
 
 constexpr int kVector = 4;  // elements that follow each other
-constexpr int kVectors = kTileElements / (kThreads * kVector);  // of a thread
-static_assert(kPieceElements + kVector - 1 <= kTileElements, "a piece may begin anywhere");
-static_assert(kPieceBins <= kVectors * kThreads, "of small bins, a vector has one");
+constexpr int kVectors = 2;  // of a thread
+static_assert(kPieceElements + kVector - 1 <= kVectors * kScanThreads * kVector,
+              "a piece may begin anywhere");
+static_assert(kPieceBins <= kVectors * kScanThreads, "of small bins, a vector has one");
 static_assert(kUnitElements % kVector == 0, "a unit is made of vectors");
 
 template <typename Value>
@@ -75,7 +76,7 @@ __device__ inline int BinOf(const Tile& tile, unsigned position) {
 }
 
 __device__ inline Place PlaceOf(const Tile& tile, int vector) {
-  const int number = vector * kThreads + static_cast<int>(threadIdx.x);
+  const int number = vector * kScanThreads + static_cast<int>(threadIdx.x);
   const int position = number * tile.width - tile.before;
   const int rest = tile.size - position;
   const unsigned which = BitsBelow(rest < 0 ? 0 : rest < tile.width ? rest : tile.width) &

@@ -113,15 +113,16 @@ __device__ Scanned<Value> WarpScan(Value value) {
   }
   return {sum - value, __shfl_sync(kAllLanes, sum, kLanes - 1)};
 }
-template <typename Value>
+template <typename Value, int kBlockThreads = kThreads>
 __device__ Scanned<Value> BlockScan(Value value) {
-  __shared__ Value of_warps[kWarps];
+  constexpr int kBlockWarps = kBlockThreads / kLanes;
+  __shared__ Value of_warps[kBlockWarps];
   const int lane = threadIdx.x % kLanes;
   const Scanned<Value> in_warp = WarpScan(value);
   __syncthreads();  // of_warps may still be read from the call before
   if (lane == 0) of_warps[threadIdx.x / kLanes] = in_warp.total;
   __syncthreads();
-  const Scanned<Value> warps = WarpScan(lane < kWarps ? of_warps[lane] : Value(0));
+  const Scanned<Value> warps = WarpScan(lane < kBlockWarps ? of_warps[lane] : Value(0));
   const Value before = __shfl_sync(kAllLanes, warps.before, threadIdx.x / kLanes);
   return {before + in_warp.before, warps.total};
 }

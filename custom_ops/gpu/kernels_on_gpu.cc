@@ -156,11 +156,12 @@ void DriverQueue::Zero(void* data, int64_t bytes) {
   Check(driver().cuMemsetD8Async(ToCuda(data), 0, bytes, stream_), "cuMemsetD8Async");
 }
 
-void DriverQueue::Launch(const char* kernel, int64_t num_blocks, const void* parameter) {
+void DriverQueue::LaunchBlocks(const char* kernel, int64_t num_blocks, int num_threads,
+                               const void* parameter) {
   if (!status_.ok()) return;
   void* parameters[] = {const_cast<void*>(parameter)};
   Check(driver().cuLaunchKernel(kernels_.functions.at(kernel), static_cast<unsigned>(num_blocks), 1,
-                                1, gpu::kThreads, 1, 1, 0, stream_, parameters, nullptr),
+                                1, num_threads, 1, 1, 0, stream_, parameters, nullptr),
         kernel);
 }
 

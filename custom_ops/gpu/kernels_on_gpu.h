@@ -37,7 +37,6 @@ class DriverQueue : public GpuQueue {
   void* Allocate(int64_t bytes) override;
   void* Upload(const void* data, int64_t bytes) override;
   void Zero(void* data, int64_t bytes) override;
-  void Launch(const char* kernel, int64_t num_blocks, const void* parameter) override;
   Status status() const override { return status_; }
   const Driver& driver() const { return *kernels_.driver; }
   CUcontext context() const { return kernels_.context; }
@@ -46,6 +45,8 @@ class DriverQueue : public GpuQueue {
   void Download(const void* from, int64_t bytes, void* to);
 
  protected:
+  void LaunchBlocks(const char* kernel, int64_t num_blocks, int num_threads,
+                    const void* parameter) override;
   CUstream stream() const { return stream_; }
   bool Check(int error, const char* what);  // whether all is well so far
   void Fail(const Status& status);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../kernels/common.h"
+#include "tables.h"
 
 namespace gradcomp {
 
@@ -24,10 +25,17 @@ class GpuQueue {
 
   virtual void Zero(void* data, int64_t bytes) = 0;
 
-  // Runs a kernel, whose only parameter is a copy of `parameter`, on blocks of gpu::kThreads.
-  virtual void Launch(const char* kernel, int64_t num_blocks, const void* parameter) = 0;
+  // Runs a kernel, whose only parameter is a copy of `parameter`.
+  void Launch(const char* kernel, int64_t num_blocks, const void* parameter,
+              int num_threads = gpu::kThreads) {
+    LaunchBlocks(kernel, num_blocks, num_threads, parameter);
+  }
 
   virtual Status status() const = 0;
+
+ protected:
+  virtual void LaunchBlocks(const char* kernel, int64_t num_blocks, int num_threads,
+                            const void* parameter) = 0;
 };
 
 // A typed Allocate, and Upload.

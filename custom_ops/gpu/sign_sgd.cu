@@ -11,6 +11,8 @@
 namespace gradcomp {
 namespace gpu {
 
+constexpr int kTileElements = 4096;  // that a block has loaded together
+
 // A thread adds up each lane, of what all have loaded. While it does, other blocks load.
 extern "C" __global__ void __launch_bounds__(kThreads)
     gradcomp_sign_sgd_sum(SignSgdEncodeStep step) {

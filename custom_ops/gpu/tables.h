@@ -6,10 +6,9 @@
 namespace gradcomp {
 namespace gpu {
 
-constexpr int kThreads = 512;          // of a CUDA block, in every kernel
+constexpr int kThreads = 512;          // of a CUDA block, in most kernels
 constexpr int kLanes = 32;             // threads of a warp
 constexpr int kWarps = kThreads / kLanes;
-constexpr int kTileElements = 4096;    // that a CUDA block has at hand together
 constexpr int kSliceElements = 4096;   // of a tensor, that a CUDA block goes through
 
 // How Adam moves the second moment of a gradient, and divides by its root.

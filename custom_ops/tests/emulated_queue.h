@@ -50,14 +50,16 @@ class EmulatedQueue : public GpuQueue {
     if (bytes > 0) std::memset(data, 0, bytes);
   }
 
-  void Launch(const char* kernel, int64_t num_blocks, const void* parameter) override {
+  Status status() const override { return {}; }
+
+ protected:
+  void LaunchBlocks(const char* kernel, int64_t num_blocks, int num_threads,
+                    const void* parameter) override {
     const auto found = kernels_.find(kernel);
     CHECK(found != kernels_.end());
     CHECK(num_blocks > 0);
-    gpu_emulator::Launch(num_blocks, gpu::kThreads, seed_++, [&] { found->second(parameter); });
+    gpu_emulator::Launch(num_blocks, num_threads, seed_++, [&] { found->second(parameter); });
   }
-
-  Status status() const override { return {}; }
 
  private:
   const EmulatedKernels& kernels_;

@@ -119,10 +119,11 @@ const std::map<std::string, Launcher>& Kernels() {
   return *kernels;
 }
 
-void Launch(const Launcher& launcher, unsigned num_blocks, void** parameters) {
+void Launch(const Launcher& launcher, unsigned num_blocks, unsigned num_threads,
+            void** parameters) {
   Work::Get().Give([num_blocks, kernel = launcher(parameters)] {
     static unsigned seed = 1;
-    gpu_emulator::Launch(num_blocks, gradcomp::gpu::kThreads, seed++, kernel);
+    gpu_emulator::Launch(num_blocks, num_threads, seed++, kernel);
   });
 }
 
@@ -132,6 +133,7 @@ void Copy(void* to, const void* from, size_t bytes) {
 void* Memory(unsigned long long address) { return reinterpret_cast<void*>(address); }
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500;
+constexpr unsigned kMostThreads = 1024;
 int the_context;
 thread_local int num_pushed = 0;
 
@@ -202,13 +204,15 @@ int cuModuleGetFunction(void** function, void*, const char* name) {
 }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned,
                    unsigned, unsigned, void*, void** parameters, void**) {
-  if (x == 0 || y != 1 || z != 1 || threads != gradcomp::gpu::kThreads) return kInvalidValue;
+  if (x == 0 || y != 1 || z != 1 || threads == 0 || threads > kMostThreads) {
+    return kInvalidValue;
+  }
   if (num_pushed == 0) return kInvalidValue;
   {
     const std::lock_guard<std::mutex> lock(launches_mutex);
     ++launches[function];
   }
-  Launch(*static_cast<const Launcher*>(function), x, parameters);
+  Launch(*static_cast<const Launcher*>(function), x, threads, parameters);
   return 0;
 }
 int cuLaunchHostFunc(void*, void (*function)(void*), void* data) {

@@ -93,7 +93,7 @@ std::vector<BFloat16> BrainFloats(int64_t size, uint32_t seed) {
 }
 
 void EncodesAsTheCpuDoes() {
-  for (int64_t bin_size : {0, 1, 3, 15, 16, 50, 63, 64, 500, 4096, 4097, 16383}) {
+  for (int64_t bin_size : {0, 1, 3, 15, 16, 50, 63, 64, 500, 2044, 2045, 4097, 16383}) {
     for (int64_t size : {1, 17, 4099, 70001}) {
       CheckEqual<float>({Normal(size, 1, 1)}, {Normal(size, 0.3f, 2)}, {bin_size},
                         GradientType::kFloat, false);
@@ -364,9 +364,10 @@ void AnOverflowingSumIsNotWritten() {
 }
 
 struct Received {
-  // That in bins of 7 has more codes in a block than threads read at a time.
-  std::vector<DecoderTensor> tensors = {{140003, 50}, {1, 1},   {0, 50},        {9000, 500},
-                                        {2500, 0},    {70, 63}, {33000, 16383}, {66000, 7}};
+  // In bins of 7, a block has more codes than threads read at a time; in bins of 255, units are not made
+  // of vectors.
+  std::vector<DecoderTensor> tensors = {{140003, 50}, {1, 1},         {0, 50},    {9000, 500}, {2500, 0},
+                                        {70, 63},     {33000, 16383}, {66000, 7}, {40000, 255}};
   std::vector<int32_t> rows;
   int64_t row_words = 0;
 };
