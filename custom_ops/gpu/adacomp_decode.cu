@@ -11,7 +11,7 @@ constexpr int kDecodedCodes = 2;   // of a lane at a time
 
 // Shared memory: the first code of each unit, in those of a payload for the block. A block has one code
 // for an element at most.
-using Starts = unsigned short[kPayloadsAtOnce][kBlockUnits + 1];
+using Starts = unsigned short[kPayloadsAtOnce][kBlockUnits];
 
 // All threads must call it together.
 __device__ inline void FindStarts(const DecodeBlock& block, const DecodeSpan& span,
@@ -43,7 +43,6 @@ __device__ inline void FindStarts(const DecodeBlock& block, const DecodeSpan& sp
 
 // Some bins of a block.
 struct Unit {
-  unsigned number;
   unsigned begin;  // element
   unsigned size;
   bool is_last;
@@ -53,7 +52,7 @@ __device__ inline Unit UnitOf(const DecodeBlock& block, unsigned number) {
   const unsigned size = block.bins_per_unit * block.bin_size;
   const unsigned begin = number * size;
   const bool is_last = block.size - begin <= size;
-  return {number, begin, is_last ? block.size - begin : size, is_last};
+  return {begin, is_last ? block.size - begin : size, is_last};
 }
 
 // Those of one block that are decoded together.
@@ -78,14 +77,15 @@ __device__ inline void DecodeWhole(const DecodeBlock& block, const Payloads& pay
 
 // Payload after payload, so that sums are in their order. That lanes wait for each other in between
 // shows in no test: in the emulator, every operation of a warp orders memory.
-__device__ inline void AddUnits(const DecodeBlock& block, const Payloads& payloads,
-                                const Starts& starts, const Unit& unit, float* sums) {
+__device__ inline void AddUnit(const DecodeBlock& block, const Payloads& payloads,
+                                const Starts& starts, unsigned number, bool is_last,
+                                float* sums) {
   for (int payload = 0; payload < payloads.count; ++payload) {
     __syncwarp();
     const DecodeSpan& span = payloads[payload];
     if (!span.codes) continue;
-    const unsigned start = starts[payload][unit.number];
-    const unsigned end = unit.is_last ? span.num_codes : starts[payload][unit.number + 1];
+    const unsigned start = starts[payload][number];
+    const unsigned end = is_last ? span.num_codes : starts[payload][number + 1];
     const unsigned scale_bits = __float_as_uint(span.scale);
     ForCodes<kDecodedCodes>(span.codes + start * block.code_bytes, end - start, block.code_bytes,
                             [&](const Codes<kDecodedCodes>& own) {
@@ -121,10 +121,10 @@ __device__ inline void DecodeUnits(const DecodeBlock& block, const Payloads& pay
     float* values = block.values + unit.begin;
     if (adds || unit.size > kUnitElements) {
       for (unsigned i = OwnLane(); !adds && i < unit.size; i += kLanes) values[i] = 0;
-      AddUnits(block, payloads, starts, unit, values);
+      AddUnit(block, payloads, starts, number, unit.is_last, values);
     } else {
       for (unsigned i = OwnLane(); i * kVector < unit.size; i += kLanes) vectors[i] = {};
-      AddUnits(block, payloads, starts, unit, vectors->at);
+      AddUnit(block, payloads, starts, number, unit.is_last, vectors->at);
       Copy(vectors->at, unit.size, values);
       __syncwarp();  // other lanes than have copied an element may write it for the next unit
     }

@@ -53,9 +53,9 @@ __device__ void ForCodes(const unsigned char* codes, unsigned num_codes, int cod
                          const Visit& visit) {
   const unsigned lanes_before = (1u << OwnLane()) - 1;
   unsigned bin = 0;
-  for (unsigned first = OwnLane(); first - OwnLane() < num_codes; first += kLanes * kCodes) {
+  for (unsigned begin = 0; begin < num_codes; begin += kLanes * kCodes) {
     Codes<kCodes> own;
-    own.first = first;
+    own.first = begin + OwnLane();
     own.end = num_codes;
     for (int i = 0; i < kCodes; ++i) {
       own.at[i] = own.Has(i) ? LoadCode(codes, code_bytes, own.Number(i)) : 0;
@@ -101,11 +101,24 @@ struct Piece {
 
 __device__ inline long long Least(long long a, long long b) { return a < b ? a : b; }
 
+// As LastUpTo, by the lanes of a warp, which must call it together: they seldom wait for memory.
+__device__ inline long long TensorOf(const EncodeStep& step, long long piece) {
+  long long begin = 0;
+  for (long long count = step.num_tensors; count > 1;) {
+    const long long stride = (count + kLanes - 1) / kLanes;
+    const long long own = OwnLane() * stride;
+    const bool up_to = own < count && step.tensors[begin + own].first_piece <= piece;
+    const long long last = (__popc(__ballot_sync(kAllLanes, up_to)) - 1) * stride;
+    begin += last;
+    count = Least(count - last, stride);
+  }
+  return begin;
+}
+
 // The lanes of a warp must call it together.
 __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
-  const long long first =
-      WarpLastUpTo(step.tensors, step.num_tensors, &EncodeTensor::first_piece, piece);
-  const EncodeTensor& tensor = step.tensors[first];
+  const long long number = TensorOf(step, piece);
+  const EncodeTensor& tensor = step.tensors[number];
   const long long index = piece - tensor.first_piece;
   // A launch has less than 2^31 blocks, and dividing 64 bits takes long.
   const unsigned per_block = static_cast<unsigned>(tensor.pieces_per_block);
@@ -115,7 +128,7 @@ __device__ inline Piece FindPiece(const EncodeStep& step, long long piece) {
   const long long end_bin = Least(tensor.num_bins, (block + 1) * tensor.bins_per_block);
   const long long num_bins = Least(tensor.bins_per_piece, end_bin - first_bin);
   const long long begin = first_bin * tensor.bin_size;
-  return {first, index, first_bin, begin, static_cast<int>(num_bins),
+  return {number, index, first_bin, begin, static_cast<int>(num_bins),
           static_cast<int>(Least(num_bins * tensor.bin_size, tensor.size - begin))};
 }
 

@@ -49,8 +49,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(
     }
     __syncthreads();
     for (int i = threadIdx.x; i < size; i += kThreads) piece_byte[first + i] = byte + bytes[i];
-    byte += scanned.total;
-    __syncthreads();  // bytes may be written again
+    byte += scanned.total;  // and the threads that have read bytes write the same ones again
   }
   sum = BlockSum(sum);
   if (threadIdx.x != 0) return;

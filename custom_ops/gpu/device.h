@@ -62,23 +62,6 @@ __device__ long long LastUpTo(const Entry* entries, long long count, Member firs
   return begin;
 }
 
-// The same of one `i` for the lanes of a warp, which must call it together: it seldom waits for memory.
-template <typename Entry, typename Member>
-__device__ long long WarpLastUpTo(const Entry* entries, long long count, Member first,
-                                  long long i) {
-  const int lane = threadIdx.x % kLanes;
-  long long begin = 0;
-  while (count > 1) {
-    const long long stride = (count + kLanes - 1) / kLanes;
-    const long long own = lane * stride;
-    const bool up_to = own < count && entries[begin + own].*first <= i;
-    const long long last = (__popc(__ballot_sync(kAllLanes, up_to)) - 1) * stride;
-    begin += last;
-    count = count - last < stride ? count - last : stride;
-  }
-  return begin;
-}
-
 // The elements of a tensor that a CUDA block goes through; tensors have a `first_slice` and a `size`.
 struct Slice {
   long long tensor;

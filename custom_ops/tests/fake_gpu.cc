@@ -121,7 +121,7 @@ const std::map<std::string, Launcher>& Kernels() {
 
 void Launch(const Launcher& launcher, unsigned num_blocks, unsigned num_threads,
             void** parameters) {
-  Work::Get().Give([num_blocks, kernel = launcher(parameters)] {
+  Work::Get().Give([num_blocks, num_threads, kernel = launcher(parameters)] {
     static unsigned seed = 1;
     gpu_emulator::Launch(num_blocks, num_threads, seed++, kernel);
   });

@@ -110,7 +110,32 @@ def test_it_joins_a_job_as_one_of_its_workers(program):  # noqa: F811
         job = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         done = gradcomp("advise", path, env={"TF_CONFIG": job})
         assert done.returncode == code
-        assert done.stdout == f"{index} True\n"
+        assert done.stdout == ("" if index else "[worker 0] 0 True\n")
+
+
+def test_what_a_worker_of_a_job_prints_is_not_in_the_json(program):  # noqa: F811
+    path = program("print('hello'); open(os.environ['GRADCOMP_ADVISE'], 'w').write('{}')")
+    job = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
+    done = gradcomp("advise", "--json", path, env={"TF_CONFIG": job})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{}"
+    assert "[worker 0] hello" in done.stderr
+
+
+def test_a_worker_of_a_job_that_is_killed_is_reported(program):  # noqa: F811
+    job = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
+    path = program("os.kill(os.getpid(), 9)")
+    done = gradcomp("advise", path, env={"TF_CONFIG": job})
+    assert done.returncode == 137
+    assert "killed by SIGKILL" in done.stderr
+
+
+def test_a_process_that_does_not_train_is_refused(program):  # noqa: F811
+    cluster = {"worker": ["a:1"], "evaluator": ["a:2"]}
+    job = json.dumps({"cluster": cluster, "task": {"type": "evaluator", "index": 0}})
+    done = gradcomp("advise", program(""), env={"TF_CONFIG": job})
+    assert done.returncode == 2
+    assert "does not train" in done.stderr
 
 
 @pytest.mark.parametrize("args", [[], ["-n", "2"]])
@@ -119,7 +144,8 @@ def test_workers_are_either_started_or_there(program, args):  # noqa: F811
     env = {"TF_CONFIG": job} if args else {}
     done = gradcomp("advise", *args, program(""), env=env)
     assert done.returncode == 2
-    assert "Say how many workers to start" in done.stderr
+    says = "TF_CONFIG is set" if args else "Say how many workers to start"
+    assert says in done.stderr
 
 
 def _joined(*sources):

@@ -4,10 +4,12 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -207,6 +209,45 @@ def test_ctrl_c_reaches_the_workers(program, signum):
     assert process.returncode == 128 + signum
 
 
+@pytest.mark.parametrize(
+    ("options", "signals", "code"),
+    [
+        (["--grace", "60"], [signal.SIGINT, signal.SIGINT], 130),
+        (["--grace", "0.5"], [signal.SIGTERM], 143),
+        (["--grace", "0.5", "--timeout", "3"], [], 124),
+    ],
+)
+def test_a_job_whose_output_nobody_reads_can_be_ended(program, tmp_path, options, signals, code):
+    begun = tmp_path / "begun"
+    path = program(
+        f"""
+        while True:
+            print("a line", flush=True)
+            open({str(begun)!r}, "a").close()
+        """
+    )
+    command = [*COMMAND, "run", "-n", "2", *options, path]
+    with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE) as job:
+        while not begun.exists():
+            time.sleep(0.1)
+        time.sleep(1)  # so that the pipe is full
+        for signum in signals:
+            job.send_signal(signum)
+            time.sleep(0.5)
+        try:
+            assert job.wait(timeout=30) == code
+        finally:
+            job.kill()
+
+
+def test_output_that_is_closed_does_not_end_the_job(program, tmp_path):
+    path = program(f"print('a line'); open({str(tmp_path / 'end')!r} + str(index), 'w')")
+    line = f"exec {shlex.join([*COMMAND, 'run', '-n', '2', path])} >&-"
+    done = subprocess.run(["sh", "-c", line], env=ENV, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "end1").exists()
+
+
 def test_a_reader_that_goes_away_ends_the_job(program):
     path = program("""
         while True:
@@ -376,7 +417,8 @@ def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
         (["train.py", "-n", "2"], "to start on this machine. It goes before the program."),
         (["-n", "0", __file__], "0 is not in the range x>=1"),
         (["-n", "two", __file__], "'two' is not a valid integer"),
-        (["-n", "2", "no/such.py"], "There is no program 'no/such.py' here."),
+        (["-n", "2", "no/such.py"], "There is no program 'no/such.py' here; expected"),
+        (["-n", "2", ""], "There is no program '' here; expected a file, or -m and a module"),
         (["-n", "2", "--timeout", "0", __file__], "0.0 is not in the range x>0"),
         (["-n", "2", "--grace", "-1", __file__], "-1.0 is not in the range x>=0"),
         (["-n", "2", "--timeout", "nan", __file__], "'nan' is no number of seconds"),

@@ -9,6 +9,8 @@ from click.testing import CliRunner
 from tf_gradcomp.cli.main import main
 
 PROGRAM = """
+import dataclasses
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -28,6 +30,23 @@ def simulation_task(batch_size=64, seed=0):
 
 def without_a_size(batch_size, seed):
     return simulation_task(batch_size, seed)
+
+
+def without_a_seed(batch_size=64):
+    return simulation_task(batch_size)
+
+
+def no_task(batch_size=64, seed=0):
+    return 3
+
+
+def once(batch_size=16, seed=0):
+    task = simulation_task(batch_size, seed)
+    return dataclasses.replace(task, batches=iter(task.batches))
+
+
+def short(batch_size=16, seed=0):
+    return dataclasses.replace(simulation_task(batch_size, seed), steps_per_epoch=6)
 
 
 other = None
@@ -160,6 +179,7 @@ def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
         ("", ["--batch-size", "0"], "0 is not in the range"),
         (":without_a_size", [], "without_a_size of"),
         (":without_a_size", [], "has no batch size of its own: give one by --batch-size"),
+        (":without_a_seed", [], "takes no seed; expected a function of batch_size and seed"),
         ("", ["-n", "4", "-n", "3"], "3 learners cannot share batches of 64"),
         ("", ["-c", "auto"], "'auto' chooses by the network, and a simulation has none"),
         ("", ["--results", __file__], "test_simulate.py' is a file"),
@@ -224,3 +244,23 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_trained(
     allowed = simulate(program, *SHORT, "--results", str(folder), "--no-plot")
     assert allowed.exit_code == 0, allowed.output
     assert sorted(path.name for path in folder.iterdir()) == ["simulation.json", "simulation.md"]
+
+
+def test_where_batches_end_within_an_epoch_they_begin_again(program, tmp_path):
+    options = ["-n", "2", "--epochs", "2", "-c", "no_compression", "--no-plot"]
+    result = simulate(f"{program}:short", *options, "--results", str(tmp_path / "results"))
+    assert result.exit_code == 0, result.output
+    assert "12/12" in result.output or "epoch 2 of 2" in result.output
+
+
+def test_batches_that_cannot_begin_again_are_an_error(program, tmp_path):
+    options = ["-n", "2", "--epochs", "2", "-c", "no_compression", "--no-plot"]
+    result = simulate(f"{program}:once", *options, "--results", str(tmp_path / "results"))
+    assert result.exit_code == 1
+    assert "end after 0 of an epoch's 4 steps" in " ".join(result.output.split())
+
+
+def test_a_function_that_returns_no_task_is_an_error(program, tmp_path):
+    result = simulate(f"{program}:no_task", "--results", str(tmp_path / "results"))
+    assert result.exit_code == 2
+    assert "no_task returned int; expected a gc.simulation.Task" in result.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from tf_gradcomp.cli.run import (
     run_rank,
     thread_settings,
 )
-from tf_gradcomp.launch import scheduled
+from tf_gradcomp.launch import Rank, scheduled
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import read_tf_config
 
@@ -77,7 +76,12 @@ def advise(
     """  # noqa: D301
     place = None if TF_CONFIG in os.environ else scheduled()
     check_scheduled(place, workers)
-    if place is None and (TF_CONFIG in os.environ) == (workers is not None):
+    if TF_CONFIG in os.environ and workers is not None:
+        raise click.UsageError(
+            "TF_CONFIG is set, so this process is one worker of a cluster: leave out -n to measure "
+            "the cluster, or unset TF_CONFIG to start workers on this machine."
+        )
+    if place is None and TF_CONFIG not in os.environ and workers is None:
         raise click.UsageError(
             "Say how many workers to start on this machine (gradcomp advise -n 2 train.py); or, to "
             "measure a cluster, start it on each machine by srun, by mpirun or with TF_CONFIG, "
@@ -93,30 +97,37 @@ def advise(
         }
         if place is not None:
             result = run_rank(place, command, env, output="chief", all_to_stderr=as_json)
-            report_end(result, shown_tails=False)
-            code, prints = result.exit_code, place.rank == 0
-        elif workers is None:
-            code, prints = _as_worker(command, env)
         else:
-            result = run_job(command, workers, env, output="chief", all_to_stderr=as_json)
-            report_end(result, shown_tails=False)
-            code, prints = result.exit_code, True
-        if code:
-            sys.exit(code)
-        if prints:
+            place = _of_tf_config() if workers is None else None
+            result = run_job(
+                command,
+                workers or 1,
+                env,
+                output="chief",
+                part=place,
+                tf_config=workers is not None,
+                all_to_stderr=as_json,
+            )
+        report_end(result, shown_tails=False)
+        if result.exit_code:
+            sys.exit(result.exit_code)
+        if place is None or place.rank == 0:
             _print(found)
     if workers is not None and workers > 1 and not as_json:
         click.echo(_LOOPBACK)
 
 
-def _as_worker(command: list[str], env: dict[str, str]) -> tuple[int, bool]:
-    """Runs the program as the worker that TF_CONFIG says; only the chief's has something to say."""
+def _of_tf_config() -> Rank:
+    """The worker that TF_CONFIG says this process is."""
     try:
         config = read_tf_config()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    done = subprocess.run(command, env=env, check=False)
-    return done.returncode, config is not None and config.is_chief
+    if config is None or config.rank is None:
+        raise click.UsageError(
+            "TF_CONFIG says that this process does not train: expected a worker."
+        )
+    return Rank(TF_CONFIG, config.rank, config.num_workers, here=1)
 
 
 def _print(found: Path) -> None:

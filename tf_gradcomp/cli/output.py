@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 import sys
 import time
@@ -29,6 +30,14 @@ def leave_terminal() -> None:
                 os.dup2(nowhere.fileno(), fd)
 
 
+def leave_what_nobody_reads() -> None:
+    """Lets what would wait for a reader go nowhere; a write that waits already goes on there."""
+    with open(os.devnull, "w") as nowhere:
+        for fd in (_STDOUT, _STDERR):
+            if not select.select([], [fd], [], 0)[1]:
+                os.dup2(nowhere.fileno(), fd)
+
+
 @contextmanager
 def _unless_closed() -> Iterator[None]:
     """Takes that a terminal is closed, of which SIGHUP tells as well, for no error."""
@@ -42,7 +51,9 @@ def _unless_closed() -> Iterator[None]:
 
 def echo(text: str, err: bool) -> None:
     """Prints what a worker wrote, in any characters, to stdout or stderr."""
-    click.echo(_encodable(text, (sys.stderr if err else sys.stdout).encoding), err=err)
+    stream = sys.stderr if err else sys.stdout
+    if stream is not None:  # it is closed otherwise
+        click.echo(_encodable(text, stream.encoding), err=err)
 
 
 def _encodable(text: str, encoding: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from tf_gradcomp.cli.json_output import print_json
-from tf_gradcomp.cli.output import WorkerOutput, echo, leave_terminal
+from tf_gradcomp.cli.output import WorkerOutput, echo, leave_terminal, leave_what_nobody_reads
 from tf_gradcomp.launch import (
     JobResult,
     LocalJob,
@@ -200,7 +200,7 @@ def run_job(
     """
     of_all = part.size if part else workers
     with (
-        _stop_requests() as requests,
+        _stop_requests(grace, timeout) as requests,
         WorkerOutput(
             of_all,
             chief_only=output == "chief",
@@ -325,8 +325,10 @@ def program_command(program: str, module: bool) -> list[str]:
     """What follows the interpreter on a worker's command line."""
     if module:
         return ["-m", program]
-    if not Path(program).exists():
-        raise click.UsageError(f"There is no program {program!r} here.")
+    if not any(path.is_file() for path in (Path(program), Path(program, "__main__.py"))):
+        raise click.UsageError(
+            f"There is no program {program!r} here; expected a file, or -m and a module."
+        )
     return [f"./{program}" if program.startswith("-") else program]
 
 
@@ -353,13 +355,26 @@ def thread_settings(
 
 
 class _StopRequests:
-    """Signals that asked gradcomp to end, kept until there is a job to pass them to."""
+    """Signals that asked gradcomp to end, kept until there is a job to pass them to.
 
-    def __init__(self) -> None:
+    Where a job should have ended and has not, its output may be waiting for a reader: then it goes
+    nowhere.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
         self._job: LocalJob | None = None
         self._early: list[int] = []
+        self._stops = False
 
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
+        if signum == signal.SIGALRM or self._stops:
+            leave_what_nobody_reads()
+        if signum == signal.SIGALRM:
+            return
+        if not self._stops:
+            self._stops = True
+            _alarm_in(self._grace)
         if signum == signal.SIGHUP:
             leave_terminal()
         if self._job is None:
@@ -373,18 +388,26 @@ class _StopRequests:
             job.stop(signum)
 
 
+def _alarm_in(seconds: float) -> None:
+    """SIGALRM once, and then every second, for all that is still to be written."""
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1), 1)
+
+
 @contextmanager
-def _stop_requests() -> Iterator[_StopRequests]:
+def _stop_requests(grace: float, timeout: float | None) -> Iterator[_StopRequests]:
     """Takes Ctrl-C, SIGTERM and the closing of the terminal as requests to stop the job."""
-    requests = _StopRequests()
-    before = {signum: signal.getsignal(signum) for signum in _STOP_SIGNALS}
+    requests = _StopRequests(grace)
+    before = {signum: signal.getsignal(signum) for signum in (*_STOP_SIGNALS, signal.SIGALRM)}
     for signum, handler in before.items():
         # Ignored on purpose: by nohup, or by a shell that runs this in the background.
         if handler is not signal.SIG_IGN:
             signal.signal(signum, requests)
+    if timeout is not None:
+        _alarm_in(timeout + grace)
     try:
         yield requests
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for signum, handler in before.items():
             signal.signal(signum, handler)
 

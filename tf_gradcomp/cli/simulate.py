@@ -138,6 +138,10 @@ def simulate(
         counts, names = dict.fromkeys(learners), dict.fromkeys(compressor)
         for count, name, seed in itertools.product(counts, names, range(seeds)):
             made = make_task(seed=seed)
+            if not isinstance(made, task.Task):
+                raise click.UsageError(
+                    f"{program} returned {type(made).__name__}; expected a gc.simulation.Task."
+                )
             runs.append(_run(made, name, count, seed, precondition, epochs, progress))
             # After each, for those behind it may be interrupted.
             so_far = [dataclasses.asdict(run) for run in runs]
@@ -178,18 +182,24 @@ def _progress(console: Console) -> Progress:
 
 
 class _Epochs:
-    """So many batches for each epoch; as `fit` does, it goes on in a dataset that has more."""
+    """So many batches for each epoch: it goes on in a dataset that has more, and again where one ends."""
 
     def __init__(self, batches: Iterable[Any], steps: int) -> None:
         self._batches, self._steps = batches, steps
         self._rest: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        first = list(itertools.islice(self._rest, 1))
-        if not first:
-            self._rest = iter(self._batches)
-        yield from first
-        yield from itertools.islice(self._rest, self._steps - len(first))
+        for step in range(self._steps):
+            batch = next(self._rest, None)
+            if batch is None:
+                self._rest = iter(self._batches)
+                batch = next(self._rest, None)
+            if batch is None:
+                raise click.ClickException(
+                    f"The task's batches end after {step} of an epoch's {self._steps} steps, and "
+                    "cannot be gone through again: expected a dataset, a list or the like."
+                )
+            yield batch
 
 
 def _run(

@@ -60,7 +60,15 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
             f"{path!r} has no function {name!r}; expected one that takes batch_size and seed, and "
             "returns a gc.simulation.Task."
         )
-    own = inspect.signature(function).parameters.get("batch_size")
+    parameters = inspect.signature(function).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    missing = [each for each in ("batch_size", "seed") if each not in parameters]
+    if missing and not takes_any:
+        raise ValueError(
+            f"{name} of {path!r} takes no {' and no '.join(missing)}; expected a function of "
+            "batch_size and seed that returns a gc.simulation.Task."
+        )
+    own = parameters.get("batch_size")
     if batch_size is None and own is not None and isinstance(own.default, int):
         batch_size = own.default
     if batch_size is None:
