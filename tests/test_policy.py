@@ -1,5 +1,6 @@
 """`gc.Policy`: the layer kind of each variable, by rule and read off real models."""
 
+import dataclasses
 import re
 
 import keras
@@ -348,3 +349,71 @@ def test_sizes_of_outputs_that_are_not_known_are_left_out():
     policy = gc.Policy.from_model(model)
     assert policy.positions == {}
     assert policy.first == model.convolution.kernel.path
+
+
+OF_MODEL = gc.Policy(
+    {"sequential/conv/kernel": "dense", "sequential/cell/kernel": "recurrent"},
+    positions={"sequential/conv/kernel": 64},
+    first="sequential/conv/kernel",
+    ends=["sequential/conv/kernel", "sequential/out/kernel"],
+    max_dense_elements=9,
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "prefix"),
+    [
+        (OF_MODEL, "sequential/"),
+        (OF_MODEL, ""),
+        (OF_MODEL, "sequential_1/"),
+        (OF_MODEL.for_paths(["conv/kernel", "cell/kernel", "out/kernel"]), "sequential/"),
+    ],
+    ids=["same", "lost", "other", "gained"],
+)
+def test_a_policy_follows_variables_of_a_model_with_another_name(policy, prefix):
+    paths = [f"{prefix}{layer}/kernel" for layer in ("conv", "other", "cell", "out")]
+    followed = policy.for_paths(paths)
+    conv, other, cell, out = (followed.spec(path, (5, 5, 8, 8), "float32") for path in paths)
+    assert (conv.kind, conv.positions, conv.first, conv.end) == ("dense", 64, True, "first")
+    assert (other.kind, other.positions, other.first, other.end) == (
+        "convolution",
+        None,
+        False,
+        None,
+    )
+    assert (cell.kind, out.end) == ("recurrent", "last")
+    assert followed.max_dense_elements == 9
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["kernel", "bias"],
+        ["a/conv/kernel", "b/conv/kernel"],  # both might be meant
+        ["sequential/conv/kernel", "conv/kernel"],  # one is
+    ],
+)
+def test_a_policy_stays_as_it_is_where_nothing_or_too_much_is_alike(paths):
+    assert OF_MODEL.for_paths(paths) is OF_MODEL
+
+
+def test_a_sequential_model_that_is_loaded_has_the_settings_of_its_policy(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((12, 12, 1)),
+            layers.Conv2D(8, 3),
+            layers.Conv2D(8, 3),
+            layers.Reshape((64, 8)),
+            layers.RNN(layers.GRUCell(16)),
+            layers.Dense(3),
+        ]
+    )
+    model.compile(gc.CompressedOptimizer("adam", "scalecom", gc.Policy.from_model(model)), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    specs = [each.optimizer.exchange.specs for each in (model, loaded)]
+    without_paths = [[dataclasses.replace(spec, path="") for spec in each] for each in specs]
+    assert without_paths[0] == without_paths[1]
+    assert {spec.positions for spec in specs[1]} > {None}
+    assert {spec.kind for spec in specs[1]} >= {"convolution", "recurrent", "dense"}

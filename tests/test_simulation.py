@@ -295,6 +295,35 @@ def test_inputs_and_labels_of_unequal_lengths(digits, labels):
         learners.train_on_batch(digits[0][:64], digits[1][:labels])
 
 
+def test_lists_of_numbers_are_taken_as_arrays(digits):
+    x, y = digits[0][:64], digits[1][:64]
+    reports = [
+        gc.simulation.Learners(new_model(), 2).train_on_batch(*batch)
+        for batch in ((x, y), (x.tolist(), list(y)))
+    ]
+    assert reports[0].loss == pytest.approx(reports[1].loss, rel=1e-6)
+    history = gc.simulation.Learners(new_model(), 2).fit([(x.tolist(), y.tolist())])
+    assert history["loss"] == [pytest.approx(reports[0].loss, rel=1e-6)]
+
+
+def test_a_batch_without_labels(digits):
+    with pytest.raises(ValueError, match="received None for one of them"):
+        gc.simulation.Learners(new_model(), 2).train_on_batch(digits[0][:64], None)
+
+
+def test_validation_data_may_have_weights_of_samples(digits):
+    x, y = (part[:64] for part in digits)
+    weights = np.linspace(0, 1, 64)
+    model = new_model(keras.optimizers.SGD(0.0))
+    for data in ((x, y), [x, y], (x, y, weights)):
+        history = gc.simulation.Learners(model, 2).fit([(x, y)], validation_data=data)
+        of_samples = data[2] if len(data) > 2 else None
+        expected = model.evaluate(x, y, sample_weight=of_samples, verbose=0)
+        assert history["val_loss"] == [pytest.approx(expected, rel=1e-6)]
+    with pytest.raises(ValueError, match="received 4 parts"):
+        gc.simulation.Learners(model, 2).fit([(x, y)], validation_data=(x, y, weights, 3))
+
+
 def test_models_that_cannot_be_simulated():
     bare = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match=r"must be built, and compiled"):

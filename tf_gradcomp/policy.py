@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 CONVOLUTION = "convolution"
@@ -121,6 +121,47 @@ class Policy:
             end=self._end(path),
         )
 
+    def for_paths(self, paths: Sequence[str]) -> Policy:
+        """This policy for the variables at `paths`, where the model's name is another.
+
+        A `Sequential` model that is loaded from a file, for one, has none in its paths.
+
+        Args:
+            paths: Unique paths of variables.
+
+        Returns:
+            Itself if it has one of the paths. Otherwise one that has some, by what is left of both
+            without the model's name, if there are any.
+        """
+        known = self.paths()
+        if known & {*paths}:
+            return self
+        for of_policy, of_own in ((_layers, str), (str, _layers), (_layers, _layers)):
+            own = _unique(of_own, paths)
+            names = {
+                path: own[layers]
+                for layers, path in _unique(of_policy, sorted(known)).items()
+                if layers in own
+            }
+            if names:
+                return Policy(
+                    {names[path]: kind for path, kind in self.kinds.items() if path in names},
+                    positions={
+                        names[path]: count
+                        for path, count in self.positions.items()
+                        if path in names
+                    },
+                    first=names.get(self.first or ""),
+                    ends=[names.get(path or "") for path in (self.first_kernel, self.last_kernel)],
+                    max_dense_elements=self.max_dense_elements,
+                )
+        return self
+
+    def paths(self) -> set[str]:
+        """Those of the variables that it says something of."""
+        single = (self.first, self.first_kernel, self.last_kernel)
+        return {*self.kinds, *self.positions, *filter(None, single)}
+
     def _end(self, path: str) -> str | None:
         if path == self.first_kernel:
             return FIRST
@@ -135,6 +176,20 @@ class Policy:
             "ends": [self.first_kernel, self.last_kernel],
             "max_dense_elements": self.max_dense_elements,
         }
+
+
+def _layers(path: str) -> str:
+    """A path without the model's name in front; nothing if it has only that of a layer."""
+    layers = path.partition("/")[2]
+    return layers if "/" in layers else ""
+
+
+def _unique(shorten: Callable[[str], str], paths: Sequence[str]) -> dict[str, str]:
+    """The paths by what is left of them, where that is something, and one path's alone."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(shorten(path), []).append(path)
+    return {left: alike[0] for left, alike in found.items() if left and len(alike) == 1}
 
 
 def checked_policy(policy: Policy | None) -> Policy:

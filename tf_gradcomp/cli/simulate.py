@@ -182,7 +182,7 @@ def _progress(console: Console) -> Progress:
 
 
 class _Epochs:
-    """So many batches for each epoch: it goes on in a dataset that has more, and again where one ends."""
+    """So many batches for each epoch, from where the last one ended, again and again."""
 
     def __init__(self, batches: Iterable[Any], steps: int) -> None:
         self._batches, self._steps = batches, steps

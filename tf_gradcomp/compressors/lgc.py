@@ -125,6 +125,7 @@ class LGC(Compressor):
         self.architecture = Architecture.of(autoencoder).checked_weights(innovations)
         self.phase_settings = Settings(
             pattern=self.pattern,
+            training_steps=self.training_steps,
             density=self.density,
             innovation=self.innovation,
             order=self.order,

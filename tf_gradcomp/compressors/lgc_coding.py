@@ -19,6 +19,7 @@ from tf_gradcomp.compressors.lgc_state import (
     FLOAT32,
     NORMS,
     PHASE,
+    RISE_UNTIL,
     ROUNDING,
     SHARE_ERROR,
     WEIGHTS,
@@ -75,17 +76,33 @@ class Coding(Phase, registered=False):
         state = step.inputs.job_state
 
         def with_growth(chosen: tf.Tensor) -> tf.Tensor:
-            numbers, now = _numbers(step.inputs), _norms(step.inputs)
-            before = tf.gather(state[NORMS].read_value(), numbers)
-            before = tf.where(before > 0, before, now)
-            state[NORMS].scatter_update(tf.IndexedSlices(before, numbers))
-            grown = tf.norm(now) > _MOST_GROWTH * tf.norm(before)
+            now = _norms(step.inputs)
+            grown = tf.norm(now) > _MOST_GROWTH * tf.norm(self._norms_before(step.inputs, now))
             return tf.concat([[tf.cast(grown, tf.int32)], more(chosen)], 0)
 
         told = yield from step.follow(1 + words, with_growth)
         phase = state[PHASE].read_value()
         state[PHASE].assign(tf.where(told[0] > 0, tf.cast(ROUNDING, phase.dtype), phase))
         return told[1:]
+
+    def _norms_before(self, inputs: ExchangeInputs, now: tf.Tensor) -> tf.Tensor:
+        """What the residuals' norms are compared with: those of the first step in which it led.
+
+        Where they became unknown in a job that goes on, residuals may be filling up from nothing:
+        then the largest of the next steps count.
+        """
+        state, numbers = inputs.job_state, _numbers(inputs)
+        before, until = (
+            tf.gather(state[name].read_value(), numbers) for name in (NORMS, RISE_UNTIL)
+        )
+        first = tf.maximum(inputs.step, 1)
+        again = inputs.step + self._of.training_steps
+        until = tf.where(before > 0, until, tf.where(until > 0, again, first))
+        rises = tf.logical_or(before == 0, inputs.step < until)
+        before = tf.where(rises, tf.maximum(before, now), before)
+        for name, value in ((NORMS, before), (RISE_UNTIL, until)):
+            state[name].scatter_update(tf.IndexedSlices(value, numbers))
+        return before
 
     def _all_reduce(self, step: LedStep) -> Generator[Wish, tf.Tensor, Any]:
         """The latents of all replicas are averaged, with the leader's scale."""

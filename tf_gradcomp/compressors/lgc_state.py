@@ -36,6 +36,7 @@ LEARNT = "lgc_learnt"  # the last collected step that the autoencoder was traine
 ERRORS = "lgc_errors"  # one plus the relative errors of the last of them; 0: none
 WEIGHTS = "lgc_weights"
 NORMS = "lgc_norms"  # `_norms` in the first step with the autoencoder that it led; 0: not known
+RISE_UNTIL = "lgc_norms_rise_until"  # the step up to which `NORMS` are the largest so far; 0: none
 DECODED = "lgc_decoded"  # a digest of what was decoded last
 SHARE_ERROR = "lgc_share_error"  # of what this replica sent of its own entries
 
@@ -49,6 +50,7 @@ _OF_WHAT_WAS_LEARNT = (
     LEARNT,
     ERRORS,
     NORMS,
+    RISE_UNTIL,
     DECODED,
 )
 
@@ -65,6 +67,7 @@ class Settings:
 
     Attributes:
         pattern: `ALL_REDUCE` or `PARAMETER_SERVER`.
+        training_steps: Of the phase in which the autoencoder learns.
         density: Which part of the entries is chosen, by variable.
         innovation: Which part of the coded entries each replica adds of its own.
         order: Of the coded entries; see `led.ORDERS`.
@@ -74,6 +77,7 @@ class Settings:
     """
 
     pattern: str
+    training_steps: int
     density: PerVariable[float]
     innovation: float
     order: str
@@ -165,6 +169,7 @@ class Settings:
             ERRORS: JobStateSpec((KEPT_ERRORS,)),
             WEIGHTS: JobStateSpec((parameters,)),
             NORMS: JobStateSpec((len(specs),), of_gradients=True),
+            RISE_UNTIL: JobStateSpec((len(specs),), "int64"),
             DECODED: JobStateSpec((), "int64"),
             SHARE_ERROR: JobStateSpec(()),
         }

@@ -26,7 +26,9 @@ def gradient_specs(
         ValueError: If a variable's dtype is not supported.
     """
     specs = []
-    for path, variable in zip(_unique_paths(variables), variables, strict=True):
+    paths = _unique_paths(variables)
+    policy = policy.for_paths(paths)
+    for path, variable in zip(paths, variables, strict=True):
         dtype = tf.as_dtype(variable.dtype).name
         if dtype not in _DTYPES and not alone:
             raise ValueError(

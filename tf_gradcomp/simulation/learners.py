@@ -228,13 +228,22 @@ class Learners:
                 logs |= measures(plan)
             logs |= training.measures(self.exchange)
             if validation_data is not None:
-                pair = isinstance(validation_data, tuple)
-                data = validation_data if pair else (validation_data,)
-                seen = self.model.evaluate(*data, verbose=0, return_dict=True)
+                seen = self._validate(validation_data)
                 logs |= {f"val_{name}": float(value) for name, value in seen.items()}
             for name, value in logs.items():
                 history.setdefault(name, []).append(value)
         return history
+
+    def _validate(self, data: Any) -> dict[str, float]:
+        arrays = data if isinstance(data, (tuple, list)) else (data,)
+        names = ("x", "y", "sample_weight")
+        if len(arrays) > len(names):
+            raise ValueError(
+                "Learners: validation_data must be a dataset, or inputs and labels, and weights of "
+                f"samples if there are some; received {len(arrays)} parts."
+            )
+        given = dict(zip(names, arrays, strict=False))
+        return self.model.evaluate(**given, verbose=0, return_dict=True)
 
     def _epoch(
         self,
@@ -327,10 +336,23 @@ def _check_model(model: keras.Model) -> None:
 
 
 def _rows(batch: Any) -> int:
-    return len(tf.nest.flatten(batch)[0])
+    return len(tf.nest.flatten(_array(batch[0]))[0])
+
+
+def _array(values: Any) -> Any:
+    """Lists of numbers as an array; what else there is, such as lists of arrays, as it is."""
+    leaves = tf.nest.flatten(values)
+    if isinstance(values, (list, tuple)) and all(
+        isinstance(leaf, (int, float, np.number)) for leaf in leaves
+    ):
+        return np.asarray(values)
+    return values
 
 
 def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
+    x, y = _array(x), _array(y)
+    if any(part is None for part in tf.nest.flatten((x, y))):
+        raise ValueError("Learners: expected inputs and labels; received None for one of them.")
     sizes = [len(part) for part in tf.nest.flatten((x, y))]
     size = sizes[0]
     if len(set(sizes)) > 1:
