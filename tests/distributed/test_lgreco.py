@@ -90,6 +90,12 @@ def test_a_job_that_was_killed_amid_a_period_goes_on_with_plan_and_sums(
     assert of_all[0]["epochs"][0]["weights"] != saved["weights"]
 
 
+def test_workers_of_which_one_does_not_plan_end_at_the_start():
+    for worker in run_workers(PROGRAM.with_stem("one_plans"), 2):
+        assert "LayerwisePlan(every='epoch')" in result(worker)
+        assert "nobody" in result(worker)
+
+
 @pytest.mark.parametrize(
     ("when", "messages"),
     [

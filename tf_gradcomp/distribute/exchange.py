@@ -88,6 +88,7 @@ class GradientExchange(tf.Module):
         object.__setattr__(self, "job_state", {})
         self._method = method
         self._find_group = find_group
+        self.plans_by = "nobody"  # who calls `plan_settings`, and when; all workers must
         self._apart: set[int] = set()
         self._together: set[int] = set()
 
@@ -477,6 +478,7 @@ class GradientExchange(tf.Module):
         settings = zip(self.specs, plan.settings, strict=True) if plan else ()
         return {
             "exchanges so far": self.exchanges,
+            **({"plans of L-GreCo by": self.plans_by} if self.planner else {}),
             **(self.autoencoder.facts if self.autoencoder else {}),
             **{f"planned setting of {spec.path!r}": setting for spec, setting in settings},
         }

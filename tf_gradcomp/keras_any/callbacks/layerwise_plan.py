@@ -21,7 +21,8 @@ from tf_gradcomp.keras_here import keras
 class LayerwisePlan(keras.callbacks.Callback):
     """Has `LGreCo` plan the settings of all layers anew, after each epoch or some steps.
 
-    All workers must have it: one plans, and all take the plan at the same step. Where the model is
+    All workers must have it, with the same `every`: one plans, and all take the plan at the same
+    step. Where the model is
     trained by another method, or by one replica, it does nothing.
 
     The logs, and so the progress bar, `History` and `TensorBoard`, get:
@@ -67,6 +68,9 @@ class LayerwisePlan(keras.callbacks.Callback):
         self._plan: PlanInForce | None = None
         self._last: int | None = None  # not known before other callbacks have restored a backup
         self._plans, self._seconds = 0, 0.0
+        exchange = find_exchange(self.model)
+        if exchange:
+            exchange.plans_by = f"LayerwisePlan(every={self._every!r})"
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes where the period begins."""
