@@ -305,7 +305,8 @@ void AStepWithAGradientThatIsNotFiniteChangesNothing() {
         before.push_back(Normal(13000, 1, 10 + i));
         if (divides) moments.emplace_back(13000, 0.01f);
       }
-      gradients[bad][11900] = bad % 2 ? std::nanf("") : -infinity;  // late in a large bin
+      // At the begin, or late in a large bin.
+      gradients[bad][divides ? 0 : 11900] = bad % 2 ? std::nanf("") : -infinity;
       const EncodeSettings settings = {2, Threads(1), BestSimd(), GradientType::kFloat, kAdam};
       const auto encoded = EncodeOnGpu<float>(before, gradients, bin_sizes, settings, moments);
       Tensors residuals = before;

@@ -240,6 +240,11 @@ def test_a_job_whose_output_nobody_reads_can_be_ended(program, tmp_path, options
             job.kill()
 
 
+def test_a_time_limit_may_be_as_long_as_one_likes(program):
+    done = gradcomp("run", "-n", "1", "--timeout", "1e300", program("print('a line')"))
+    assert done.stdout == "[worker 0] a line\n"
+
+
 def test_output_that_is_closed_does_not_end_the_job(program, tmp_path):
     path = program(f"print('a line'); open({str(tmp_path / 'end')!r} + str(index), 'w')")
     line = f"exec {shlex.join([*COMMAND, 'run', '-n', '2', path])} >&-"

@@ -33,8 +33,9 @@ def leave_terminal() -> None:
 def leave_what_nobody_reads() -> None:
     """Lets what would wait for a reader go nowhere; a write that waits already goes on there."""
     with open(os.devnull, "w") as nowhere:
-        for fd in (_STDOUT, _STDERR):
-            if not select.select([], [fd], [], 0)[1]:
+        for stream, fd in ((sys.stdout, _STDOUT), (sys.stderr, _STDERR)):
+            # Where it was closed, its number is another file's.
+            if stream is not None and not select.select([], [fd], [], 0)[1]:
                 os.dup2(nowhere.fileno(), fd)
 
 

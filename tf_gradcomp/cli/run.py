@@ -30,6 +30,7 @@ from tf_gradcomp.tf_config import make_tf_config
 
 _TAIL_LINES = 10
 _GRACE = 5.0  # seconds
+_LONGEST = 1e8  # seconds, of a timer
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -390,7 +391,7 @@ class _StopRequests:
 
 def _alarm_in(seconds: float) -> None:
     """SIGALRM once, and then every second, for all that is still to be written."""
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1), 1)
+    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 0.1), _LONGEST), 1)
 
 
 @contextmanager

@@ -22,8 +22,7 @@ class LayerwisePlan(keras.callbacks.Callback):
     """Has `LGreCo` plan the settings of all layers anew, after each epoch or some steps.
 
     All workers must have it, with the same `every`: one plans, and all take the plan at the same
-    step. Where the model is
-    trained by another method, or by one replica, it does nothing.
+    step. Where the model is trained by another method, or by one replica, it does nothing.
 
     The logs, and so the progress bar, `History` and `TensorBoard`, get:
 
