@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.losses import loss as loss_module
 from keras.src.trainers.data_adapters import generator_data_adapter
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
@@ -316,6 +317,18 @@ def test_on_reduce_gradients(monkeypatch, optimizer, variable):
     optimizer.apply([tf.ones(2)], [variable])
     assert seen == [optimizer]
     np.testing.assert_array_equal(variable.numpy(), [-2, -2])
+
+
+def test_on_loss_of_one_number(monkeypatch):
+    monkeypatch.setattr(loss_module, "reduce_values", loss_module.reduce_values)
+    seen = []
+    keras_private.on_loss_of_one_number(lambda: seen.append("one number"))
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
+    x = np.ones((3, 2), "float32")
+    for axis, told in ((-1, 0), (None, 1)):
+        model.compile("sgd", lambda y, predicted, axis=axis: keras.ops.mean(y - predicted, axis))
+        model.evaluate(x, x, verbose=0)
+        assert len(seen) == told
 
 
 def test_on_means_of_steps(monkeypatch):

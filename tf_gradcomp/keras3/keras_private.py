@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as _trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
+from keras.src.losses import loss as _loss
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
 from tf_gradcomp.wrapper.after_init import after_init
@@ -225,6 +226,23 @@ def on_averages_swapped(swap: Callable[..., None]) -> None:
         swap(self.model.optimizer, tf_fn, functools.partial(original, self, tf_fn, backend_fn))
 
     class_._apply_to_ema_optimizers = hooked
+
+
+def on_loss_of_one_number(tell: Callable[[], None]) -> None:
+    """Has `tell()` called where a loss function returns one number, in place of one for each row.
+
+    Keras divides a mean over rows by the number of replicas, but takes such a number as it is: the
+    gradients, which are summed, are then as many times too large. Nothing public sees it.
+    """
+    original = _loss.reduce_values
+
+    @functools.wraps(original)
+    def hooked(values: Any, sample_weight: Any = None, reduction: str | None = None) -> Any:
+        if tuple(values.shape) == () and reduction not in (None, "none", "sum"):
+            tell()
+        return original(values, sample_weight, reduction)
+
+    _loss.reduce_values = hooked
 
 
 def on_means_of_steps(mean: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.means import means_over_replicas
+from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all agree on overflows)
@@ -59,7 +60,18 @@ def _check_metrics(model: keras.Model) -> None:
         checks.check_metrics_created_in_scope(strategy, model.metrics)
 
 
+def _tell_of_undivided_loss() -> None:
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        tell_user(
+            "A loss function returns one number for a whole batch, which Keras 3 does not divide "
+            f"by the number of replicas: its gradients are {replicas} times those of one process. "
+            "Return a value for each row, such as keras.ops.mean(..., axis=-1)."
+        )
+
+
 keras_private.copy_what_generators_share()
+keras_private.on_loss_of_one_number(_tell_of_undivided_loss)
 keras_private.on_built(_check_metrics)
 keras_private.on_data(check_batches)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)
