@@ -78,8 +78,7 @@ __device__ inline void DecodeWhole(const DecodeBlock& block, const Payloads& pay
 // Payload after payload, so that sums are in their order. That lanes wait for each other in between
 // shows in no test: in the emulator, every operation of a warp orders memory.
 __device__ inline void AddUnit(const DecodeBlock& block, const Payloads& payloads,
-                                const Starts& starts, unsigned number, bool is_last,
-                                float* sums) {
+                               const Starts& starts, unsigned number, bool is_last, float* sums) {
   for (int payload = 0; payload < payloads.count; ++payload) {
     __syncwarp();
     const DecodeSpan& span = payloads[payload];

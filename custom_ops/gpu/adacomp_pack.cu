@@ -11,7 +11,7 @@
 namespace gradcomp {
 namespace gpu {
 
-constexpr int kOwnPieces = 16;  // of a thread at a time, where a block goes through a tensor's
+constexpr int kOwnPieces = 16;   // of a thread at a time, where a block goes through a tensor's
 constexpr int kPackedCodes = 4;  // of a lane at a time
 using OwnCodes = Codes<kPackedCodes>;
 
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_tensors(
     }
     __syncthreads();
     for (int i = threadIdx.x; i < size; i += kThreads) piece_byte[first + i] = byte + bytes[i];
-    byte += scanned.total;  // and the threads that have read bytes write the same ones again
+    byte += scanned.total;  // a thread writes only those bytes again that it has read
   }
   sum = BlockSum(sum);
   if (threadIdx.x != 0) return;
