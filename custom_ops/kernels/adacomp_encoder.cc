@@ -11,7 +11,6 @@
 #include "adacomp_steps.h"
 
 namespace gradcomp {
-namespace {
 
 // Tensors are quantized a group at a time, while the group may still be in the processor's cache.
 constexpr int64_t kGroupSize = 1 << 20;  // elements, at least
@@ -45,6 +44,8 @@ class CodeBuffer {
   int64_t size_ = 0;
   int64_t capacity_ = 0;
 };
+
+namespace {
 
 // Whole bins of a tensor that follow each other in one block.
 struct Strip {

@@ -301,11 +301,16 @@ def _gpus(workers: int, each: int, horovod: bool) -> list[dict[str, str]]:
 def _given(workers: int | None, args: tuple[str, ...]) -> int:
     if workers is not None:
         return workers
-    place = "" if {"-n", "--workers"}.isdisjoint(args) else " It goes before the program."
     raise click.UsageError(
-        f"Missing option '-n', the number of workers to start on this machine.{place} Only where "
-        "srun or mpirun starts several gradcomp, it is not needed."
+        "Missing option '-n', the number of workers to start on this machine."
+        f"{workers_behind(args)} Only where srun or mpirun starts several gradcomp, it is not "
+        "needed."
     )
+
+
+def workers_behind(args: Sequence[str]) -> str:
+    """What to say where the number of workers is among the program's own arguments."""
+    return "" if {"-n", "--workers"}.isdisjoint(args) else " It goes before the program."
 
 
 def _refuse_nested_start() -> None:
