@@ -133,7 +133,7 @@ class Policy:
             Itself if it has one of the paths. Otherwise one that has some, by what is left of both
             without the model's name, if there are any.
         """
-        known = self.paths()
+        known = self._paths()
         if known & {*paths}:
             return self
         for of_policy, of_own in ((_layers, str), (str, _layers), (_layers, _layers)):
@@ -157,7 +157,7 @@ class Policy:
                 )
         return self
 
-    def paths(self) -> set[str]:
+    def _paths(self) -> set[str]:
         """Those of the variables that it says something of."""
         single = (self.first, self.first_kernel, self.last_kernel)
         return {*self.kinds, *self.positions, *filter(None, single)}

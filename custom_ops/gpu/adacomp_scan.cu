@@ -163,7 +163,8 @@ __device__ inline unsigned WriteCodes(const Tile& tile, const Selected (&selecte
   return to.offset + of_first + (scanned.total >> kHigh);
 }
 
-// Bins that fit into a tile together.
+// Bins that fit into a tile together. Where their codes go is read when it is needed: threads have few
+// registers.
 __device__ inline unsigned ScanBins(const EncodeStep& step, const EncodeTensor& tensor,
                                     const Tile& tile, const BinTable& table,
                                     unsigned char* const& codes) {

@@ -133,7 +133,6 @@ void Copy(void* to, const void* from, size_t bytes) {
 void* Memory(unsigned long long address) { return reinterpret_cast<void*>(address); }
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500;
-constexpr unsigned kMostThreads = 1024;
 int the_context;
 thread_local int num_pushed = 0;
 
@@ -204,9 +203,8 @@ int cuModuleGetFunction(void** function, void*, const char* name) {
 }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned,
                    unsigned, unsigned, void*, void** parameters, void**) {
-  if (x == 0 || y != 1 || z != 1 || threads == 0 || threads > kMostThreads) {
-    return kInvalidValue;
-  }
+  const bool is_size = threads == gradcomp::gpu::kThreads || threads == gradcomp::gpu::kScanThreads;
+  if (x == 0 || y != 1 || z != 1 || !is_size) return kInvalidValue;
   if (num_pushed == 0) return kInvalidValue;
   {
     const std::lock_guard<std::mutex> lock(launches_mutex);

@@ -8,7 +8,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -24,18 +24,19 @@ _STDOUT, _STDERR = 1, 2
 
 def leave_terminal() -> None:
     """Lets what is still to be written go nowhere, for the terminal was closed."""
-    with open(os.devnull, "w") as nowhere:
-        for fd in (_STDOUT, _STDERR):
-            if stat.S_ISCHR(os.fstat(fd).st_mode):  # a terminal that is closed is no longer one
-                os.dup2(nowhere.fileno(), fd)
+    _leave(lambda fd: stat.S_ISCHR(os.fstat(fd).st_mode))  # that is closed is no longer one
 
 
 def leave_what_nobody_reads() -> None:
     """Lets what would wait for a reader go nowhere; a write that waits already goes on there."""
+    _leave(lambda fd: not select.select([], [fd], [], 0)[1])
+
+
+def _leave(left: Callable[[int], bool]) -> None:
     with open(os.devnull, "w") as nowhere:
         for stream, fd in ((sys.stdout, _STDOUT), (sys.stderr, _STDERR)):
             # Where it was closed, its number is another file's.
-            if stream is not None and not select.select([], [fd], [], 0)[1]:
+            if stream is not None and left(fd):
                 os.dup2(nowhere.fileno(), fd)
 
 

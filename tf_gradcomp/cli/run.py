@@ -374,13 +374,11 @@ class _StopRequests:
         self._stops = False
 
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
-        if signum == signal.SIGALRM or self._stops:
-            leave_what_nobody_reads()
         if signum == signal.SIGALRM:
+            leave_what_nobody_reads()
             return
-        if not self._stops:
-            self._stops = True
-            _alarm_in(self._grace)
+        _alarm_in(0 if self._stops else self._grace)
+        self._stops = True
         if signum == signal.SIGHUP:
             leave_terminal()
         if self._job is None:

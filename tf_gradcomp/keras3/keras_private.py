@@ -237,7 +237,9 @@ def on_loss_of_one_number(tell: Callable[[], None]) -> None:
     original = _loss.reduce_values
 
     @functools.wraps(original)
-    def hooked(values: Any, sample_weight: Any = None, reduction: str | None = None) -> Any:
+    def hooked(
+        values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
+    ) -> Any:
         if tuple(values.shape) == () and reduction not in (None, "none", "sum"):
             tell()
         return original(values, sample_weight, reduction)

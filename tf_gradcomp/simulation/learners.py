@@ -257,8 +257,9 @@ class Learners:
         batch = next(rest, None)
         while batch is not None:
             following = next(rest, None)
-            reports.append(self.train_on_batch(*_pair(batch), similarity=following is None))
-            rows.append(_rows(batch))
+            x, y = _pair(batch)
+            reports.append(self.train_on_batch(x, y, similarity=following is None))
+            rows.append(len(tf.nest.flatten(x)[0]))
             training.train(self.exchange)
             on_step(reports[-1])
             batch = following
@@ -303,7 +304,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
             f"and a model's own loss takes labels. Received {type(batch).__name__} of "
             f"{len(batch) if hasattr(batch, '__len__') else 'no length'}."
         )
-    return batch[0], batch[1]
+    return _array(batch[0]), _array(batch[1])
 
 
 def _check_model(model: keras.Model) -> None:
@@ -335,15 +336,10 @@ def _check_model(model: keras.Model) -> None:
         )
 
 
-def _rows(batch: Any) -> int:
-    return len(tf.nest.flatten(_array(batch[0]))[0])
-
-
 def _array(values: Any) -> Any:
     """Lists of numbers as an array; what else there is, such as lists of arrays, as it is."""
-    leaves = tf.nest.flatten(values)
     if isinstance(values, (list, tuple)) and all(
-        isinstance(leaf, (int, float, np.number)) for leaf in leaves
+        isinstance(leaf, (int, float, np.number)) for leaf in tf.nest.flatten(values)
     ):
         return np.asarray(values)
     return values
