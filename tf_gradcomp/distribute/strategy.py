@@ -309,7 +309,9 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 self._group.agree({"next action": f"creating variable {variable}"})
             return value
 
-        return next_creator(**{**kwargs, "initial_value": checked})
+        # TensorFlow moves initial values out of a function, if they depend on none of its arguments.
+        with tf.control_dependencies(None):
+            return next_creator(**{**kwargs, "initial_value": checked})
 
 
 def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
