@@ -309,7 +309,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 self._group.agree({"next action": f"creating variable {variable}"})
             return value
 
-        # TensorFlow moves initial values out of a function, if they depend on none of its arguments.
+        # TensorFlow moves an initial value out of a function if it depends on no argument of that.
         with tf.control_dependencies(None):
             return next_creator(**{**kwargs, "initial_value": checked})
 
