@@ -315,8 +315,8 @@ def test_wrong_arguments(settings, says):
         LocalJob(["true"], **{"workers": 2, **settings})
 
 
-def end(returncode, *stderr, **kwargs):
-    return WorkerEnd(0, returncode, 1.0, stderr_tail=stderr, **kwargs)
+def end(returncode, *stderr, index=0, **kwargs):
+    return WorkerEnd(index, returncode, 1.0, stderr_tail=stderr, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -390,6 +390,39 @@ def test_a_rank_that_horovod_has_left_is_not_the_first_that_failed():
     assert JobResult((lost, reason)).first_failure is reason
     assert JobResult((lost, reason)).exit_code == 3
     assert JobResult((lost,)).first_failure is lost
+
+
+LOST = "UnavailableError: Collective ops is aborted by: Socket closed"
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ([end(0, index=1), end(1, LOST)], ["worker 1 left first", "worker 0 died, after"]),
+        # It ended well, and the other one failed for a reason of its own.
+        ([end(0, index=1), end(1, "OSError: x")], ["worker 0 died first", "worker 1 ended well"]),
+        ([end(1, LOST), end(0, index=1)], ["worker 0 died first", "worker 1 ended well"]),
+        ([end(1, LOST), end(1, "OSError", index=1)], ["worker 1 died first", "worker 0 followed"]),
+        (
+            [end(1, "a 1"), end(1, "a 2", index=1), end(1, "b", index=2)],
+            ["worker 0 died first", "worker 1 followed, with the same error.", "worker 2 followed"],
+        ),
+        ([end(1, "a 1"), end(1, "a 2", index=1)], ["all workers died of the same error"]),
+        ([end(1, "a"), end(2, "a", index=1)], ["worker 0 died first", "worker 1 followed, after"]),
+    ],
+)
+def test_who_is_named_as_the_cause(ends, words):
+    lines = JobResult(tuple(ends)).summary()
+    assert len(lines) == len(words)
+    for line, beginning in zip(lines, words, strict=True):
+        assert line.startswith(beginning)
+
+
+def test_the_time_limit_names_workers_that_had_left():
+    late = end(-2, index=0, ended_by_launcher=True)
+    lines = JobResult((end(0, index=1), late), timed_out=9.0).summary()
+    assert lines[0] == "the time limit of 9 s was reached; ended workers: 0."
+    assert lines[1].startswith("worker 1 had left after 1.0 s, exit code 0. If the others waited")
 
 
 def test_exit_codes_and_their_order():

@@ -28,7 +28,8 @@ from tf_gradcomp.cli.main import main
 sys.exit(main(prog_name="gradcomp"))
 """
 COMMAND = [sys.executable, "-c", ENTRY]
-ENV = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | {
+_UNSET = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL")
+ENV = {name: value for name, value in os.environ.items() if name not in _UNSET} | {
     "PYTHONPATH": str(Path(tf_gradcomp.__file__).parents[1])
 }
 
@@ -176,6 +177,110 @@ def test_a_traceback_is_summed_up(program):
     assert done.stderr.splitlines()[-1].endswith("exit code 1: OSError: disk full")
 
 
+START_UP = [
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    "I0000 00:00:1795745126.010205   21855 port.cc:153] oneDNN custom operations are on.",
+    "2024-01-02 03:04:05.678: I tensorflow/core/util/port.cc:113] oneDNN custom operations.",
+    "W0000 00:00:1795745133.183607   21 dataset.cc:997] Input of GeneratorDatasetOp::Dataset will "
+    "not be optimized because",
+]
+TO_BE_SEEN = [
+    "I1127 02:04:39.123456 139 train.py:12] the program's own log",
+    "W0000 00:00:1795745133.183607   21 gpu_device.cc:2] Cannot dlopen some GPU libraries.",
+    "E0000 00:00:1795745382.729856   32484 ring_alg.cc:291] Aborting RingGather",
+]
+
+
+def test_start_up_lines_of_tensorflow_are_shown_only_if_asked_for(program):
+    path = program(
+        f"""
+        print(os.environ.get("TF_CPP_MIN_LOG_LEVEL"))
+        print(*{START_UP + TO_BE_SEEN!r}, sep="\\n", file=sys.stderr)
+        """
+    )
+    seen = [f"[worker 0] {line}" for line in TO_BE_SEEN]
+    every = [f"[worker 0] {line}" for line in START_UP + TO_BE_SEEN]
+    for args, env, level, lines in (
+        ([], {}, "1", seen),
+        ([], {"TF_CPP_MIN_LOG_LEVEL": "2"}, "2", seen),
+        ([], {"TF_CPP_MIN_LOG_LEVEL": "0"}, "0", every),
+        (["--verbose"], {"TF_CPP_MIN_LOG_LEVEL": "2"}, "2", every),
+    ):
+        done = gradcomp("run", "-n", "1", *args, path, env=env)
+        assert (done.stdout, done.stderr.splitlines()) == (f"[worker 0] {level}\n", lines)
+
+
+def test_an_error_of_all_workers_is_printed_once(program):
+    path = program(
+        """
+        def fail():
+            raise ValueError(f"no data for task {index}\\nat {hex(id(fail))}")
+        open(f"{__file__}.{index}", "w").close()
+        while not all(os.path.exists(f"{__file__}.{i}") for i in range(3)):
+            time.sleep(0.01)
+        if sys.argv[1:] and index == 2:
+            raise OSError("disk full")
+        fail()
+        """
+    )
+    done = gradcomp("run", "-n", "3", path)
+    assert done.stderr.count("Traceback") == done.stderr.count("ValueError: no data for task") - 1
+    assert done.stderr.count("Traceback") == 1
+    end = done.stderr.splitlines()[-1]
+    assert "gradcomp: all workers died of the same error, after " in end
+    assert "exit code 1: ValueError: no data for task " in end
+    other = gradcomp("run", "-n", "3", path, "other").stderr
+    assert other.count("Traceback") == other.count("raise ") == 2
+    assert "[worker 2] OSError: disk full" in other
+    assert re.search(r"^gradcomp: the same error on worker [01] as on worker [01]\.$", other, re.M)
+    assert gradcomp("run", "-n", "3", "-v", path).stderr.count("Traceback") == 3
+
+
+def test_a_traceback_that_ends_nobody_is_shown_soon(program):
+    path = program(
+        """
+        if index == 0:
+            try:
+                1 / 0
+            except ZeroDivisionError:
+                import traceback
+                traceback.print_exc()
+            open(f"{__file__}.said", "w").close()
+            while not os.path.exists(f"{__file__}.end"):
+                time.sleep(0.01)
+        else:
+            while not os.path.exists(f"{__file__}.said"):
+                time.sleep(0.01)
+            time.sleep(0.5)
+            print("Traceback (most recent call last):\\n  here\\nMyError: x", file=sys.stderr)
+            time.sleep(3)
+            print("still at work", file=sys.stderr)
+            open(f"{__file__}.end", "w").close()
+        """
+    )
+    done = gradcomp("run", "-n", "2", path)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert lines.index("[worker 1] MyError: x") < lines.index("[worker 1] still at work")
+
+
+def test_a_worker_that_left_early_is_named_as_the_cause(program):
+    path = program(
+        """
+        if index == 1:
+            sys.exit()
+        time.sleep(1)
+        raise OSError("UNAVAILABLE: Socket closed")
+        """
+    )
+    done = gradcomp("run", "-n", "2", path)
+    assert done.returncode == 1
+    left, died = done.stderr.splitlines()[-2:]
+    assert re.match(r"gradcomp: worker 1 left first, after .* s, without an error, and", left)
+    assert "likely cause. All workers must take the same number of steps." in left
+    assert re.match(r"gradcomp: worker 0 died, after .*: OSError: UNAVAILABLE: Socket", died)
+
+
 def test_timeout(program):
     done = gradcomp("run", "-n", "2", "--timeout", "1", program("time.sleep(60)"))
     assert done.returncode == 124
@@ -207,6 +312,26 @@ def test_ctrl_c_reaches_the_workers(program, signum):
     assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
     assert f"gradcomp: stopped by {signal.Signals(signum).name}." in err
     assert process.returncode == 128 + signum
+    assert "Traceback" not in err
+
+
+def test_after_ctrl_c_an_error_in_the_clean_up_is_shown(program):
+    path = program("""
+        try:
+            print("up", flush=True)
+            time.sleep(60)
+        finally:
+            if index:
+                raise OSError("cannot save")
+    """)
+    command = [*COMMAND, "run", "-n", "2", path]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=ENV) as process:
+        assert len([process.stdout.readline() for _ in range(2)]) == 2
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert "[worker 1] OSError: cannot save" in err
+    assert "[worker 0]" not in err
 
 
 @pytest.mark.parametrize(
@@ -421,6 +546,7 @@ def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
         (["train.py"], "Missing option '-n', the number of workers to start on"),
         (["train.py", "-n", "2"], "to start on this machine. It goes before the program."),
         (["-n", "0", __file__], "0 is not in the range x>=1"),
+        (["-np", "2", __file__], "there is no option -np; write -n, as in -n 2."),
         (["-n", "two", __file__], "'two' is not a valid integer"),
         (["-n", "2", "no/such.py"], "There is no program 'no/such.py' here; expected"),
         (["-n", "2", ""], "There is no program '' here; expected a file, or -m and a module"),

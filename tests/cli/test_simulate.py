@@ -168,7 +168,7 @@ def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
         (":missing", [], "has no function 'missing'; expected one that takes batch_size and seed"),
         (":other", [], "has no function 'other'"),
         ("", ["-c", "zip"], "unknown name 'zip'"),
-        ("", ["-c", "adacomp(bins=3)"], "cannot read 'adacomp(bins=3)'"),
+        ("", ["-c", "adacomp(bins=3)"], "'adacomp' has no setting 'bins'"),
         (
             "",
             ["-c", "adacomp(3)"],

@@ -476,7 +476,8 @@ def test_a_name_may_have_settings():
     [
         "adacomp(",
         "adacomp(3)",
-        "adacomp(bins=3)",
+        "adacomp(bin_sizes=50)(scale_factor=3.0)",
+        "adacomp(bin_sizes=3)[0]",
         "adacomp(bin_sizes=3, bin_sizes=4)",
         "adacomp(scale_factor=7/2)",
     ],
@@ -488,9 +489,34 @@ def test_settings_that_cannot_be_read_are_refused(text):
         compressors.get(text)
 
 
+def test_a_wrong_setting_is_answered_with_the_valid_ones():
+    with pytest.raises(
+        ValueError, match=r"Expected bin_sizes, scale_factor, .*warmup_steps"
+    ) as error:
+        compressors.get("adacomp(bin_size=3)")
+    says = "'adacomp' has no setting 'bin_size'; did you mean 'bin_sizes'?"
+    assert says in str(error.value)
+
+
 def test_get_names_the_known_names_where_one_is_unknown():
     with pytest.raises(ValueError, match=r"unknown name 'zip'; expected one of adacomp"):
         compressors.get("zip")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("powersgd", "power_sgd"),
+        ("PowerSGD(rank=3)", "power_sgd"),
+        ("TopK", "top_k"),
+        ("adcomp", "adacomp"),
+        ("none", None),
+    ],
+)
+def test_get_suggests_names_that_are_near(wrong, near):
+    with pytest.raises(ValueError, match="unknown name") as error:
+        compressors.get(wrong)
+    assert (f"; did you mean '{near}'? Expected" in str(error.value)) == bool(near)
 
 
 @pytest.mark.parametrize("wrong", [{}, {"name": "adacomp"}, {"bin_sizes": 5}], ids=repr)

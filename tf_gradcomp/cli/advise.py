@@ -13,6 +13,7 @@ from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
 from tf_gradcomp.cli.json_output import json_option
 from tf_gradcomp.cli.run import (
     Threads,
+    Workers,
     check_scheduled,
     program_command,
     report_end,
@@ -39,7 +40,7 @@ _LOOPBACK = (
 @click.option(
     "-n",
     "--workers",
-    type=click.IntRange(min=1),
+    type=Workers(min=1),
     help="Start so many workers on this machine. What is measured is then this machine's "
     "loopback, and not the network of a cluster. Leave this out under srun and mpirun, and where "
     "TF_CONFIG is set.",

@@ -17,6 +17,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from tf_gradcomp.cli.quiet import Quiet
+
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
 _REDRAWS_PER_SECOND = 10
 _STDOUT, _STDERR = 1, 2
@@ -74,6 +76,7 @@ class WorkerOutput:
         chief_only: Whether to show worker 0 alone.
         all_to_stderr: Whether stdout is left to something else.
         bars: Whether to show progress bars on a terminal; only one process can draw them there.
+        quiet: Whether to leave out what `Quiet` does.
     """
 
     def __init__(
@@ -83,11 +86,13 @@ class WorkerOutput:
         chief_only: bool = False,
         all_to_stderr: bool = False,
         bars: bool = True,
+        quiet: bool = False,
     ) -> None:
         width = len(str(workers - 1))
         self._prefixes = [f"[worker {index:>{width}}] " for index in range(workers)]
         self._chief_only = chief_only
         self._all_to_stderr = all_to_stderr
+        self._quiet = Quiet(workers) if quiet else None
         self._bars: dict[tuple[int, str], Text] = {}
         self._drawn = 0.0
         # Its own refreshing would need a thread; here whoever prints redraws.
@@ -105,14 +110,32 @@ class WorkerOutput:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.show_held_back(all_ended=True)
         with _unless_closed():
             self._live.stop()
 
     def line(self, worker: int, stream: str, text: str) -> None:
         """Prints a line of a worker's output, to the stream it was written to."""
-        if not self._hides(worker):
+        if self._hides(worker):
+            return
+        if self._quiet and stream == "stderr" and not self._quiet.shows(worker, text):
+            return
+        with _unless_closed():
+            self._print(worker, stream, text)
+
+    def stopping(self) -> None:
+        """Notes that the user stops the job."""
+        if self._quiet:
+            self._quiet.stopped = True
+
+    def show_held_back(self, *, all_ended: bool = False) -> None:
+        """Prints what was held back for a while, where it says anything new."""
+        for worker, text in self._quiet.due(all_ended=all_ended) if self._quiet else ():
             with _unless_closed():
-                self._print(worker, stream, text)
+                if worker is None:
+                    echo(f"gradcomp: {text}", err=True)
+                else:
+                    self._print(worker, "stderr", text)
 
     def _print(self, worker: int, stream: str, text: str) -> None:
         to_stderr = stream == "stderr" or self._all_to_stderr

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from tf_gradcomp.cli import quiet
 from tf_gradcomp.cli.json_output import print_json
 from tf_gradcomp.cli.output import WorkerOutput, echo, leave_terminal, leave_what_nobody_reads
 from tf_gradcomp.launch import (
@@ -63,6 +64,16 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Workers(click.IntRange):
+    """A number of workers; it knows what users of `mpirun -np` write."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        if str(value).startswith("p"):
+            self.fail("there is no option -np; write -n, as in -n 2.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(
     # What follows the program is the program's own, whatever it looks like.
     context_settings={"allow_interspersed_args": False},
@@ -71,7 +82,7 @@ class Seconds(click.FloatRange):
 @click.option(
     "-n",
     "--workers",
-    type=click.IntRange(min=1),
+    type=Workers(min=1),
     help="Start so many worker processes on this machine. Leave this out under srun and mpirun, "
     "which start one gradcomp for each worker.",
 )
@@ -83,6 +94,13 @@ class Seconds(click.FloatRange):
     show_default=True,
     help="Show the output of all workers, or of worker 0 alone. The last lines of a worker that "
     "fails are always shown.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show all that workers write: TensorFlow's own information at start-up, an error that "
+    "several workers share on each of them, and where Ctrl-C has found them.",
 )
 @click.option(
     "--grace",
@@ -128,6 +146,7 @@ def run(
     workers: int | None,
     module: bool,
     output: str,
+    verbose: bool,
     grace: float,
     timeout: float | None,
     threads_per_worker: int | str | None,
@@ -162,7 +181,9 @@ def run(
     command = [sys.executable, *program_command(program, module), *args]
     env = {**os.environ, **thread_settings(threads_per_worker, workers, place)}
     if place:
-        result = run_rank(place, command, env, output, grace, timeout, as_json)
+        result = run_rank(
+            place, command, env, output, grace, timeout, all_to_stderr=as_json, verbose=verbose
+        )
     else:
         with _ranks(workers) if horovod else nullcontext() as ranks:
             result = run_job(
@@ -175,6 +196,7 @@ def run(
                 ranks or gpus,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
+                verbose=verbose,
             )
     report_end(result, shown_tails=output == "all")
     if as_json:
@@ -194,12 +216,17 @@ def run_job(
     *,
     tf_config: bool = True,
     all_to_stderr: bool = False,
+    verbose: bool = False,
 ) -> JobResult:
     """Runs a job to its end, showing what `output` says; Ctrl-C ends it.
 
-    With `part`, its one worker is that of a larger job; the rest is `LocalJob`'s.
+    With `part`, its one worker is that of a larger job; without `verbose`, what `Quiet` leaves out
+    is not shown. The rest is `LocalJob`'s.
     """
     of_all = part.size if part else workers
+    is_quiet = quiet.wanted(verbose)
+    if is_quiet:
+        env = {quiet.LEVEL: "1", **env}
     with (
         _stop_requests(grace, timeout) as requests,
         WorkerOutput(
@@ -207,6 +234,7 @@ def run_job(
             chief_only=output == "chief",
             all_to_stderr=all_to_stderr,
             bars=part is None,
+            quiet=is_quiet,
         ) as shown,
         LocalJob(
             command,
@@ -221,8 +249,10 @@ def run_job(
             timeout=timeout,
         ) as job,
     ):
-        requests.pass_to(job)
-        return job.run()
+        requests.pass_to(job, shown)
+        while job.step():
+            shown.show_held_back()
+        return job.run()  # reads what is left in the pipes
 
 
 def run_rank(
@@ -232,7 +262,9 @@ def run_rank(
     output: str,
     grace: float = _GRACE,
     timeout: float | None = None,
+    *,
     all_to_stderr: bool = False,
+    verbose: bool = False,
 ) -> JobResult:
     """Runs the one worker of a scheduler's job that this process is to start."""
     with ExitStack() as stack:
@@ -252,6 +284,7 @@ def run_rank(
             place,
             tf_config=False,
             all_to_stderr=all_to_stderr,
+            verbose=verbose,
         )
 
 
@@ -370,6 +403,7 @@ class _StopRequests:
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._job: LocalJob | None = None
+        self._shown: WorkerOutput | None = None
         self._early: list[int] = []
         self._stops = False
 
@@ -384,12 +418,17 @@ class _StopRequests:
         if self._job is None:
             self._early.append(signum)
         else:
-            self._job.stop(signum)
+            self._stop(signum)
 
-    def pass_to(self, job: LocalJob) -> None:
-        self._job = job
+    def pass_to(self, job: LocalJob, shown: WorkerOutput) -> None:
+        self._job, self._shown = job, shown
         for signum in self._early:
-            job.stop(signum)
+            self._stop(signum)
+
+    def _stop(self, signum: int) -> None:
+        if self._job and self._shown:
+            self._shown.stopping()
+            self._job.stop(signum)
 
 
 def _alarm_in(seconds: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -20,6 +22,7 @@ class Named(Protocol):
         """What `get_config` described."""
 
 
+_ALIKE = 0.7  # of difflib's ratio of equal letters
 _classes: dict[str, type[Any]] = {}
 
 
@@ -105,14 +108,53 @@ def _from_text(text: str) -> Any:
         return method()
     try:
         call = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise SyntaxError("one pair of brackets holds all settings")
+        if call.args:
             raise SyntaxError("settings have names")
-        return method(**_settings(call.keywords))
+        settings = _settings(call.keywords)
+        _check_known(method, settings)
+        return method(**settings)
     except (SyntaxError, TypeError) as error:
         raise ValueError(
             f"compressor: cannot read {text!r} ({error}); expected a name, or one with settings "
             f"such as {method.name}(warmup_steps=100)."
         ) from None
+
+
+def _check_known(method: type[Any], settings: Mapping[str, Any]) -> None:
+    known = _known_settings(method)
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ValueError(
+            f"compressor: {method.name!r} has no setting {unknown[0]!r}; "
+            f"{_expected(unknown[0], known)} {', '.join(known) or 'none at all'}."
+        )
+
+
+def _known_settings(method: type[Any]) -> list[str]:
+    """The names of a constructor's arguments, those that it passes on to a base class included."""
+    known: list[str] = []
+    for class_ in method.__mro__:
+        if "__init__" in vars(class_):
+            _, *arguments = inspect.signature(class_.__init__).parameters.values()
+            known += [one.name for one in arguments if one.kind is not one.VAR_KEYWORD]
+            if not any(one.kind is one.VAR_KEYWORD for one in arguments):
+                break
+    return known
+
+
+def _expected(given: str, known: Sequence[str]) -> str:
+    """The word "expected", after a question for the known names that are much like the given."""
+    plain = {_letters(name): name for name in known}
+    near = difflib.get_close_matches(_letters(given), list(plain), cutoff=_ALIKE)
+    if not near:
+        return "expected"
+    return f"did you mean {' or '.join(repr(plain[name]) for name in near)}? Expected"
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def _settings(given: Sequence[ast.keyword]) -> dict[str, Any]:
@@ -137,5 +179,6 @@ def class_named(name: str) -> type[Any]:
         return _classes[name.lower()]
     except KeyError:
         raise ValueError(
-            f"compressor: unknown name {name!r}; expected one of {', '.join(_classes)}."
+            f"compressor: unknown name {name!r}; "
+            f"{_expected(name, list(_classes))} one of {', '.join(_classes)}."
         ) from None

@@ -168,6 +168,7 @@ class Group(abc.ABC):
         """
         return ""
 
+    @tf.autograph.experimental.do_not_convert  # which warns of what it cannot read
     def agree(self, facts: Mapping[str, Any], seconds: float | None = None) -> None:
         """Compares `facts` over all processes, and returns where all are equal.
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 400
-_LOST_OTHERS = "Horovod has been shut down"  # the error of a rank that another one has left
+# The errors of a worker that another one has left.
+_LOST_OTHERS = re.compile(
+    r"Horovod has been shut down|Unavailable|UNAVAILABLE|Socket closed|Collective ops is aborted"
+    r"|[Cc]oordination ?[Ss]ervice|heartbeat|Connection re(set|fused)"
+)
+_SAME_STEPS = "All workers must take the same number of steps."
+# What differs between workers in a text that says the same: numbers, addresses, generated names.
+_OF_A_WORKER = re.compile(r"0x[0-9a-f]+|__autograph_generated_file\w+|\d+")
 # TensorFlow's log, which is no error, and what it or Python writes before it aborts.
-_LOG = re.compile(r"^([IWE]\d{4} |\d{4}-\d\d-\d\d \S+ [IWE] |WARNING: All log messages before)")
+LOG = re.compile(r"^([IWE]\d{4} |\d{4}-\d\d-\d\d \S+ [IWE] |WARNING: All log messages before)")
 _FATAL = re.compile(r"^(F\d{4} |\d{4}-\d\d-\d\d \S+ F |Fatal Python error: )")
 
 
@@ -51,6 +59,11 @@ class WorkerEnd:
         return f"killed by {_signal_name(-self.returncode)}"
 
     @property
+    def was_left(self) -> bool:
+        """Whether its error says that it has lost another worker."""
+        return bool(_LOST_OTHERS.search(self.error))
+
+    @property
     def error(self) -> str:
         """The line of its stderr that says best why it failed; empty if there is none."""
         if self.returncode == -signal.SIGKILL:
@@ -76,12 +89,10 @@ class JobResult:
     def first_failure(self) -> WorkerEnd | None:
         """The worker that failed first, if one failed by itself.
 
-        A rank that fails has Horovod shut down before it ends, so others may end before it does.
+        A worker that fails closes its connections before it ends, so others may end before it does.
         """
         failed = [end for end in self.ends if end.failed_by_itself]
-        return next(
-            (end for end in failed if _LOST_OTHERS not in end.error), next(iter(failed), None)
-        )
+        return next((end for end in failed if not end.was_left), next(iter(failed), None))
 
     @property
     def exit_code(self) -> int:
@@ -120,20 +131,69 @@ class JobResult:
         """Says in a few lines which worker died first and why, and what became of the others."""
         first = self.first_failure
         if first is not None:
-            others = [end for end in self.ends if end is not first]
-            return [_first_failure_line(first), *map(_other_line, others)]
+            return [*_left_lines(first, self._left_before(first)), *self._failure_lines(first)]
         if self.stop_signal is not None:
             return [f"stopped by {_signal_name(self.stop_signal)}."]
         if self.timed_out is not None:
-            names = ", ".join(
-                map(str, sorted(end.index for end in self.ends if end.ended_by_launcher))
-            )
-            return [f"the time limit of {self.timed_out:g} s was reached; ended workers: {names}."]
+            ended = sorted(end.index for end in self.ends if end.ended_by_launcher)
+            names = ", ".join(map(str, ended))
+            return [
+                f"the time limit of {self.timed_out:g} s was reached; ended workers: {names}.",
+                *(_left_while_waited(end) for end in self.ends if not end.ended_by_launcher),
+            ]
         return []
 
+    def _left_before(self, first: WorkerEnd) -> list[WorkerEnd]:
+        """The workers that had ended well, if the first that failed seems to have missed them."""
+        before = self.ends[: self.ends.index(first)]
+        return [end for end in before if first.was_left and end.returncode == 0]
 
-def _first_failure_line(end: WorkerEnd) -> str:
-    line = f"worker {end.index} died first, after {end.seconds:.1f} s: {end.how}"
+    def _failure_lines(self, first: WorkerEnd) -> list[str]:
+        left = self._left_before(first)
+        others = [end for end in self.ends if end is not first and end not in left]
+        same = [end for end in others if first.error and _told(end) == _told(first)]
+        if same and len(same) + 1 == len(self.ends):
+            return [_failure_line("all workers died of the same error", first)]
+        lines = [_failure_line(f"worker {first.index} died{'' if left else ' first'}", first)]
+        if same:
+            lines.append(f"{_names(sorted(same, key=_index))} followed, with the same error.")
+        return lines + [_other_line(end) for end in others if end not in same]
+
+
+def same_but_for_numbers(text: str) -> str:
+    """The text without what differs between workers that say the same."""
+    return _OF_A_WORKER.sub("#", text)
+
+
+def _told(end: WorkerEnd) -> tuple[bool, str, str]:
+    return end.failed_by_itself, end.how, same_but_for_numbers(end.error)
+
+
+def _index(end: WorkerEnd) -> int:
+    return end.index
+
+
+def _names(ends: Sequence[WorkerEnd]) -> str:
+    return f"worker{'s' if len(ends) > 1 else ''} {', '.join(str(end.index) for end in ends)}"
+
+
+def _left_lines(first: WorkerEnd, left: Sequence[WorkerEnd]) -> list[str]:
+    return [
+        f"worker {end.index} left first, after {end.seconds:.1f} s, without an error, and worker "
+        f"{first.index} then missed it. This is the likely cause. {_SAME_STEPS}"
+        for end in left
+    ]
+
+
+def _left_while_waited(end: WorkerEnd) -> str:
+    return (
+        f"worker {end.index} had left after {end.seconds:.1f} s, {end.how}. If the others waited "
+        f"for it, that is the cause. {_SAME_STEPS}"
+    )
+
+
+def _failure_line(who: str, end: WorkerEnd) -> str:
+    line = f"{who}, after {end.seconds:.1f} s: {end.how}"
     if end.returncode == -signal.SIGKILL:
         line += " (not by gradcomp; the system does so when memory runs out)"
     return f"{line}: {end.error}" if end.error else f"{line}."
@@ -158,9 +218,9 @@ def _signal_name(number: int) -> str:
 
 def _error_line(lines: tuple[str, ...]) -> str:
     """Finds the line that says best what went wrong: of a traceback, of an abort, or the last."""
-    said = [line for line in lines if line.strip() and not _LOG.match(line)]
-    if _TRACEBACK in said:
-        error = _exception(said[len(said) - said[::-1].index(_TRACEBACK) :])
+    said = [line for line in lines if line.strip() and not LOG.match(line)]
+    if TRACEBACK in said:
+        error = _exception(said[len(said) - said[::-1].index(TRACEBACK) :])
         if error:
             return error[:_LONGEST]
     fatal = [line for line in said if _FATAL.match(line)]
