@@ -9,6 +9,7 @@ from tf_gradcomp.compressors.wishes import AllReduce, WithRider
 from tf_gradcomp.distribute import communicator
 from tf_gradcomp.distribute.groups import current_group
 
+pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 ELEMENTS = 1001
 
 

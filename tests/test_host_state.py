@@ -17,6 +17,7 @@ from tf_gradcomp.distribute import host_state
 from tf_gradcomp.distribute.host_state import OnHost
 from tf_gradcomp.distribute.replica_exchange import Parts
 
+pytestmark = pytest.mark.oldest
 SHAPE = (3, 4)
 
 

@@ -7,6 +7,8 @@ import pytest
 
 import tf_gradcomp
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(tf_gradcomp.__file__).parent
 # From the lowest to the highest. A file of the package's own folder is a room by itself.
 ROOMS = [

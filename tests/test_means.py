@@ -10,6 +10,8 @@ from tests.replicas import mirrored
 from tests.workers import run_workers
 from tf_gradcomp.distribute.means import means_over_replicas, sums_over_replicas
 
+pytestmark = pytest.mark.quick
+
 
 def test_sums_and_means_are_those_of_all_replicas_in_their_dtypes():
     strategy = mirrored(2)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_gradcomp.distribute import padded_gather
 from tf_gradcomp.distribute.padded_gather import gather_padded
 
+pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 MOST = padded_gather._MOST_AHEAD
 
 

@@ -27,6 +27,7 @@ from tests.workers import result, run_workers
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.keras3 import keras_private
 
+pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 PROGRAM = Path(__file__).parent / "distributed/programs/private.py"
 SOURCES = sorted(Path(tf_gradcomp.__file__).parent.rglob("*.py"))
 

@@ -12,6 +12,8 @@ import pytest
 
 import tf_gradcomp as gc
 
+pytestmark = pytest.mark.quick
+
 PUBLIC = [
     "Advice",
     "Autoencoder",

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tf_gradcomp.simulation import similarity
 
+pytestmark = pytest.mark.quick
+
 
 def tensors(*seeds, shapes=((30, 20), (7,))):
     return [

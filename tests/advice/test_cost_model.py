@@ -9,6 +9,8 @@ from tf_gradcomp.advice.cost_model import Asked, Curve, Kind, Prediction, Work, 
 from tf_gradcomp.advice.probe import Probed
 from tf_gradcomp.advice.result import advice_on, alone
 
+pytestmark = pytest.mark.quick
+
 SUM, GATHER = Kind("AllReduce", "float32"), Kind("AllGather", "int32")
 LATENCY, PER_BYTE = 0.002, 1e-7
 

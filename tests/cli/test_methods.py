@@ -9,6 +9,8 @@ from click.testing import CliRunner
 from tf_gradcomp import compressors
 from tf_gradcomp.cli.main import main
 
+pytestmark = pytest.mark.quick
+
 
 def commands():
     return [main.commands[name] for name in sorted(main.commands)]

@@ -32,6 +32,7 @@ _UNSET = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL")
 ENV = {name: value for name, value in os.environ.items() if name not in _UNSET} | {
     "PYTHONPATH": str(Path(tf_gradcomp.__file__).parents[1])
 }
+quick = pytest.mark.quick("gradcomp run")
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def preloaded_gradcomp(*args):
     return gradcomp(*args, env={"PRELOADED": server(0)}, timeout=180, command=command)
 
 
+@quick
 def test_output_is_prefixed_and_kept_apart(program):
     path = program("print('one', index); print('two', index, file=sys.stderr)")
     done = gradcomp("run", "-n", "2", path)
@@ -159,6 +161,7 @@ def test_a_module(tmp_path):
     assert done.stdout == "[worker 0] __main__ ['-x']\n"
 
 
+@quick
 def test_the_first_failure_is_named_and_is_the_exit_code(program):
     path = program("""
         if index == 1:
@@ -590,6 +593,7 @@ def test_starts_without_loading_tensorflow():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=ENV, check=True)
 
 
+@quick
 def test_two_tensorflow_workers_sum(program):
     path = program("""
         import tensorflow as tf

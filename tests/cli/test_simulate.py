@@ -64,6 +64,7 @@ def simulate(program, *options):
     return CliRunner().invoke(main, ["simulate", str(program), *options])
 
 
+@pytest.mark.quick("gradcomp simulate")
 def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
     methods = ["no_compression", "adacomp(bin_sizes=4)"]
     options = ["-n", "2", "-n", "4", "-n", "2", "--epochs", "2", "--seeds", "2"]

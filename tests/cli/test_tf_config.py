@@ -4,6 +4,8 @@ import pytest
 
 from tf_gradcomp.tf_config import TFConfig, make_tf_config, read_tf_config
 
+pytestmark = pytest.mark.quick
+
 CLUSTER = {"worker": ["host1:2222", "host2:2222"]}
 TASK = {"type": "worker", "index": 1}
 

@@ -106,6 +106,8 @@ def test_equals_the_oracle_over_steps(method, size):
     assert_as_oracle(method, steps)
 
 
+@pytest.mark.oldest
+@pytest.mark.quick
 @every_method
 def test_equals_the_oracle_in_a_graph(method):
     steps = [random_gradients([(40, 30), (5,)], 2, seed=seed) for seed in range(3)]

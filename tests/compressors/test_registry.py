@@ -9,6 +9,8 @@ import pytest
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import registry
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.workers import result, run_workers
 
+pytestmark = pytest.mark.oldest
 PROGRAMS = Path(__file__).parent / "programs"
 FORMATS = [".keras", ".weights.h5", "tf"]
 

@@ -177,6 +177,7 @@ def test_survivor_of_a_killed_worker_ends_with_a_named_error(killed):
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
 
 
+@pytest.mark.oldest
 def test_a_leader_that_dies_before_it_broadcasts_leaves_nobody_hanging():
     program = PROGRAMS / "leader_dies.py"
     survivor, leader = run_workers(program, 2, check=False)

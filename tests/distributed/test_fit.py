@@ -10,8 +10,20 @@ import pytest
 from tests.workers import result, run_workers
 
 PROGRAMS = Path(__file__).parent / "programs"
-WAYS = ("unwrapped", "optimizer", "strategy")
-COMPRESSED = WAYS[1:]
+COMPRESSED = ("optimizer", "strategy")
+WAYS = ("unwrapped", *COMPRESSED)
+MARKS = {
+    "optimizer": pytest.mark.oldest,
+    "strategy": pytest.mark.quick("compressor on the strategy"),
+}
+
+
+def marked(ways):
+    """Each way is one job, which is among the quick ones or not."""
+    return [pytest.param(way, marks=MARKS.get(way, ())) for way in ways]
+
+
+compressed_ways = pytest.mark.parametrize("way", marked(COMPRESSED))
 
 
 # Starting and tracing take seconds each, so not all is checked in every way to train.
@@ -53,7 +65,7 @@ def seen(way):
     return [result(worker)[way] for worker in workers]
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=marked(WAYS))
 def way(request):
     return request.param
 
@@ -160,7 +172,7 @@ def test_a_worker_with_data_does_not_wait_to_hear_whether_others_have_some():
     assert early["got"] < late["begun"]
 
 
-@pytest.mark.parametrize("way", COMPRESSED)
+@compressed_ways
 def test_run_eagerly_trains_as_the_graph_does(way):
     checks = seen(way)[0]
     graph, eager = checks["callbacks_and_metrics"], checks["eager"]
@@ -199,7 +211,7 @@ def test_tensorboard_gets_the_losses(way):
         )
 
 
-@pytest.mark.parametrize("way", COMPRESSED)
+@compressed_ways
 def test_tensorboard_gets_what_the_monitor_measures(way):
     for report in seen(way):
         check = report["callbacks_and_metrics"]
@@ -217,7 +229,7 @@ def test_tensorboard_gets_what_the_monitor_measures(way):
             np.testing.assert_allclose(check["scalars"][f"epoch_{name}"], values, rtol=1e-6)
 
 
-@pytest.mark.parametrize("way", COMPRESSED)
+@compressed_ways
 def test_monitor_counts_all_bytes_of_a_step(way):
     parameters = 8 * 32 + 32 + 32 * 3 + 3
     for report in seen(way):
@@ -238,6 +250,7 @@ def test_monitor_counts_all_bytes_of_a_step(way):
             assert wire == pytest.approx(4 * parameters / sent)  # 2 (N - 1) / N is 1 for two
 
 
+@pytest.mark.oldest
 def test_dict_and_tuple_and_dataset_inputs_train_alike():
     for report in seen("optimizer"):
         check = report["forms_of_input"]
@@ -277,7 +290,7 @@ def test_synchronized_batch_statistics_are_not_compressed():
         assert min(check["moved"]) > 0
 
 
-@pytest.mark.parametrize("way", COMPRESSED)
+@compressed_ways
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_trains_to_bit_equal_weights(way, policy):
     first, second = (report["mixed_precision"][policy] for report in seen(way))
@@ -285,7 +298,7 @@ def test_mixed_precision_trains_to_bit_equal_weights(way, policy):
     assert first["loss"][-1] < first["loss"][0]
 
 
-@pytest.mark.parametrize("way", COMPRESSED)
+@compressed_ways
 def test_keras_scales_the_loss_under_mixed_float16(way):
     # the case of the test above that is the hard one
     optimizer = seen(way)[0]["mixed_precision"]["mixed_float16"]["optimizer"]

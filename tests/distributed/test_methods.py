@@ -15,6 +15,7 @@ METHODS = compressors.names()
 COLLECTIVES = ["adacomp", "no_compression", "scalecom"]  # gather, sum, and broadcast
 STATES = ["adacomp", "cast", "lgc", "lgreco", "power_sgd"]  # each keeps other state
 
+quick = pytest.mark.quick("CompressedOptimizer")
 every_method = pytest.mark.parametrize("method", [*METHODS, "bfloat16", "warmed up"])
 
 
@@ -33,6 +34,7 @@ def resumed(workers, folder):
     return [result(worker) for worker in run_workers(PROGRAM, 3, ["resume", folder, *STATES])]
 
 
+@quick
 @every_method
 def test_weights_and_slots_are_bit_equal(workers, method):
     first, second = (worker[method] for worker in workers)
@@ -40,6 +42,7 @@ def test_weights_and_slots_are_bit_equal(workers, method):
     assert first["slots"] == second["slots"]
 
 
+@quick
 @every_method
 def test_the_spoilt_step_is_skipped_by_all_and_training_goes_on(workers, method):
     for worker in workers:
@@ -48,6 +51,7 @@ def test_the_spoilt_step_is_skipped_by_all_and_training_goes_on(workers, method)
         assert all(np.isfinite(values).all() for values in worker[method]["values"])
 
 
+@quick
 @every_method
 def test_the_bytes_of_the_tensors_are_in_the_payload(workers, method):
     for worker in workers:
@@ -77,6 +81,7 @@ def test_more_workers_go_on_from_a_backup(workers, resumed, method):
         assert after["weights"] == resumed[0][method]["weights"]
 
 
+@quick
 @pytest.mark.parametrize("method", SUMMING)
 def test_what_is_summed_is_sent_as_by_a_ring(workers, method):
     for worker in workers:
@@ -86,6 +91,7 @@ def test_what_is_summed_is_sent_as_by_a_ring(workers, method):
         assert seen["sent bytes"] == pytest.approx(seen["payload bytes"], abs=2)  # of two workers
 
 
+@quick
 @pytest.mark.parametrize(("method", "tolerance"), [("cast", 1e-3), ("bfloat16", 1e-2)])
 def test_casting_trains_as_without_compression(workers, method, tolerance):
     for worker in workers:

@@ -18,6 +18,7 @@ RUNS = {
     "strategy": ("CustomTraining graph", "LoopWithCheckpoints eager"),
     "alone": ("CustomTraining graph", "LoopWithCheckpoints graph", "StepsInAFunction graph"),
 }
+quick = pytest.mark.quick("compressor on the strategy", "custom training loop")
 # A sum over the 64 rows and 36 places of a filter may round in each term, and does so in 16 steps.
 ROUNDING = 16 * 64 * 36 * 2.0**-24
 
@@ -32,7 +33,10 @@ def seen(ways, workers=2):
 
 @pytest.mark.parametrize(
     ("way", "run"),
-    [(way, run) for way in ("unwrapped", "optimizer", "strategy") for run in RUNS[way]],
+    [
+        *((way, run) for way in ("unwrapped", "optimizer") for run in RUNS[way]),
+        *(pytest.param("strategy", run, marks=quick) for run in RUNS["strategy"]),
+    ],
 )
 def test_two_workers_train_as_one_process_does(way, run):
     # One job has both ways of a strategy without a compressor.

@@ -10,6 +10,8 @@ import pytest
 
 from tests.test_public_api import NAMESPACES
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),

@@ -9,15 +9,21 @@ import sys
 import numpy as np
 import pytest
 
+from tests.bounds import rounding, training
 from tests.horovod.jobs import PROGRAMS, needs_horovod, run_ranks
 from tests.workers import ONE_THREAD, python_path, result, run_workers
 from tf_gradcomp import compressors
 
 pytestmark = needs_horovod
+quick = pytest.mark.quick("Horovod", "custom training loop")
 
 METHODS = [*compressors.names(), "bfloat16", "warmed up"]
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "clipnorm", "Lamb", "EMA", "accumulation", "loss scale"]
 FEW = ["AdamW"]
+# Adam moves a weight by up to 0.01 / 0.05 of its gradient. Sums are over 24 rows, 20 words, and 16
+# and 3 units.
+TRAINED = training(gain=0.2, terms=24 + 20 + 16 + 3, steps=8)
+THIRDS = rounding(1, terms=3 + 1)  # a third of a value, three times
 SAVED = ["whole.keras", "only.weights.h5", "tf"]
 
 
@@ -28,6 +34,10 @@ def results(workers):
 def largest_difference(left, right):
     pairs = zip(left, right, strict=True)
     return max(np.abs(np.array(a) - np.array(b)).max(initial=0) for a, b in pairs)
+
+
+def largest(arrays):
+    return max(np.abs(array).max(initial=0) for array in arrays)
 
 
 def only(of_ranks):
@@ -48,13 +58,16 @@ def three_ranks():
 
 @pytest.mark.parametrize(
     ("ranks", "name"),
-    [*(("two_ranks", name) for name in OPTIMIZERS), *(("three_ranks", name) for name in FEW)],
+    [
+        *(("two_ranks", name) for name in OPTIMIZERS),
+        *(pytest.param("three_ranks", name, marks=quick) for name in FEW),
+    ],
 )
 def test_dense_training_is_that_of_one_process_on_whole_batches(request, ranks, name):
     seen = request.getfixturevalue(ranks)
     together = only([rank["by Horovod"][name] for rank in seen])
     alone = seen[0]["alone"][name]
-    assert largest_difference(together["values"], alone["values"]) <= 2e-7
+    assert largest_difference(together["values"], alone["values"]) <= TRAINED
     assert together["iterations"] == alone["iterations"]
 
 
@@ -74,7 +87,7 @@ def methods_by_strategy():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("ranks", ["methods", "methods_of_three"])
+@pytest.mark.parametrize("ranks", [pytest.param("methods", marks=quick), "methods_of_three"])
 def test_ranks_stay_equal_and_skip_a_step_together(request, ranks, method):
     seen = [rank[method] for rank in request.getfixturevalue(ranks)]
     only([rank["weights"] for rank in seen])
@@ -86,26 +99,28 @@ def test_ranks_stay_equal_and_skip_a_step_together(request, ranks, method):
         assert len({rank["own residuals"] for rank in seen}) == (1 if has_none else len(seen))
 
 
-@pytest.mark.parametrize("ranks", ["methods", "methods_of_three"])
+@pytest.mark.parametrize("ranks", [pytest.param("methods", marks=quick), "methods_of_three"])
 def test_ranks_learn_an_autoencoder_and_plan_together(request, ranks):
     seen = request.getfixturevalue(ranks)
     assert only([rank["lgc"]["phase"] for rank in seen]) == 3
     assert only([rank["lgreco"]["plan"] for rank in seen])
 
 
+@quick
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "auto"])
 def test_a_method_does_what_it_does_by_the_collectives_of_tensorflow(
     methods, methods_by_strategy, method
 ):
     by_horovod, by_strategy = methods[0][method], methods_by_strategy[0][method]
-    assert largest_difference(by_horovod["values"], by_strategy["values"]) <= 1e-6
+    assert by_horovod["values"] == by_strategy["values"]
     for name, sums in by_strategy["sums"].items():
-        assert largest_difference(by_horovod["sums"][name], sums) <= 1e-6
+        assert by_horovod["sums"][name] == sums
     as_float32 = 2 if method == "bfloat16" else 1  # Horovod does not sum the other
     assert by_horovod["payload"] <= as_float32 * by_strategy["payload"]
     assert by_horovod["sent"] <= as_float32 * by_strategy["sent"]
 
 
+@quick
 def test_what_is_gathered_is_sent_without_padding(methods):
     ranks = [rank["adacomp"] for rank in methods]
     payloads = [rank["payload"] for rank in ranks]
@@ -141,9 +156,12 @@ def loaded(saved, folder):
 def test_another_job_goes_on_with_what_rank_0_saved(saved, loaded, job, way):
     of_workers = [worker[way] for worker in loaded[job]]
     for name in ("residual", "second_moment"):
-        sums = [np.add(*pair) for pair in zip(*(rank["own"][name] for rank in saved), strict=True)]
+        sums = [
+            np.add(*np.float32(pair))
+            for pair in zip(*(rank["own"][name] for rank in saved), strict=True)
+        ]
         assert max(np.abs(total).max() for total in sums) > 0
-        assert largest_difference(of_workers[0][name], sums) <= 1e-6
+        assert largest_difference(of_workers[0][name], sums) <= THIRDS * largest(sums)
     assert {worker["group"] for worker in of_workers} == {job}
     assert {worker["exchanges"] for worker in of_workers} == {4}
 
@@ -153,9 +171,9 @@ def test_callbacks_collect_the_state_of_all_wrappers_of_a_model(saved, wrappers)
     first, second = (rank[wrappers]["own"] for rank in saved)
     assert len(first) == 2
     for collected, *own in zip(saved[0][wrappers]["collected"], first, second, strict=True):
-        sums = [np.add(*pair) for pair in zip(*own, strict=True)]
+        sums = [np.add(*np.float32(pair)) for pair in zip(*own, strict=True)]
         assert max(np.abs(total).max() for total in sums) > 0
-        assert largest_difference(collected, sums) <= 1e-6
+        assert largest_difference(collected, sums) == 0
 
 
 @pytest.mark.parametrize("job", ["Horovod", "MultiWorkerMirroredStrategy"])
@@ -167,7 +185,7 @@ def test_each_rank_gets_its_share_of_what_was_saved(loaded):
     ranks = [rank["only.weights.h5"] for rank in loaded["Horovod"]]
     assert largest_difference(only([rank["own"] for rank in ranks]), ranks[0]["residual"]) > 0
     shares = [3 * np.array(own) for own in ranks[0]["own"]]
-    assert largest_difference(shares, ranks[0]["residual"]) <= 1e-6
+    assert largest_difference(shares, ranks[0]["residual"]) <= THIRDS * largest(shares)
 
 
 def test_collecting_changes_nothing_and_counts_until_the_next_step(saved):
@@ -263,10 +281,10 @@ def test_advice_and_the_choice_are_the_same_on_all_ranks(fitted):
 
 def test_a_backup_holds_the_residuals_of_all(fitted):
     left = [rank["backed_up"]["left"] for rank in fitted]
-    sums = [np.add(*pair) for pair in zip(*left, strict=True)]
+    sums = [np.add(*np.float32(pair)) for pair in zip(*left, strict=True)]
     found = only([rank["backed_up"]["found"] for rank in fitted])
     assert max(np.abs(total).max() for total in sums) > 0
-    assert largest_difference([2 * np.array(one) for one in found], sums) <= 1e-6
+    assert largest_difference([2 * np.array(one) for one in found], sums) == 0
     assert only([rank["backed_up"]["epochs"] for rank in fitted]) == [1]
 
 
@@ -351,9 +369,9 @@ def test_sets_of_processes_train_apart(tmp_path):
     seen = results(run_ranks("subsets.py", 3, [tmp_path / "backup"], env=env))
     gradient = np.arange(1.0, 5)  # times rank + 1
     mean_of_two = of_one = [-2 * gradient]
-    assert largest_difference([seen[0]["no_compression"]], mean_of_two) <= 1e-6
+    assert largest_difference([seen[0]["no_compression"]], mean_of_two) == 0
     for method in ("no_compression", "scalecom", "adacomp"):
-        assert largest_difference([seen[1][method]], of_one) <= 1e-6
+        assert largest_difference([seen[1][method]], of_one) == 0
         assert seen[0][method] == seen[2][method]
     assert seen[0]["adacomp"] != seen[1]["adacomp"]
     assert "is not in" in seen[0]["not in it"]
@@ -379,7 +397,7 @@ def hosts():
 def test_ranks_of_hosts_train_as_one_replica_of_each(hosts):
     assert [rank["host"] for rank in hosts] == [[0, 0], [0, 1], [1, 0], [1, 1]]
     dense = only([rank["dense"]["values"] for rank in hosts])
-    assert largest_difference(dense, hosts[0]["dense of learners"]["values"]) <= 2e-6
+    assert largest_difference(dense, hosts[0]["dense of learners"]["values"]) <= TRAINED
     assert only([rank["skipped"] for rank in hosts])["skipped"] == 1
 
 
@@ -390,11 +408,11 @@ def test_hosts_exchange_as_that_many_learners_do(hosts, method):
     for one, other in (ranks[:2], ranks[2:]):
         assert one == other
     learners = hosts[0]["learners"][method]
-    assert largest_difference(ranks[0]["values"], learners["values"]) <= 1e-5
-    assert largest_difference(ranks[0]["waits"], learners["waits"]) <= 1e-5
+    assert largest_difference(ranks[0]["values"], learners["values"]) == 0
+    assert largest_difference(ranks[0]["waits"], learners["waits"]) == 0
     assert ranks[0]["saved by the first"] == ranks[0]["waits"]
     for rank in ranks:
-        assert largest_difference(rank["resumed"], ranks[0]["waits"]) <= 1e-6
+        assert largest_difference(rank["resumed"], ranks[0]["waits"]) == 0
 
 
 def test_hosts_save_what_all_of_their_ranks_have_accumulated(hosts):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.bounds import training
 from tests.workers import result, run_workers
 from tf_gradcomp.launch import horovod_ranks
 
@@ -33,6 +34,9 @@ AS_THEY_ARE = ["SGD::scaled", "legacy SGD::scaled", "MovingAverage"]
 SIMULATED = ["Nadam:adacomp", "MovingAverage:scalecom", "SGD:power_sgd"]
 SAVED = ["Adam", "MovingAverage"]
 FORMATS = ["h5", "keras", "tf", "checkpoint"]
+# Adam moves a weight by up to 0.01 / 0.05 of its gradient. Sums are over 24 rows, 20 words, and 16
+# and 3 units.
+TRAINED = training(gain=0.2, terms=24 + 20 + 16 + 3, steps=8)
 HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
 if not HAS_ADDONS:  # tf_keras: a few, as its code is that of Keras 2.15
     WRAPPED = ["legacy Adam"]
@@ -51,6 +55,9 @@ needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None,
     reason="Horovod is not installed; `python3 dev.py test --keras2` builds it",
 )
+# Some are run with the newest TensorFlow and tf_keras, too.
+tf_keras = pytest.mark.tf_keras
+quick = pytest.mark.quick("tf_keras")
 
 
 def by_strategy(program, *args):
@@ -122,16 +129,19 @@ def ranks():
 @pytest.mark.parametrize(
     ("job", "name"),
     [
-        *(("wrapped", name) for name in WRAPPED),
+        *(pytest.param("wrapped", name, marks=[tf_keras, quick]) for name in WRAPPED),
         *(("as_they_are", name) for name in BY_STRATEGY),
-        *(pytest.param("ranks", name, marks=needs_horovod) for name in BY_HOROVOD),
+        *(
+            pytest.param("ranks", name, marks=[needs_horovod, tf_keras, quick])
+            for name in BY_HOROVOD
+        ),
     ],
 )
 def test_dense_training_is_that_of_one_process_on_whole_batches(request, alone, job, name):
     first, second = (worker[name] for worker in request.getfixturevalue(job))
     expected = alone[name]
     assert first == second
-    assert largest_difference(first["values"], expected["values"]) <= 2e-7
+    assert largest_difference(first["values"], expected["values"]) <= TRAINED
     assert first["iterations"] == expected["iterations"]
 
 
@@ -140,6 +150,7 @@ def methods():
     return by_strategy("methods.py", ",".join(METHODS))
 
 
+@tf_keras
 @pytest.mark.parametrize("case", METHODS)
 def test_workers_stay_equal_and_skip_a_step_together(methods, case):
     first, second = (worker[case] for worker in methods)
@@ -178,6 +189,7 @@ def methods_by_horovod():
     return by_horovod("methods.py", ",".join(METHODS_BY_HOROVOD))
 
 
+@tf_keras
 @needs_horovod
 @pytest.mark.parametrize("case", METHODS_BY_HOROVOD)
 def test_ranks_of_horovod_do_what_workers_of_a_strategy_do(methods_by_horovod, methods, case):
@@ -186,6 +198,7 @@ def test_ranks_of_horovod_do_what_workers_of_a_strategy_do(methods_by_horovod, m
         assert rank[case]["residual"] == worker[case]["residual"]
 
 
+@tf_keras
 @needs_horovod
 def test_ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal(alone):
     ranks = by_horovod("exact.py", "wrapped", "AdamW,Adam:adacomp", n=4, hosts=2)
@@ -195,7 +208,7 @@ def test_ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal(alone
         assert third == fourth
         assert first["slots"] == third["slots"]
         assert first["weights"] == third["weights"]
-    assert largest_difference(ranks[0]["AdamW"]["values"], alone["AdamW"]["values"]) <= 1e-6
+    assert largest_difference(ranks[0]["AdamW"]["values"], alone["AdamW"]["values"]) <= TRAINED
     compressed, other = ranks[0]["Adam:adacomp"], ranks[2]["Adam:adacomp"]
     assert compressed["residuals"] != other["residuals"]
 
@@ -206,7 +219,7 @@ def test_workers_of_several_replicas_train_as_one_process_and_stay_equal(alone):
         assert first[name]["slots"] == second[name]["slots"]
         copies = [*first[name]["replicas"], *second[name]["replicas"]]
         assert copies == [first[name]["weights"]] * 4
-    assert largest_difference(first["AdamW"]["values"], alone["AdamW"]["values"]) <= 1e-6
+    assert largest_difference(first["AdamW"]["values"], alone["AdamW"]["values"]) <= TRAINED
     compressed, other = first["Adam:adacomp"], second["Adam:adacomp"]
     assert compressed["residuals"] != other["residuals"]
 
@@ -246,6 +259,7 @@ def test_a_job_goes_on_from_what_was_saved(saves, name, form):
         assert first[f"{form}, later"] == second[f"{form}, later"]
 
 
+@tf_keras
 @needs_horovod
 def test_ranks_of_horovod_go_on_from_what_was_saved(tmp_path):
     workers = by_horovod("saves.py", tmp_path, "legacy Adam")
@@ -288,6 +302,7 @@ def test_callbacks_log_and_a_backup_is_gone_on_with(callbacks):
     check_callbacks(callbacks)
 
 
+@tf_keras
 @needs_horovod
 def test_callbacks_do_so_under_horovod(tmp_path):
     reports = by_horovod("callbacks.py", tmp_path)
@@ -309,7 +324,9 @@ def one_of_three():
     return result(*run_workers(PROGRAMS / "three.py", 1, [""]))
 
 
-@pytest.fixture(scope="module", params=["strategy", pytest.param("horovod", marks=needs_horovod)])
+@pytest.fixture(
+    scope="module", params=["strategy", pytest.param("horovod", marks=[needs_horovod, tf_keras])]
+)
 def three(request, tmp_path_factory):
     """What each of two saved, and three workers that went on from it, until one was killed."""
     folder = tmp_path_factory.mktemp("three")
@@ -328,7 +345,7 @@ def test_three_train_as_one_process_and_stay_equal(three, one_of_three):
     for name in ("dense", "chosen"):
         assert all(report[name] == reports[0][name] for report in reports)
     dense = reports[0]["dense"]
-    assert largest_difference(dense["values"], one_of_three["values"]) <= 1e-6
+    assert largest_difference(dense["values"], one_of_three["values"]) <= TRAINED
     assert dense["iterations"] == one_of_three["iterations"]
 
 

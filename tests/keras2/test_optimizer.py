@@ -16,6 +16,7 @@ from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.keras2 import keras_private
 from tf_gradcomp.keras2.adam import momentum_only
 
+pytestmark = pytest.mark.tf_keras
 keras = tf.keras
 legacy = keras.optimizers.legacy
 needs_addons = pytest.mark.skipif(

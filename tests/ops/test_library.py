@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_gradcomp.ops import library
 
+pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 
+pytestmark = [pytest.mark.oldest, pytest.mark.quick]
+
 
 class PassIfEqualTest(tf.test.TestCase):
     def test_a_value_of_any_kind_passes_where_both_are_equal(self):

@@ -13,6 +13,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.reference import adacomp, qsgd, sign_sgd, top_k
 from tf_gradcomp.reference import payload as payload_format
 
+pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 SHAPES = [(70, 31), (1001,), (5,)]
 
 

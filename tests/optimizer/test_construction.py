@@ -11,6 +11,8 @@ import tf_gradcomp as gc
 from tests.optimizer.cases import FEATURES, OPTIMIZERS, Replicas, copy_of, gradients_at, label
 from tests.replicas import copies, mirrored, per_replica, stepper
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("form", ["object", "config", "name"])
 def test_the_inner_optimizer_is_an_object_a_config_or_a_name(form):

@@ -19,6 +19,8 @@ from tests.optimizer.cases import (
 )
 from tests.replicas import mirrored
 
+pytestmark = pytest.mark.quick
+
 
 class Shrinking(keras.constraints.Constraint):
     """Does something each time."""

@@ -10,6 +10,8 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.reference import lgreco
 
+pytestmark = pytest.mark.quick
+
 PLANNERS = [ops.knapsack, lgreco.plan]
 SIZES = np.array([[1.0, 2.0, 40.0], [100.0, 200.0, 400.0], [10.0, 20.0, 40.0]])
 ERRORS = np.array([[9.0, 5.0, 1.0], [5.5, 4.0, 2.0], [4.0, 2.0, 1.0]])

@@ -10,6 +10,7 @@ import tf_gradcomp as gc
 from tests.ranks import BATCH, RANK, SIZE, data, digest, hvd, own_rows, report, values
 
 STEPS, BAD_STEP = 6, 4
+EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 HOSTS, HOST = hvd.cross_size(), hvd.cross_rank()
 METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
@@ -17,6 +18,10 @@ METHODS = {
     "warmed up": gc.compressors.TopK(0.1, warmup_steps=3),
 }
 group = gc.HorovodHosts()
+
+
+def adam():
+    return keras.optimizers.Adam(0.01, epsilon=EPSILON)
 
 
 def numbers_model():
@@ -32,7 +37,9 @@ def model_with(optimizer, method):
 
 def by_ranks(method, rows):
     """What a rank has after steps in each of which it gets some rows of the batch."""
-    optimizer = gc.CompressedOptimizer(keras.optimizers.Adam(0.01), method, group=group)
+    optimizer = gc.CompressedOptimizer(
+        keras.optimizers.Adam(0.01, epsilon=EPSILON), method, group=group
+    )
     model = model_with(optimizer, method)
     x, y = data(STEPS)
     own_x, own_y = rows(x), rows(y)
@@ -64,7 +71,7 @@ def by_ranks(method, rows):
 
 def by_learners(method):
     """What as many learners as hosts have after the same steps."""
-    model = model_with(keras.optimizers.Adam(0.01), method)
+    model = model_with(adam(), method)
     learners = gc.simulation.Learners(model, HOSTS, method)
     x, y = data(STEPS)
     for begin in range(0, len(x), BATCH):
