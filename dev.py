@@ -2,11 +2,12 @@
 """Makes the environment, builds the ops, and runs the demonstration, tests, checks or linters.
 
     python3 dev.py demo
-    python3 dev.py test
-    python3 dev.py test -- -k strategy     # what follows -- goes to pytest
-    python3 dev.py test --oldest           # with the oldest TensorFlow that is supported
+    python3 dev.py test                    # the quick tests: whether this checkout is sound
+    python3 dev.py test --all              # every test
+    python3 dev.py test -- -k strategy     # what follows -- goes to pytest, and chooses the tests
+    python3 dev.py test --oldest           # some tests with the oldest TensorFlow supported
     python3 dev.py test --keras2           # those of Keras 2, with TensorFlow 2.15
-    python3 dev.py test --tf-keras         # a part of those, with the newest one and tf_keras
+    python3 dev.py test --tf-keras         # some of those, with the newest TensorFlow and tf_keras
     python3 dev.py kernels                 # whether the kernels are as fast as recorded
     python3 dev.py lint
     python3 dev.py docs                    # the documentation as a site, in build/site
@@ -83,7 +84,8 @@ class Target:
         in_place: Whether it uses this source tree. The op library lies in the tree and fits one
             TensorFlow only, so all other environments have copies of the tree.
         packages: What else it has, for pip.
-        tests: Which tests are run with it, if not said otherwise; by default all.
+        mark: The mark of the tests that are run with it, unless all are wanted.
+        tests: More arguments for pytest, such as the folder that all its tests are in.
         variables: Of the processes' environment, for TensorFlow.
     """
 
@@ -92,6 +94,7 @@ class Target:
     folder: Path
     in_place: bool
     packages: tuple[str, ...] = ()
+    mark: str = "oldest"
     tests: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
 
@@ -106,7 +109,7 @@ class Target:
         return ROOT if self.in_place else self.folder / "source"
 
 
-NEWEST = Target("2.21.*", ((3, 11), (3, 13)), ROOT / ".venv", in_place=True)
+NEWEST = Target("2.21.*", ((3, 11), (3, 13)), ROOT / ".venv", in_place=True, mark="quick")
 OLDEST, *BETWEEN = (
     Target(f"{minor}.*", ((3, 11), (3, 12)), ROOT / f".venv-tf{minor}", in_place=False)
     for minor in ("2.17", "2.18", "2.19", "2.20")
@@ -118,33 +121,13 @@ KERAS2 = Target(
     ROOT / ".venv-keras2",
     in_place=False,
     packages=("tensorflow-addons==0.23.0",),
+    mark="",
     tests=("-n0", "tests/keras2"),
 )
-JOBS = "tests/keras2/test_jobs.py"
 TF_KERAS = dataclasses.replace(
     NEWEST,
-    tests=(
-        "-n0",
-        "tests/keras2/test_optimizer.py",
-        *(
-            f"{JOBS}::test_dense_training_is_that_of_one_process_on_whole_batches[{case}]"
-            for case in ("wrapped-legacy Adam", "ranks-AdamW", "ranks-clipnorm", "ranks-EMA")
-        ),
-        f"{JOBS}::test_workers_stay_equal_and_skip_a_step_together",
-        f"{JOBS}::test_ranks_of_horovod_do_what_workers_of_a_strategy_do",
-        f"{JOBS}::test_ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal",
-        f"{JOBS}::test_ranks_of_horovod_go_on_from_what_was_saved",
-        f"{JOBS}::test_callbacks_do_so_under_horovod",
-        *(
-            f"{JOBS}::test_{name}[horovod]"
-            for name in (
-                "three_train_as_one_process_and_stay_equal",
-                "three_go_on_from_a_job_of_two",
-                "three_are_advised_and_told_what_differs",
-                "two_end_with_an_error_when_the_third_is_killed",
-            )
-        ),
-    ),
+    mark="tf_keras",
+    tests=("-n0", "tests/keras2"),
     variables=(("TF_USE_LEGACY_KERAS", "1"),),
 )
 
@@ -159,18 +142,41 @@ def main() -> int:
     target = getattr(arguments, "target", NEWEST)
     check_python(target)
     compiler = find_compiler()
+    tests = PYTEST in arguments.commands
     with alone_in(target.folder):
         prepare(target, arguments.extras, compiler)
-        if target is TF_KERAS:
+        if tests and target in (NEWEST, TF_KERAS):
             prepare_tf_keras(target)
-        elif arguments.horovod and target is not OLDEST:
+        if arguments.horovod and target is not OLDEST:
             prepare_horovod(target, compiler)
-    os.environ.update(target.variables)
-    codes = [
-        run([target.python, *command, *(arguments.extra or target.tests)], target.tree)
-        for command in arguments.commands
-    ]
+    if tests:
+        codes = [run_tests(*some) for some in tests_to_run(target, arguments)]
+    else:
+        commands = [[*command, *arguments.extra] for command in arguments.commands]
+        codes = [run([target.python, *command], target.tree) for command in commands]
     return next(filter(None, codes), 0)
+
+
+def tests_to_run(
+    target: Target, arguments: argparse.Namespace
+) -> Iterator[tuple[Target, list[str]]]:
+    """Yields what to run pytest with, and its arguments: those of the user, or the target's tests.
+
+    With the newest TensorFlow that is done with Keras 3, and then with tf_keras.
+    """
+    if arguments.extra:
+        yield target, arguments.extra
+        return
+    marked = ["-m", target.mark] if target.mark and not arguments.all else []
+    yield target, [*marked, *target.tests]
+    if target is NEWEST:
+        yield TF_KERAS, ["-m", TF_KERAS.mark if arguments.all else NEWEST.mark, *TF_KERAS.tests]
+
+
+def run_tests(target: Target, arguments: list[str]) -> int:
+    """Runs pytest; returns its exit code."""
+    variables = {**os.environ, **dict(target.variables)}
+    return run([target.python, *PYTEST, *arguments], target.tree, variables)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -186,7 +192,12 @@ def parse_arguments() -> argparse.Namespace:
             ("examples",),
             [["keras_examples/demo.py"]],
         ),
-        ("test", "run the tests", ("examples", "test"), [PYTEST]),
+        (
+            "test",
+            "run the quick tests, all tests, or those that pytest is told of",
+            ("examples", "test"),
+            [PYTEST],
+        ),
         (
             "kernels",
             "compare the speed of the kernels with what is recorded",
@@ -228,6 +239,7 @@ def parse_arguments() -> argparse.Namespace:
                     default=NEWEST,
                     help=f"with TensorFlow {other.tensorflow} and {keras}, in {other.folder.name}",
                 )
+            subparser.add_argument("--all", action="store_true", help="every test")
             subparser.set_defaults(horovod=True)
             subparser.add_argument(
                 "--without-horovod",
@@ -576,9 +588,9 @@ def copy_tree(tree: Path) -> None:
         library.write_bytes(built)
 
 
-def run(command: list[str], folder: Path) -> int:
+def run(command: list[str], folder: Path, variables: dict[str, str] | None = None) -> int:
     """Runs a command to its end, also where Ctrl-C has asked both it and this program to end."""
-    process = subprocess.Popen(command, cwd=folder)
+    process = subprocess.Popen(command, cwd=folder, env=variables)
     while True:
         try:
             return process.wait()

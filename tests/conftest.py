@@ -1,4 +1,4 @@
-"""What holds for all tests: devices, seeds, which run beside each other, what a folder took.
+"""Sets up all tests: devices, seeds, which run beside each other; and reports on each folder.
 
 TensorFlow is given four logical CPU devices, so that one process can hold several replicas. It can
 only be done before TensorFlow starts, hence here, whatever tests are run.
@@ -87,13 +87,54 @@ def pytest_runtest_protocol(item):
             fcntl.flock(turns, fcntl.LOCK_UN)  # also where a process that was forked has the file
 
 
+def folder_of(nodeid):
+    return str(Path(file_of(nodeid)).parent)
+
+
+class Progress:
+    """Prints a line for each folder when all its tests have run."""
+
+    def __init__(self, config):
+        self.config = config
+        self.left = collections.Counter()
+        self.outcomes = collections.defaultdict(collections.Counter)
+
+    def pytest_collection_finish(self, session):
+        self.expect([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids):
+        self.expect(ids)
+
+    def expect(self, nodeids):
+        self.left = collections.Counter(map(folder_of, nodeids))
+
+    def pytest_runtest_logreport(self, report):
+        folder = folder_of(report.nodeid)
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[folder][report.outcome] += 1
+        if report.when != "teardown" or type(report) is not pytest.TestReport:
+            return
+        self.left[folder] -= 1
+        if not self.left[folder]:
+            terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+            outcomes = self.outcomes[folder].items()
+            counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes)
+            terminal.write(f"\n{folder}: {counts}\n")
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # in the process that pytest-xdist has report
+        config.pluginmanager.register(Progress(config))
+
+
 def pytest_terminal_summary(terminalreporter):
-    """What each folder took, summed over its tests and the fixtures they needed."""
+    """Lists what each folder took, summed over its tests and the fixtures they needed."""
     seconds, tests = collections.Counter(), collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if type(report) is pytest.TestReport:  # none of a subtest, whose time is in the test's
-                folder = str(Path(file_of(report.nodeid)).parent)
+                folder = folder_of(report.nodeid)
                 seconds[folder] += report.duration
                 tests[folder] += report.when == "call"
     terminalreporter.section("seconds by folder")

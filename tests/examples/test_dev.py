@@ -1,7 +1,7 @@
 """dev.py, without making any environment."""
 
+import contextlib
 import importlib.util
-import os
 import re
 import shutil
 import sys
@@ -73,36 +73,56 @@ def test_keras_2_needs_an_old_python_and_says_so(dev, monkeypatch):
     assert_one_sentence(error)
 
 
-def test_keras_2_has_tests_of_its_own(dev, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--keras2"])
-    target = dev.parse_arguments().target
-    assert target.tests == ("-n0", "tests/keras2")
-    assert target.packages == ("tensorflow-addons==0.23.0",)
+def runs_of_pytest(dev, monkeypatch, *argv):
+    """The arguments of each run of pytest, and whether it is with tf_keras."""
+    ran = []
+
+    def run(command, tree, variables):
+        ran.append((command[1 + len(dev.PYTEST) :], variables.get("TF_USE_LEGACY_KERAS") == "1"))
+        return 0
+
+    for name in ("check_python", "prepare", "prepare_tf_keras", "prepare_horovod"):
+        monkeypatch.setattr(dev, name, lambda *_: None)
+    monkeypatch.setattr(dev, "alone_in", lambda folder: contextlib.nullcontext())
+    monkeypatch.setattr(dev, "run", run)
+    monkeypatch.setattr(sys, "argv", ["dev.py", "test", *argv])
+    assert dev.main() == 0
+    return ran
 
 
-def test_tf_keras_is_installed_alone_and_chosen_by_its_variable(dev, monkeypatch, tmp_path):
-    """Once, beside the newest TensorFlow."""
-    installed, ran = [], []
+def test_the_quick_tests_are_run_unless_others_are_named(dev, monkeypatch):
+    keras2 = ["-n0", "tests/keras2"]
+    for argv, expected in (
+        ([], [(["-m", "quick"], False), (["-m", "quick", *keras2], True)]),
+        (["--all"], [([], False), (["-m", "tf_keras", *keras2], True)]),
+        (["--", "tests/ops", "-x"], [(["tests/ops", "-x"], False)]),
+        (["--all", "--", "-m", "not quick"], [(["-m", "not quick"], False)]),
+        (["--oldest"], [(["-m", "oldest"], False)]),
+        (["--oldest", "--all"], [([], False)]),
+        (["--keras2"], [(keras2, False)]),
+        (["--tf-keras"], [(["-m", "tf_keras", *keras2], True)]),
+        (["--tf-keras", "--", "tests/keras2"], [(["tests/keras2"], True)]),
+    ):
+        assert runs_of_pytest(dev, monkeypatch, *argv) == expected
+
+
+def test_a_failure_of_any_run_of_the_tests_is_the_exit_code(dev, monkeypatch):
+    runs_of_pytest(dev, monkeypatch)
+    for codes in ([1, 0], [0, 1]):
+        of_runs = iter(codes)
+        monkeypatch.setattr(dev, "run", lambda *_, of_runs=of_runs: next(of_runs))
+        assert dev.main() == 1
+        assert not list(of_runs)
+
+
+def test_tf_keras_is_installed_alone_and_once(dev, monkeypatch, tmp_path):
+    installed = []
     target = dev.dataclasses.replace(dev.TF_KERAS, folder=tmp_path)
-    monkeypatch.setattr(dev, "TF_KERAS", target)
-    monkeypatch.setattr(dev, "prepare", lambda *_: None)
     monkeypatch.setattr(dev, "pip", lambda target, action, what, needs: installed.append(needs))
-    monkeypatch.setattr(dev, "run", lambda *_: ran.append(os.environ["TF_USE_LEGACY_KERAS"]) or 0)
-    monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--tf-keras"])
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "0")
-    assert dev.main() == 0
+    dev.prepare_tf_keras(target)
     (tmp_path / "lib/python3.11/site-packages/tf_keras-2.21.0.dist-info").mkdir(parents=True)
-    assert dev.main() == 0
-    assert (installed, ran) == ([["--no-deps", "tf-keras==2.21.*"]], ["1", "1"])
-
-
-@pytest.mark.parametrize("argument", ["KERAS2", "TF_KERAS"])
-def test_the_tests_of_keras_2_are_there(dev, argument):
-    for test in getattr(dev, argument).tests:
-        path, _, function = test.partition("[")[0].partition("::")
-        if not path.startswith("-"):
-            assert not function or f"def {function}(" in (ROOT / path).read_text()
-            assert (ROOT / path).exists()
+    dev.prepare_tf_keras(target)
+    assert installed == [["--no-deps", "tf-keras==2.21.*"]]
 
 
 def test_arguments_after_the_dashes_are_passed_on(dev, monkeypatch):
