@@ -320,10 +320,15 @@ def test_many_slices_of_one_row_are_added_up_exactly(dtype, large):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "int32"])
-def test_other_dtypes_are_refused_where_there_is_something_to_exchange(dtype):
+def test_gradients_of_other_dtypes_are_refused_where_there_is_something_to_exchange(dtype):
     message = rf"'wide' is {dtype}.*expected one of float32, float16"
-    with mirrored(2).scope(), pytest.raises(ValueError, match=message):
-        exchange_by(WHOLE).build([tf.Variable(tf.zeros(3, dtype), name="wide")])
+    with mirrored(2).scope():
+        wide, used = tf.Variable(tf.zeros(3, dtype), name="wide"), tf.Variable(tf.zeros(3))
+        exchange = exchange_by(WHOLE)
+        exchange.build([wide, used])
+    exchange.check_knows([used])
+    with pytest.raises(ValueError, match=message):
+        exchange.check_knows([wide])
 
 
 def test_one_replica_takes_any_dtype():

@@ -126,6 +126,10 @@ def test_allow_collectives_in_loops(workers):
     assert [worker["allow_collectives_in_loops"] for worker in workers] == [6, 6]
 
 
+def test_on_initial_values(workers):
+    assert [worker["on_initial_values"] for worker in workers] == [[11], [11]]
+
+
 def test_stock_keras_still_fails_under_the_stock_strategy(workers):
     # keras-team/keras#20585. When this fails, our strategy need not mend `reduce` any more.
     for worker in workers:

@@ -211,11 +211,16 @@ def test_no_gradient_at_all_is_refused():
         step(gradients_at(0))
 
 
-def test_a_float64_variable_is_refused_by_several_replicas():
-    with mirrored(2).scope():
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_gradient_in_float64_is_refused_by_several_replicas_before_the_first_update(steps):
+    strategy = mirrored(2)
+    with strategy.scope():
         wide = keras.Variable(np.zeros(3), dtype="float64", name="wide")
-        with pytest.raises(ValueError, match=r"'wide' is float64.*Change its dtype"):
-            gc.CompressedOptimizer("sgd").build([wide])
+        inner = keras.optimizers.SGD(gradient_accumulation_steps=steps)
+        optimizer = gc.CompressedOptimizer(inner)
+        optimizer.build([wide])
+    with pytest.raises(ValueError, match=r"'wide' is float64.*Change its dtype"):
+        strategy.run(lambda: optimizer.apply([tf.ones(3, tf.float64)], [wide]))
 
 
 def test_one_replica_trains_a_float64_variable():

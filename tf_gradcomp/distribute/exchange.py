@@ -17,10 +17,12 @@ from tf_gradcomp.distribute.agreement import LATER_LIST_SECONDS, GradientAgreeme
 from tf_gradcomp.distribute.announcements import announce
 from tf_gradcomp.distribute.gradients import (
     all_finite,
+    check_dtypes,
     check_shapes,
     gradient_specs,
     norm,
     path_of,
+    with_gradients_to_exchange,
 )
 from tf_gradcomp.distribute.group import Group, Member
 from tf_gradcomp.distribute.groups import current_group
@@ -105,8 +107,7 @@ class GradientExchange(tf.Module):
             facts: Further values that must be equal on all workers, by name; JSON-serializable.
 
         Raises:
-            ValueError: If a variable's dtype, the strategy, or a choice among these candidates is
-                not supported.
+            ValueError: If the strategy, or a choice among these candidates, is not supported.
             WorkersDisagreeError: If the workers have other variables or settings.
         """
         if self.built:
@@ -114,12 +115,13 @@ class GradientExchange(tf.Module):
         group = self._find_group()
         compressors = [candidate.compressor for candidate in self._method.candidates]
         check_warmup(compressors, group)
-        specs = gradient_specs(variables, self.policy, alone=group.size == 1)
+        specs = gradient_specs(variables, self.policy)
         with tf.init_scope():
             group.agree({**self._facts_of(group, specs), **(facts or {})})
             chosen = self._method.candidates[0]
             if group.size > 1:
-                chosen = self._method.choose(group, self._method.candidates, specs)
+                exchanged = with_gradients_to_exchange(specs)
+                chosen = self._method.choose(group, self._method.candidates, exchanged)
             kept = state_specs(compressors, specs, self._method.moments)
             of_job = job_state_specs(compressors, specs)
             alone_in_process = group.is_collective and group.local_size == 1
@@ -179,13 +181,14 @@ class GradientExchange(tf.Module):
         return self.built and all(self._numbers.get(v) is not None for v in variables)
 
     def check_knows(self, variables: Sequence[Any]) -> None:
-        """Refuses variables that it was not built for.
+        """Refuses gradients of variables that it was not built for, or that it cannot exchange.
 
         Raises:
             ValueError: Naming the first of them.
         """
-        for variable in variables:
-            self._number(variable)
+        numbers = [self._number(variable) for variable in variables]
+        if self._parts.group.size > 1:
+            check_dtypes([self.specs[number] for number in numbers])
 
     def is_for(self, variables: Sequence[Any]) -> bool:
         """Whether it was built for `variables` and no others, in any order."""
@@ -246,7 +249,8 @@ class GradientExchange(tf.Module):
             variables: Some or all of those it was built for.
 
         Raises:
-            ValueError: If a gradient has another shape than its variable.
+            ValueError: If a gradient has another shape than its variable, or is of a dtype that is
+                not compressed.
             WorkersDisagreeError: As `reduce` does.
         """
         numbers = self._agreed_numbers(gradients, variables)
@@ -275,7 +279,8 @@ class GradientExchange(tf.Module):
 
         Raises:
             ValueError: If it was not built for one of `variables`, a gradient has another shape
-                than its variable, or XLA is to compile the step.
+                than its variable or is of a dtype that is not compressed, or XLA is to compile the
+                step.
             WorkersDisagreeError: While the step is traced, if workers have gradients for different
                 variables, or are at different steps.
             tf.errors.InvalidArgumentError: While the step runs, if replicas turn out to be at
@@ -419,6 +424,7 @@ class GradientExchange(tf.Module):
         """The places of the variables in `specs`, once all workers have gradients for the same."""
         numbers = [self._number(variable) for variable in variables]
         specs = [self.specs[number] for number in numbers]
+        check_dtypes(specs)
         check_shapes(gradients, specs)
         paths = [spec.path for spec in specs]
         self._agreement.check(paths, gradients, self._progress)

@@ -12,32 +12,41 @@ from tf_gradcomp.policy import GradientSpec, Policy
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
-def gradient_specs(
-    variables: Sequence[Any], policy: Policy, *, alone: bool = False
-) -> list[GradientSpec]:
+def gradient_specs(variables: Sequence[Any], policy: Policy) -> list[GradientSpec]:
     """What compressors know of the gradients of `variables`.
 
     Args:
-        variables: Variables of TensorFlow or Keras.
+        variables: Variables of TensorFlow or Keras, of any dtypes: see `check_dtypes`.
         policy: Tells the layer kinds of the variables.
-        alone: Whether the job has one replica; it exchanges nothing, so any dtype is taken.
-
-    Raises:
-        ValueError: If a variable's dtype is not supported.
     """
     specs = []
     paths = _unique_paths(variables)
     policy = policy.for_paths(paths)
     for path, variable in zip(paths, variables, strict=True):
         dtype = tf.as_dtype(variable.dtype).name
-        if dtype not in _DTYPES and not alone:
-            raise ValueError(
-                f"Variable {path!r} is {dtype}, whose gradients are not compressed; expected one "
-                f"of {', '.join(_DTYPES)}. Change its dtype, or train without compression."
-            )
         shape = tuple(int(size) for size in variable.shape)
         specs.append(policy.spec(path, shape, dtype))
     return specs
+
+
+def with_gradients_to_exchange(specs: Sequence[GradientSpec]) -> list[GradientSpec]:
+    """Returns the specs of dtypes that are compressed; variables of others may have no gradient."""
+    return [spec for spec in specs if spec.dtype in _DTYPES]
+
+
+def check_dtypes(specs: Sequence[GradientSpec]) -> None:
+    """Checks that gradients are of dtypes that are compressed.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for spec in specs:
+        if spec.dtype not in _DTYPES:
+            raise ValueError(
+                f"Variable {spec.path!r} is {spec.dtype} and has a gradient, which is not "
+                f"compressed; expected one of {', '.join(_DTYPES)}. Change its dtype, or train "
+                "without compression."
+            )
 
 
 def check_shapes(

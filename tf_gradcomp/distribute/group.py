@@ -211,6 +211,13 @@ class Group(abc.ABC):
         with tf.device("CPU:0"):
             return np.sum(self.all_gather_on_host(tf.constant(given[np.newaxis])).numpy(), 0)
 
+    def bytes_of_first(self, own: bytes) -> bytes:
+        """The bytes of the first process, on all processes, which wait for each other here."""
+        if self.processes == 1:
+            return own
+        with tf.device("CPU:0"):
+            return handshake.gather_bytes(own, self.all_gather_on_host)[0]
+
 
 def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:
     """Whether `exchange` ends in time, whose error is raised; without seconds there is time.

@@ -51,17 +51,23 @@ def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tenso
         digests = all_gather(tf.constant([digest], tf.int64)).numpy()
         if np.all(digests == digests[0]):
             return
-        of_all = [json.loads(other) for other in _gather_text(text, all_gather)]
+        of_all = [json.loads(other) for other in gather_bytes(text.encode(), all_gather)]
     raise WorkersDisagreeError(_describe(of_all))
 
 
-def _gather_text(text: str, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[str]:
-    data = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+def gather_bytes(own: bytes, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[bytes]:
+    """Returns the bytes of each process.
+
+    Args:
+        own: Those of this process.
+        all_gather: Gathers a small tensor of each process along axis 0.
+    """
+    data = np.frombuffer(own, np.uint8).astype(np.int32)
     lengths = all_gather(tf.constant([data.size], tf.int32)).numpy()
     padded = np.zeros([1, lengths.max()], np.int32)
     padded[0, : data.size] = data
     rows = all_gather(tf.constant(padded)).numpy().astype(np.uint8)
-    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+    return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 
 
 def _describe(facts: Sequence[dict[str, Any]]) -> str:

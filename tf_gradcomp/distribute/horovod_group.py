@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_gradcomp import horovod_here
 from tf_gradcomp.checkpoints import path_of
 from tf_gradcomp.chief import worker_of_rank
+from tf_gradcomp.distribute import carriers
 from tf_gradcomp.distribute.communicator import Communicator
 from tf_gradcomp.distribute.group import Group, Member
 
@@ -170,15 +171,14 @@ class HorovodGroup(Group):
         take()
 
     def _of_first(self, value: tf.Tensor, name: str) -> tf.Tensor:
-        bits = tf.bitcast(value, tf.uint16) if value.dtype in _NOT_BY_HOROVOD else value
         bits = self._hvd.broadcast(
-            bits,
+            carriers.encoded(value),
             self._process_set.ranks[0],
             name=name,
             ignore_name_scope=True,
             process_set=self._process_set,
         )
-        return tf.bitcast(bits, value.dtype) if value.dtype in _NOT_BY_HOROVOD else bits
+        return carriers.decoded(bits, value.dtype)
 
     def label(self, paths: Sequence[str]) -> str:
         """Tells the collectives of one exchange from those of others."""

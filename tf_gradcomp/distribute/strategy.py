@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.chief import is_chief
-from tf_gradcomp.distribute import handshake, tf_private
+from tf_gradcomp.distribute import carriers, handshake, tf_private
 from tf_gradcomp.distribute.agreement import GradientAgreement
 from tf_gradcomp.distribute.alone import check_not_of_horovod
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
@@ -85,6 +85,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             tf_private.set_cross_device_ops(self, make)
         self._checking_variables = self._variables_agreed = False
         tf_private.allow_collectives_in_loops(self)
+        tf_private.on_initial_values(self, self._of_chief)
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
@@ -251,6 +252,17 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return reduced
         return tf.cond(tf.reduce_any(value > 0), lambda: value, lambda: reduced)
 
+    def gather(self, value: Any, axis: int) -> tf.Tensor:
+        """Gathers as TensorFlow does, and also dtypes that its collectives lack.
+
+        TensorFlow gathers by a `tf.function`, even where `tf.config.run_functions_eagerly` has made
+        others run eagerly.
+        """
+        dtype = tf.convert_to_tensor(self._own(value)).dtype
+        with _functions_as_graphs():
+            gather = functools.partial(super().gather, axis=axis)
+            return carriers.gathered(value, dtype, gather)
+
     @contextlib.contextmanager
     def knowing(self, values: Sequence[Any], reduced: Sequence[tf.Tensor]) -> Iterator[None]:
         """Within this context, `reduce` returns what each of these values was reduced to before.
@@ -268,6 +280,20 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if not self._started:
             with tf.init_scope():
                 self._group.agree({"next action": doing})
+
+    def _of_chief(self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """Returns the chief's initial value of a variable, whatever its dtype."""
+        if value.dtype != tf.string:
+            return carriers.decoded(broadcast(carriers.encoded(value)), value.dtype)
+        known = tf.get_static_value(value)
+        if known is None:
+            raise ValueError(
+                "A variable of strings was created in a tf.function with an initial value that is "
+                "computed there; create it before the function is called."
+            )
+        with tf.init_scope():
+            of_first = self._group.bytes_of_first(carriers.as_bytes(known))
+            return carriers.as_strings(of_first, value.shape)
 
     def _own(self, leaf: Any) -> Any:
         return self.experimental_local_results(leaf)[0]
@@ -358,6 +384,20 @@ class _CheckedScope:
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._stack.__exit__(*error)
+
+
+@contextlib.contextmanager
+def _functions_as_graphs() -> Iterator[None]:
+    """Within this context, functions are traced, also where TensorFlow is to run them eagerly."""
+    eagerly = tf.config.functions_run_eagerly()
+    if not eagerly:
+        yield
+        return
+    tf.config.run_functions_eagerly(False)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(True)
 
 
 def _called_by(module: str, frame: types.FrameType | None) -> bool:

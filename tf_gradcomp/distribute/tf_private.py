@@ -187,6 +187,39 @@ def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
         )
 
 
+def on_initial_values(
+    strategy: tf.distribute.Strategy,
+    of_chief: Callable[[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]], tf.Tensor],
+) -> None:
+    """Has `of_chief(value, broadcast)` called for the initial value of each variable.
+
+    It returns the chief's, by TensorFlow's own `broadcast`, which takes few dtypes. Nothing public
+    sees a value before that.
+    """
+    extended = strategy.extended
+    original = extended._get_variable_creator_initial_value
+
+    def hooked(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
+        if replica_id != 0 or not in_multi_worker_mode(strategy):
+            return original(replica_id, device, primary_var, **kwargs)
+
+        def broadcast(value: tf.Tensor) -> tf.Tensor:
+            as_given = {**kwargs, "initial_value": value, "dtype": value.dtype}
+            return original(replica_id, device, primary_var, **as_given)()
+
+        def initial_value() -> tf.Tensor:
+            given = kwargs["initial_value"]
+            with tf.device(device):
+                value = given() if callable(given) else given
+                if isinstance(value, _trackable.CheckpointInitialValue):
+                    value = value.wrapped_value
+                return of_chief(tf.convert_to_tensor(value, kwargs.get("dtype")), broadcast)
+
+        return initial_value
+
+    extended._get_variable_creator_initial_value = hooked
+
+
 def in_loop_or_eager() -> bool:
     """Whether code runs eagerly, or is traced within a loop or branch of a function.
 

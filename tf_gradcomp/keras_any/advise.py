@@ -10,7 +10,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
-from tf_gradcomp.distribute.gradients import gradient_specs
+from tf_gradcomp.distribute.gradients import gradient_specs, with_gradients_to_exchange
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.groups import current_group
 from tf_gradcomp.distribute.method import Candidate
@@ -67,6 +67,7 @@ def advise(
     if group.size == 1:
         return alone(BASELINE)
     specs = gradient_specs(model.trainable_variables, checked_policy(policy))
+    specs = with_gradients_to_exchange(specs)
     facts = {
         "candidates": list(map(compressors.text_of, wanted)),
         "gradients": list(map(str, specs)),

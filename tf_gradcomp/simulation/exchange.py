@@ -16,7 +16,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
 from tf_gradcomp.distribute.communicator import Sent
-from tf_gradcomp.distribute.gradients import all_finite, gradient_specs
+from tf_gradcomp.distribute.gradients import all_finite, check_dtypes, gradient_specs
 from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
 from tf_gradcomp.distribute.lockstep import (
@@ -88,6 +88,7 @@ class LearnersExchange:
     ) -> None:
         self.compressor = compressor
         self.specs = gradient_specs(model.trainable_variables, policy)
+        check_dtypes(self.specs)
         self.similarity: Similarity | None = None
         self._model = model
         self._policy = policy

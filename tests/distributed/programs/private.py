@@ -126,6 +126,13 @@ def stock_fit():
     return None
 
 
+def on_initial_values():
+    """Has the first worker's value broadcast, and one added; from then on, so it is the last."""
+    tf_private.on_initial_values(strategy, lambda value, broadcast: broadcast(value) + 1)
+    with strategy.scope():
+        return tf.Variable(lambda: tf.constant([10.0 + RANK])).numpy()
+
+
 CHECKS = (
     is_collective,
     in_multi_worker_mode,
@@ -139,6 +146,7 @@ CHECKS = (
     launch_broadcast,
     allow_collectives_in_loops,
     stock_fit,
+    on_initial_values,
 )
 
 if __name__ == "__main__":
