@@ -368,13 +368,66 @@ def test_on_data(monkeypatch):
     assert seen == [(strategy, 3), (strategy, 1), (strategy, None), (strategy, 4)]
 
 
+def test_read_py_datasets(monkeypatch):
+    class Numbers(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return np.full((2, 1), index, "float32"), np.zeros((2, 1), "float32")
+
+    class Backwards:
+        start = stop = begin_epoch = lambda self: calls.append("other")
+        get = lambda self: (data[i] for i in range(3, -1, -1))  # noqa: E731
+
+    class_ = trainer.TFEpochIterator
+    monkeypatch.setattr(class_, "__init__", class_.__init__)
+    made, calls = [], []
+    keras_private.read_py_datasets(lambda *facts: made.append(facts) or Backwards())
+    data = Numbers(workers=2)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Identity()])
+    model.compile("sgd", "mse")
+    assert model.predict(data, verbose=0)[:, 0].tolist() == [3, 3, 2, 2, 1, 1, 0, 0]
+    model.fit(data, verbose=0)
+    strategy = tf.distribute.get_strategy()
+    assert made == [(strategy, data, False), (strategy, data, True)]
+    assert calls
+
+
+def test_read_generators(monkeypatch):
+    class Reader:
+        def __init__(self, generator):
+            self.read = lambda: generator
+            calls.append("made")
+
+        def __iter__(self):
+            return iter([(x, x)])
+
+        def new_iterator(self):
+            calls.append("iterator")
+
+        def use(self, batches):
+            calls.append(batches)
+
+    adapter, class_ = generator_data_adapter.GeneratorDataAdapter, trainer.TFEpochIterator
+    monkeypatch.setattr(adapter, "__init__", inspect.unwrap(adapter.__init__))
+    for name in ("_get_iterator", "_enumerate_iterator"):
+        monkeypatch.setattr(class_, name, inspect.unwrap(getattr(class_, name)))
+    calls, x = [], np.zeros((2, 1), "float32")
+    keras_private.read_generators(Reader)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(((x, x) for _ in range(9)), verbose=0, steps_per_epoch=3)
+    assert calls == ["made", "iterator", 1, 2, 3]
+
+
 def test_on_built_and_generators(monkeypatch):
     class_ = trainer.TensorFlowTrainer
     monkeypatch.setattr(class_, "_maybe_symbolic_build", class_._maybe_symbolic_build)
     built = []
     keras_private.on_built(built.append)
     x = np.zeros((2, 1), "float32")
-    adapter = generator_data_adapter.GeneratorDataAdapter(iter([(x, x[:1], x.copy())]))
+    adapter = generator_data_adapter.GeneratorDataAdapter(batch for batch in [(x, x[:1], x.copy())])
     first = next(iter(adapter.generator()))
     assert not np.shares_memory(first[0], first[1])
     assert [array.tolist() for array in first] == [[[0], [0]], [[0]], [[0], [0]]]

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
@@ -175,6 +176,10 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             WorkersDisagreeError: On every worker, naming the numbers.
         """
         self._group.agree({"next action": "going through data", BATCHES: batches})
+
+    def from_first(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the first worker, on all workers, which wait for each other."""
+        return self._group.from_first(numbers)
 
     def check_model_outside(self) -> None:
         """Refuses to have a model trained that was created outside of the scope.

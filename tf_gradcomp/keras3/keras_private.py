@@ -21,6 +21,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.losses import loss as _loss
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from tf_gradcomp.wrapper.after_init import after_init
 from tf_gradcomp.wrapper.behaving_as import behaving_as
@@ -273,7 +274,7 @@ def on_built(check: Callable[[keras.Model], None]) -> None:
 
     To know the shapes, Keras takes a batch of the data under a strategy. From a generator it would
     take more, for batches are prefetched, and these would be lost: so it is given one that it has
-    kept.
+    kept. A `PyDataset` is asked for one batch alone.
     """
     class_ = _trainer.TensorFlowTrainer
     original = class_._maybe_symbolic_build
@@ -283,10 +284,72 @@ def on_built(check: Callable[[keras.Model], None]) -> None:
         adapter = getattr(iterator, "data_adapter", None)
         if isinstance(adapter, GeneratorDataAdapter):
             iterator, data_batch = None, adapter._first_batches[0]
+        elif isinstance(adapter, PyDatasetAdapter):
+            iterator, data_batch = None, adapter._standardize_batch(adapter.py_dataset[0])
         original(self, iterator, data_batch)
         check(self)
 
     class_._maybe_symbolic_build = hooked
+
+
+def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -> None:
+    """Has `make(strategy, dataset, shuffle)` read each `PyDataset` that Keras trains on.
+
+    Args:
+        make: Returns what stands in for Keras' enqueuer, and is told where an epoch begins; None
+            where Keras reads by itself.
+    """
+
+    def replace(epochs: Any, _: Any) -> None:
+        adapter = epochs.data_adapter
+        if not isinstance(adapter, PyDatasetAdapter):
+            return
+        reader = make(epochs._distribute_strategy, adapter.py_dataset, adapter.shuffle)
+        if reader is None:
+            return
+        begin = adapter.on_epoch_begin
+
+        def on_epoch_begin() -> None:
+            begin()
+            reader.begin_epoch()
+
+        adapter.enqueuer, adapter.on_epoch_begin = reader, on_epoch_begin
+
+    after_init(_trainer.TFEpochIterator, replace)
+
+
+def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
+    """Has `make(generator)` read each Python generator that Keras trains on.
+
+    It is told where an iterator is made, and how many of its batches are used. Nothing public sees
+    either.
+    """
+    init = GeneratorDataAdapter.__init__
+
+    @functools.wraps(init)
+    def read(self: Any, generator: Iterator[Any]) -> None:
+        self.gradcomp_reader = make(generator)
+        init(self, self.gradcomp_reader)
+        self.generator = self.gradcomp_reader.read
+
+    GeneratorDataAdapter.__init__ = read
+    class_ = _trainer.TFEpochIterator
+    iterator, steps = class_._get_iterator, class_._enumerate_iterator
+
+    @functools.wraps(iterator)
+    def new_iterator(self: Any) -> Any:
+        if isinstance(self.data_adapter, GeneratorDataAdapter):
+            self.data_adapter.gradcomp_reader.new_iterator()
+        return iterator(self)
+
+    @functools.wraps(steps)
+    def counted(self: Any) -> Iterator[Any]:
+        for step in steps(self):
+            if isinstance(self.data_adapter, GeneratorDataAdapter):
+                self.data_adapter.gradcomp_reader.use(self._steps_seen)
+            yield step
+
+    class_._get_iterator, class_._enumerate_iterator = new_iterator, counted
 
 
 def copy_what_generators_share() -> None:

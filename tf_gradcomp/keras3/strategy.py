@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,12 @@ from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all agree on overflows)
 from tf_gradcomp.wrapper import checks
-from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy, check_batches
+from tf_gradcomp.wrapper.reading import GeneratorReader, PyDatasetReader
+from tf_gradcomp.wrapper.strategy import (
+    MultiWorkerMirroredStrategy,
+    check_batches,
+    order_of_first,
+)
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
@@ -70,6 +76,18 @@ def _tell_of_undivided_loss() -> None:
         )
 
 
+def _reader_of(
+    strategy: tf.distribute.Strategy, dataset: keras.utils.PyDataset, shuffle: bool
+) -> PyDatasetReader | None:
+    if tf_private.cross_device_ops(strategy) is None:
+        return None  # no strategy, or none that reads ahead
+    return PyDatasetReader(
+        dataset, functools.partial(order_of_first, strategy) if shuffle else None
+    )
+
+
+keras_private.read_generators(GeneratorReader)  # before others see what it reads
+keras_private.read_py_datasets(_reader_of)
 keras_private.copy_what_generators_share()
 keras_private.on_loss_of_one_number(_tell_of_undivided_loss)
 keras_private.on_built(_check_metrics)

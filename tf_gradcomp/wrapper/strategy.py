@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import random
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
@@ -66,3 +68,15 @@ def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None
     """What Keras is to call where it takes data: see `CheckedStrategy.check_batches`."""
     if isinstance(strategy, CheckedStrategy):
         strategy.check_batches(batches)
+
+
+def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
+    """Returns the batches of an epoch in a random order: that of the first worker on all of them.
+
+    Workers would draw other ones unless they are seeded alike, and draw nothing else by then.
+    """
+    order = list(range(batches))
+    random.shuffle(order)
+    if isinstance(strategy, CheckedStrategy):
+        order = [int(i) for i in strategy.from_first(np.array(order, np.float64))]
+    return order

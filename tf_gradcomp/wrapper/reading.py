@@ -1,0 +1,219 @@
+"""Python data as TensorFlow's iterators read it, one after another.
+
+An iterator reads ahead, in a thread of its own, and goes on for a while after it was dropped. Two
+of them may be at one source at the same time, and only the newest counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+_AHEAD = 10  # Keras' default for `max_queue_size`
+
+
+class Turns:
+    """Gives items to the newest of several readers, one reader at a time, and ends the others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: object = None
+
+    def read(self, items: Generator[Any, None, None]) -> Iterator[Any]:
+        """Yields `items` until another reader begins."""
+        with contextlib.closing(items):
+            me = self._newest = object()
+            while True:
+                with self._lock:
+                    if self._newest is not me:
+                        return
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                yield item
+
+
+class PyDatasetReader:
+    """Stands in for Keras' enqueuer, of which all iterators share one queue.
+
+    TensorFlow reads ahead of the steps, and Keras stops its enqueuer and starts it again between
+    epochs. So batches were read by one iterator and lost, and then read again by the next. Here
+    each iterator has threads or processes of its own.
+    """
+
+    def __init__(self, dataset: Any, order: Callable[[int], Iterable[int]] | None) -> None:
+        """Reads a `PyDataset` in the order of its batches, or in that of `order(how many)`."""
+        self._dataset = dataset
+        self._order = order
+        self._indices: Iterable[int] | None = None
+        self._turns = Turns()
+
+    def start(self) -> None:
+        """Does nothing: an iterator starts reading by itself."""
+
+    def stop(self) -> None:
+        """Does nothing: an iterator stops at its end, or where the next one begins."""
+
+    def begin_epoch(self) -> None:
+        """Draws the order of the epoch; to be called on all workers alike."""
+        if self._order is not None and self._dataset.num_batches is not None:
+            self._indices = self._order(self._dataset.num_batches)
+
+    def get(self) -> Iterator[Any]:
+        """Yields the batches of the epoch, in the same order for any number of threads."""
+        indices = self._indices
+        if indices is None:
+            count = self._dataset.num_batches
+            indices = itertools.count() if count is None else range(count)
+        return self._turns.read(_batches(self._dataset, indices))
+
+
+def _batches(dataset: Any, indices: Iterable[int]) -> Generator[Any, None, None]:
+    """Yields batches in order; a number of them are being made at the same time."""
+    item: Callable[[int], Any] = dataset.__getitem__
+    pool: futures.Executor
+    if dataset.use_multiprocessing and dataset.workers > 0:
+        pool = futures.ProcessPoolExecutor(dataset.workers, initializer=_keep, initargs=(dataset,))
+        item = _item_of_kept
+    elif dataset.workers > 1:
+        pool = futures.ThreadPoolExecutor(dataset.workers)
+    else:
+        yield from map(item, indices)
+        return
+    left = iter(indices)
+    ahead = dataset.max_queue_size if dataset.max_queue_size > 0 else _AHEAD
+    try:
+        made = deque(pool.submit(item, i) for i in itertools.islice(left, ahead))
+        while made:
+            batch = made.popleft().result()
+            made.extend(pool.submit(item, i) for i in itertools.islice(left, 1))
+            yield batch
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+_kept: Any = None  # in a process of a pool: the dataset that it reads
+
+
+def _keep(dataset: Any) -> None:
+    global _kept
+    _kept = dataset
+
+
+def _item_of_kept(index: int) -> Any:
+    return _kept[index]
+
+
+class GeneratorReader:
+    """A Python generator as one call of `fit` or `evaluate` reads it.
+
+    TensorFlow has read more than was used when a call ends, or an epoch of validation. The next
+    reader of the same generator gets these batches first, so that nothing is lost, and that all
+    workers go on with the same batch.
+    """
+
+    def __init__(self, generator: Iterator[Any]) -> None:
+        self._generator = generator
+        self._source = _sources.setdefault(generator, _Source())
+        self._first = _First()
+        self._taken = _Taken(self._first)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the first batches, which Keras looks at and gives to each iterator again."""
+        self._source.pass_to(self._first)
+        return self._following(self._first)
+
+    def new_iterator(self) -> None:
+        """Is to be called before each iterator is made."""
+        self._taken = _Taken(self._first)
+
+    def use(self, batches: int) -> None:
+        """Notes how many batches of the newest iterator are used, with those of the next step."""
+        self._taken.used = batches
+        self._first.used = max(self._first.used, batches)
+
+    def read(self) -> Iterator[Any]:
+        """Begins to read for the newest iterator."""
+        self._source.pass_to(self._taken)
+        return itertools.chain(self._first.batches, self._following(self._taken))
+
+    def _following(self, taken: _First | _Taken) -> Iterator[Any]:
+        while True:
+            try:
+                batch = self._source.take(taken, self._generator)
+            except StopIteration:
+                return
+            yield batch
+
+
+class _First:
+    """The batches that Keras has looked at, and how many of them any iterator has used."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+        self.used = 0
+        self.first = self
+
+    def add(self, batch: Any) -> None:
+        self.batches.append(batch)
+
+    def unused(self) -> Sequence[Any]:
+        return ()  # as long as the same call reads on
+
+
+class _Taken:
+    """The batches that one iterator has taken beyond the first, as far as they are not used."""
+
+    def __init__(self, first: _First) -> None:
+        self.first = first
+        self.used = 0  # with those of `first`
+        self._batches: deque[Any] = deque()
+        self._number = 0  # of those before `_batches`
+
+    def add(self, batch: Any) -> None:
+        self.unused()
+        self._batches.append(batch)
+
+    def unused(self) -> Sequence[Any]:
+        while self._batches and len(self.first.batches) + self._number < self.used:
+            self._batches.popleft()
+            self._number += 1
+        return self._batches
+
+
+class _Source:
+    """What several readers of one generator share: a lock, and what was taken and not used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: _First | _Taken | None = None
+        self._left: deque[Any] = deque()
+
+    def pass_to(self, taken: _First | _Taken) -> None:
+        """Takes back what the last iterator has not used, and ends it."""
+        with self._lock:
+            before, self._taken = self._taken, taken
+            if before is None or before is taken:
+                return
+            self._left.extendleft(reversed(before.unused()))
+            if before.first is not taken.first:
+                self._left.extendleft(reversed(before.first.batches[before.first.used :]))
+
+    def take(self, taken: _First | _Taken, generator: Iterator[Any]) -> Any:
+        """The next batch, for the iterator whose turn it is; for others there is none."""
+        with self._lock:
+            if self._taken is not taken:
+                raise StopIteration
+            batch = self._left.popleft() if self._left else next(generator)
+            taken.add(batch)
+            return batch
+
+
+_sources: weakref.WeakKeyDictionary[Iterator[Any], _Source] = weakref.WeakKeyDictionary()
