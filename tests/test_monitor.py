@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.replicas import collective
+from tf_gradcomp.distribute import notices
 from tf_gradcomp.reference import adacomp
 
 LOGS = [
@@ -131,11 +132,15 @@ def test_sent_bytes_are_the_longest_payload_and_its_length():
     assert history["residual_norm"] == [0]
 
 
-def test_the_progress_bar_shows_them(capsys):
-    fit(build(), epochs=1, verbose=2)
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_the_progress_bar_shows_two_of_them(capsys, verbose):
+    fit(build(), epochs=1, verbose=verbose)
     output = capsys.readouterr().out
-    for name in LOGS:
-        assert f"{name}: " in output
+    assert "wire_ratio: " in output
+    for name in set(LOGS) - {"wire_ratio"}:
+        assert name not in output
+    assert len(fit(build(), epochs=1, verbose=verbose, bad_batch=1).history) == len(LOGS) + 1
+    assert "skipped_steps: 1" in capsys.readouterr().out
 
 
 def test_batches_have_them_as_well():
@@ -182,20 +187,53 @@ def test_does_not_warn_in_the_first_place(recwarn):
 
 
 def test_prints_a_table_by_variable(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     model = build()
     history = fit(model, epochs=1, table=True).history
     output = capsys.readouterr().out
-    assert "Sent per step by this replica, over 4 steps" in output
+    assert "Payload of a step by this replica, in bytes, over 4 steps" in output
     for spec in model.optimizer.exchange.specs:
         (row,) = [line for line in output.splitlines() if spec.path in line]
-        assert spec.kind in row
-        assert f"{spec.elements:,}" in row
+        assert row.split()[:3] == [spec.path, spec.kind, f"{spec.elements:,}"]
     (header,) = [line for line in output.splitlines() if "header" in line]
-    assert " 56 " in header
-    (total,) = [line for line in output.splitlines() if "│ all " in line]
-    assert f"{history['payload_bytes'][0]:,.0f}" in total
-    assert f"{history['compression_ratio'][0]:,.1f}" in total
+    assert header.split() == ["header", "56"]
+    (total,) = [line for line in output.splitlines() if line.split()[:1] == ["all"]]
+    measures = (f"{history['payload_bytes'][0]:,.0f}", f"{history['compression_ratio'][0]:,.1f}")
+    assert total.split()[1:] == [f"{sum(SIZES):,}", *measures]
+    assert f"Sent per step: {history['sent_bytes'][0]:,.0f} bytes" in output
+    wire_ratio = history["wire_ratio"][0]
+    assert f"would send {4 * sum(SIZES):,}, {wire_ratio:,.1f} times as many." in output
+    fit(model, epochs=1, table=True)
+    assert "Payload of a step" not in capsys.readouterr().out  # once for a model
+
+
+@pytest.mark.parametrize(("table", "rows"), [(True, 10), ("all", 24)])
+def test_the_table_has_the_largest_variables_and_fits(capsys, monkeypatch, table, rows):
+    monkeypatch.setenv("COLUMNS", "69")  # of 80, behind "[worker 0] "
+    with collective().scope():
+        names = [f"a_rather_long_name_{i}" for i in range(12)]
+        layers = [keras.layers.Dense(40 - 2 * i, name=name) for i, name in enumerate(names)]
+        model = keras.Sequential([keras.Input((30,)), *layers], name="m" * 50)
+        model.compile(gc.CompressedOptimizer("sgd"), loss="mse")
+    x = np.zeros((16, 30), "float32")
+    monitor = gc.callbacks.CompressionMonitor(table=table)
+    model.fit(x, np.zeros((16, 18)), verbose=0, callbacks=[monitor])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 69
+    named = [line.split() for line in lines if "_name_" in line]
+    assert len(named) == rows
+    assert all(row[0].startswith("\N{HORIZONTAL ELLIPSIS}/a_rather_long_name_") for row in named)
+    elements = [int(row[2].replace(",", "")) for row in named]
+    others = [line.split() for line in lines if line.startswith("14 others")]
+    if table is True:
+        assert elements == sorted(elements, reverse=True)
+        elements.append(int(others[0][2].replace(",", "")))
+    assert sum(elements) == model.count_params()
+
+
+def test_what_the_table_may_be():
+    with pytest.raises(ValueError, match="expected table=True, False or 'all'; received 'some'"):
+        gc.callbacks.CompressionMonitor(table="some")
 
 
 def test_a_table_that_travels_sparse_is_in_the_ratios_and_in_the_table(capsys, monkeypatch):
@@ -227,12 +265,12 @@ def test_a_table_that_travels_sparse_is_in_the_ratios_and_in_the_table(capsys, m
     assert history["compression_ratio"] == [pytest.approx(4 * elements / rest)]
     assert history["sent_bytes"][0] >= table
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "embeddings" in line]
-    assert f" {table:,} " in row
+    assert row.split()[3] == f"{table:,}"
 
 
 def test_the_table_can_be_left_out(capsys):
     fit(build(), epochs=1)
-    assert "Sent per step" not in capsys.readouterr().out
+    assert "Payload of a step" not in capsys.readouterr().out
 
 
 def test_the_table_covers_one_fit_and_not_those_before(capsys):
@@ -263,14 +301,25 @@ def test_with_one_replica_nothing_is_exchanged(capsys):
     assert history["skipped_steps"] == [0, 0]
     assert history["residual_norm"] == [0, 0]
     assert "payload_bytes" not in history
-    assert "Sent per step" not in capsys.readouterr().out
+    assert "Payload of a step" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("make", [collective, tf.distribute.get_strategy, None])
-def test_without_any_compression_nothing_is_logged(make, capsys):
+def test_without_any_compression_it_says_so_and_logs_nothing(make, capsys, caplog):
     strategy = make() if make else gc.MultiWorkerMirroredStrategy()
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.01)
+    notices.forget()
     history = fit(build(optimizer, strategy), table=True).history
     assert set(history) == {"loss"}
-    assert "Sent per step" not in capsys.readouterr().out
+    assert "Payload of a step" not in capsys.readouterr().out
+    assert "nothing compresses the gradients of this model. Wrap its optimizer" in caplog.text
+
+
+def test_where_the_strategy_compresses_it_says_nothing(caplog):
+    notices.forget()
+    strategy = gc.MultiWorkerMirroredStrategy(compressor="adacomp")
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.01)
+    fit(build(optimizer, strategy))
+    assert "nothing compresses" not in caplog.text

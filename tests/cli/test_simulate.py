@@ -7,6 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from tf_gradcomp.cli.main import main
+from tf_gradcomp.cli.simulate import Simulated
+from tf_gradcomp.cli.simulation_report import verdict
 
 PROGRAM = """
 import dataclasses
@@ -87,7 +89,44 @@ def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
     assert "| adacomp(bin_sizes=4) | 4 |" in table[-1]
     assert all(line.count("|") == table[0].count("|") for line in table)
     assert (folder / "simulation.png").stat().st_size > 10_000
-    assert "| adacomp(bin_sizes=4) | 4 |" in result.output
+    shown = result.output.splitlines()
+    begins = next(i for i, line in enumerate(shown) if line.startswith("method "))
+    assert max(map(len, shown[begins:-1])) <= 80  # the last has the folder
+    of_method = [line.split() for line in shown[begins:] if line.startswith("adacomp(bin_sizes=4)")]
+    assert [words[1] for words in of_method] == ["2", "4", "with", "with"]
+    assert "By val_loss, mean of the last 5 epochs:" in shown
+    assert len([line for line in shown if line.startswith("adacomp(bin_sizes=4) with 4 w")]) == 1
+
+
+def trained(compressor, values, sent, learners=4, metric="val_accuracy"):
+    history = {"val_loss": [1.0] * 6, metric: [0.0, *[values] * 5], "sent_bytes": [sent] * 6}
+    return Simulated(compressor, learners, 0, 0.1, history, {})
+
+
+@pytest.mark.parametrize(
+    ("runs", "says"),
+    [
+        ([("adacomp", 0.889, 10)], "adacomp with 4 workers: within dense's spread at 48 times"),
+        ([("s", 0.885, 80)], "s with 4 workers: 0.5 points behind dense at 6.0 times fewer bytes."),
+        ([("s", 0.91, 80)], "s with 4 workers: 2.0 points ahead of dense at 6.0 times fewer bytes"),
+        ([("s", float("nan"), 80)], "s with 4 workers: val_accuracy is not a number."),
+    ],
+)
+def test_the_verdict(runs, says):
+    dense = [trained("no_compression", value, 480) for value in (0.888, 0.892)]
+    lines = verdict([*dense, *(trained(*run) for run in runs)])
+    assert lines[0] == "By val_accuracy, mean of the last 5 epochs:"
+    assert lines[1].startswith(says)
+    assert len(lines) == 2
+
+
+def test_the_verdict_needs_dense_training_and_is_unsure_of_one_seed():
+    runs = [trained("no_compression", 0.2, 480, metric="val_mae"), trained("x", 0.3, 48)]
+    runs[1].history["val_mae"] = [1.0, *[0.25] * 5]
+    assert verdict(runs[1:])[0].startswith("No verdict: it takes dense training as well")
+    says = ["x with 4 workers: 0.05 behind dense at 10 times fewer bytes."]
+    noise = ["How much of this is noise, only several seeds show: --seeds 3."]
+    assert verdict(runs)[1:] == says + noise
 
 
 ENDLESS_TABLES = """

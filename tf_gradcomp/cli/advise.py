@@ -11,9 +11,8 @@ import click
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
 from tf_gradcomp.cli.json_output import json_option
+from tf_gradcomp.cli.options import Threads, Workers
 from tf_gradcomp.cli.run import (
-    Threads,
-    Workers,
     check_scheduled,
     program_command,
     report_end,

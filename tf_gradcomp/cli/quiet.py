@@ -22,7 +22,9 @@ _NOISE = re.compile(
     r"|.*\] computation placer already registered"
     r"|.*\] TF-TRT Warning: Could not find TensorRT"
 )
-_INTERRUPTED = re.compile(r"KeyboardInterrupt$|Process \S+:$|During handling of the above exception")
+_INTERRUPTED = re.compile(
+    r"KeyboardInterrupt$|Process \S+:$|During handling of the above exception"
+)
 _QUIET = 1.0  # seconds without a line, after which a traceback is over
 _LONGEST_HELD = 5.0  # seconds
 _MOST_LINES = 1000
@@ -126,8 +128,7 @@ def _beyond(lines: Sequence[str], shown: Sequence[str]) -> Sequence[str] | None:
     own, other = (_until_log(one) for one in (lines, shown))
     both = min(len(own), len(other))
     equal = all(
-        same_but_for_numbers(a) == same_but_for_numbers(b)
-        for a, b in zip(own, other, strict=False)
+        same_but_for_numbers(a) == same_but_for_numbers(b) for a, b in zip(own, other, strict=False)
     )
     complete = any(line.strip() and not line[0].isspace() for line in own[1:both])
     return lines[both:] if equal and complete else None

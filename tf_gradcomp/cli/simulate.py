@@ -154,7 +154,7 @@ def simulate(
     if as_json:
         print_json([dataclasses.asdict(run) for run in runs])
     else:
-        simulation_report.show(console, lines)
+        simulation_report.show(console, runs)
     written = f"{folder}/{record}, .md{' and .png' if plot else ''}"
     if (folder / of_settings).exists():
         written += f"; {folder}/{of_settings}"

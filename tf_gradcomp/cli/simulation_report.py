@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markdown import Markdown
+from rich.table import Table
 
 if TYPE_CHECKING:
     from tf_gradcomp.cli.simulate import Simulated
@@ -34,25 +36,88 @@ def markdown(runs: Sequence[Simulated]) -> list[str]:
     rows = [header, ["---"] * len(header)]
     for (compressor, learners), same in _by_kind(runs).items():
         cells = [compressor, str(learners)]
-        for metric in metrics:
-            values = [_last(run, metric) for run in same]
-            deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.4f}{deviation}")
-        for name, (_, form) in _COLUMNS.items():
-            cells.append(f"{statistics.mean(_last(run, name) for run in same):{form}}")
+        cells += [_mean_and_deviation(same, metric) for metric in metrics]
+        cells += [f"{_mean(same, name):{form}}" for name, (_, form) in _COLUMNS.items()]
         cells.append(f"{statistics.mean(_whole_ratio(run) for run in same):,.1f}")
-        seconds = statistics.mean(run.seconds_per_step for run in same)
-        rows.append([*cells, f"{1000 * seconds / learners:.1f}"])
+        rows.append([*cells, f"{_milliseconds(same):.1f}"])
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def show(console: Console, lines: Sequence[str]) -> None:
-    """Prints the table, as Markdown where the output goes to a file."""
-    text = "\n".join(lines)
-    if console.is_terminal:
-        console.print(Markdown(text))
-    else:
-        print(text)
+def show(console: Console, runs: Sequence[Simulated]) -> None:
+    """Prints the columns of the table that matter most, and the verdict."""
+    metrics = list(dict.fromkeys([*_metrics(runs)[:1], *_quality(runs)[:1]]))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("method")
+    for title in ("workers", *metrics, "sent, bytes", "fewer\ntimes", "ms of a step"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for (compressor, learners), same in _by_kind(runs).items():
+        cells = [_mean_and_deviation(same, metric) for metric in metrics]
+        for name in ("sent_bytes", "wire_ratio"):
+            cells.append(f"{_mean(same, name):{_COLUMNS[name][1]}}")
+        table.add_row(compressor, str(learners), *cells, f"{_milliseconds(same):.1f}")
+    console.print(table)
+    for line in verdict(runs):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def verdict(runs: Sequence[Simulated]) -> list[str]:
+    """Says of each method how far it is behind dense training, and how many bytes it saves."""
+    kinds = _by_kind(runs)
+    dense = {n: same for (name, n), same in kinds.items() if _is_dense(name)}
+    quality = _quality(runs)
+    if not quality:
+        return ["No verdict: the task gave no data to validate on."]
+    if not dense:
+        return ["No verdict: it takes dense training as well, by -c no_compression."]
+    of_others = [
+        f"{name} with {n} worker{'s' * (n > 1)}: {_compared(same, dense[n], quality[0])}."
+        for (name, n), same in kinds.items()
+        if not _is_dense(name) and n in dense and n > 1
+    ]
+    lines = [f"By {quality[0]}, mean of the last {_LAST_EPOCHS} epochs:", *of_others]
+    if of_others and all(len(same) == 1 for same in dense.values()):
+        lines.append("How much of this is noise, only several seeds show: --seeds 3.")
+    return lines if of_others else []
+
+
+def _compared(same: Sequence[Simulated], dense: Sequence[Simulated], metric: str) -> str:
+    """The sentence on a method, beside dense training with as many learners."""
+    fewer = f" at {_fewer(dense, same)} bytes"
+    of_dense = [_last(run, metric) for run in dense]
+    behind = _mean(dense, metric) - _mean(same, metric)
+    if not _more_is_better(metric, dense):
+        behind = -behind
+    if math.isnan(behind):
+        return f"{metric} is not a number"
+    spread = max(of_dense) - min(of_dense)
+    if abs(behind) <= spread:
+        return f"within dense's spread{fewer}"
+    is_share = "acc" in metric
+    amount = f"{100 * abs(behind):.1f} points" if is_share else f"{abs(behind):.3g}"
+    return f"{amount} {'behind' if behind > 0 else 'ahead of'} dense{fewer}"
+
+
+def _fewer(dense: Sequence[Simulated], same: Sequence[Simulated]) -> str:
+    times = _mean(dense, "sent_bytes") / _mean(same, "sent_bytes")
+    return f"{times:.0f} times fewer" if times >= 10 else f"{times:.1f} times fewer"
+
+
+def _more_is_better(metric: str, dense: Sequence[Simulated]) -> bool:
+    """Whether a larger value is better, by the name or by what dense training does to it."""
+    if any(part in metric for part in ("acc", "auc", "precision", "recall")):
+        return True
+    if any(part in metric for part in ("loss", "error", "mae", "mse")):
+        return False
+    return all(run.history[metric][-1] > run.history[metric][0] for run in dense)
+
+
+def _is_dense(compressor: str) -> bool:
+    return compressor.partition("(")[0].strip().lower() == "no_compression"
+
+
+def _quality(runs: Sequence[Simulated]) -> list[str]:
+    """The validation metrics, the loss behind those that the user has chosen."""
+    return sorted(_metrics(runs), key=lambda name: name == "val_loss")
 
 
 def plot(runs: Sequence[Simulated], path: Path) -> None:
@@ -138,6 +203,21 @@ def _by_kind(runs: Sequence[Simulated]) -> dict[tuple[str, int], list[Simulated]
 def _whole_ratio(run: Simulated) -> float:
     payload = sum(run.history["payload_bytes"])
     return sum(run.history["dense_bytes"]) / payload if payload else float("nan")
+
+
+def _mean(same: Sequence[Simulated], name: str) -> float:
+    return statistics.mean(_last(run, name) for run in same)
+
+
+def _mean_and_deviation(same: Sequence[Simulated], name: str) -> str:
+    values = [_last(run, name) for run in same]
+    deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{deviation}"
+
+
+def _milliseconds(same: Sequence[Simulated]) -> float:
+    """Milliseconds of a step, for each learner."""
+    return 1000 * statistics.mean(run.seconds_per_step / run.learners for run in same)
 
 
 def _last(run: Simulated, name: str) -> float:

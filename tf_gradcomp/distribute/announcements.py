@@ -23,6 +23,14 @@ _ENDS_UNKNOWN = (
 )
 
 
+def announce_one_replica() -> None:
+    """Tells that a job of one replica exchanges nothing, in its first step and not before.
+
+    Programs also build an optimizer to load a model that they only evaluate.
+    """
+    tell_user("One replica: gradients are not exchanged.")
+
+
 def announce(parts: Parts, plans: bool, trains: bool) -> None:
     """Tells what differs from what a reader of the program would expect.
 
@@ -32,7 +40,6 @@ def announce(parts: Parts, plans: bool, trains: bool) -> None:
         trains: Whether an autoencoder is to be trained.
     """
     if parts.group.size == 1:
-        tell_user("One replica: gradients are not exchanged.")
         return
     kind = parts.group.kind
     if parts.group.all_replicas is not parts.group:

@@ -14,7 +14,7 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.distribute import handshake, tf_private
 from tf_gradcomp.distribute.agreement import LATER_LIST_SECONDS, GradientAgreement
-from tf_gradcomp.distribute.announcements import announce
+from tf_gradcomp.distribute.announcements import announce, announce_one_replica
 from tf_gradcomp.distribute.gradients import (
     all_finite,
     check_dtypes,
@@ -347,6 +347,7 @@ class GradientExchange(tf.Module):
         """
         if not variables:
             return []
+        announce_one_replica()
         self._warn_of_lost_residuals(0)
         numbers = [self._number(variable) for variable in variables]
         replica = ReplicaExchange(self._parts, numbers, None)

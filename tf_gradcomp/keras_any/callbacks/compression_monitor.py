@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import rich.console
-import rich.table
 
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.communicator import measures_per_step
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
 from tf_gradcomp.distribute.exchange import GradientExchange
+from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.traffic import Traffic
-from tf_gradcomp.keras_any.callbacks.order import READERS, warn_if_behind
+from tf_gradcomp.keras_any.callbacks import traffic_table
+from tf_gradcomp.keras_any.callbacks.order import READERS, progress_bars, warn_if_behind
 from tf_gradcomp.keras_here import keras
-from tf_gradcomp.wrapper.compressed import compressed_optimizer
+from tf_gradcomp.wrapper.compressed import compressed_optimizer, wrappers_of
+
+ALL = "all"
+_NOT_IN_BAR = {
+    "payload_bytes",
+    "sent_bytes",
+    "dense_bytes",
+    "compression_ratio",
+    "residual_norm",
+}
+_DENSE = (
+    "CompressionMonitor: nothing compresses the gradients of this model. Wrap its optimizer in "
+    "gc.CompressedOptimizer(...), or give gc.MultiWorkerMirroredStrategy a compressor."
+)
 
 
 class CompressionMonitor(keras.callbacks.Callback):
     """Adds to Keras' logs what this replica exchanges, and prints a table by variable at the end.
 
-    The logs, and so the progress bar, `History` and `TensorBoard`, get, as means over the exchanges
-    of the epoch so far:
+    The logs, and so `History`, `TensorBoard` and `CSVLogger`, get, as means over the exchanges of
+    the epoch so far:
 
     - `payload_bytes`: what this replica puts on the wire for one step, header and all;
     - `sent_bytes`: what its network interface sends, what it passes on for others included;
@@ -32,15 +49,25 @@ class CompressionMonitor(keras.callbacks.Callback):
     - `skipped_steps`: steps skipped since the start because a gradient was not finite;
     - `residual_norm`: the Euclidean norm of the residuals, at the end of each epoch.
 
+    The progress bar shows `wire_ratio`, and `skipped_steps` once there are any.
+
     Callbacks see the logs in the order of their list: put this one first. With one replica nothing
     is exchanged, and only `skipped_steps` and `residual_norm` are logged.
 
     Args:
-        table: Whether to print the table at the end of training (the chief does).
+        table: Whether the chief prints the table, once, at the end of the first training: with the
+            ten largest variables, or with `"all"`.
+
+    Raises:
+        ValueError: If `table` is none of True, False and `"all"`.
     """
 
-    def __init__(self, table: bool = True) -> None:
+    def __init__(self, table: bool | str = True) -> None:
         super().__init__()
+        if table not in (True, False, ALL):
+            raise ValueError(
+                f"CompressionMonitor: expected table=True, False or {ALL!r}; received {table!r}."
+            )
         self._table = table
         self._exchange: GradientExchange | None = None
 
@@ -48,10 +75,16 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Called by Keras; warns if a callback before this one will not see its logs."""
         super().set_model(model)
         warn_if_behind(self, READERS, "see what it logs")
+        for bar in progress_bars(self):
+            bar.on_train_batch_end = _without_details(type(bar).on_train_batch_end, bar)
+            bar.on_epoch_end = _without_details(type(bar).on_epoch_end, bar)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts counting."""
+        """Starts counting; says so if nothing is compressed."""
         self._exchange = None
+        ops = tf_private.cross_device_ops(self.model.distribute_strategy)
+        if not isinstance(ops, CompressedAllReduce) and not any(wrappers_of(self.model)):
+            tell_user(_DENSE)
         self._before_training = self._before_epoch = self._traffic()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -74,13 +107,12 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Prints the table."""
         exchange = self._built_exchange()
         traffic = self._traffic().since(self._before_training)
-        if (
-            exchange
-            and traffic.exchanges
-            and self._table
-            and is_chief(self.model.distribute_strategy)
-        ):
-            rich.console.Console().print(_by_variable(exchange, traffic))
+        if exchange and traffic.exchanges and self._table and exchange not in _with_table:
+            _with_table.add(exchange)
+            if is_chief(self.model.distribute_strategy):
+                console = rich.console.Console()
+                rows = None if self._table == ALL else traffic_table.LARGEST
+                console.print(traffic_table.made(exchange, traffic, console.width, rows))
 
     def _built_exchange(self) -> GradientExchange | None:
         if self._exchange is None:  # a strategy's own exists from the first step on
@@ -112,24 +144,17 @@ def find_exchange(model: keras.Model) -> GradientExchange | None:
     return None
 
 
-def _by_variable(exchange: GradientExchange, traffic: Traffic) -> rich.table.Table:
-    title = f"Sent per step by this {exchange.group.kind}, over {traffic.exchanges} steps"
-    table = rich.table.Table(title=title)
-    table.add_column("variable", overflow="fold")
-    table.add_column("layer kind")
-    for name in ("elements", "dense bytes", "payload bytes", "ratio"):
-        table.add_column(name, justify="right")
-    header = traffic.payload_bytes - sum(traffic.tensor_bytes.values())
-    for spec in exchange.specs:
-        sent = traffic.tensor_bytes[spec.path] / traffic.exchanges
-        table.add_row(spec.path, spec.kind, *_cells(spec.elements, 4 * spec.elements, sent))
-    table.add_row("header", "", "", "", f"{header / traffic.exchanges:,.0f}", "", end_section=True)
-    elements = sum(spec.elements for spec in exchange.specs)
-    dense, sent = traffic.dense_bytes / traffic.exchanges, traffic.payload_bytes / traffic.exchanges
-    table.add_row("all", "", *_cells(elements, dense, sent))
-    return table
+_with_table: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
 
 
-def _cells(elements: int, dense_bytes: float, payload_bytes: float) -> tuple[str, str, str, str]:
-    ratio = f"{dense_bytes / payload_bytes:,.1f}" if payload_bytes else "-"
-    return f"{elements:,}", f"{dense_bytes:,.0f}", f"{payload_bytes:,.0f}", ratio
+def _without_details(show: Callable[..., None], bar: keras.callbacks.Callback) -> Any:
+    """A method of a progress bar, which then shows two of our measures at most."""
+
+    @functools.wraps(show)
+    def shown(at: int, logs: dict[str, Any] | None = None) -> None:
+        seen = {k: v for k, v in (logs or {}).items() if k not in _NOT_IN_BAR}
+        if not seen.get("skipped_steps"):
+            seen.pop("skipped_steps", None)
+        show(bar, at, seen)
+
+    return shown

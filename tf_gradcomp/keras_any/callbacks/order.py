@@ -37,3 +37,9 @@ def warn_if_behind(
                 f"not {reason}; put {name} first.",
                 stacklevel=3,
             )
+
+
+def progress_bars(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
+    """Called by a callback in `set_model`: the progress bars of this `fit`, if known."""
+    callbacks = keras_private.callbacks_of_fit() or [callback]
+    return [one for one in callbacks if isinstance(one, keras.callbacks.ProgbarLogger)]
