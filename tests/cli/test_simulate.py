@@ -92,8 +92,7 @@ def test_trains_each_method_with_each_number_of_learners(program, tmp_path):
     shown = result.output.splitlines()
     begins = next(i for i, line in enumerate(shown) if line.startswith("method "))
     assert max(map(len, shown[begins:-1])) <= 80  # the last has the folder
-    of_method = [line.split() for line in shown[begins:] if line.startswith("adacomp(bin_sizes=4)")]
-    assert [words[1] for words in of_method] == ["2", "4", "with", "with"]
+    assert len([line for line in shown[begins:] if line.startswith("adacomp(bin_")]) == 4
     assert "By val_loss, mean of the last 5 epochs:" in shown
     assert len([line for line in shown if line.startswith("adacomp(bin_sizes=4) with 4 w")]) == 1
 

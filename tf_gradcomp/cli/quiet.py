@@ -94,12 +94,13 @@ class Quiet:
         Args:
             all_ended: Whether no worker will write any more.
         """
-        held, now = self._held.values(), time.monotonic()
+        now = time.monotonic()
+        held = sorted(self._held.values(), key=lambda block: block.worker)
         quiet = all(now - block.latest > _QUIET for block in held)
         late = any(now - block.began > _LONGEST_HELD for block in held)
         if not held or not (quiet or late or all_ended):
             return
-        held, self._held = sorted(held, key=lambda block: block.worker), {}
+        self._held = {}
         same = []
         for block in held:
             rest: Sequence[str] | None = block.lines

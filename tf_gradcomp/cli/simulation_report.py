@@ -47,7 +47,7 @@ def show(console: Console, runs: Sequence[Simulated]) -> None:
     """Prints the columns of the table that matter most, and the verdict."""
     metrics = list(dict.fromkeys([*_metrics(runs)[:1], *_quality(runs)[:1]]))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     for title in ("workers", *metrics, "sent, bytes", "fewer\ntimes", "ms of a step"):
         table.add_column(title, justify="right", no_wrap=True)
     for (compressor, learners), same in _by_kind(runs).items():
@@ -57,7 +57,7 @@ def show(console: Console, runs: Sequence[Simulated]) -> None:
         table.add_row(compressor, str(learners), *cells, f"{_milliseconds(same):.1f}")
     console.print(table)
     for line in verdict(runs):
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, highlight=False)
 
 
 def verdict(runs: Sequence[Simulated]) -> list[str]:
@@ -99,6 +99,8 @@ def _compared(same: Sequence[Simulated], dense: Sequence[Simulated], metric: str
 
 def _fewer(dense: Sequence[Simulated], same: Sequence[Simulated]) -> str:
     times = _mean(dense, "sent_bytes") / _mean(same, "sent_bytes")
+    if times < 1:
+        return f"{1 / times:.1f} times as many"
     return f"{times:.0f} times fewer" if times >= 10 else f"{times:.1f} times fewer"
 
 

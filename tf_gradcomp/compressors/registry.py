@@ -137,7 +137,7 @@ def _known_settings(method: type[Any]) -> list[str]:
     known: list[str] = []
     for class_ in method.__mro__:
         if "__init__" in vars(class_):
-            _, *arguments = inspect.signature(class_.__init__).parameters.values()
+            _, *arguments = inspect.signature(vars(class_)["__init__"]).parameters.values()
             known += [one.name for one in arguments if one.kind is not one.VAR_KEYWORD]
             if not any(one.kind is one.VAR_KEYWORD for one in arguments):
                 break
