@@ -84,7 +84,7 @@ def test_drop_iterators_in_background(from_function):
 
     def batch(number):
         if number == 6:  # taken ahead
-            seen.put(dropped.wait(20))
+            seen.put(dropped.wait(300))
         return number
 
     def numbers(_=None):
@@ -100,7 +100,7 @@ def test_drop_iterators_in_background(from_function):
     next(iterator)
     del iterator
     dropped.set()
-    assert seen.get(timeout=20)
+    assert seen.get(timeout=300)
 
 
 def test_use_logical_cpus():

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import links
 import pytest
@@ -86,10 +85,8 @@ def test_nothing_is_left_after_an_interruption(signum):
     ) as process:
         name = process.stdout.readline().strip()
         assert name in namespaces()
-        start = time.monotonic()
         process.send_signal(signum)
-        assert process.wait(30) != 0
-        assert time.monotonic() - start < 30
+        assert process.wait(300) != 0
     assert name not in namespaces()
 
 

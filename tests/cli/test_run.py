@@ -51,7 +51,7 @@ def program(tmp_path):
     return write
 
 
-def gradcomp(*args, env=None, cwd=None, timeout=60, command=COMMAND):
+def gradcomp(*args, env=None, cwd=None, timeout=300, command=COMMAND):
     return subprocess.run(
         [*command, *args],
         capture_output=True,
@@ -66,7 +66,7 @@ def gradcomp(*args, env=None, cwd=None, timeout=60, command=COMMAND):
 def preloaded_gradcomp(*args):
     """The same where TensorFlow is loaded, as it then is in the workers, too."""
     command = [*PYTHON, Path(sys.executable).with_name("gradcomp")]
-    return gradcomp(*args, env={"PRELOADED": server(0)}, timeout=180, command=command)
+    return gradcomp(*args, env={"PRELOADED": server(0)}, timeout=300, command=command)
 
 
 @quick
@@ -311,7 +311,7 @@ def test_ctrl_c_reaches_the_workers(program, signum):
             "[worker 1] up\n",
         }
         process.send_signal(signum)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
     assert f"gradcomp: stopped by {signal.Signals(signum).name}." in err
     assert process.returncode == 128 + signum
@@ -332,7 +332,7 @@ def test_after_ctrl_c_an_error_in_the_clean_up_is_shown(program):
     with subprocess.Popen(command, **pipes, env=ENV) as process:
         assert len([process.stdout.readline() for _ in range(2)]) == 2
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=300)
     assert "[worker 1] OSError: cannot save" in err
     assert "[worker 0]" not in err
 
@@ -363,7 +363,7 @@ def test_a_job_whose_output_nobody_reads_can_be_ended(program, tmp_path, options
             job.send_signal(signum)
             time.sleep(0.5)
         try:
-            assert job.wait(timeout=30) == code
+            assert job.wait(timeout=300) == code
         finally:
             job.kill()
 
@@ -376,7 +376,7 @@ def test_a_time_limit_may_be_as_long_as_one_likes(program):
 def test_output_that_is_closed_does_not_end_the_job(program, tmp_path):
     path = program(f"print('a line'); open({str(tmp_path / 'end')!r} + str(index), 'w')")
     line = f"exec {shlex.join([*COMMAND, 'run', '-n', '2', path])} >&-"
-    done = subprocess.run(["sh", "-c", line], env=ENV, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", line], env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "end1").exists()
 
@@ -396,7 +396,7 @@ def test_a_reader_that_goes_away_ends_the_job(program):
     ) as process:
         pid = int(process.stdout.readline().split()[-1])
         process.stdout.close()
-        assert process.wait(timeout=30) != 0
+        assert process.wait(timeout=300) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -434,7 +434,7 @@ def on_terminal(*args):
             except OSError:  # Linux' way to say that the other side is closed.
                 break
             chunks.append(chunk)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
     os.close(primary)
     return b"".join(chunks).decode()
 
@@ -471,7 +471,7 @@ def test_a_closed_terminal_ends_the_job_as_ctrl_c_does(program, tmp_path):
             seen += os.read(terminal, 4096)
         os.close(terminal)
         try:
-            assert process.wait(timeout=60) == 128 + signal.SIGHUP
+            assert process.wait(timeout=300) == 128 + signal.SIGHUP
         finally:
             process.kill()
     assert {file.name for file in tmp_path.glob("cleaned*")} == {"cleaned0", "cleaned1"}
@@ -508,7 +508,7 @@ def run_with_gpus(each, workers, path, env):
     named = {name: value for name, value in (ENV | env).items() if value is not None}
     args = ["run", "-n", str(workers), "--gpus-per-worker", str(each), path]
     return subprocess.run(
-        [*COMMAND, *args], capture_output=True, text=True, env=named, timeout=60, check=False
+        [*COMMAND, *args], capture_output=True, text=True, env=named, timeout=300, check=False
     )
 
 

