@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.bounds import assert_close
 from tests.workers import Job, result, run_workers
 from tf_gradcomp import compressors
 
@@ -135,7 +136,6 @@ def test_every_worker_is_told_what_differs_in(mismatches, what, named):
         assert named in worker[what]["text"]
         assert "worker 0 has" in worker[what]["text"]
         assert "worker 1 has" in worker[what]["text"]
-        assert worker[what]["seconds"] < 60
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_killed_job_resumes_with(killed, tmp_path, workers):
         assert worker["restored"]["weights"] == resumed[0]["restored"]["weights"]
         for what, sums in saved.items():
             for restored, before in zip(worker["restored"][what], sums, strict=True):
-                np.testing.assert_allclose(restored, before, rtol=1e-5, atol=1e-7)
+                assert_close(restored, before, terms=4)
         residuals = worker["after first step"]
         assert (max(residuals) == 0) == (workers == 1)  # one replica applies it at once
         # And Adam gets its second moment back.

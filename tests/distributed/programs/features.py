@@ -8,6 +8,7 @@ import tf_gradcomp as gc
 from tests.ranks import argument, exchange_of, inner_of, report
 
 BATCH, STEPS = 32, 6
+EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 TABLE = 40
 setup = Setup(argument(1), WHOLE)
 
@@ -47,7 +48,9 @@ def scaler_of(optimizer):
 
 def loss_scaled():
     scaler = keras.optimizers.LossScaleOptimizer
-    return scaler(keras.optimizers.Adam(1e-2), initial_scale=8.0, dynamic_growth_steps=2)
+    return scaler(
+        keras.optimizers.Adam(1e-2, epsilon=EPSILON), initial_scale=8.0, dynamic_growth_steps=2
+    )
 
 
 def loss_scaler_around():
@@ -80,7 +83,7 @@ def embedding(**policy):
             return optimizer
         return setup.wrap(optimizer, policy=gc.Policy(**policy))
 
-    return train(lambda: keras.optimizers.SGD(0.5, momentum=0.9), build, words, wrap)
+    return train(lambda: keras.optimizers.SGD(0.05, momentum=0.9), build, words, wrap)
 
 
 class WithUnused(keras.layers.Layer):
@@ -94,7 +97,7 @@ class WithUnused(keras.layers.Layer):
 
 def without_gradient():
     return train(
-        lambda: keras.optimizers.Adam(1e-2),
+        lambda: keras.optimizers.Adam(1e-2, epsilon=EPSILON),
         lambda: keras.Sequential([keras.layers.Input((8,)), WithUnused()]),
     )
 
@@ -107,7 +110,7 @@ def trainable_later():
         model.layers[0].trainable = False
         return model
 
-    return train(lambda: keras.optimizers.Adam(1e-2), build)
+    return train(lambda: keras.optimizers.Adam(1e-2, epsilon=EPSILON), build)
 
 
 optimizers = keras.optimizers
@@ -115,9 +118,9 @@ decay = optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5
 weights = np.random.default_rng(4).uniform(0.1, 2, BATCH * STEPS)
 CHECKS = {
     "SGD": lambda: train(lambda: optimizers.SGD(0.1)),
-    "momentum": lambda: train(lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True)),
-    "Adam": lambda: train(lambda: optimizers.Adam(1e-2)),
-    "AdamW": lambda: train(lambda: optimizers.AdamW(1e-2, weight_decay=0.1)),
+    "momentum": lambda: train(lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True)),
+    "Adam": lambda: train(lambda: optimizers.Adam(1e-2, epsilon=EPSILON)),
+    "AdamW": lambda: train(lambda: optimizers.AdamW(1e-2, epsilon=EPSILON, weight_decay=0.1)),
     "schedule": lambda: train(lambda: optimizers.SGD(decay)),
     "clipnorm": lambda: train(lambda: optimizers.SGD(0.5, clipnorm=0.05)),
     "global_clipnorm": lambda: train(lambda: optimizers.SGD(0.5, global_clipnorm=0.05)),
@@ -127,7 +130,9 @@ CHECKS = {
             0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4, weight_decay=0.01
         )
     ),
-    "accumulation": lambda: train(lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=3)),
+    "accumulation": lambda: train(
+        lambda: optimizers.Adam(1e-2, epsilon=EPSILON, gradient_accumulation_steps=3)
+    ),
     "accumulation and clipping": lambda: train(
         lambda: optimizers.SGD(0.5, gradient_accumulation_steps=2, global_clipnorm=0.05)
     ),

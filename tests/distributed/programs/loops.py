@@ -64,7 +64,7 @@ def by_optimizer():
     """`optimizer.apply` on local gradients."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model, optimizer = network(16), compressed(keras.optimizers.Adam(1e-2))
+        model, optimizer = network(16), compressed(keras.optimizers.Adam(1e-2, epsilon=0.05))
         optimizer.build(model.trainable_variables)
 
     @tf.function
@@ -105,7 +105,7 @@ def two_models():
     with strategy.scope():
         models = [network(16), network(5, 5)]
         optimizers = [
-            compressed(keras.optimizers.Adam(1e-2)),
+            compressed(keras.optimizers.Adam(1e-2, epsilon=0.05)),
             compressed(keras.optimizers.SGD(0.1)),
         ]
         for model, optimizer in zip(models, optimizers, strict=True):

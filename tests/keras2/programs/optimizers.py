@@ -7,19 +7,20 @@ import tensorflow as tf
 keras = tf.keras
 legacy = keras.optimizers.legacy
 
+EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "Adam": lambda: keras.optimizers.Adam(1e-2),
-    "AdamW": lambda: keras.optimizers.AdamW(1e-2),
-    "Nadam": lambda: keras.optimizers.Nadam(1e-2),
+    "Adam": lambda: keras.optimizers.Adam(1e-2, epsilon=EPSILON),
+    "AdamW": lambda: keras.optimizers.AdamW(1e-2, epsilon=EPSILON),
+    "Nadam": lambda: keras.optimizers.Nadam(1e-2, epsilon=EPSILON),
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
     "EMA": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
     "loss scale": lambda: keras.mixed_precision.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=16
     ),
     "legacy SGD": lambda: legacy.SGD(0.1, momentum=0.9),
-    "legacy Adam": lambda: legacy.Adam(1e-2),
-    "legacy Nadam": lambda: legacy.Nadam(1e-2),
+    "legacy Adam": lambda: legacy.Adam(1e-2, epsilon=EPSILON),
+    "legacy Nadam": lambda: legacy.Nadam(1e-2, epsilon=EPSILON),
     "legacy clipnorm": lambda: legacy.SGD(0.1, clipnorm=0.05),
     "legacy loss scale": lambda: keras.mixed_precision.LossScaleOptimizer(
         legacy.SGD(0.1), initial_scale=16
@@ -29,15 +30,19 @@ if importlib.util.find_spec("tensorflow_addons"):
     import tensorflow_addons as tfa
 
     OPTIMIZERS |= {
-        "LAMB": lambda: tfa.optimizers.LAMB(1e-2),
-        "LazyAdam": lambda: tfa.optimizers.LazyAdam(1e-2),
-        "tfa AdamW": lambda: tfa.optimizers.AdamW(1e-3, 1e-2),
-        "RectifiedAdam": lambda: tfa.optimizers.RectifiedAdam(1e-2),
-        "MovingAverage": lambda: tfa.optimizers.MovingAverage(tfa.optimizers.LAMB(1e-2)),
-        "SWA": lambda: tfa.optimizers.SWA(legacy.Adam(1e-2), 2, 2),
-        "Lookahead": lambda: tfa.optimizers.Lookahead(tfa.optimizers.LazyAdam(1e-2), 3),
+        "LAMB": lambda: tfa.optimizers.LAMB(1e-2, epsilon=EPSILON),
+        "LazyAdam": lambda: tfa.optimizers.LazyAdam(1e-2, epsilon=EPSILON),
+        "tfa AdamW": lambda: tfa.optimizers.AdamW(1e-3, 1e-2, epsilon=EPSILON),
+        "RectifiedAdam": lambda: tfa.optimizers.RectifiedAdam(1e-2, epsilon=EPSILON),
+        "MovingAverage": lambda: tfa.optimizers.MovingAverage(
+            tfa.optimizers.LAMB(1e-2, epsilon=EPSILON)
+        ),
+        "SWA": lambda: tfa.optimizers.SWA(legacy.Adam(1e-2, epsilon=EPSILON), 2, 2),
+        "Lookahead": lambda: tfa.optimizers.Lookahead(
+            tfa.optimizers.LazyAdam(1e-2, epsilon=EPSILON), 3
+        ),
         "SWA of Lookahead": lambda: tfa.optimizers.SWA(
-            tfa.optimizers.Lookahead(tfa.optimizers.LAMB(1e-2), 3), 2, 2
+            tfa.optimizers.Lookahead(tfa.optimizers.LAMB(1e-2, epsilon=EPSILON), 3), 2, 2
         ),
     }
 
@@ -51,7 +56,10 @@ def of_layers():
         dense = [
             f"{layer}/{kind}:0" for layer in ("dense", "dense_1") for kind in ("kernel", "bias")
         ]
-        first = {"optimizer": legacy.Adam(1e-2), "weights": ["embedding/embeddings:0"]}
+        first = {
+            "optimizer": legacy.Adam(1e-2, epsilon=EPSILON),
+            "weights": ["embedding/embeddings:0"],
+        }
         others = {"optimizer": legacy.SGD(0.1), "weights": dense}
         return tfa.optimizers.MultiOptimizer(optimizer_specs=[first, others])
 

@@ -8,6 +8,7 @@ import signal
 
 import tensorflow as tf
 from common import compiled, fit, keras, new_strategy, state_of, words_model
+from optimizers import OPTIMIZERS
 from saves import loaded, saved, seen
 
 import tf_gradcomp as gc
@@ -17,17 +18,17 @@ SAVED_BY_FIRST = os.path.join(argument(1), "rank0", "Adam.checkpoint-1")
 
 
 def make_adam():
-    return compressed(keras.optimizers.Adam(1e-2), "adacomp(bin_sizes=10)")
+    return compressed(OPTIMIZERS["Adam"](), "adacomp(bin_sizes=10)")
 
 
 def dense(strategy):
-    model = compiled(lambda: compressed(keras.optimizers.Adam(1e-2), "no_compression"), strategy)
+    model = compiled(lambda: compressed(OPTIMIZERS["Adam"](), "no_compression"), strategy)
     fit(model, *data(8))
     return state_of(model)
 
 
 def alone():
-    model = compiled(lambda: keras.optimizers.Adam(1e-2), tf.distribute.get_strategy())
+    model = compiled(OPTIMIZERS["Adam"], tf.distribute.get_strategy())
     fit(model, *data(8))
     return state_of(model)
 
