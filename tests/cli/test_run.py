@@ -477,6 +477,16 @@ def test_a_closed_terminal_ends_the_job_as_ctrl_c_does(program, tmp_path):
     assert {file.name for file in tmp_path.glob("cleaned*")} == {"cleaned0", "cleaned1"}
 
 
+def test_another_compressor_is_told_to_the_workers(program):
+    path = program("print(os.environ.get('GRADCOMP_COMPRESSOR'))")
+    env = {"GRADCOMP_COMPRESSOR": "cast"}
+    for args, says in (
+        ([], "cast"),
+        (["--compressor", "top_k(density=0.5)"], "top_k(density=0.5)"),
+    ):
+        assert gradcomp("run", "-n", "1", *args, path, env=env).stdout == f"[worker 0] {says}\n"
+
+
 def test_threads_are_left_alone_unless_asked_for(program):
     path = program("print(os.environ.get('TF_NUM_INTRAOP_THREADS'))")
     assert gradcomp("run", "-n", "1", path).stdout == "[worker 0] None\n"

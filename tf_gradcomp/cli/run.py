@@ -16,6 +16,7 @@ from tf_gradcomp.cli import quiet
 from tf_gradcomp.cli.json_output import print_json
 from tf_gradcomp.cli.options import Seconds, Threads, Workers
 from tf_gradcomp.cli.output import WorkerOutput, echo, leave_terminal, leave_what_nobody_reads
+from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.launch import (
     JobResult,
     LocalJob,
@@ -90,6 +91,12 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     "default every worker sees all GPUs, and would take them all.",
 )
 @click.option(
+    "--compressor",
+    metavar="NAME|NAME(KEY=VALUE,...)",
+    help="Exchange gradients by this method, in place of the one that the program names. It sets "
+    "GRADCOMP_COMPRESSOR for the workers.",
+)
+@click.option(
     "--horovod",
     is_flag=True,
     help="Start the workers as ranks of Horovod, as `horovodrun --gloo` does, without TF_CONFIG.",
@@ -111,6 +118,7 @@ def run(
     timeout: float | None,
     threads_per_worker: int | str | None,
     gpus_per_worker: int | None,
+    compressor: str | None,
     horovod: bool,
     as_json: bool,
     program: str,
@@ -140,6 +148,8 @@ def run(
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module), *args]
     env = {**os.environ, **thread_settings(threads_per_worker, workers, place)}
+    if compressor is not None:
+        env[COMPRESSOR] = compressor
     if place:
         result = run_rank(
             place, command, env, output, grace, timeout, all_to_stderr=as_json, verbose=verbose

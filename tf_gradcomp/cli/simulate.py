@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tf_gradcomp.cli.json_output import json_option, print_json
 from tf_gradcomp.cli.results import check_plots, results_folder, results_options
+from tf_gradcomp.environment import COMPRESSOR
 
 if TYPE_CHECKING:
     from tf_gradcomp.simulation import Task
@@ -62,7 +63,8 @@ class Simulated:
     "-c",
     "--compressor",
     multiple=True,
-    default=["no_compression", "adacomp"],
+    default=lambda: ["no_compression", os.environ.get(COMPRESSOR) or "adacomp"],
+    show_default="no_compression and adacomp, or GRADCOMP_COMPRESSOR in its place",
     metavar="NAME|NAME(KEY=VALUE,...)",
     help="Train with this compressor. Give it several times to compare.",
 )

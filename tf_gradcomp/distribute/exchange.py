@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
-from tf_gradcomp.distribute import handshake, tf_private
+from tf_gradcomp.distribute import handshake, replacing, tf_private
 from tf_gradcomp.distribute.agreement import LATER_LIST_SECONDS, GradientAgreement
 from tf_gradcomp.distribute.announcements import announce, announce_one_replica
 from tf_gradcomp.distribute.gradients import (
@@ -493,6 +493,7 @@ class GradientExchange(tf.Module):
     def _facts_of(self, group: Group, specs: Sequence[GradientSpec]) -> dict[str, Any]:
         return {
             **handshake.package_versions(),
+            **replacing.fact(),
             "replicas": f"{group.size}, a {group.kind} each",
             "compressor": self._method.text,
             "max_dense_elements": self.policy.max_dense_elements,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.chief import is_chief
-from tf_gradcomp.distribute import carriers, handshake, tf_private
+from tf_gradcomp.distribute import carriers, handshake, replacing, tf_private
 from tf_gradcomp.distribute.agreement import GradientAgreement
 from tf_gradcomp.distribute.alone import check_not_of_horovod
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
@@ -63,7 +63,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             check_not_of_horovod()
         used = None
         if compressor is not None:
-            used, policy = compressors.get(compressor), checked_policy(policy)
+            used = replacing.method_in_place_of(compressors.get(compressor))
+            policy = checked_policy(policy)
         elif policy is not None:
             raise ValueError(
                 "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
@@ -95,6 +96,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._group.agree(
             {
                 **handshake.package_versions(),
+                **replacing.fact(),
                 "replicas in a worker": len(self.extended.worker_devices),
                 "kind of device": _kind_of(self.extended.worker_devices[0]),
                 "compressor of the strategy": repr(used),

@@ -21,6 +21,7 @@ from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.groups import group_finder, group_here
 from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.distribute.replacing import method_in_place_of
 from tf_gradcomp.keras_here import keras
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.wrapper import checks
@@ -59,13 +60,14 @@ class Compressed:
         self.inner_optimizer = inner
         self.precondition = precondition
         self._given = compressors.get(compressor)
+        self._used = method_in_place_of(self._given)
         possible = self._prepared_for = self._possible_preconditioner()
         lags = checks.loses_zeros(self._core) or (bool(possible) and precondition is None)
-        methods = compressors.methods_of(self._given, lags=lags)
+        methods = compressors.methods_of(self._used, lags=lags)
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
             candidates = [Candidate(compressors.get(BASELINE))]
-        method = Method(repr(self._given), candidates, choose, possible)
+        method = Method(repr(self._used), candidates, choose, possible)
         self.exchange = GradientExchange(method, policy, self._find_group)
         self._measuring: measuring.Measuring | None = None
         self._values_agreed = False
@@ -126,8 +128,8 @@ class Compressed:
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto:
-        """The compression method, or the choice of one."""
-        return self._given
+        """The compression method in use, or the choice of one."""
+        return self._used
 
     @property
     def group(self) -> Group:
@@ -160,7 +162,7 @@ class Compressed:
                 checks.take_moments(inside)
 
     def _new_measuring(self) -> measuring.Measuring:
-        methods = [*compressors.Auto().candidates, *compressors.methods_of(self._given)]
+        methods = [*compressors.Auto().candidates, *compressors.methods_of(self._used)]
         each = {compressors.text_of(method): method for method in methods}
         candidates = [self._candidate(method) for method in each.values()]
         return measuring.Measuring(self.group, self.exchange.specs, candidates)
@@ -244,7 +246,7 @@ class Compressed:
         return {
             "name": self.name,
             "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
-            "compressor": compressors.serialize(self.compressor),
+            "compressor": compressors.serialize(self._given),
             "policy": self.exchange.policy.get_config(),
             "precondition": self.precondition,
         }

@@ -12,8 +12,10 @@ import tensorflow as tf
 from tf_gradcomp import compressors
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.distribute.replacing import tell_without_effect
 from tf_gradcomp.distribute.strategy import CheckedStrategy, check_trains_with_others
 from tf_gradcomp.keras_here import keras
+from tf_gradcomp.wrapper.compressed import wrappers_of
 
 
 class MultiWorkerMirroredStrategy(CheckedStrategy):
@@ -55,7 +57,10 @@ def _checked_train_function(original: Any) -> Any:
 
     @functools.wraps(original)
     def hooked(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        check_trains_with_others(self.distribute_strategy)
+        strategy = self.distribute_strategy
+        check_trains_with_others(strategy)
+        if getattr(strategy, "compressor", None) is None and not any(wrappers_of(self)):
+            tell_without_effect()
         return original(self, *args, **kwargs)
 
     return hooked
