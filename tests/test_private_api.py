@@ -18,6 +18,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as loss_module
 from keras.src.trainers.data_adapters import generator_data_adapter
 from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.ops import script_ops
 
 import tf_gradcomp
 import tf_gradcomp.keras3.optimizer  # installs the hooks
@@ -427,16 +428,26 @@ def test_on_built_and_generators(monkeypatch):
     built = []
     keras_private.on_built(built.append)
     x = np.zeros((2, 1), "float32")
-    adapter = generator_data_adapter.GeneratorDataAdapter(batch for batch in [(x, x[:1], x.copy())])
-    first = next(iter(adapter.generator()))
-    assert not np.shares_memory(first[0], first[1])
-    assert [array.tolist() for array in first] == [[[0], [0]], [[0]], [[0], [0]]]
     with tf_gradcomp.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     model.fit(((x, x) for _ in range(5)), verbose=0)
     assert built == [model]
     assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 5
+
+
+def test_on_returned_by_python(monkeypatch):
+    class_ = script_ops.FuncRegistry
+    monkeypatch.setattr(class_, "__call__", class_.__call__)
+    seen = []
+    tf_private.on_returned_by_python(lambda value: (seen.append(value), value + 1)[1])
+    x = np.ones(2, "float32")
+    array = tf.function(lambda: tf.numpy_function(lambda: x, [], tf.float32))
+    tensors = tf.function(lambda: tf.py_function(lambda: [x, x], [], [tf.float32] * 2))
+    np.testing.assert_array_equal(array(), [2, 2])
+    np.testing.assert_array_equal(tensors(), [[2, 2]] * 2)
+    assert [isinstance(value, np.ndarray) for value in seen] == [True, False, False]
+    assert all(isinstance(value, tf.Tensor) for value in seen[1:])
 
 
 def test_optimizer_variables(optimizer, variable):

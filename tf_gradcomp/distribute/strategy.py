@@ -23,6 +23,7 @@ from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_
 from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import path_of
 from tf_gradcomp.distribute.method import Method
+from tf_gradcomp.distribute.own_memory import in_own_memory
 from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.tf_config import read_tf_config
@@ -32,6 +33,7 @@ BATCHES = (
     "validation_steps or steps on all workers)"
 )
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
+tf_private.on_returned_by_python(lambda value: in_own_memory(value) if _strategies else value)
 
 
 def _kind_of(device: str) -> str:

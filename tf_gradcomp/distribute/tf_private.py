@@ -21,6 +21,7 @@ from tensorflow.python.distribute import cross_device_utils as _cross_device_uti
 from tensorflow.python.distribute import input_lib as _input_lib
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
+from tensorflow.python.ops import script_ops as _script_ops
 from tensorflow.python.trackable import base as _trackable
 
 # `CollectiveAllReduceExtended` asserts that its cross-device ops are of this class.
@@ -283,6 +284,25 @@ def _drop_in_background(owned: list[Any]) -> None:
     owned.clear()
     if threading.main_thread().is_alive():  # else none may be started any more
         threading.Thread(target=taken.clear).start()
+
+
+def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
+    """Has TensorFlow take `replace(value)` for each array or tensor that Python code returns to it.
+
+    That code is what `tf.numpy_function`, `tf.py_function`, `Dataset.from_generator` and Keras'
+    adapters for data call, all through one registry. No public API sees what all of it returns.
+    """
+    class_ = _script_ops.FuncRegistry
+    original = class_.__call__
+
+    @functools.wraps(original)
+    def hooked(self: Any, token: Any, device: Any, args: Any) -> Any:
+        returned = original(self, token, device, args)
+        if isinstance(returned, list):
+            return [replace(value) for value in returned]
+        return replace(returned)
+
+    class_.__call__ = hooked
 
 
 def use_logical_cpus(replicas: int) -> None:

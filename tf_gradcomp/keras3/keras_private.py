@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as _trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
@@ -350,34 +349,6 @@ def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
             yield step
 
     class_._get_iterator, class_._enumerate_iterator = new_iterator, counted
-
-
-def copy_what_generators_share() -> None:
-    """Has each array in a batch of a Python generator be in memory of its own.
-
-    Of `yield x, x` TensorFlow takes both for its own, and sometimes computes in the memory of one.
-    Where a batch is shared out among workers, it was seen that the other is changed by it.
-    """
-
-    def unshare(adapter: GeneratorDataAdapter, _: Any) -> None:
-        generator = adapter.generator
-        adapter.generator = lambda: map(_unshared, generator())
-
-    after_init(GeneratorDataAdapter, unshare)
-
-
-def _unshared(batch: Any) -> Any:
-    before: list[np.ndarray] = []
-
-    def own(array: Any) -> Any:
-        if not isinstance(array, np.ndarray):
-            return array
-        if any(np.may_share_memory(array, other) for other in before):
-            array = array.copy()
-        before.append(array)
-        return array
-
-    return keras.tree.map_structure(own, batch)
 
 
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

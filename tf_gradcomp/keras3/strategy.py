@@ -86,9 +86,8 @@ def _reader_of(
     )
 
 
-keras_private.read_generators(GeneratorReader)  # before others see what it reads
+keras_private.read_generators(GeneratorReader)
 keras_private.read_py_datasets(_reader_of)
-keras_private.copy_what_generators_share()
 keras_private.on_loss_of_one_number(_tell_of_undivided_loss)
 keras_private.on_built(_check_metrics)
 keras_private.on_data(check_batches)

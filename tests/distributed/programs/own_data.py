@@ -1,0 +1,159 @@
+"""Whether training changes the data of a program, for each way into Keras: FOLDER."""
+
+import hashlib
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.ranks import RANK, argument, report
+
+BATCHES, SIZE = 4, 16  # a row has 64 bytes, so that each part is as aligned as the whole
+FOLDER = Path(argument(1)) / str(RANK)
+SPEC = tuple(tf.TensorSpec((SIZE, columns), tf.float32) for columns in (SIZE, 1))
+Y = np.tile(np.arange(1, SIZE + 1, dtype="float32"), BATCHES)[:, np.newaxis]
+
+
+def saved():
+    """A file with one identity matrix for each batch."""
+    path = FOLDER / "data.npy"
+    np.save(path, np.tile(np.eye(SIZE, dtype="float32"), (BATCHES, 1)))
+    return path
+
+
+def rows(i):
+    return slice(SIZE * i, SIZE * (i + 1))
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x):
+        super().__init__()
+        self.x = x
+
+    def __len__(self):
+        return BATCHES
+
+    def __getitem__(self, i):
+        return self.x[rows(i)], Y[rows(i)]
+
+
+def generator(x):
+    def endless():
+        while True:
+            yield from Batches(x)
+
+    return endless()
+
+
+def from_generator(x):
+    return tf.data.Dataset.from_generator(lambda: iter(Batches(x)), output_signature=SPEC)
+
+
+class Foreign:
+    """Data of another library: NumPy gets its memory without a copy, as from PyTorch's tensors."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+def by(function, hand_over):
+    def data(x):
+        def batch(i):
+            types = [spec.dtype for spec in SPEC]
+            parts = function(lambda i: [hand_over(part) for part in Batches(x)[i]], [i], types)
+            return tuple(
+                tf.ensure_shape(part, spec.shape) for part, spec in zip(parts, SPEC, strict=True)
+            )
+
+        return tf.data.Dataset.range(BATCHES).map(batch)
+
+    return data
+
+
+WAYS = {
+    "PyDataset": Batches,
+    "generator": generator,
+    "from_generator": from_generator,
+    "numpy_function": by(tf.numpy_function, np.asarray),
+    "py_function": by(tf.py_function, Foreign),
+}
+
+
+strategy = gc.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    first = keras.layers.Rescaling(2.0)  # TensorFlow can compute it in place
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.layers.Input((SIZE,)), first, dense])
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+
+
+def trained(data, steps=None):
+    """Losses in two epochs, then that of `evaluate`, and what `predict` returns."""
+    known = {"steps": BATCHES, "verbose": 0} if steps else {"verbose": 0}
+    history = model.fit(data(), epochs=2, steps_per_epoch=steps, shuffle=False, verbose=0)
+    evaluated = model.evaluate(data(), **known)
+    return [*history.history["loss"], evaluated], model.predict(data(), **known)
+
+
+def by_batches(x):
+    own = [slice(SIZE * i + 8 * RANK, SIZE * i + 8 * RANK + 8) for i in range(BATCHES)]
+    losses = [
+        float(np.mean([model.train_on_batch(x[part], Y[part]) for part in own])) for _ in range(2)
+    ]
+    evaluated = float(np.mean([model.test_on_batch(x[part], Y[part]) for part in own]))
+    return [*losses, evaluated], np.concatenate([model.predict_on_batch(x[part]) for part in own])
+
+
+def by_arrays(x):
+    arguments = {"batch_size": SIZE, "verbose": 0}
+    history = model.fit(x, Y, epochs=2, shuffle=False, **arguments)
+    evaluated = model.evaluate(x, Y, **arguments)
+    return [*history.history["loss"], evaluated], model.predict(x, **arguments)
+
+
+def checked(x, path, train):
+    """What training saw, and whether the data are now other ones, in memory and in the file."""
+    before = digest_of(path)
+    dense.set_weights([np.zeros((SIZE, 1))])
+    losses, predicted = train(x)
+    changed = int(np.sum(np.asarray(x) != np.tile(np.eye(SIZE), (BATCHES, 1))))
+    return {
+        "losses": losses,
+        "predicted": predicted[:, 0],
+        "changed in memory": changed,
+        "file is as it was": digest_of(path) == before,
+    }
+
+
+def digest_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def of_way(way):
+    steps = BATCHES if way == "generator" else None
+    return lambda x: trained(lambda: WAYS[way](x), steps)
+
+
+FOLDER.mkdir()
+seen = {}
+for way in WAYS:
+    path = saved()
+    seen[way] = checked(np.load(path, mmap_mode="r+"), path, of_way(way))
+for name, train in {"on_batch": by_batches, "arrays": by_arrays}.items():
+    path = saved()
+    seen[name] = checked(np.load(path, mmap_mode="r+"), path, train)
+for mode in ("c", "r"):
+    path = saved()
+    seen[f"mode {mode}"] = checked(np.load(path, mmap_mode=mode), path, of_way("PyDataset"))
+path = FOLDER / "data.h5"
+with h5py.File(path, "w") as file:
+    file["x"] = np.load(saved())
+with h5py.File(path, "r") as file:
+    seen["h5py"] = checked(file["x"], path, of_way("PyDataset"))
+report(seen)
