@@ -8,6 +8,7 @@ from tests.replicas import collective, per_replica
 from tf_gradcomp.compressors.wishes import AllReduce, WithRider
 from tf_gradcomp.distribute import communicator
 from tf_gradcomp.distribute.groups import current_group
+from tf_gradcomp.distribute.strategy_group import StrategyGroup
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 ELEMENTS = 1001
@@ -71,3 +72,14 @@ def test_counts_more_bytes_than_32_bits_hold(rider, more):
         return Silent(None, size=2, rank=0).answer(wish)[1]
 
     assert [int(count) for count in payload_bytes()] == [4 * elements + more] * 2
+
+
+def test_a_timeout_of_the_exchange_itself_is_no_worker_that_did_not_come():
+    class Late(StrategyGroup):
+        processes = 2
+
+        def all_gather_on_host(self, value):
+            raise TimeoutError("of the program's own")
+
+    with pytest.raises(TimeoutError, match="of the program's own"):
+        Late(tf.distribute.get_strategy()).agree({"next action": "training"}, 60)

@@ -82,13 +82,14 @@ Status Prepare(int ordinal, KernelsOnGpu* kernels) {
   return LoadAndCheck(kernels);
 }
 
+// One for each reason, for callers keep references, and a later failure has its own reason.
 const KernelsOnGpu& Unusable(const Status& status) {
-  static const KernelsOnGpu* const unusable = [&] {
-    auto* kernels = new KernelsOnGpu();
-    kernels->status = status;
-    return kernels;
-  }();
-  return *unusable;
+  static std::mutex mutex;
+  static auto* const reasons = new std::map<std::string, KernelsOnGpu>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [reason, is_new] = reasons->try_emplace(status.message);
+  if (is_new) reason->second.status = status;
+  return reason->second;
 }
 
 }  // namespace

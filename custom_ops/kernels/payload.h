@@ -14,7 +14,15 @@ inline constexpr uint32_t kPayloadMagic = 0x43474654;  // "TFGC"
 inline constexpr uint16_t kPayloadVersion = 2;
 inline constexpr uint32_t kNonFiniteFlag = 1;
 
-enum class Method : uint16_t { kAdaComp = 1, kQsgd = 2, kSignSgd = 3, kTopK = 4, kScaleCom = 5 };
+// Python writes the payloads of ScaleCom and LGC: their numbers are also in ops/payload.py.
+enum class Method : uint16_t {
+  kAdaComp = 1,
+  kQsgd = 2,
+  kSignSgd = 3,
+  kTopK = 4,
+  kScaleCom = 5,
+  kLgc = 6,
+};
 
 struct PayloadHeader {
   uint32_t magic = kPayloadMagic;

@@ -2,7 +2,8 @@
 // with a device of type GPU. Its memory is the host's, its kernels run in the emulator, and its one
 // stream works on a thread of its own, late, so that what the host must wait for is not there before.
 //
-// GRADCOMP_FAKE_GPU says what is wrong with it: "wrong_sums" or "no_memory".
+// GRADCOMP_FAKE_GPU says what is wrong with it: "wrong_sums", "no_memory",
+// "no_contexts" or "no_memory_for_contexts".
 #include "gpu_emulator.h"
 
 #include "../gpu/kernels.cu"
@@ -249,7 +250,8 @@ int cuStreamCreate(void** stream, unsigned) {
 int cuStreamDestroy_v2(void*) { return 0; }
 int cuStreamGetCtx(void*, void** context) {
   *context = &the_context;
-  return 0;
+  if (Is("no_memory_for_contexts")) return kOutOfMemory;
+  return Is("no_contexts") ? kInvalidValue : 0;
 }
 int cuEventCreate(void** event, unsigned) {
   *event = &the_context;

@@ -160,11 +160,10 @@ class Coding(Phase, registered=False):
             tf.concat([floats, places], 0),
             inputs.step,
             step.own_finite,
-            method=LGC_PAYLOAD,
             **header,
         )
         payloads = yield AllGather(payload, same_length=True)
-        bodies, finite = ops.payload_read(payloads, inputs.step, method=LGC_PAYLOAD, **header)
+        bodies, finite = ops.payload_read(payloads, inputs.step, **header)
         bodies = tf.ensure_shape(bodies, [size, 1 + 2 * count])
         floats, places = tf.split(bodies, [1 + count, count], 1)
         floats = tf.bitcast(floats, tf.float32)

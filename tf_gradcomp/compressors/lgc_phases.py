@@ -61,6 +61,7 @@ class Phase(Compressor, registered=False):
 
     def _header(self, inputs: ExchangeInputs) -> dict[str, Any]:
         return {
+            "method": LGC_PAYLOAD,
             "settings": self.settings_in_force(inputs),
             "fingerprint": self.fingerprint(inputs.specs),
         }
@@ -107,11 +108,9 @@ class Collecting(Phase, registered=False):
             return step.end(sums, own, sums.finite, 0)
         header = self._header(inputs)
         body = tf.bitcast(own, tf.int32)
-        payload = ops.payload_write(
-            body, inputs.step, step.own_finite, method=LGC_PAYLOAD, **header
-        )
+        payload = ops.payload_write(body, inputs.step, step.own_finite, **header)
         payloads = yield AllGather(payload, same_length=True)
-        bodies, finite = ops.payload_read(payloads, inputs.step, method=LGC_PAYLOAD, **header)
+        bodies, finite = ops.payload_read(payloads, inputs.step, **header)
         of_all = tf.ensure_shape(tf.bitcast(bodies, tf.float32), [inputs.size, entries])
         exchanged = step.end(sums, sum_in_order(of_all), finite, 4 * entries)
         self._keep(of_all, step, exchanged.finite)

@@ -66,7 +66,11 @@ def sum_in_few_bits(
         of_each = tf.gather(tf.bitcast(scales, tf.float32), split.scale_of)
         coded = yield from sum_shares(values, of_each, own_finite, inputs.size)
     else:
-        header = {"settings": chunked.chunk_sizes, "fingerprint": fingerprint}
+        header = {
+            "method": SCALECOM,
+            "settings": chunked.chunk_sizes,
+            "fingerprint": fingerprint,
+        }
         coded = yield from gather_codes(values, split, inputs, own_finite, bits, header)
     totals, fits = unless_too_large(_joined(split, whole, coded.total), coded.finite)
     totals = tf.concat([totals, [0.0]], 0)
@@ -134,9 +138,9 @@ def gather_codes(
         levels = _levels(values, tf.gather(scales, split.scale_of), steps)
         codes = tf.cast(levels, tf.int32) + (steps + 1)
     body = tf.concat([tf.bitcast(scales, tf.int32), _packed(codes, bits)], 0)
-    payload = ops.payload_write(body, inputs.step, own_finite, method=SCALECOM, **header)
+    payload = ops.payload_write(body, inputs.step, own_finite, **header)
     payloads = yield AllGather(payload, same_length=True)
-    bodies, finite = ops.payload_read(payloads, inputs.step, method=SCALECOM, **header)
+    bodies, finite = ops.payload_read(payloads, inputs.step, **header)
     of_all, words = tf.split(bodies, [tf.size(scales), tf.shape(bodies)[1] - tf.size(scales)], 1)
     scales_of_all = tf.gather(tf.bitcast(of_all, tf.float32), split.scale_of, axis=1)
     codes_of_all = tf.slice(_unpacked(words, bits), [0, 0], [-1, tf.size(codes)])

@@ -239,8 +239,7 @@ def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:
 
     # A daemon does not keep the process from ending.
     threading.Thread(target=settle, daemon=True).start()
-    try:
-        done.result(seconds)
-    except concurrent.futures.TimeoutError:
+    if not concurrent.futures.wait([done], seconds).done:
         return False
+    done.result()  # raises what `exchange` raised, which may be a TimeoutError of its own
     return True
