@@ -163,3 +163,24 @@ def test_a_half_precision_gradient_counts_as_it_is():
 def test_a_method_without_a_table_is_refused(compressor):
     with pytest.raises(ValueError, match="has no table of errors"):
         table_of(compressor, [4])
+
+
+@pytest.mark.parametrize("exponent", [-66, 60, 120])  # squares leave float32's range
+@pytest.mark.parametrize(
+    ("compressor", "settings"),
+    [
+        (AdaComp(), [5, 50]),
+        (ScaleCom(), [25, 400]),
+        (TopK(), [100, 1000]),
+        (QSGD(), [2, 4]),
+        (PowerSGD(), [1, 4]),
+    ],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_errors_scale_with_the_gradient(compressor, settings, exponent):
+    gradient = gradient_of()
+    planned = table_of(compressor, settings, gradient=gradient)
+    scaled = table_of(compressor, settings, gradient=np.ldexp(gradient, exponent))
+    assert (planned.errors > 0).all()
+    assert scaled.errors.tolist() == np.ldexp(planned.errors, exponent).tolist()
+    assert scaled.bytes.tolist() == planned.bytes.tolist()

@@ -68,10 +68,20 @@ def table(
     values = np.asarray(gradient, np.float32)
     finite = bool(np.isfinite(values).all())
     values = values if finite else np.zeros_like(values)
+    values, exponent = _scaled(values)
     costs = _costs(compressor, spec, values, settings, replicas)
     sizes, errors = (np.array(column, np.float64) for column in zip(*costs, strict=True))
-    place = settings.index(default)
-    return Table(settings, sizes, errors if finite else np.full_like(errors, np.nan), place)
+    errors = np.ldexp(errors, exponent) if finite else np.full_like(errors, np.nan)
+    return Table(settings, sizes, errors, settings.index(default))
+
+
+def _scaled(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Divides by a power of two so that the largest magnitude is from 0.5 to 1; also its exponent.
+
+    Squares of small values would be zero in float32, and sums of large ones infinite.
+    """
+    exponent = int(np.frexp(np.abs(values).max(initial=0))[1])
+    return np.ldexp(values, -exponent), exponent
 
 
 @functools.singledispatch
