@@ -118,6 +118,19 @@ def test_rank(workers):
     assert [worker["rank"] for worker in workers] == [0, 1]
 
 
+def test_exchange_no_empty_tensors(workers):
+    shapes = [[0, 3], [0, 3], [0, 3], [3, 3]]
+    assert [worker["exchange_no_empty_tensors"] for worker in workers] == [shapes] * 2
+
+
+def test_broadcast_no_empty_variables(workers):
+    assert [worker["broadcast_no_empty_variables"] for worker in workers] == [[[0, 3], 5]] * 2
+
+
+def test_let_variables_become_numbers(workers):
+    assert [worker["let_variables_become_numbers"] for worker in workers] == [[2.5, 2, 0]] * 2
+
+
 def test_launch_broadcast(workers):
     from_each = [[0, 10], [1, 11], [0, 10]]
     assert [worker["launch_broadcast"] for worker in workers] == [from_each] * 2

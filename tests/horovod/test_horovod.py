@@ -264,6 +264,11 @@ def test_each_rank_has_the_accumulated_gradients_that_it_set(fitted):
         assert rank["amid_a_round"]["set_weights"] == WHOLE_ROUND
 
 
+def test_an_optimizer_without_variables_is_built(fitted):
+    for rank in fitted:
+        assert rank["amid_a_round"]["nothing to train"] == [True, 0]
+
+
 def test_a_round_goes_on_after_an_end_of_data_that_was_not_known(fitted):
     known, unknown = only([rank["amid_a_round"]["ends_of_data"] for rank in fitted])
     assert unknown == known

@@ -26,7 +26,6 @@ from tf_gradcomp.compressors.lgc_state import (
 )
 from tf_gradcomp.compressors.value_bits import sum_shares
 from tf_gradcomp.compressors.wishes import AllGather, Wish
-from tf_gradcomp.ops.payload import LGC as LGC_PAYLOAD
 
 _MOST_GROWTH = 3.0  # of the residuals while the autoencoder is in use (specification, 6.9)
 

@@ -67,7 +67,8 @@ class CompressedAllReduce(tf_private.CollectiveAllReduce):
         if exchange is None:
             exchange = GradientExchange(self._method, self._policy)
             exchange.build(variables)
-            self._exchanges.append((weakref.ref(native(variables[0])), exchange))
+            owner = native(variables[0]) if variables else exchange
+            self._exchanges.append((weakref.ref(owner), exchange))
         return exchange
 
     @contextlib.contextmanager

@@ -90,6 +90,7 @@ class GradientExchange(tf.Module):
         object.__setattr__(self, "job_state", {})
         self._method = method
         self._find_group = find_group
+        self._built = False
         self.plans_by = "nobody"  # who calls `plan_settings`, and when; all workers must
         self._apart: set[int] = set()
         self._together: set[int] = set()
@@ -97,7 +98,7 @@ class GradientExchange(tf.Module):
     @property
     def built(self) -> bool:
         """Whether the state exists."""
-        return bool(self.specs)
+        return self._built
 
     def build(self, variables: Sequence[Any], facts: Mapping[str, Any] | None = None) -> None:
         """Creates the state for the gradients of `variables`; a second call does nothing.
@@ -119,8 +120,8 @@ class GradientExchange(tf.Module):
         with tf.init_scope():
             group.agree({**self._facts_of(group, specs), **(facts or {})})
             chosen = self._method.candidates[0]
-            if group.size > 1:
-                exchanged = with_gradients_to_exchange(specs)
+            exchanged = with_gradients_to_exchange(specs)
+            if group.size > 1 and exchanged:
                 chosen = self._method.choose(group, self._method.candidates, exchanged)
             kept = state_specs(compressors, specs, self._method.moments)
             of_job = job_state_specs(compressors, specs)
@@ -159,6 +160,7 @@ class GradientExchange(tf.Module):
         self._numbers = VariableNumbers(variables)
         self._agreement = GradientAgreement(group)
         self.specs = specs
+        self._built = True
         announce(self._parts, plans=bool(self.planner), trains=bool(self.autoencoder))
 
     @property
@@ -504,9 +506,10 @@ class GradientExchange(tf.Module):
     def _number(self, variable: Any) -> int:
         number = self._numbers.get(variable)
         if number is None:
+            known = ", ".join(spec.path for spec in self.specs) or "none"
             raise ValueError(
                 f"Variable {path_of(variable)!r} is not among those whose gradients are exchanged: "
-                f"{', '.join(spec.path for spec in self.specs)}. Where layers were unfrozen since, "
+                f"{known}. Where layers were unfrozen since, "
                 "or for another model, compile with a new CompressedOptimizer; otherwise build the "
                 "optimizer with all variables that it will be given."
             )

@@ -184,7 +184,8 @@ class HorovodGroup(Group):
         """Tells the collectives of one exchange from those of others."""
         number = self._process_set.process_set_id
         _exchanges[number] += 1
-        return f"{number}_{_exchanges[number]}_{re.sub('[^A-Za-z0-9]', '_', paths[0])}"
+        first = re.sub("[^A-Za-z0-9]", "_", paths[0]) if paths else "nothing"
+        return f"{number}_{_exchanges[number]}_{first}"
 
     def member(self) -> Member:
         """The replica of this process."""

@@ -89,6 +89,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             tf_private.set_cross_device_ops(self, make)
         self._checking_variables = self._variables_agreed = False
         tf_private.allow_collectives_in_loops(self)
+        tf_private.exchange_no_empty_tensors(self)
+        tf_private.broadcast_no_empty_variables(self)
         tf_private.on_initial_values(self, self._of_chief)
         self._started = False
         _strategies.add(self)

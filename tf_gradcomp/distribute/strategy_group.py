@@ -36,6 +36,7 @@ class StrategyGroup(Group):
                 "replicas do not exchange gradients with each other over a network; use "
                 "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
             )
+        tf_private.let_variables_become_numbers()
         self.strategy = strategy
         self.size = strategy.num_replicas_in_sync
         self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1
@@ -50,6 +51,8 @@ class StrategyGroup(Group):
 
     def create(self, make: Callable[[], Result]) -> Result:
         """What `make` returns; our strategy does not compare its variables once more."""
+        if self.is_collective:
+            tf_private.broadcast_no_empty_variables(self.strategy)
         with getattr(self.strategy, "agreed_variables", contextlib.nullcontext)():
             return make()
 

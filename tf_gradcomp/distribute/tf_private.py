@@ -19,6 +19,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy as _coll
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.distribute import input_lib as _input_lib
+from tensorflow.python.distribute import values as _values
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import script_ops as _script_ops
@@ -132,8 +133,11 @@ def _launcher_once(
 
 
 def launch_all_gather(launcher_: Any, value: tf.Tensor) -> tf.Tensor:
-    """All-gathers along axis 0 by one collective; `value` has one shape on all replicas."""
-    return launcher_._all_gather(value, None)
+    """All-gathers along axis 0 by one collective; `value` has one shape on all replicas.
+
+    It has elements, so it needs no `exchange_no_empty_tensors`.
+    """
+    return type(launcher_)._all_gather(launcher_, value, None)
 
 
 def launch_all_reduce(launcher_: Any, values: tf.Tensor) -> tf.Tensor:
@@ -172,10 +176,8 @@ def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
     fails where a function is called from a branch within a loop, as Keras does for
     `steps_per_execution`. There, a counter on each replica gives the keys.
     """
-    extended = strategy.extended
     counters: dict[tuple[int, str], tf.Variable] = {}
-    of_strategy = (extended._cross_device_ops, extended._host_cross_device_ops)
-    launchers = [launcher_ for ops in of_strategy for launcher_ in ops._launchers]
+    launchers = _launchers_of_steps(strategy)
     if in_multi_worker_mode(strategy):
         launchers += [launcher_of_workers(strategy), _launcher_of_means(strategy)]
     for launcher_ in launchers:
@@ -219,6 +221,74 @@ def on_initial_values(
         return initial_value
 
     extended._get_variable_creator_initial_value = hooked
+
+
+def broadcast_no_empty_variables(strategy: tf.distribute.Strategy) -> None:
+    """Has the strategy create variables without elements on each worker by itself.
+
+    TensorFlow broadcasts the first worker's initial values. If one has no elements, it may have no
+    memory either (as `np.zeros(0)`), and the first worker dies of SIGSEGV.
+    """
+    extended = strategy.extended
+    if not hasattr(extended, "_broadcasts_no_empty_variables"):
+        extended._broadcasts_no_empty_variables = True
+        on_initial_values(strategy, _broadcast_unless_empty)
+
+
+def _broadcast_unless_empty(
+    value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    return value if value.shape.num_elements() == 0 else broadcast(value)
+
+
+def exchange_no_empty_tensors(strategy: tf.distribute.Strategy) -> None:
+    """Lets `Strategy.reduce` and `gather` work where all replicas have tensors without elements.
+
+    TensorFlow's collectives read memory that such tensors may not have, and the process dies.
+    """
+    for launcher_ in _launchers_of_steps(strategy):
+        launcher_.all_reduce = functools.partial(_reduce_unless_empty, launcher_.all_reduce)
+        launcher_._all_gather = functools.partial(
+            _gather_unless_empty, launcher_._all_gather, launcher_._group_size
+        )
+
+
+def _launchers_of_steps(strategy: tf.distribute.Strategy) -> list[Any]:
+    extended = strategy.extended
+    of_strategy = (extended._cross_device_ops, extended._host_cross_device_ops)
+    return [launcher_ for ops in of_strategy for launcher_ in ops._launchers]
+
+
+def _reduce_unless_empty(reduce: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
+    return value if value.shape.num_elements() == 0 else reduce(value, *args, **kwargs)
+
+
+def _gather_unless_empty(
+    gather: Callable[..., Any], replicas: int, value: Any, options: Any
+) -> Any:
+    """Gathers a tensor that may be empty in some steps with a number that is taken off again."""
+    value = tf.convert_to_tensor(value)
+    if value.shape.num_elements():
+        return gather(value, options)
+    shape = tf.shape(value)
+    empty = tf.cast(tf.equal(tf.size(value), 0), tf.int32)
+    rows = gather(tf.pad(tf.reshape(value, [-1]), [[0, empty]]), options)
+    of_all = tf.concat([shape[:1] * replicas, shape[1:]], 0)
+    return tf.reshape(rows[: tf.reduce_prod(of_all)], of_all)
+
+
+def let_variables_become_numbers() -> None:
+    """Lets `float(variable)`, `int` and `complex` work for a strategy's variables.
+
+    They do for all others of TensorFlow's, so callbacks call them for the learning rate.
+    """
+    for name, number in {"__float__": float, "__int__": int, "__complex__": complex}.items():
+        if not hasattr(_values.DistributedVariable, name):
+            setattr(_values.DistributedVariable, name, _by_numpy(number))
+
+
+def _by_numpy(number: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda variable: number(variable.numpy())
 
 
 def in_loop_or_eager() -> bool:

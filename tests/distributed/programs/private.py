@@ -1,6 +1,7 @@
 """The names of `tf_private` that need several workers, one by one, then stock Keras."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 from common import dense_model, digits
 
@@ -102,6 +103,34 @@ def allow_collectives_in_loops():
     return loop().numpy()
 
 
+def exchange_no_empty_tensors():
+    """The shapes of a sum and of gathers of nothing."""
+    tf_private.exchange_no_empty_tensors(strategy)
+    nothing = tf.constant(np.zeros((0, 3), np.float32))
+    gather = tf.function(lambda value: strategy.gather(strategy.run(lambda: value), axis=0))
+    some = tf.TensorSpec([None, 3])
+    gathered = [gather(nothing), gather.get_concrete_function(some)(nothing)]
+    gathered.append(gather.get_concrete_function(some)(tf.ones([1 + RANK, 3])))
+    total = strategy.reduce("SUM", nothing, axis=None)
+    return [list(one.shape) for one in (total, *gathered)]
+
+
+def broadcast_no_empty_variables():
+    """The shape of a variable of nothing, and the value of another one."""
+    tf_private.broadcast_no_empty_variables(strategy)
+    with strategy.scope():
+        nothing = tf.Variable(np.zeros((0, 3), np.float32))
+        of_first = tf.Variable(lambda: 5 + RANK)
+    return [list(nothing.shape), of_first.numpy()]
+
+
+def let_variables_become_numbers():
+    tf_private.let_variables_become_numbers()
+    with strategy.scope():
+        variable = tf.Variable(2.5)
+    return [float(variable), int(variable), complex(variable).imag]
+
+
 def host_all_gather():
     return tf_private.host_all_gather(strategy, tf.constant([RANK])).numpy()
 
@@ -145,6 +174,9 @@ CHECKS = (
     rank,
     launch_broadcast,
     allow_collectives_in_loops,
+    exchange_no_empty_tensors,
+    broadcast_no_empty_variables,
+    let_variables_become_numbers,
     stock_fit,
     on_initial_values,
 )

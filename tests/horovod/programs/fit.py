@@ -75,6 +75,7 @@ def amid_a_round():
     return {
         "broadcast": {around: rounds.broadcast(around) for around in rounds.AROUND},
         "set_weights": rounds.set_weights(),
+        "nothing to train": rounds.nothing_to_train(),
         "restored": rounds.restored(FOLDER),
         "ends_of_data": rounds.ends_of_data(),
     }

@@ -46,6 +46,14 @@ def broadcast(around):
     return half_a_round(model)
 
 
+def nothing_to_train():
+    """An optimizer is built without variables."""
+    optimizer = compressed("adam")
+    optimizer.build([])
+    optimizer.collect_state()
+    return [optimizer.exchange.built, optimizer.exchange.exchanges]
+
+
 def set_weights():
     """Each rank sets what it has."""
     model = new_model()

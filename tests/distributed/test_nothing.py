@@ -1,0 +1,47 @@
+"""Jobs with nothing to train or to exchange: they go on, and nothing crashes."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs/nothing.py"
+BATCHES = 4
+
+
+@functools.cache
+def seen(way):
+    return [result(worker) for worker in run_workers(PROGRAM, 1 if way == "alone" else 2, [way])]
+
+
+@pytest.fixture(params=["optimizer", "strategy"])
+def workers(request):
+    return seen(request.param)
+
+
+def test_a_model_without_trainable_variables_has_the_losses_of_one_process(workers):
+    (alone,) = seen("alone")
+    for worker in workers:
+        assert worker["frozen"]["losses"] == pytest.approx(alone["frozen"]["losses"], rel=1e-5)
+        assert worker["frozen"]["unchanged"]
+
+
+def test_callbacks_read_learning_rate_and_iterations_as_numbers(workers):
+    for worker in workers:
+        assert worker["numbers"] == [[0.25, 1 + batch] for batch in range(BATCHES)]
+
+
+def test_tensors_without_elements(workers):
+    for worker in workers:
+        made = worker["empty_tensors"]
+        assert made.pop("reduced", []) == []
+        assert made == {
+            "built": True,
+            "shape": [0, 3],
+            "gathered": [0, 3],
+            "summed": [0, 3],
+            "exchange": True,
+            "residuals": 0.0,
+        }
