@@ -112,6 +112,8 @@ def test_less_is_late_if_the_largest_entries_are_sent_or_more_of_them():
         ("adacomp(bin_sizes=2000)", ADAM, None),
         ("scalecom", ADAM, False),
         ("random_k", None, False),
+        ("qsgd", None, False),
+        ("qsgd(bits=8)", None, None),
     ],
 )
 def test_what_was_measured_of_accuracy_is_known(name, preconditioner, like_dense):
@@ -176,6 +178,25 @@ def test_deterministic_ops_have_no_clock_to_time_methods_by():
             model.fit(tf.ones((8, 4)), tf.ones((8, 300)), verbose=0)
         """
     run_workers(program, 2)
+
+
+def test_a_few_slow_collectives_do_not_decide(monkeypatch):
+    clock = iter(range(10**6))
+    times = [0.0]
+
+    def seconds():  # each second reading ends a collective; of the first 17 five are slow
+        number = next(clock)
+        if number % 2:
+            times[0] += 0.08 if number in (3, 5, 15, 17, 19) else 0.001
+        return times[0]
+
+    monkeypatch.setattr("tf_gradcomp.advice.collectives.time.perf_counter", seconds)
+    with tf.device("CPU:0"):
+        group = StrategyGroup(collective())
+        collectives = Collectives(group, group.communicators())
+        collectives._overhead = 0.0
+        taken = collectives._measure(lambda values: 8.0, tf.zeros([2]), enough=0.5)
+    assert taken == (8.0, pytest.approx(0.001))
 
 
 def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):

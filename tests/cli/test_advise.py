@@ -90,6 +90,18 @@ def test_a_program_that_is_too_short_is_told_so(program):  # noqa: F811
     assert "it must train for at least 13 steps, with gc.CompressedOptimizer" in done.stderr
 
 
+def test_a_compressor_on_the_strategy_is_refused_at_once(program):  # noqa: F811
+    path = program("""
+        import tf_gradcomp as gc
+        gc.MultiWorkerMirroredStrategy(compressor="adacomp")
+        print("too late")
+    """)
+    done = preloaded_gradcomp("advise", "-n", "2", path)
+    assert done.returncode == 1
+    assert "too late" not in done.stdout
+    assert "Here the compressor is on the strategy: for this run, create" in done.stderr
+
+
 def test_one_worker_has_nothing_to_exchange(program):  # noqa: F811
     done = preloaded_gradcomp("advise", "-n", "1", program(_joined(MODEL, FIT)))
     assert done.returncode == 0, done.stderr

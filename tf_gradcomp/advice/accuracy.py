@@ -7,7 +7,7 @@ from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.distribute.method import Candidate
 
 # Beyond a limit of docs/advise.md, by the figures there.
-_BEHIND = ("scalecom", "random_k", "sign_sgd")
+_BEHIND = ("scalecom", "random_k", "sign_sgd", "qsgd", "power_sgd")
 
 
 def trains_like_dense(candidate: Candidate) -> bool | None:

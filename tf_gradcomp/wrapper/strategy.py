@@ -10,12 +10,18 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.distribute.replacing import tell_without_effect
 from tf_gradcomp.distribute.strategy import CheckedStrategy, check_trains_with_others
 from tf_gradcomp.keras_here import keras
 from tf_gradcomp.wrapper.compressed import wrappers_of
+
+_TO_OPTIMIZER = (
+    "Here the compressor is on the strategy: for this run, create the strategy without it, and "
+    "wrap the optimizer. What is advised holds for both."
+)
 
 
 class MultiWorkerMirroredStrategy(CheckedStrategy):
@@ -47,6 +53,10 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
 
     @staticmethod
     def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
+        if measuring.is_on():
+            raise ValueError(
+                f"gradcomp advise measures what a gc.CompressedOptimizer exchanges. {_TO_OPTIMIZER}"
+            )
         methods = compressors.methods_of(compressor, lags=True)  # the optimizer may be Adam
         candidates = [Candidate(method) for method in methods]
         return Method(repr(compressor), candidates, choose)
