@@ -95,14 +95,14 @@ def test_paths_may_be_urls_and_folders():
     assert gc.worker_path("ram://bucket/logs/", strategy) == "ram://bucket/worker-1/logs"
 
 
-def test_a_backup_goes_to_the_path_of_the_models_worker(tmp_path):
+def test_a_backup_has_one_folder_for_all_workers(tmp_path):
     with strategy_of(WORKERS, "worker", 1).scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     backup = gc.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
     model.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0, callbacks=[backup])
     saved = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.weights.h5"))
-    assert saved == [Path("worker-1", "backup", "latest.weights.h5")]
+    assert saved == [Path("backup", "latest.weights.h5")]
 
 
 # The launcher makes workers only; the first of them becomes the chief here.

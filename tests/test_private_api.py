@@ -15,8 +15,12 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.callbacks import callback_list
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
+from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import generator_data_adapter
+from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.ops import script_ops
 
@@ -501,6 +505,114 @@ def test_initial_place(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     model.fit(**data, epochs=3, callbacks=[backup])
     assert keras_private.initial_place(model, 1) == (2, 0)
+
+
+def small_model():
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_on_save(tmp_path, monkeypatch):
+    for module, name in (
+        (saving_lib, "save_model"),
+        (saving_lib, "save_weights_only"),
+        (legacy_h5_format, "save_model_to_hdf5"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    seen = []
+
+    def save(model, path, write, original):
+        seen.append(Path(path).name)
+        if write is None:
+            original()
+            return
+        with open(path, "wb") as file:
+            write(file)
+
+    keras_private.on_save(save, lambda *_: False)
+    model = small_model()
+    model.save(tmp_path / "m.keras")
+    model.save(tmp_path / "m.h5")
+    model.save_weights(tmp_path / "m.weights.h5")
+    model.save_weights(tmp_path / "m.weights.json", max_shard_size=1)
+    assert seen == ["m.keras", "m.h5", "m.weights.h5", "m.weights.json"]
+    assert keras.models.load_model(tmp_path / "m.keras").count_params() == 2
+    assert keras.models.load_model(tmp_path / "m.h5", compile=False).count_params() == 2
+    for path in ("m.weights.h5", "m.weights.json"):
+        small_model().load_weights(tmp_path / path)
+
+
+def test_on_epochs(monkeypatch):
+    for name in ("on_epoch_begin", "on_epoch_end"):
+        monkeypatch.setattr(
+            callback_list.CallbackList, name, getattr(callback_list.CallbackList, name)
+        )
+    seen = []
+    keras_private.on_epochs(lambda _: seen.append("begin"), lambda _: seen.append("end"))
+    late = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append("callback"))
+    small_model().fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0, callbacks=[late])
+    assert seen == ["begin", "end", "callback"]
+
+
+def test_on_logs(monkeypatch, tmp_path):
+    for class_, name in (
+        (keras.callbacks.TensorBoard, "set_model"),
+        (keras.callbacks.CSVLogger, "on_train_begin"),
+    ):
+        monkeypatch.setattr(class_, name, getattr(class_, name))
+    keras_private.on_logs(lambda callback, path, *_: f"{path}-elsewhere")
+    logs = keras.callbacks.TensorBoard(tmp_path / "logs"), keras.callbacks.CSVLogger(tmp_path / "a")
+    small_model().fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0, callbacks=logs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-elsewhere", "logs-elsewhere"]
+
+
+def test_on_backups(tmp_path, monkeypatch):
+    class_ = keras.callbacks.BackupAndRestore
+    for name in ("_save_model", "on_train_begin", "on_train_end"):
+        monkeypatch.setattr(class_, name, getattr(class_, name))
+    seen = []
+
+    def save(callback, original):
+        seen.append(keras_private.Backup.of(callback))
+        (tmp_path / "own").write_bytes(keras_private.weights_in_hdf5(callback.model).getvalue())
+
+    def restore(callback, original):
+        keras_private.start_at(callback.model, 1)
+
+    keras_private.on_backups(save, restore, lambda callback, original: seen.append("deleted"))
+    model = small_model()
+    backup = class_(tmp_path)
+    model.fit(np.zeros((1, 1)), np.zeros((1, 1)), epochs=2, verbose=0, callbacks=[backup])
+    saved, deleted = seen  # of the second epoch only
+    assert Path(saved.weights).name == "latest.weights.h5"
+    assert Path(saved.former_place).name == "training_metadata.json.bkp"
+    assert saved.trained == {"epoch": 2, "batch": 0}
+    assert deleted == "deleted"
+    other = small_model()
+    keras_private.load_hdf5(other, tmp_path / "own")
+    for ours, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_on_checkpoint_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(tf.train.Checkpoint, "_write", tf.train.Checkpoint._write)
+    for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
+        original = getattr(checkpoint_management, name)
+        monkeypatch.setattr(checkpoint_management, name, original)
+    tf_private.on_checkpoint_write(lambda checkpoint, path, original, only_note: only_note())
+    checkpoint = tf.train.Checkpoint(variable=tf.Variable(1.0))
+    manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=1)
+    manager.save()
+    manager.save()
+    assert manager.latest_checkpoint == str(tmp_path / "ckpt-2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_announce_and_all_come(workers):
+    for worker in workers:
+        seen = worker["announced"]
+        assert seen == {"told": ["by 0", "by 1"], "come": [True, False, True], "nothing": None}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import InnerState
-from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.distribute import handshake, replacing, tf_private
 from tf_gradcomp.distribute.agreement import LATER_LIST_SECONDS, GradientAgreement
@@ -129,8 +129,10 @@ class GradientExchange(tf.Module):
             new = group.create(lambda: Variables.of(kept, of_job, specs, ahead=alone_in_process))
             self.facts, self.step = new.facts, new.step
             self.saving = Saving(group)
-            of_gradients = itertools.chain.from_iterable(new.state.values())
-            self.saving.take_over(of_gradients, [self.step], self.facts.nothing_kept)
+            self.saving.take_over([], [self.step])
+            for name, of_all in new.state.items():
+                alike = name in (SECOND_MOMENT, LARGEST)
+                self.saving.take_over(of_all, [], self.facts.nothing_kept, alike=alike)
             self.saving.take_over(new.job_state.values(), [])
             # Only now may a checkpoint restore them.
             self.state, self.job_state = new.state, new.job_state
@@ -398,7 +400,7 @@ class GradientExchange(tf.Module):
             job_state = self._local_job_state(replica)
             own = [group.local(total, replica) for total in sums]
             planner.install(proposed, job_state, own)
-        self.saving.forget()
+        self.saving.recollect()
         return self.plan_in_force()
 
     def plan_in_force(self) -> PlanInForce | None:

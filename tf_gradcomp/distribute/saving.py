@@ -16,38 +16,49 @@ from tf_gradcomp.distribute.group import Group
 COLLECT_SECONDS = 3600.0  # that the ranks may be apart, where one of them validates alone
 _NOT_COLLECTED = (
     "%s is another one on each rank, and a checkpoint holds their sum, which this rank does not "
-    "have: call optimizer.collect_state() on all ranks just before rank 0 saves, or put "
-    "gc.callbacks.CollectState() in front of the callback that saves, on all ranks."
+    "have: let rank 0 save (`if hvd.rank() == 0:`), or call optimizer.collect_state() on all ranks "
+    "just before."
 )
 
 
-class _Apart(NamedTuple):
-    """A variable that each replica of a group has for itself."""
+class _Summed(NamedTuple):
+    """A variable that each replica of a group has for itself.
+
+    Attributes:
+        variable: The variable.
+        group: The group.
+        unused: Tells that a variable which is zeros on one replica is zeros on all.
+        alike: Whether the values of the processes are about equal, as second moments are.
+        by_strategy: Whether the strategy has replicated the variable, and sums it where it is read.
+    """
 
     variable: tf.Variable
     group: Group
     unused: Callable[[], bool]
+    alike: bool
+    by_strategy: bool
 
 
 class Saving:
     """Reads what a checkpoint holds, and gives replicas what it held.
 
-    Of variables that a strategy has replicated, TensorFlow sums and shares out itself. Others are
-    summed here. Under a strategy, where all processes save together, each sum is made when it is
-    read. Elsewhere `collect` sums, on all processes together, so that one of them can save alone;
-    what it has collected holds until the next step.
+    `collect` sums, on all processes together, so that one of them can save alone; what it has
+    collected holds until the next step. What was not collected is summed where it is read, under a
+    strategy; within `reading_own`, it is not summed at all.
 
     Args:
         group: The replicas that exchange.
     """
 
     def __init__(self, group: Group) -> None:
-        self._group = group
-        self._apart: dict[int, _Apart] = {}
+        self.group = group
+        self._summed: dict[int, _Summed] = {}
         self._counters: list[tf.Variable] = []
         self._sums: dict[int, np.ndarray] = {}
         self._collected_at: list[int] | None = None
+        self._reads_own = False
         self._all_save = False
+        self._assigned = 0
 
     def take_over(
         self,
@@ -55,6 +66,8 @@ class Saving:
         counters: Sequence[tf.Variable],
         unused: Callable[[], bool] = lambda: False,
         group: Group | None = None,
+        *,
+        alike: bool = False,
     ) -> None:
         """Makes `tf.train.Checkpoint` save and restore variables by this, too.
 
@@ -63,85 +76,117 @@ class Saving:
             counters: One of them changes whenever a step changes the variables.
             unused: Tells that a variable which is zeros on one replica is so on all.
             group: The replicas that have the variables for themselves, if not those that exchange.
+            alike: Whether the values of all processes are about equal. The sum is then estimated
+                by one process that saves alone.
         """
-        group = group or self._group
+        group = group or self.group
         self._counters += counters
         for variable in map(native, variables):
             summed = variable.aggregation == tf.VariableAggregation.SUM
-            replicated = isinstance(variable, tf.distribute.DistributedValues)
-            if group.size > 1 and summed and not replicated:
-                self._apart[id(variable)] = _Apart(variable, group, unused)
+            by_strategy = isinstance(variable, tf.distribute.DistributedValues)
+            if summed and group.size > 1 and not (by_strategy and group.processes == 1):
+                self._summed[id(variable)] = _Summed(variable, group, unused, alike, by_strategy)
                 self._hook(variable)
 
     def collect(self) -> None:
         """Sums the variables over the processes; all of them must call it between the same steps.
 
-        The first one keeps the sums, in host memory; where all save, all do.
+        Each process keeps the sums, in host memory.
 
         Raises:
             WorkersDisagreeError: If the others do something else, or are at another step; or on
                 this one, if they do not come within an hour.
         """
-        if self._group.by_strategy:
+        if self.group.processes == 1 or not self._summed:
             return
-        counts = self._counts()
+        counts = self.counts()
         facts = {"next action": "collecting state to save", "steps": counts}
-        self._group.agree(facts, COLLECT_SECONDS)
+        self.group.agree(facts, COLLECT_SECONDS)
         self._sums = {}
-        for number, one in self._apart.items():
-            total = _total(one, f"collected_{len(self._sums)}")
-            if self._group.is_first or self._all_save:
-                self._sums[number] = total.numpy()
+        for number, one in self._summed.items():
+            self._sums[number] = _total(one, f"collected_{len(self._sums)}").numpy()
         self._collected_at = counts
 
-    @contextlib.contextmanager
-    def all_save(self) -> Iterator[None]:
-        """Within this context all processes save, and what they save is collected then."""
-        of_first = self._sums, self._collected_at
+    def recollect(self) -> None:
+        """Does what `forget` does, and `collect` if the variables were collected under a strategy.
+
+        All processes must call it after the same change between two steps.
+        """
+        collected = self.is_collected
         self.forget()
-        self._all_save = True
-        try:
-            yield
-        finally:
-            self._all_save = False
-            self._sums, self._collected_at = of_first
+        if collected and self.group.by_strategy:
+            self.collect()
 
     def forget(self) -> None:
         """Has the variables collected anew before they are saved: something has changed them."""
         self._sums, self._collected_at = {}, None
 
+    @property
+    def is_collected(self) -> bool:
+        """Whether all sums are there, and no step has changed the variables since."""
+        return not self._summed or self._collected_at == self.counts()
+
+    @contextlib.contextmanager
+    def reading_own(self) -> Iterator[None]:
+        """Within this context, what was not collected is read from this process alone."""
+        self._reads_own = True
+        try:
+            yield
+        finally:
+            self._reads_own = False
+
+    @contextlib.contextmanager
+    def all_save(self) -> Iterator[None]:
+        """Within this context all processes save, and what they save is collected then."""
+        self._all_save = True
+        try:
+            yield
+        finally:
+            self._all_save = False
+
     def read(self, variable: Any) -> np.ndarray:
         """What a checkpoint holds of a variable.
 
         Raises:
-            ValueError: If that has not been collected since the last step.
+            ValueError: Under Horovod, if that has not been collected since the last step, and is
+                not to be this rank's own.
         """
         own = native(variable)
-        apart = self._apart.get(id(own))
-        if apart is None:
+        one = self._summed.get(id(own))
+        if one is None:
             return np.asarray(variable.numpy())
-        if self._group.by_strategy:
-            return np.asarray(_total(apart).numpy())
-        if self._all_save and self._collected_at != self._counts():
+        if self._all_save and not self.is_collected:
             self.collect()
-        if self._collected_at != self._counts() or id(own) not in self._sums:
-            if apart.unused() and not np.any(own.numpy()):
-                return np.asarray(own.numpy())
-            raise ValueError(_NOT_COLLECTED % own.name)
-        return self._sums[id(own)]
+        if self.is_collected and id(own) in self._sums:
+            return self._sums[id(own)]
+        if self._reads_own:
+            return _own(one)
+        if self.group.by_strategy:
+            return np.asarray(_total(one).numpy())
+        if one.unused() and not np.any(own.numpy()):
+            return np.asarray(own.numpy())
+        raise ValueError(_NOT_COLLECTED % own.name)
 
     def assign(self, variable: Any, value: Any) -> None:
         """Gives a replica its share of what a checkpoint held."""
         self.forget()
-        apart = self._apart.get(id(native(variable)))
-        variable.assign(value / apart.group.size if apart else value)
+        self._assigned += 1
+        one = self._summed.get(id(native(variable)))
+        # A strategy shares out by itself.
+        variable.assign(value / one.group.size if one and not one.by_strategy else value)
 
     def is_apart(self, variable: Any) -> bool:
-        """Whether each replica has a variable for itself, and a checkpoint the sum."""
-        return id(native(variable)) in self._apart
+        """Whether each process has a variable for itself that no strategy has replicated."""
+        one = self._summed.get(id(native(variable)))
+        return one is not None and not one.by_strategy
 
-    def _counts(self) -> list[int]:
+    def counts(self) -> list[int]:
+        """The counters, which tell one state of the variables from another."""
         return [int(counter.numpy()) for counter in self._counters]
+
+    def state_id(self) -> list[int]:
+        """Numbers that name one state of the variables, equal on all processes."""
+        return [*self.counts(), self._assigned]
 
     def _hook(self, variable: tf.Variable) -> None:
         tf_private.save_as(
@@ -151,8 +196,16 @@ class Saving:
         )
 
 
-def _total(apart: _Apart, label: str = "") -> tf.Tensor:
-    (communicator,) = apart.group.communicators()
+def _total(one: _Summed, label: str = "") -> tf.Tensor:
+    if one.by_strategy:
+        return tf.convert_to_tensor(one.variable)
+    (communicator,) = one.group.communicators()
     communicator.label = label
-    flat = communicator.all_reduce(tf.reshape(apart.variable.read_value(), [-1]))
-    return tf.reshape(flat, apart.variable.shape)
+    flat = communicator.all_reduce(tf.reshape(one.variable.read_value(), [-1]))
+    return tf.reshape(flat, one.variable.shape)
+
+
+def _own(one: _Summed) -> np.ndarray:
+    group = one.group
+    parts = [group.local(one.variable, i).numpy() for i in range(group.local_size)]
+    return np.sum(parts, 0) * (group.processes if one.alike else 1)

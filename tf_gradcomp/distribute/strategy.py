@@ -24,6 +24,7 @@ from tf_gradcomp.distribute.exchange import GradientExchange
 from tf_gradcomp.distribute.gradients import path_of
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.own_memory import in_own_memory
+from tf_gradcomp.distribute.saves import Saves
 from tf_gradcomp.distribute.strategy_group import StrategyGroup
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.tf_config import read_tf_config
@@ -96,6 +97,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
         self._group = StrategyGroup(self)
+        self._reads_own = False
+        self.saves = Saves(self._group, self.reading_own)
         self._agreement = GradientAgreement(self._group)
         self._group.agree(
             {
@@ -117,6 +120,16 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def compressor(self) -> compressors.Compressor | compressors.Auto | None:
         """What the strategy compresses gradients with; None if it does not."""
         return self._compressor
+
+    @property
+    def workers(self) -> int:
+        """The number of processes of the job."""
+        return self._group.processes
+
+    @property
+    def is_first_worker(self) -> bool:
+        """Whether the job's first replica is in this process, which then writes for all."""
+        return self._group.is_first
 
     @property
     def two_level(self) -> bool:
@@ -251,6 +264,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         if id(value) in self._known:
             return self._known[id(value)]
+        if self._reads_own and isinstance(value, tf.Variable):
+            return self._own_of_variable(reduce_op, value)
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
             if axis is None and _called_by("keras.", inspect.currentframe()):
                 return tf.nest.map_structure(self._own, value)
@@ -286,6 +301,21 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             yield
         finally:
             self._known = {}
+
+    @contextlib.contextmanager
+    def reading_own(self) -> Iterator[None]:
+        """Within this context, variables are reduced over the replicas of this worker alone."""
+        self._reads_own = True
+        try:
+            yield
+        finally:
+            self._reads_own = False
+
+    def _own_of_variable(self, reduce_op: Any, variable: Any) -> tf.Tensor:
+        parts = [part.read_value() for part in self.experimental_local_results(variable)]
+        total = tf.add_n(parts)
+        mean = tf.distribute.ReduceOp(str(getattr(reduce_op, "value", reduce_op)).upper())
+        return total / len(parts) if mean is tf.distribute.ReduceOp.MEAN else total
 
     def _check_before_start(self, doing: str) -> None:
         if not self._started:
@@ -362,6 +392,11 @@ def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
 
     return waiting
+
+
+def strategy_of_workers() -> CheckedStrategy | None:
+    """Returns the strategy by which this process is one of several workers, if there is one."""
+    return next((one for one in _strategies if one.workers > 1), None)
 
 
 def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:

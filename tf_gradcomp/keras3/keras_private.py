@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple
 
+import h5py
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as _trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks.callback_list import CallbackList
+from keras.src.legacy.saving import legacy_h5_format as _legacy_h5
 from keras.src.losses import loss as _loss
+from keras.src.saving import saving_lib as _saving_lib
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.utils import file_utils as _file_utils
 
 from tf_gradcomp.wrapper.after_init import after_init
 from tf_gradcomp.wrapper.behaving_as import behaving_as
@@ -381,3 +387,196 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     The public `model.layers` has those of the first level only.
     """
     return list(model._flatten_layers())
+
+
+_Write = Callable[[IO[bytes]], Any]
+_Save = Callable[[keras.Model, str, _Write | None, Callable[[], Any]], None]
+
+
+def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool]) -> None:
+    """Has `save(model, path, write, original)` called where Keras 3 writes a file of a model.
+
+    `write` writes it into an open file; it is None where Keras writes several files, or to a URL.
+    All public functions and callbacks come here. The optimizer is left out of files in Keras' old
+    HDF5 format if `leaves_out_optimizer(model, path)` says so. HDF5 files are written in memory
+    first, for HDF5 ends the process where the disk is full.
+    """
+    original = _saving_lib.save_model
+
+    @functools.wraps(original)
+    def save_model(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        as_usual = functools.partial(original, model, filepath, *args, **kwargs)
+        if isinstance(filepath, io.IOBase):
+            as_usual()
+            return
+        one_file = str(filepath).endswith(".keras") and not _file_utils.is_remote_path(filepath)
+        write = (lambda file: original(model, file, *args, **kwargs)) if one_file else None
+        save(model, str(filepath), write, as_usual)
+
+    _saving_lib.save_model = save_model
+    _on_save_weights(save)
+    _on_save_legacy(save, leaves_out_optimizer)
+
+
+def _on_save_weights(save: _Save) -> None:
+    original = _saving_lib.save_weights_only
+
+    @functools.wraps(original)
+    def save_weights(
+        model: Any, filepath: Any, max_shard_size: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        def write(file: IO[bytes]) -> None:
+            buffer = _NamedBuffer(filepath)
+            original(model, buffer, None, *args, **kwargs)
+            file.write(buffer.getbuffer())
+
+        one_file = max_shard_size is None and not _file_utils.is_remote_path(filepath)
+        as_usual = functools.partial(original, model, filepath, max_shard_size, *args, **kwargs)
+        save(model, str(filepath), write if one_file else None, as_usual)
+
+    _saving_lib.save_weights_only = save_weights
+
+
+def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool]) -> None:
+    original = _legacy_h5.save_model_to_hdf5
+
+    @functools.wraps(original)
+    def save_model(
+        model: Any, filepath: Any, overwrite: bool = True, include_optimizer: bool = True
+    ) -> None:
+        path = filepath.filename if isinstance(filepath, h5py.File) else os.fspath(filepath)
+        if include_optimizer:
+            include_optimizer = not leaves_out_optimizer(model, path)
+
+        def write(file: IO[bytes]) -> None:
+            buffer = io.BytesIO()
+            with h5py.File(buffer, "w") as in_memory:
+                original(model, in_memory, overwrite, include_optimizer)
+            file.write(buffer.getbuffer())
+
+        as_usual = functools.partial(original, model, filepath, overwrite, include_optimizer)
+        if isinstance(filepath, h5py.File):
+            as_usual()
+        else:
+            save(model, path, write, as_usual)
+
+    _legacy_h5.save_model_to_hdf5 = save_model
+
+
+class _NamedBuffer(io.BytesIO):
+    """A buffer that Keras takes for a file of a name, by which it knows the format."""
+
+    def __init__(self, name: Any, content: bytes = b"") -> None:
+        super().__init__(content)
+        self._name = str(name)
+
+    def __str__(self) -> str:
+        return self._name
+
+
+def on_epochs(begin: Callable[[keras.Model], None], end: Callable[[keras.Model], None]) -> None:
+    """Has `begin(model)` and `end(model)` called before any callback learns of it.
+
+    A callback of our own would have to be in the program's list, on all workers.
+    """
+    for name, call in (("on_epoch_begin", begin), ("on_epoch_end", end)):
+        original = getattr(CallbackList, name)
+
+        def hooked(
+            self: Any, *args: Any, original: Any = original, call: Any = call, **kwargs: Any
+        ) -> None:
+            if isinstance(self.model, keras.Model):
+                call(self.model)
+            original(self, *args, **kwargs)
+
+        setattr(CallbackList, name, functools.wraps(original)(hooked))
+
+
+def on_logs(path_of: Callable[..., str]) -> None:
+    """Has `TensorBoard` and `CSVLogger` write where `path_of(callback, path)` says.
+
+    `CSVLogger` gives it the path of what takes any file and keeps nothing, too.
+    """
+    set_model = keras.callbacks.TensorBoard.set_model
+    begin = keras.callbacks.CSVLogger.on_train_begin
+
+    @functools.wraps(set_model)
+    def of_board(self: Any, model: Any) -> None:
+        self.log_dir = path_of(self, self.log_dir)
+        set_model(self, model)
+
+    @functools.wraps(begin)
+    def of_table(self: Any, logs: Mapping[str, Any] | None = None) -> None:
+        self.filename = path_of(self, self.filename, os.devnull)
+        begin(self, logs)
+
+    keras.callbacks.TensorBoard.set_model = of_board
+    keras.callbacks.CSVLogger.on_train_begin = of_table
+
+
+class Backup(NamedTuple):
+    """What Keras' `BackupAndRestore` keeps to itself.
+
+    Attributes:
+        weights: The path of the weights and the optimizer's state.
+        place: The path of the epoch and the batch.
+        former_weights: Where the backup before is, with `double_checkpoint`.
+        former_place: Likewise.
+        trained: The epoch and the batch to save.
+    """
+
+    weights: str
+    place: str
+    former_weights: str
+    former_place: str
+    trained: dict[str, int]
+
+    @classmethod
+    def of(cls, callback: keras.callbacks.BackupAndRestore) -> Backup:
+        """Returns that of a callback, as it is now."""
+        return cls(
+            callback._weights_path,
+            callback._training_metadata_path,
+            callback._prev_weights_path,
+            callback._prev_training_metadata_path,
+            {"epoch": callback._current_epoch, "batch": callback._last_batch_seen},
+        )
+
+
+_OnBackup = Callable[[keras.callbacks.BackupAndRestore, Callable[[], None]], None]
+
+
+def on_backups(save: _OnBackup, restore: _OnBackup, delete: _OnBackup) -> None:
+    """Has each called with `(callback, original)` where `BackupAndRestore` does what its name says.
+
+    Keras overwrites its only backup.
+    """
+    class_ = keras.callbacks.BackupAndRestore
+    hooks = {"_save_model": save, "on_train_begin": restore, "on_train_end": delete}
+    for name, hook in hooks.items():
+        original = getattr(class_, name)
+
+        def hooked(
+            self: Any, logs: Any = None, original: Any = original, hook: _OnBackup = hook
+        ) -> None:
+            hook(self, functools.partial(original, self))
+
+        setattr(class_, name, functools.wraps(original)(hooked))
+
+
+def start_at(model: keras.Model, epoch: int) -> None:
+    """Has `fit` go on at an epoch; only Keras' own callback can."""
+    model._initial_epoch = epoch
+
+
+def weights_in_hdf5(model: keras.Model) -> io.BytesIO:
+    """Returns what `save_weights` writes; publicly it takes paths only."""
+    buffer = _NamedBuffer("latest.weights.h5")
+    _saving_lib.save_weights_only.__wrapped__(model, buffer)
+    return buffer
+
+
+def load_hdf5(model: keras.Model, path: str) -> None:
+    """Loads a file that `weights_in_hdf5` was written to; publicly its name must end in a way."""
+    with open(path, "rb") as file:
+        _saving_lib.load_weights_only(model, _NamedBuffer("latest.weights.h5", file.read()))

@@ -18,6 +18,7 @@ from tf_gradcomp.distribute.gradients import all_finite, as_tensors, divided, na
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.keras3 import averages as _averages  # noqa: F401 (has SwapEMAWeights find them)
 from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.keras3 import saving as _saving  # noqa: F401 (has workers save together)
 from tf_gradcomp.keras3.accumulation import Accumulation
 from tf_gradcomp.keras3.adam import (
     inner_state,
@@ -55,8 +56,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
       the loss scale follows what all replicas saw, and residuals are in unscaled units.
     - Where workers have several replicas (GPUs), those of each sum their gradients first, and
       the workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
-    - Its residuals are saved with the model, as their sum over the replicas. Reading them is a
-      collective: all workers must save (see `gc.worker_path`).
+    - Its residuals are saved with the model, as their sum over the replicas: see
+      docs/checkpoints.md.
 
     Args:
         inner_optimizer: A Keras 3 optimizer, its config (`keras.optimizers.serialize`) or its name.
@@ -430,7 +431,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         """Saves the exchange's state; Keras saves the inner optimizer next to it.
 
         Raises:
-            ValueError: Under Horovod, if `collect_state` was not called since the last step.
+            ValueError: Under Horovod on other ranks than rank 0, if `collect_state` was not called
+                since the last step.
         """
         saved_state.save(self.exchange, self._own_state(), store)
 
@@ -445,6 +447,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         What the checkpoint does not have, such as residuals, starts at zero. What it has and this
         compressor does not keep is not loaded, and the log says so.
         """
+        if self.built:
+            saved_state.tell_if_empty(store)
         if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
             self.inner_optimizer.load_own_variables(store)
             if self._loaded_by_scaler:

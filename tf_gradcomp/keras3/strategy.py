@@ -16,6 +16,7 @@ from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all agree on overflows)
+from tf_gradcomp.keras3 import saving as _saving  # noqa: F401 (has workers save together)
 from tf_gradcomp.wrapper import checks
 from tf_gradcomp.wrapper.reading import GeneratorReader, PyDatasetReader
 from tf_gradcomp.wrapper.strategy import (

@@ -217,13 +217,12 @@ class Compressed:
         self._core.exclude_from_weight_decay(*args, **kwargs)
 
     def collect_state(self) -> None:
-        """Under Horovod: brings what ranks keep apart to rank 0, so that it can save it alone.
+        """Sums what workers keep for themselves, so that the chief can save it alone.
 
-        That are the residuals, and the second moments and sums of gradients of each rank; a
-        checkpoint holds their sums over the ranks, and each of N gets 1/N of them back. All ranks
-        must call it between the same steps. What it brings is saved by whatever rank 0 does until
-        the next step: `model.save`, `save_weights`, `tf.train.Checkpoint`. Under a strategy, where
-        all workers save, it does nothing.
+        The sums are of the residuals, of the second moments and of accumulated gradients. All
+        workers must call this between the same two steps. Whatever the chief, or rank 0, saves
+        until the next step holds the sums: `model.save`, `save_weights`, `tf.train.Checkpoint`.
+        `fit` under a strategy does so by itself at the end of each epoch.
 
         Raises:
             ValueError: If the optimizer is not built.

@@ -22,6 +22,11 @@ _NOT_BUILT = (
     "Residuals and what else CompressedOptimizer keeps were not loaded, because it is not built "
     "yet. Call optimizer.build(model.trainable_variables) before the weights are loaded."
 )
+_NOTHING = (
+    "The file holds no state of the optimizer: no number of updates, no momentum and no residuals. "
+    "Training begins anew from the weights. If the file was saved with a compiled model, it is "
+    "broken; load another one."
+)
 _OF_OTHERS = (
     "Residuals and what else CompressedOptimizer keeps were not loaded: they were saved for %d "
     "variables, and this optimizer trains %d. Gradients that were not sent yet are lost."
@@ -41,6 +46,12 @@ def check_not_divided(store: Any, optimizer: Any) -> None:
     """
     if "moments_taken" in store and np.any(store["moments_taken"]):
         raise ValueError(_DIVIDED % type(optimizer).__name__)
+
+
+def tell_if_empty(store: Any) -> None:
+    """Warns of a file that has only the weights of a model."""
+    if not store.keys():
+        _LOG.warning(_NOTHING)
 
 
 def own_state(exchange: GradientExchange) -> dict[str, Any]:

@@ -143,6 +143,16 @@ def is_collective():
     return tf_private.is_collective(strategy)
 
 
+def announced():
+    """What each worker has told, and whether all came to three meetings: one misses the second."""
+    tf_private.announce(f"test/{RANK}", f"by {RANK}")
+    told = [tf_private.announced(f"test/{rank}", 60) for rank in range(2)]
+    come = [tf_private.all_come("test/first", 60)]
+    come.append(RANK == 0 and tf_private.all_come("test/second", 0.5))
+    come.append(tf_private.all_come("test/third", 60))
+    return {"told": told, "come": come, "nothing": tf_private.announced("test/nothing", 0.1)}
+
+
 def stock_fit():
     """The error that Keras' fit ends with under TensorFlow's own strategy."""
     with strategy.scope():
@@ -177,6 +187,7 @@ CHECKS = (
     exchange_no_empty_tensors,
     broadcast_no_empty_variables,
     let_variables_become_numbers,
+    announced,
     stock_fit,
     on_initial_values,
 )

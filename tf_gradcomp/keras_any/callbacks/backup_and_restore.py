@@ -22,19 +22,22 @@ keras_private = door("keras_private")
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
     """Backs up and restores the training of all workers, also with another number of them.
 
-    Every worker saves, for saving is a collective, to the folder that `gc.worker_path` gives it;
-    all restore what the chief saved. So a job goes on with more workers or fewer, as long as each
-    sees the chief's folder, on a shared disk or copied.
+    All workers must have this callback. The chief writes, after it has collected what workers keep
+    for themselves; the last backup stays until the new one is complete. All workers restore what
+    the chief saved. So a job is resumed with more workers or fewer, as long as each sees the
+    folder, on a shared disk or copied.
 
     Args:
-        backup_dir: The chief's folder, the same for all workers.
-        strategy: As for `gc.worker_path`; by default the model's.
+        backup_dir: The folder, the same for all workers.
+        strategy: As for `gc.is_chief`; by default the model's.
         **kwargs: As for Keras' `BackupAndRestore`.
 
     Raises:
         WorkersDisagreeError: At the start of training, if workers found different backups, which
             would leave them waiting for each other.
     """
+
+    on_all_workers = True
 
     def __init__(
         self,
@@ -45,15 +48,15 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         super().__init__(os.fspath(backup_dir), **kwargs)
         self._strategy = strategy
         self._arguments = kwargs
-        self._chiefs_folder = os.fspath(backup_dir)
+        self._folder = os.fspath(backup_dir)
 
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; only now is it known for certain which worker of which job this is."""
+        own = self._of_first(model)
         strategy = self._strategy or model.distribute_strategy
-        own = self._chiefs_folder
         shares = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        if not (IS_KERAS_2 and shares):  # whose workers have folders of their own within this one
-            own = worker_path(own, strategy)
+        if IS_KERAS_2 and not shares:  # whose workers have folders of their own within this one
+            own = worker_path(self._folder, strategy)
         # Keras' constructor is what makes all paths of the folder.
         super().__init__(own, **self._arguments)
         super().set_model(model)
@@ -80,9 +83,12 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
                 stack.enter_context(exchange.saving.all_save())
             yield
 
-    def _group(self) -> Group:
-        groups = [one.group for one in wrappers_of(self.model)]
-        return groups[0] if groups else StrategyGroup(self.model.distribute_strategy)
+    def _group(self, model: keras.Model) -> Group:
+        groups = [one.group for one in wrappers_of(model)]
+        return groups[0] if groups else StrategyGroup(model.distribute_strategy)
+
+    def _of_first(self, model: keras.Model) -> str:
+        return self._group(model).first_path(self._folder)
 
     def _exchanges(self) -> list[GradientExchange]:
         return [one.exchange for one in wrappers_of(self.model) if one.exchange.built]
@@ -92,15 +98,16 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         if IS_KERAS_2:  # where what saves is made now, and the optimizer in the first step
             with self.model.distribute_strategy.scope():
                 keras_private.build(self.model.optimizer, self.model.trainable_variables)
+            super().on_train_begin(logs)  # makes what saves
+            restorer = keras.callbacks.BackupAndRestore(
+                self._of_first(self.model), **self._arguments
+            )
+            restorer.set_model(self.model)
+            restorer.on_train_begin(logs)
+        else:
             super().on_train_begin(logs)
-        group = self._group()
-        restorer = keras.callbacks.BackupAndRestore(
-            group.first_path(self._chiefs_folder), **self._arguments
-        )
-        restorer.set_model(self.model)
-        restorer.on_train_begin(logs)
         place = keras_private.initial_place(self.model, self.params.get("steps"))
         # Without a backup, ranks may be given rank 0's updates by what comes next.
         updates = [int(self.model.optimizer.iterations.numpy())] if any(place) else []
-        found = f"epochs and steps already trained, and updates, by {restorer.backup_dir!r}"
-        group.agree({found: [*place, *updates]})
+        found = f"epochs and steps already trained, and updates, by {self._folder!r}"
+        self._group(self.model).agree({found: [*place, *updates]})

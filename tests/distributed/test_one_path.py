@@ -1,0 +1,108 @@
+"""Workers save by one path, or the chief alone: what the files hold, and that nobody hangs."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs/one_path.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("one path")
+
+
+@pytest.fixture(scope="module")
+def job(folder):
+    return run_workers(PROGRAM, 2, [folder])
+
+
+@pytest.fixture(scope="module")
+def workers(job):
+    return [result(worker) for worker in job]
+
+
+def assert_holds(held, sums):
+    for name, wanted in sums.items():
+        for got, value in zip(held[name], wanted, strict=True):
+            assert np.any(value)
+            np.testing.assert_array_equal(np.float32(got), np.float32(value), name)
+
+
+@pytest.mark.parametrize("path", ["m.keras", "1.keras", "batch.weights.h5"])
+def test_one_path_on_all_workers_holds_the_state_of_all(workers, path):
+    for worker in workers:  # each of them sees the complete file as soon as it has saved
+        assert_holds(worker["all"][path], worker["all"]["sums"])
+
+
+def test_a_checkpoint_manager_on_all_workers_keeps_what_it_should(workers):
+    for worker in workers:
+        seen = worker["all"]
+        assert seen["latest"] == "checkpoints/ckpt-3"
+        files = [f"ckpt-{n}.{end}" for n in (2, 3) for end in ("data-00000-of-00001", "index")]
+        assert seen["checkpoints"] == ["checkpoint", *files]
+        total = [np.abs(value).sum() for of_all in seen["sums"].values() for value in of_all]
+        np.testing.assert_allclose(seen["in checkpoint"], sorted(total), rtol=1e-5)
+
+
+def test_logs_are_written_once(workers, folder):
+    assert [row["epoch"] for row in workers[0]["all"]["log"]] == ["0"]
+    assert len(list((folder / "logs").rglob("events.*"))) == 1
+
+
+def test_paths_of_their_own_are_kept(workers, folder):
+    assert all(worker["all"]["paths of their own"] for worker in workers)
+    assert not list(folder.glob(".*"))  # nothing is left that was beside a file
+
+
+@pytest.mark.parametrize("path", ["best.keras", "chief.keras"])
+def test_the_chief_alone_saves_what_was_collected_at_the_end_of_the_epoch(workers, path):
+    assert_holds(workers[0]["chief"][path], workers[0]["chief"]["sums"])
+
+
+def test_the_chief_alone_saves_its_own_elsewhere_and_says_so(workers, job):
+    chief = workers[0]["chief"]
+    own = chief["own"]
+    twice = [(2 * np.float32(value)).tolist() for value in own["second_moment"]]
+    wanted = {"residual": own["residual"], "second_moment": twice}
+    assert_holds(chief["own.weights.h5"], wanted)
+    total = [np.abs(value).sum() for of_all in wanted.values() for value in of_all]
+    np.testing.assert_allclose(chief["own checkpoint"], sorted(total), rtol=1e-5)
+    assert job[0].stderr.count("holds the residuals of the chief alone") == 1
+    assert job[0].stderr.count("holds the residuals of all 2 workers") == 1
+
+
+def test_the_chief_alone_saves_what_collect_state_has_collected(workers):
+    chief = workers[0]["chief"]
+    assert_holds(chief["collected.weights.h5"], chief["sums of collected"])
+
+
+def test_after_the_chief_has_saved_alone_all_save_together(workers):
+    for worker in workers:
+        assert_holds(worker["chief"]["after.weights.h5"], worker["chief"]["sums after"])
+
+
+def test_an_error_of_the_chief_is_an_error_of_all(workers):
+    first, second = (worker["errors"]["no folder"] for worker in workers)
+    assert "No such file" in first
+    assert "The chief could not save" in second
+
+
+def test_old_hdf5_files_leave_out_the_optimizer_and_load(workers, job, folder):
+    assert not any(worker["errors"]["old.h5"] for worker in workers)
+    assert "old.h5 holds the model without its optimizer" in job[0].stderr
+    model = keras.models.load_model(folder / "old.h5")
+    assert np.isfinite(model.predict(np.ones((2, 8)), verbose=0)).all()
+
+
+def test_a_file_that_has_lost_the_optimizer_is_not_loaded_in_silence(job):
+    assert all("holds no state of the optimizer" in worker.stderr for worker in job)
+
+
+def test_a_saved_model_loads_for_evaluation_in_one_process(workers, folder):
+    model = keras.models.load_model(folder / "m.keras", compile=False)
+    assert np.isfinite(model.predict(np.ones((2, 8)), verbose=0)).all()
