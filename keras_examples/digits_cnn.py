@@ -138,9 +138,8 @@ def simulation_task_sgd(batch_size: int = 64, seed: int = 0) -> gc.simulation.Ta
 def make_callbacks(job: common.Job, checkpoints: str | None) -> list[keras.callbacks.Callback]:
     callbacks = common.make_callbacks(job)
     if checkpoints is not None:
-        # All workers save, each at a path of its own; the best model is at the chief's.
-        # Under Horovod only rank 0 does so.
-        best = gc.worker_path(f"{checkpoints}/best.keras", job.strategy)
+        # Under Horovod, only rank 0 has this callback.
+        best = f"{checkpoints}/best.keras"
         if job.group is None or job.rank == 0:
             callbacks.append(
                 keras.callbacks.ModelCheckpoint(best, monitor="val_accuracy", save_best_only=True)

@@ -12,12 +12,11 @@ from tf_gradcomp.chief import Worker, this_worker
 def worker_path(
     path: str | os.PathLike[str], strategy: tf.distribute.Strategy | None = None
 ) -> str:
-    """The path under which this worker saves what all workers save.
+    """Returns a path of this worker's own, for programs that want a file of each worker.
 
-    Saving is a collective (residuals and metrics are summed over the workers), so every worker
-    must save; and Keras' callbacks, which know no chief, would all write one file. The chief (task
-    `chief`, or worker 0 where there is none) keeps `path`; worker 3 has `<folder>/worker-3/<name>`.
-    The folder is created.
+    Nobody needs it to save: all workers may save to one path. The chief (task `chief`, or worker 0
+    where there is none) keeps `path`; worker 3 has `<folder>/worker-3/<name>`. The folder is
+    created.
 
     ```python
     keras.callbacks.ModelCheckpoint(gc.worker_path("checkpoints/{epoch}.keras"))

@@ -287,10 +287,11 @@ def compressed_in(optimizer: Any) -> Iterator[Compressed]:
 
 def optimizers_of(model: keras.Model) -> Iterator[Any]:
     """The optimizer that a model was compiled with, then those that it has beside it, as a GAN."""
-    if model.optimizer is not None:
-        yield model.optimizer
+    first = getattr(model, "optimizer", None)  # a layer that is saved has none
+    if first is not None:
+        yield first
     for value in vars(model).values():
-        if hasattr(value, "apply_gradients") and value is not model.optimizer:
+        if hasattr(value, "apply_gradients") and value is not first:
             yield value
 
 

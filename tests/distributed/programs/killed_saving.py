@@ -1,7 +1,7 @@
 """Trains with Keras' own callbacks, and dies while it saves: FOLDER STAGE.
 
 Each job resumes from what the jobs before have left, trains for one epoch (the first for two), and
-dies at the given stage of the save that follows.
+dies at the given stage of the save that follows. At stage "none" it ends before it trains.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import pathlib
 import resource
 import signal
+import sys
 
 import keras
 from common import Setup, dense_model, digits, residual_sums, scalar, state_digest
@@ -76,6 +77,8 @@ class Watch(keras.callbacks.Callback):
         if not hasattr(self, "first"):  # Keras restores in `on_train_begin`, after this callback
             self.first = epoch
             report({"epoch": epoch, **self.state()})
+            if STAGE == "none":
+                sys.exit()
 
     def on_epoch_end(self, epoch, logs=None):
         state = self.state()

@@ -1,4 +1,4 @@
-"""Brings what the ranks of a Horovod job keep apart to rank 0, for rank 0 to save it."""
+"""Collects what the workers of a job keep for themselves, for one of them to save it alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tf_gradcomp.wrapper.compressed import wrappers_of
 
 
 class CollectState(keras.callbacks.Callback):
-    """Has all ranks of a Horovod job bring their residuals to rank 0, so that it can save alone.
+    """Collects the residuals of all workers, so that the chief, or rank 0, can save them alone.
 
-    All ranks must have it; on rank 0, in front of the callback that saves:
+    All workers must have it. On the one that saves, it comes before the callback that saves:
 
     ```python
     callbacks = [gc.callbacks.CollectState()]
@@ -21,8 +21,8 @@ class CollectState(keras.callbacks.Callback):
         callbacks.append(keras.callbacks.ModelCheckpoint("checkpoints/{epoch}.keras"))
     ```
 
-    What it brings holds until the next step; see `gc.CompressedOptimizer.collect_state`. Under a
-    strategy it does nothing.
+    What it collects holds until the next step; see `gc.CompressedOptimizer.collect_state`. Under
+    a strategy, `fit` collects at the end of each epoch without it.
 
     Args:
         every: `"epoch"`, or after how many batches: the `save_freq` of `ModelCheckpoint`.
