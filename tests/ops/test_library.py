@@ -5,6 +5,7 @@ import re
 import pytest
 import tensorflow as tf
 
+from tests.workers import result, run_workers
 from tf_gradcomp.ops import library
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
@@ -72,3 +73,33 @@ def test_info_of_an_unusable_library_says_why(load, tmp_path, monkeypatch):
     assert info.simd is None
     assert info.built_for is None
     assert "are not built" in info.error
+
+
+def test_a_wrong_limit_of_the_vectors_is_refused_with_the_right_ones(load, monkeypatch):
+    monkeypatch.setenv("GRADCOMP_SIMD", "AVX")
+    with pytest.raises(ImportError, match=r"GRADCOMP_SIMD is 'AVX'.*'avx2' or 'portable'"):
+        load()
+
+
+ENCODES = """
+    import hashlib, json, os
+    from tests.ops.adacomp_cases import DTYPES, encode, normal
+    from tf_gradcomp.ops import library
+
+    digest = hashlib.sha256()
+    for bin_size in (4, 50, 500):
+        for dtype in DTYPES:
+            encoded = encode([normal(9001, 1, 1)], [normal(9001, 0.3, 2, dtype)], [bin_size])
+            digest.update(encoded.payload.tobytes() + encoded.residuals[0].tobytes())
+    with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
+        json.dump([library.library_info().simd, digest.hexdigest()], file)
+"""
+
+
+def test_payloads_do_not_depend_on_the_limit_of_the_vectors():
+    limits = [{"GRADCOMP_SIMD": limit} for limit in library.SIMD_LIMITS]
+    workers = run_workers(ENCODES, len(limits), per_worker_env=limits)
+    simds, digests = zip(*map(result, workers), strict=True)
+    has_avx2 = {"avx2", "f16c"} <= {*library.library_info().cpu_features}
+    assert simds == (library.library_info().simd, "AVX2" if has_avx2 else "portable", "portable")
+    assert len(set(digests)) == 1

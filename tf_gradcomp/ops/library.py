@@ -20,6 +20,7 @@ REBUILD_EDITABLE = "pip install --no-build-isolation --no-deps -e ."
 
 _BUILD_INFO = re.compile(rb"tf_gradcomp built for TensorFlow ([^\0]+)\0")
 _NVRTC_PACKAGE = "nvidia.cuda_nvrtc"  # of tensorflow[and-cuda]
+SIMD_LIMITS = ("", "avx2", "portable")
 _CPU_FEATURES = ("avx2", "f16c", "avx512f", "avx512bw", "avx512vl", "asimd")
 
 
@@ -50,6 +51,7 @@ def load() -> ModuleType:
     """
     # Before it is opened: what TensorFlow says of a library for another version is a raw symbol.
     _check_version(built_for(PATH), tf.__version__)
+    _check_simd_limit(os.environ.get("GRADCOMP_SIMD", ""))
     try:
         ops = tf.load_op_library(str(PATH))
     except tf.errors.OpError as error:
@@ -92,6 +94,14 @@ def _check_version(built: str | None, found: str) -> None:
             f"The native ops of tf_gradcomp were built for TensorFlow {built}, and TensorFlow "
             f"{found} was found: ops work only with the minor version that they were built for. "
             f"{_how_to_rebuild()}"
+        )
+
+
+def _check_simd_limit(named: str) -> None:
+    if named not in SIMD_LIMITS:
+        raise LibraryError(
+            f"GRADCOMP_SIMD is {named!r} in the environment, and can be 'avx2' or 'portable', which "
+            "keeps the kernels from wider vectors. Without it they use the widest there are."
         )
 
 
