@@ -13,7 +13,7 @@ import numpy as np
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tf_gradcomp.compressors import RandomK, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.policy import VECTOR, GradientSpec
+from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.reference import chunks, payload, value_bits
 from tf_gradcomp.reference.leader import leader
 
@@ -27,12 +27,9 @@ def scalecom_oracle(
     settings: Sequence[int] | None = None,
 ) -> Outcome:
     rates = settings or [compressor.rate(spec) for spec in specs]
-    groups = groups_of(specs, rates)
-    chunk_sizes = list(dict(zip(groups, rates, strict=True)).values())
     leads = leader(step, len(gradients))
-    had = chunks.joined(state[leads][RESIDUAL], groups)
-    led = [m + g for m, g in zip(had, chunks.joined(gradients[leads], groups), strict=True)]
-    offsets = [chunks.select(y, size) for y, size in zip(led, chunk_sizes, strict=True)]
+    pairs = zip(_flat(state[leads][RESIDUAL]), _flat(gradients[leads]), strict=True)
+    offsets = [chunks.select(m + g, rate) for (m, g), rate in zip(pairs, rates, strict=True)]
     entry_bits, scale_bits, send = [], [], _as_floats
     size, few = len(gradients), compressor.value_bits
     for rate in rates:
@@ -43,28 +40,10 @@ def scalecom_oracle(
     if few < 32:
         fingerprint, plan = compressor.fingerprint(specs), payload.plan_of(rates)
         header = payload.Header(value_bits.METHOD, fingerprint, step, len(specs), plan)
-        send = functools.partial(_in_few_bits, few, chunk_sizes, leads, header)
+        send = functools.partial(_in_few_bits, few, rates, leads, header)
     return chunked_oracle(
-        specs,
-        state,
-        gradients,
-        groups,
-        chunk_sizes,
-        offsets,
-        entry_bits,
-        scale_bits,
-        compressor.beta,
-        send,
+        state, gradients, rates, offsets, entry_bits, scale_bits, compressor.beta, send
     )
-
-
-def groups_of(specs: Sequence[GradientSpec], rates: Sequence[int]) -> list[int]:
-    """Vectors of one rate are cut into chunks together."""
-    numbers: dict[int | str, int] = {}
-    return [
-        numbers.setdefault(rate if spec.kind == VECTOR else spec.path, len(numbers))
-        for spec, rate in zip(specs, rates, strict=True)
-    ]
 
 
 def random_k_oracle(
@@ -78,18 +57,25 @@ def random_k_oracle(
     chunk_sizes = settings or [round(1 / (compressor.density.of(spec) or 1)) for spec in specs]
     sizes = [spec.elements for spec in specs]
     offsets = chunks.draw(sizes, chunk_sizes, compressor.seed, step)
-    groups = list(range(len(specs)))
     bits, none = [32] * len(specs), [0] * len(specs)
-    return chunked_oracle(specs, state, gradients, groups, chunk_sizes, offsets, bits, none)
+    return chunked_oracle(state, gradients, chunk_sizes, offsets, bits, none)
+
+
+def _flat(tensors: Arrays) -> Arrays:
+    return [tensor.reshape(-1).astype(np.float32) for tensor in tensors]
+
+
+def _shaped(vectors: Arrays, like: Arrays) -> Arrays:
+    return [v.reshape(tensor.shape) for v, tensor in zip(vectors, like, strict=True)]
 
 
 class Sent(NamedTuple):
-    """What the chosen entries, by replica and group, became."""
+    """What the chosen entries, by replica and tensor, became."""
 
     payloads: Arrays
-    totals: Arrays  # by group
+    totals: Arrays  # by tensor
     finite: bool
-    rests: Sequence[Arrays | None]  # by replica and group; None: nothing is left
+    rests: Sequence[Arrays | None]  # by replica and tensor; None: nothing is left
 
 
 def _as_floats(taken: Sequence[Arrays], flags: Sequence[bool]) -> Sent:
@@ -123,7 +109,7 @@ def _in_few_bits(
         payloads, sent, sums = _gathered(parts, bits, header, flags)
     rests = [[np.zeros_like(values) for values in of_one] for of_one in taken]
     with np.errstate(over="ignore"):
-        totals = [functools.reduce(np.add, of_group) for of_group in zip(*taken, strict=True)]
+        totals = [functools.reduce(np.add, of_one) for of_one in zip(*taken, strict=True)]
     for number, i in enumerate(coded):
         totals[i] = sums[number]
         for left, had, given in zip(rests, taken, sent, strict=True):
@@ -165,11 +151,9 @@ def _gathered(
 
 
 def chunked_oracle(
-    specs: Sequence[GradientSpec],
     state: Sequence[State],
     gradients: Sequence[Arrays],
-    groups: list[int],
-    chunk_sizes: list[int],
+    chunk_sizes: Sequence[int],
     offsets: Arrays,
     entry_bits: Sequence[fractions.Fraction | int],
     scale_bits: Sequence[fractions.Fraction | int],
@@ -178,11 +162,11 @@ def chunked_oracle(
 ) -> Outcome:
     """The outcome of a step in which the entries at `offsets` are chosen.
 
-    Each of them takes `entry_bits`, and the scale of a group `scale_bits`, by its tensors.
+    Each of them takes `entry_bits`, and the scale of a tensor `scale_bits`, by tensor.
     """
     at = [chunks.places(o, size) for o, size in zip(offsets, chunk_sizes, strict=True)]
-    had = [chunks.joined(of_one[RESIDUAL], groups) for of_one in state]
-    new = [chunks.joined(of_one, groups) for of_one in gradients]
+    had = [_flat(of_one[RESIDUAL]) for of_one in state]
+    new = [_flat(of_one) for of_one in gradients]
     sums = [[m + g for m, g in zip(ms, gs, strict=True)] for ms, gs in zip(had, new, strict=True)]
     flags = [all(np.isfinite(y).all() for y in ys) for ys in sums]
     taken = [[y[i] for y, i in zip(ys, at, strict=True)] for ys in sums]
@@ -191,21 +175,19 @@ def chunked_oracle(
     after = []
     for ms, gs, flag, rests in zip(had, new, flags, sent.rests, strict=True):
         if all(flags):
-            of_groups = zip(ms, gs, at, rests or [None] * len(at), strict=True)
-            left = [chunks.keep(m, g, i, beta, rest) for m, g, i, rest in of_groups]
+            of_tensors = zip(ms, gs, at, rests or [None] * len(at), strict=True)
+            left = [chunks.keep(m, g, i, beta, rest) for m, g, i, rest in of_tensors]
         else:
             left = [m + np.float32(beta) * g if flag else m for m, g in zip(ms, gs, strict=True)]
-        after.append({RESIDUAL: chunks.separated(left, groups, gradients[0])})
+        after.append({RESIDUAL: _shaped(left, gradients[0])})
     if sent.finite:
         for vector, i, total in zip(whole, at, sent.totals, strict=True):
             vector[i] = total
-    reduced = chunks.separated(whole, groups, gradients[0])
-    number_of = dict(zip(dict.fromkeys(groups), range(len(at)), strict=True))
-    tensor_bytes = []
-    for spec, group, *bits in zip(specs, groups, entry_bits, scale_bits, strict=True):
-        number = number_of[group]
-        share = fractions.Fraction(spec.elements, max(1, whole[number].size))
-        tensor_bytes.append(int((at[number].size * bits[0] + bits[1]) * share / 8))
+    reduced = _shaped(whole, gradients[0])
+    tensor_bytes = [
+        int((i.size * of_entry + of_scale) / 8) if i.size else 0
+        for i, of_entry, of_scale in zip(at, entry_bits, scale_bits, strict=True)
+    ]
     size = len(gradients)
     counted = np.array(tensor_bytes, np.int64)
     return Outcome([reduced] * size, [sent.finite] * size, after, sent.payloads, [counted] * size)

@@ -7,7 +7,6 @@ import pytest
 from tests.compressors.lockstep import Lockstep, specs_of
 from tf_gradcomp.compressors import AdaComp, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.scalecom import groups
 from tf_gradcomp.keras_any.policy import Policy
 from tf_gradcomp.policy import GradientSpec
 from tf_gradcomp.reference.leader import leader
@@ -83,17 +82,21 @@ def test_at_rate_1_it_is_the_dense_sum():
         assert not any(state[RESIDUAL][0].any() for state in outcome.state)
 
 
-def test_vectors_of_one_rate_share_their_chunks():
-    compressor = ScaleCom()
-    shapes = {"a/kernel": (30, 40), "a/bias": (40,), "b/kernel": (40, 10), "b/bias": (10,)}
+@pytest.mark.parametrize("value_bits", [32, 16, 4])
+def test_a_small_variable_is_sent_beside_large_gradients(value_bits):
+    """A head of two outputs or a LayerNorm scale would wait for ever in a chunk with others."""
+    shapes = {"a/kernel": (30, 40), "a/bias": (40,), "b/bias": (2,), "b/kernel": (40, 10)}
     specs = [Policy().spec(path, shape, "float32") for path, shape in shapes.items()]
-    numbers = groups(specs, np.array(compressor.settings(specs))).numpy().tolist()
-    assert numbers[1] == numbers[3]
-    assert len(set(numbers)) == 3
-    lockstep = Lockstep(compressor, specs, 2)
-    ones = [[np.ones(shape, np.float32) for shape in shapes.values()]] * 2
-    sent = [np.count_nonzero(tensor) for tensor in lockstep.step(ones).reduced[0]]
-    assert sent == [3, 2, 1, 0]  # 50 elements of vectors are two chunks of 25
+    lockstep = Lockstep(ScaleCom(value_bits=value_bits), specs, 2)
+    size = {"a/bias": 1e6, "b/bias": 1e-3}
+    ones = [np.full(shape, size.get(path, 1), np.float32) for path, shape in shapes.items()]
+    sums = np.zeros(2)
+    for step in range(1, 11):
+        outcome = lockstep.step([ones, ones])
+        assert [np.count_nonzero(tensor) for tensor in outcome.reduced[0]] == [3, 2, 1, 1]
+        sums += outcome.reduced[0][2]
+        # One entry has what came until now, the other what came until the step before.
+        np.testing.assert_allclose(np.sort(sums), [2e-3 * (step - 1), 2e-3 * step], rtol=1e-5)
 
 
 @pytest.mark.parametrize("value_bits", [32, 16, 4])
@@ -150,12 +153,8 @@ def rate_of(model):
     policy = Policy.from_model(model)
     specs = [policy.spec(v.path, v.shape, "float32") for v in model.trainable_variables]
     compressor = ScaleCom()
-    chosen: dict[int, list[int]] = {}
-    rates = np.array(compressor.settings(specs))
-    for spec, group, rate in zip(specs, groups(specs, rates).numpy(), rates, strict=True):
-        chosen.setdefault(group, [rate, 0])[1] += spec.elements
-    elements = sum(size for _, size in chosen.values())
-    return elements / sum(-(-size // rate) for rate, size in chosen.values())
+    rates, sizes = compressor.settings(specs), [spec.elements for spec in specs]
+    return sum(sizes) / sum(-(-size // rate) for size, rate in zip(sizes, rates, strict=True))
 
 
 def residual_network(blocks, bottleneck):

@@ -44,25 +44,24 @@ def updates_after(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
     return tf.maximum(updates - since, 0)
 
 
+def not_begun(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
+    """Returns which second moments have seen no gradient yet: bool, in the shape of `since`."""
+    return since >= updates
+
+
 def since_after(
-    updates: tf.Tensor, since: tf.Tensor, reduced: Sequence[tf.Tensor], finite: tf.Tensor
+    updates: tf.Tensor, since: tf.Tensor, begins: tf.Tensor, finite: tf.Tensor
 ) -> tf.Tensor:
-    """What `since` is after a step: second moments begin with a gradient that is not all zeros.
+    """Returns `since` after a step. Second moments begin with a gradient that is not all zeros.
 
     Args:
         updates: int64 scalar, how many updates the inner optimizer had made before.
         since: int64 [gradients], as of `HandOver`.
-        reduced: The gradients of this step, which are equal on all replicas.
+        begins: bool [gradients], whether any replica's own gradient begins; `Stepped.begins`.
         finite: Whether the step is taken.
     """
-    not_begun = since >= updates
-
-    def later() -> tf.Tensor:
-        zeros = tf.stack([tf.reduce_all(tf.equal(gradient, 0)) for gradient in reduced])
-        return tf.where(tf.logical_and(not_begun, zeros), updates + 1, since)
-
-    # Most steps need not look at the gradients.
-    return tf.cond(tf.logical_and(finite, tf.reduce_any(not_begun)), later, lambda: since)
+    waits = tf.logical_and(not_begun(updates, since), tf.logical_not(begins))
+    return tf.where(tf.logical_and(finite, waits), updates + 1, since)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +74,8 @@ class HandOver:
         moments: The replica's own second moments, by the names of `Preconditioner.state`.
         of_gradients: What else is kept in units of the gradients, such as the residuals: for each
             kind, a variable for each gradient.
+        waiting: For each gradient, what all replicas together have not sent yet, undivided.
+        lost: bool [gradients], of which of them what waited is lost; there, `waiting` is zeros.
         since: int64 [gradients], how many updates the inner optimizer had made before the replica's
             own second moment of each gradient began; 0 if it goes on with the inner optimizer's.
         replicas: The number of replicas.
@@ -84,6 +85,8 @@ class HandOver:
     inner: InnerState
     moments: Mapping[str, Sequence[tf.Variable]]
     of_gradients: Sequence[Sequence[tf.Variable]]
+    waiting: Sequence[tf.Tensor]
+    lost: tf.Tensor
     since: tf.Tensor
     replicas: int
 
@@ -91,7 +94,9 @@ class HandOver:
         """Gives the replica its share of the inner optimizer's second moments of one gradient.
 
         What it keeps in units of the gradient, and the inner optimizer's momentum, are divided by
-        their root.
+        their root. Where most of a gradient came late, the inner optimizer has squared sums over
+        many steps, and of other entries nothing. Then this root is only an estimate, and the
+        replica's own second moments begin anew.
 
         Args:
             place: The place of the gradient among these.
@@ -100,19 +105,26 @@ class HandOver:
         Returns:
             What `since` is from now on, of this gradient.
         """
+        waiting = self.waiting[place]
         totals = {
-            name: tf.cast(slots[place].read_value(), tf.float32)
+            name: self.preconditioner.with_what_waits(slots[place].read_value(), waiting)
             for name, slots in self.inner.moments.items()
         }
         second_moment = totals[self.preconditioner.root_of]
+        came_late = tf.logical_or(
+            self.lost[place], self._inner_correction.came_late(second_moment, waiting)
+        )
+        share = tf.where(came_late, 0.0, 1 / self.replicas)
         for name, total in totals.items():
-            _assign(self.moments[name][place], total / self.replicas, wanted)
+            _assign(self.moments[name][place], share * total, wanted)
         variables = self._in_units_of_the_gradient(place)
         values = [tf.cast(variable.read_value(), tf.float32) for variable in variables]
         divided = self._inner_correction.divided(values, second_moment)
         for variable, value in zip(variables, divided, strict=True):
             _assign(variable, value, wanted)
-        return tf.where(wanted, self.inner.updates_before(second_moment), self._since[place])
+        goes_on = self.inner.updates_before(second_moment)
+        since = tf.where(came_late, self.inner.updates, goes_on)
+        return tf.where(wanted, since, self._since[place])
 
     def give_back(self, place: int, wanted: tf.Tensor) -> None:
         """Gives the inner optimizer the second moments of one gradient; the inverse of `take`."""

@@ -103,6 +103,23 @@ class Preconditioner:
         rows = gradient.dense_shape[0]
         return tf.math.unsorted_segment_sum(values * values, gradient.indices, rows)
 
+    def with_what_waits(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
+        """Returns an inner optimizer's second moment as if what waits had been sent just now.
+
+        The square of one sum is a rough estimate. Where there is little else, the estimate is at
+        least the mean of the variable's.
+
+        Args:
+            second_moment: Of the sum of all replicas' gradients.
+            waiting: What all replicas together have not sent yet; zeros where nothing waits.
+        """
+        sent = tf.cast(second_moment, tf.float32)
+        late = (1 - self.beta_2) * tf.square(waiting)
+        together = sent + late
+        entries = tf.math.count_nonzero(together, dtype=tf.float32)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(together), entries)
+        return tf.where(late > sent, tf.maximum(together, mean), together)
+
     def correction(self, updates: tf.Tensor) -> Correction:
         """How the bias of second moments is corrected.
 
@@ -145,6 +162,16 @@ class Correction(NamedTuple):
             second_moment: float32, of the sum of all replicas' gradients.
         """
         return tf.sqrt(second_moment) / self.factor + self.epsilon
+
+    def came_late(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
+        """Returns whether more waits than a step's gradient, in the mean of squares; bool scalar.
+
+        Args:
+            second_moment: As for `root`.
+            waiting: What all replicas together have not sent yet.
+        """
+        of_a_step = tf.reduce_sum(second_moment) / tf.square(self.factor)
+        return tf.reduce_sum(tf.square(waiting)) > of_a_step
 
     def divided(self, values: Sequence[tf.Tensor], second_moment: tf.Tensor) -> list[tf.Tensor]:
         """What is in units of a gradient, such as its momentum, divided as the gradient is.

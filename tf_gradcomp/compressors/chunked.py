@@ -42,16 +42,13 @@ def tensor_bytes(
     """Bytes that each tensor takes of a payload, rounded down, as `Exchanged` has them.
 
     Args:
-        chunked: How the tensors are grouped and cut.
+        chunked: How the tensors are cut.
         sizes: The number of elements of each tensor.
         leaders: How many replicas send offsets in turn; None if offsets are not sent.
         value_bits: As `ScaleCom` has it.
     """
     chunk_sizes = tf.convert_to_tensor(chunked.chunk_sizes, tf.int64)
     elements = tf.constant(sizes, tf.int64)
-    _, place = tf.unique(tf.convert_to_tensor(chunked.groups, tf.int64))
-    of_groups = tf.math.unsorted_segment_sum(elements, place, len(sizes))
-    totals = tf.maximum(tf.gather(of_groups, place), 1)
     turns = leaders or 1
     coded = chunk_sizes > 1
     bits = tf.where(coded, tf.constant(value_bits, tf.int64), FLOAT_BITS) * turns
@@ -59,11 +56,9 @@ def tensor_bytes(
     of_scale = 0 if value_bits == FLOAT_BITS else FLOAT_BITS
     if value_bits != SUMMED_BITS:  # whose scales the leader alone sends
         of_scale *= turns
-    of_scales = tf.where(coded, tf.constant(of_scale, tf.int64), 0)
-    of_group = -(-totals // chunk_sizes) * bits + of_scales
-    # of_group * elements // totals, without numbers above the square of a group's elements.
-    shares = of_group // totals * elements + of_group % totals * elements // totals
-    return shares // (8 * turns)
+    has_scale = tf.logical_and(coded, elements > 0)
+    of_scales = tf.where(has_scale, tf.constant(of_scale, tf.int64), 0)
+    return (-(-elements // chunk_sizes) * bits + of_scales) // (8 * turns)
 
 
 def _offset_bits(chunk_sizes: tf.Tensor) -> tf.Tensor:

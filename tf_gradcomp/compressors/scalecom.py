@@ -43,8 +43,8 @@ class ScaleCom(Compressor):
     In each step one replica leads: it finds the largest entry of residual plus gradient in each
     chunk of `rate` entries, and broadcasts where they are. All replicas sum what they have there.
     So the bytes of a replica do not grow with the number of replicas, unlike with methods that
-    gather. The last, shorter chunk of a variable sends one entry, too; vectors are cut into chunks
-    as if they were one variable, but for those of one element, which are sent whole.
+    gather. A chunk never spans variables, and the last, shorter one of a variable sends one entry,
+    too. So a small variable sends something in every step, however large the gradients of others.
 
     Use it for many replicas. Their gradients should be alike, as they are if each replica gets its
     share of every batch. It loses more accuracy early in training than AdaComp, unless it is warmed
@@ -69,12 +69,12 @@ class ScaleCom(Compressor):
         overrides: Rate or None by regular expression over variable paths, with precedence over
             `rates`; the first expression that is found anywhere in the path counts.
         value_bits: Of each value that is sent: 32, 16, 8, 4 or 1. Below 32 there is a scale for
-            each variable (one for all vectors of a rate), and what rounding takes off a value stays
-            in the residual. 16 bits are summed, as whole numbers in float16, so that the sum is
-            exact: K replicas have 2048 / K of them each, rounded down to a power of two, up to the
-            largest value of the leader. 8, 4 and 1 are gathered, so the bytes grow with the number
-            of replicas: it takes fewer than 64 / value_bits of them to send less than with 32.
-            Variables sent whole stay float32, and are summed.
+            each variable, and what rounding takes off a value stays in the residual. 16 bits are
+            summed, as whole numbers in float16, so that the sum is exact: K replicas have 2048 / K
+            of them each, rounded down to a power of two, up to the largest value of the leader. 8,
+            4 and 1 are gathered, so the bytes grow with the number of replicas: it takes fewer than
+            64 / value_bits of them to send less than with 32. Variables sent whole stay float32,
+            and are summed.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -137,9 +137,7 @@ class ScaleCom(Compressor):
     def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them (paper, section 3)."""
         rates = self.settings_in_force(inputs)
-        chunked = ops.Chunked(
-            inputs.residuals, inputs.gradients, rates, groups(inputs.specs, rates)
-        )
+        chunked = ops.Chunked(inputs.residuals, inputs.gradients, rates, range(len(inputs.specs)))
         leads = leader(inputs.step, inputs.size)
         offsets, own_finite = ops.chunk_select(chunked, tf.equal(leads, inputs.rank))
         if self.value_bits == FLOAT_BITS:
@@ -171,28 +169,13 @@ class ScaleCom(Compressor):
         }
 
 
-def groups(specs: Sequence[GradientSpec], rates: tf.Tensor) -> tf.Tensor:
-    """The variables that are cut into chunks together have one number: vectors of one rate.
-
-    Args:
-        specs: What is known of each gradient.
-        rates: int64 [tensors], in force in a step.
-
-    Returns:
-        int64 [tensors].
-    """
-    alone = tf.range(len(specs), dtype=tf.int64)
-    is_vector = tf.constant([spec.kind == VECTOR for spec in specs])
-    return tf.where(is_vector, len(specs) + rates, alone)
-
-
 def _expected_rate(rate: Any) -> str:
     good = rate == RULE or is_whole_number(rate, 1, MAX_CHUNK_SIZE)
     return "" if good else f"a whole number from 1 to {MAX_CHUNK_SIZE}, or {RULE!r}"
 
 
 def _rate(spec: GradientSpec, rate: int | str | None) -> int:
-    if spec.elements == 1:  # in a chunk with other vectors it would wait
+    if spec.elements == 1:
         return _SENT_WHOLE
     if isinstance(rate, str):
         return _rate_by_rule(spec)

@@ -1,8 +1,7 @@
 """The exchange of ScaleCom with values of fewer bits than 32.
 
-In each variable, or group of variables that are cut into chunks together, values are rounded to
-shares of one scale. What rounding takes off stays in the residual. Variables that are sent whole
-are summed as float32.
+In each variable, values are rounded to shares of one scale. What rounding takes off stays in the
+residual. Variables that are sent whole are summed as float32.
 """
 
 from __future__ import annotations

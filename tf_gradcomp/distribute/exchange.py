@@ -91,6 +91,7 @@ class GradientExchange(tf.Module):
         self._method = method
         self._find_group = find_group
         self._built = False
+        self.told_of_lost_residuals = False  # when a file was loaded
         self.plans_by = "nobody"  # who calls `plan_settings`, and when; all workers must
         self._apart: set[int] = set()
         self._together: set[int] = set()
@@ -293,13 +294,13 @@ class GradientExchange(tf.Module):
         self._check_may_run()
         if not variables:
             return [], tf.constant(True)
-        self._warn_of_lost_residuals(member.local_replica)
         numbers = self._agreed_numbers(gradients, variables)
         apart = [i for i, g in enumerate(gradients) if self._parts.stays_sparse(numbers[i], g)]
         together = [i for i in range(len(gradients)) if i not in apart]
         self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
         replica = ReplicaExchange(self._parts, numbers, member)
         replica.hand_over(inner, together)
+        self._warn_of_lost_residuals(member.local_replica)
         gradients, left = replica.with_what_waits(apart, gradients)
         reduced: list[Any] = list(gradients)
         finite = tf.constant(True)
@@ -313,7 +314,7 @@ class GradientExchange(tf.Module):
             sums, finite = stepped.as_given(given)
             for place, total in zip(together, sums, strict=True):
                 reduced[place] = total
-            replica.note_beginnings(together, stepped.reduced, finite, inner)
+            replica.note_beginnings(together, stepped.begins, finite, inner)
         replica.settle(apart, together, finite, left)
         with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
             self.step.assign_add(1)
@@ -459,7 +460,8 @@ class GradientExchange(tf.Module):
             tf.cond(tf.reduce_any(waits), warn, lambda: None)
 
     def _log_lost_residuals(self) -> None:
-        _LOG.warning(_LOST, self.compressor)
+        if not self.told_of_lost_residuals:
+            _LOG.warning(_LOST, self.compressor)
 
     def _check_forms(self, apart: Sequence[int], together: Sequence[int]) -> None:
         """Checks that a variable is divided in all steps or in none.

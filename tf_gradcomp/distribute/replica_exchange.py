@@ -10,7 +10,13 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_gradcomp.adam.handover import HandOver, InnerState, since_after, updates_after
+from tf_gradcomp.adam.handover import (
+    HandOver,
+    InnerState,
+    not_begun,
+    since_after,
+    updates_after,
+)
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor, in_turn
 from tf_gradcomp.distribute import riders, sparse, tf_private
@@ -182,7 +188,26 @@ class ReplicaExchange:
             raise RuntimeError("There is nothing to hand over without second moments.")
         of_gradients = [state[name] for name in OF_GRADIENTS if name in state]
         since = self._fact(self._parts.facts.moments_since)
-        return HandOver(preconditioner, inner, moments, of_gradients, since, self._parts.group.size)
+        return HandOver(
+            preconditioner,
+            inner,
+            moments,
+            of_gradients,
+            *self._waiting(),
+            since,
+            self._parts.group.size,
+        )
+
+    def _waiting(self) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns restored residuals, of all replicas together, and which of them are lost."""
+        facts, shapes = self._parts.facts, [self._parts.specs[n].shape for n in self._numbers]
+        residuals = self._state().get(RESIDUAL)
+        if residuals is None:
+            return [tf.zeros(shape) for shape in shapes], self._fact(facts.residual_waits)
+        factors = tf.unstack(self._parts.group.size / self._fact(facts.residual_scale), len(shapes))
+        pairs = zip(residuals, factors, strict=True)
+        waiting = [residual.read_value() * factor for residual, factor in pairs]
+        return waiting, tf.zeros([len(shapes)], tf.bool)
 
     def with_what_waits(
         self, places: Sequence[int], gradients: Gradients, scale: tf.Tensor | float = 1.0
@@ -323,9 +348,10 @@ class ReplicaExchange:
         if parts.ahead:
             communicator.ahead = self._local(parts.ahead.words)
         with OnHost(self._state(numbers), parts.on_gpu) as handles:
-            moments = None
+            moments, not_yet = None, None
             if parts.preconditioner and inner:
                 since = tf.gather(self._fact(parts.facts.moments_since), list(places))
+                not_yet = not_begun(inner.updates, since)
                 moments = parts.preconditioner.second_moments(
                     handles, updates_after(inner.updates, since), communicator.size, gradients
                 )
@@ -342,6 +368,7 @@ class ReplicaExchange:
                 self._waits(places),
                 residual_scale=self._residual_scale,
                 numbers=numbers,
+                not_begun=not_yet,
             )
             stepped, sent = by_stage(
                 parts.compressor,
@@ -355,7 +382,7 @@ class ReplicaExchange:
     def note_beginnings(
         self,
         places: Sequence[int],
-        reduced: Sequence[tf.Tensor],
+        begins: tf.Tensor,
         finite: tf.Tensor,
         inner: InnerState | None,
     ) -> None:
@@ -363,7 +390,7 @@ class ReplicaExchange:
 
         Args:
             places: Of the gradients that the compressor has exchanged.
-            reduced: What came of them.
+            begins: bool, which of them begin in this step; equal on all replicas.
             finite: Whether the step is taken.
             inner: The state of the inner optimizer.
         """
@@ -371,7 +398,7 @@ class ReplicaExchange:
             return
         fact = self._parts.facts.moments_since
         since = tf.gather(self._fact(fact), list(places))
-        self._set_fact(fact, since_after(inner.updates, since, reduced, finite), places)
+        self._set_fact(fact, since_after(inner.updates, since, begins, finite), places)
 
     def _reached(self) -> Communicator:
         if self._communicator is None:

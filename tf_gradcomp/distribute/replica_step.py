@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
@@ -17,6 +18,8 @@ from tf_gradcomp.distribute.gradients import all_finite
 from tf_gradcomp.policy import GradientSpec
 
 Result = TypeVar("Result")
+
+_NO_BITS = np.zeros([0], bool)
 
 
 class Stepped(NamedTuple):
@@ -30,6 +33,8 @@ class Stepped(NamedTuple):
             None for the others.
         delayed: bool [tensors], of which gradients most entries have waited; see
             `Compressor.delayed`.
+        begins: bool [tensors], equal on all replicas: of which gradients any replica's own is not
+            all zeros, among those that `ReplicaStep.begins` is about; false for the others.
     """
 
     reduced: list[tf.Tensor]
@@ -37,6 +42,7 @@ class Stepped(NamedTuple):
     tensor_bytes: tf.Tensor
     touched: list[tf.Tensor | None]
     delayed: tf.Tensor
+    begins: tf.Tensor
 
     def as_given(
         self, gradients: Sequence[tf.Tensor | tf.IndexedSlices]
@@ -68,12 +74,16 @@ class ReplicaStep:
             touched; None for the others.
         waits: bool scalar, equal on all replicas: whether anything may be left in the residuals.
         residual_scale: The residuals divided by this are in units of the gradients.
+        begins: bool [tensors], which of this replica's gradients are not all zeros, among those
+            that no replica had before; None where nobody asks. What a replica sends cannot tell
+            it: a gradient may wait for many steps before any of it is sent.
     """
 
     inputs: ExchangeInputs
     touched: Sequence[tf.Tensor | None]
     waits: tf.Tensor | bool = True
     residual_scale: float = 1.0
+    begins: tf.Tensor | None = None
 
     @classmethod
     def of(
@@ -90,8 +100,13 @@ class ReplicaStep:
         waits: tf.Tensor | bool = True,
         residual_scale: float = 1.0,
         numbers: Sequence[int] | None = None,
+        not_begun: tf.Tensor | None = None,
     ) -> ReplicaStep:
-        """The step of a replica whose gradients may be slices; the rest is `ExchangeInputs`'s."""
+        """Returns the step of a replica whose gradients may be slices.
+
+        `not_begun` is bool [tensors], equal on all replicas: which gradients no replica has had
+        yet; None if nobody asks which begin. The rest is as in `ExchangeInputs` and `ReplicaStep`.
+        """
         touched = [
             sparse.touched_rows(gradient, spec.shape[0])
             if isinstance(gradient, tf.IndexedSlices)
@@ -113,14 +128,15 @@ class ReplicaStep:
             job_state=job_state or {},
             numbers=numbers,
         )
-        return cls(inputs, touched, tf.convert_to_tensor(waits), residual_scale)
+        begins = None if not_begun is None else _begin(inputs.gradients, not_begun)
+        return cls(inputs, touched, tf.convert_to_tensor(waits), residual_scale, begins)
 
     def talk(self, compressor: Compressor) -> Generator[Wish, Any, Stepped]:
         """Runs the method's conversation, with the riders on its first gather or sum."""
         residuals = self.inputs.state.get(RESIDUAL)
         keeps = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
         if keeps or not residuals:
-            stepped, _ = yield from self._ride(compressor, self.inputs, tf.zeros([0], tf.bool))
+            stepped, _ = yield from self._ride(compressor, self.inputs, _NO_BITS)
             self._drop_beside_what_does_not_fit(residuals or [], stepped.reduced)
             return stepped
         # Another method, in a warm-up, a phase or an earlier job, left what this one must send.
@@ -173,16 +189,19 @@ class ReplicaStep:
     ) -> Generator[Wish, Any, tuple[Stepped, tf.Tensor]]:
         """The step; and of more bits, which any replica has set: bool [n], as `more` is."""
         conversation = compressor.conversation(inputs)
-        own = tf.concat([*(rows for rows in self.touched if rows is not None), more], 0)
+        begins = _NO_BITS if self.begins is None else self.begins
+        own = tf.concat([*(rows for rows in self.touched if rows is not None), begins, more], 0)
         answer, of_all = None, None
         while True:
             try:
                 wish = conversation.send(answer)
             except StopIteration as end:
-                rows, more = self._split(own if of_all is None else of_all)
-                reduced, finite, tensor_bytes = end.value
+                rows, rest = self._split(own if of_all is None else of_all)
                 delayed = compressor.delayed(inputs)
-                return Stepped(reduced, finite, tensor_bytes, rows, delayed), more
+                begins = tf.zeros_like(delayed)
+                if self.begins is not None:
+                    begins, rest = rest[: len(inputs.specs)], rest[len(inputs.specs) :]
+                return Stepped(*end.value, rows, delayed, begins), rest
             if of_all is None and isinstance(wish, AllGather):
                 answer, of_all = yield from self._gather(wish, own)
             elif of_all is None and isinstance(wish, AllReduce):
@@ -228,6 +247,18 @@ class ReplicaStep:
                 parts.append(rows[start:end])
                 start = end
         return parts, rows[start:]
+
+
+def _begin(gradients: Sequence[tf.Tensor], not_begun: tf.Tensor) -> tf.Tensor:
+    """Returns which gradients, of those that have not begun, are not all zeros; bool [tensors]."""
+
+    def found() -> tf.Tensor:
+        some = [tf.reduce_any(tf.not_equal(gradient, 0)) for gradient in gradients]
+        return tf.logical_and(tf.stack(some), not_begun)
+
+    # Most steps need not look at the gradients.
+    none = tf.zeros([len(gradients)], tf.bool)
+    return tf.cond(tf.reduce_any(not_begun), found, lambda: none)
 
 
 def by_stage(

@@ -18,7 +18,6 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors import QSGD, AdaComp, Compressor, PowerSGD, ScaleCom, TopK
 from tf_gradcomp.compressors.choices import distinct
 from tf_gradcomp.compressors.chunked import tensor_bytes
-from tf_gradcomp.compressors.scalecom import groups
 from tf_gradcomp.policy import GradientSpec
 
 SENT_WHOLE = 0  # the setting of TopK, PowerSGD and QSGD; the others' own ops know theirs
@@ -208,41 +207,6 @@ def _scalecom(
     elements = [spec.elements] * len(settings)
     sizes = tensor_bytes(each_alone, elements, leaders=replicas, value_bits=compressor.value_bits)
     return list(zip(sizes.numpy().tolist(), map(error, settings), strict=True))
-
-
-@functools.singledispatch
-def bytes_of_all(
-    compressor: Compressor,
-    specs: Sequence[GradientSpec],
-    settings: Sequence[int],
-    each: Sequence[float],
-    replicas: int,
-) -> float:
-    """What all layers send together.
-
-    Args:
-        compressor: The method.
-        specs: What is known of each layer's gradient.
-        settings: That of each layer.
-        each: What each sends by itself, as its table has it.
-        replicas: As for `table`.
-    """
-    return float(sum(each))
-
-
-@bytes_of_all.register
-def _of_all_by_scalecom(
-    compressor: ScaleCom,
-    specs: Sequence[GradientSpec],
-    settings: Sequence[int],
-    each: Sequence[float],
-    replicas: int,
-) -> float:
-    """Vectors of one rate are cut into chunks together."""
-    together = ops.Chunked([], [], settings, groups(specs, tf.constant(settings, tf.int64)))
-    elements = [spec.elements for spec in specs]
-    sizes = tensor_bytes(together, elements, leaders=replicas, value_bits=compressor.value_bits)
-    return float(tf.reduce_sum(sizes))
 
 
 def _sum_of_squares(values: np.ndarray) -> float:

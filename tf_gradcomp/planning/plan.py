@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors import Compressor
-from tf_gradcomp.planning.error_tables import Table, bytes_of_all, table
+from tf_gradcomp.planning.error_tables import Table, table
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -102,10 +102,7 @@ def plan_layers(
         places[i] = place
 
     def bytes_at(places: Sequence[int]) -> float:
-        pairs = list(zip(tables, places, strict=True))
-        settings = [of_one.settings[place] for of_one, place in pairs]
-        each = [of_one.bytes[place] for of_one, place in pairs]
-        return bytes_of_all(compressor, specs, settings, each, replicas)
+        return float(sum(t.bytes[place] for t, place in zip(tables, places, strict=True)))
 
     return Plan(
         settings=[of_one.settings[place] for of_one, place in zip(tables, places, strict=True)],

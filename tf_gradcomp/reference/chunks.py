@@ -1,7 +1,4 @@
-"""Sums of one entry per chunk, in NumPy: ScaleCom (arXiv 2104.11125, section 3) and RandomK.
-
-Tensors of one group are cut into chunks as if they lay one behind the other.
-"""
+"""Sums of one entry per chunk, in NumPy: ScaleCom (arXiv 2104.11125, section 3) and RandomK."""
 
 from __future__ import annotations
 
@@ -14,26 +11,6 @@ Arrays = list[np.ndarray]
 _MASK = 2**64 - 1
 
 
-def joined(tensors: Sequence[np.ndarray], groups: Sequence[int]) -> Arrays:
-    """The flat float32 vector of each group, in the order in which groups first occur."""
-    vectors: dict[int, Arrays] = {}
-    for tensor, group in zip(tensors, groups, strict=True):
-        vectors.setdefault(group, []).append(tensor.reshape(-1).astype(np.float32))
-    return [np.concatenate(parts) for parts in vectors.values()]
-
-
-def separated(
-    vectors: Sequence[np.ndarray], groups: Sequence[int], like: Sequence[np.ndarray]
-) -> Arrays:
-    """Tensors in the shapes of `like` from the vectors of their groups."""
-    rest = dict(zip(dict.fromkeys(groups), vectors, strict=True))
-    tensors = []
-    for tensor, group in zip(like, groups, strict=True):
-        part, rest[group] = np.split(rest[group], [tensor.size])
-        tensors.append(part.reshape(tensor.shape))
-    return tensors
-
-
 def select(y: np.ndarray, chunk_size: int) -> np.ndarray:
     """The offset of the largest magnitude in each chunk, the first of equals; uint32 [chunks]."""
     chunks = -(-y.size // chunk_size)
@@ -43,7 +20,7 @@ def select(y: np.ndarray, chunk_size: int) -> np.ndarray:
 
 
 def draw(sizes: Sequence[int], chunk_sizes: Sequence[int], seed: int, step: int) -> Arrays:
-    """An offset in each chunk of each group at random; splitmix64 of seed, step and chunk."""
+    """An offset in each chunk of each tensor at random; splitmix64 of seed, step and chunk."""
     stream = _mix(_mix(seed & _MASK) ^ step)
     drawn, chunk = [], 0
     for size, chunk_size in zip(sizes, chunk_sizes, strict=True):
@@ -73,7 +50,7 @@ def pack(offsets: np.ndarray, chunk_size: int) -> np.ndarray:
 
 
 def places(offsets: np.ndarray, chunk_size: int) -> np.ndarray:
-    """Where the chosen entries lie in the vector of a group."""
+    """Where the chosen entries lie in the flattened tensor."""
     return np.arange(offsets.size) * chunk_size + offsets
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.adam.handover import since_after, updates_after
+from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.distribute import riders, sparse
@@ -230,7 +230,7 @@ class LearnersExchange:
         if similarity:
             self.similarity = self._similarity(together, stepped.reduced, wanted)
         totals, finite = stepped.as_given([all_gradients[0][place] for place in together])
-        self._note_beginnings(together, stepped.reduced, finite)
+        self._note_beginnings(together, stepped.begins, finite)
         waited = tf.unstack(stepped.delayed, len(together))
         for place, total, has_waited in zip(together, totals, waited, strict=True):
             reduced[place], delayed[place] = total, has_waited
@@ -292,14 +292,12 @@ class LearnersExchange:
         inner = adam.inner_state(optimizer, variables, lambda variable: variable)
         return SecondMoments(preconditioner, inner, self.state, self._moments_since)
 
-    def _note_beginnings(
-        self, places: list[int], reduced: list[tf.Tensor], finite: tf.Tensor
-    ) -> None:
+    def _note_beginnings(self, places: list[int], begins: tf.Tensor, finite: tf.Tensor) -> None:
         """Notes after a step of which gradients the second moments have not begun yet."""
         if not self._preconditioner:
             return
         since = tf.gather(self._moments_since, places)
-        later = since_after(self._updates, since, reduced, finite)
+        later = since_after(self._updates, since, begins, finite)
         self._moments_since.scatter_update(tf.IndexedSlices(later, tf.constant(places)))
 
     @property
@@ -314,9 +312,10 @@ class LearnersExchange:
         of_one = {
             name: [of_all[i] for i in places] for name, of_all in handles(self.state[rank]).items()
         }
-        moments = None
+        moments, not_yet = None, None
         if self._preconditioner:
             since = tf.gather(self._moments_since, places)
+            not_yet = not_begun(self._updates, since)
             moments = self._preconditioner.second_moments(
                 of_one, updates_after(self._updates, since), size, [gradients[i] for i in places]
             )
@@ -332,6 +331,7 @@ class LearnersExchange:
             self.job_state[rank],
             residual_scale=self._residual_scale,
             numbers=places,
+            not_begun=not_yet,
         )
 
     def _wanted(self, places: list[int], steps: list[ReplicaStep]) -> list[tf.Tensor]:

@@ -111,10 +111,9 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
         taken -= {"moments_taken", "moments_since", "residual_waits"}
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS}
         taken -= {f"job_{name}" for name in exchange.job_state_of_gradients}
-    if f"{RESIDUAL}_0" not in state:
-        taken -= {"residual_waits"}
     facts = {"residual_waits", "moments_since", "accumulators_held"}  # go without saying
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
+    exchange.told_of_lost_residuals = RESIDUAL in left
     if left:
         _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
     for name, variable in state.items():
