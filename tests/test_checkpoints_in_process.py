@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
+from tests.bounds import assert_close
 from tests.replicas import copies, mirrored, stepper
 
 
@@ -79,7 +80,7 @@ def assert_same_inner_state(actual, expected):
 def assert_same_state(actual, expected):
     assert_same_inner_state(actual, expected)
     for a, b in zip(residual_sums(actual), residual_sums(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert_close(a, b, terms=8)
     ours, theirs = actual.optimizer.exchange, expected.optimizer.exchange
     assert ours.step.numpy() == theirs.step.numpy()
     assert ours.skipped_steps.numpy() == theirs.skipped_steps.numpy()
@@ -291,7 +292,7 @@ def test_one_replica_applies_a_restored_residual_with_its_first_step(inner, grap
     step = tf.function(apply, autograph=False) if graph else apply
     for _ in range(4):
         step()
-    np.testing.assert_allclose(variable.numpy(), -residual, rtol=1e-6)
+    assert_close(variable.numpy(), -residual, terms=2, steps=4)
     assert not optimizer.exchange.residuals[0].numpy().any()
     assert not optimizer.exchange.facts.residual_waits.numpy().any()
 

@@ -80,5 +80,5 @@ XLA = """
 
 
 def test_xla_is_refused_also_in_evaluate():
-    for worker in run_workers(XLA, 2, deadline=120, check=False):
+    for worker in run_workers(XLA, 2, check=False):
         assert "use jit_compile=False in model.compile" in worker.stdout

@@ -21,7 +21,7 @@ what `np.savez(os.environ["RESULT_PATH"], weights=...)` does); each worker has i
 
 Faults need a hand on the running job:
 
-    with Job(PROGRAM, n=2, deadline=90) as job:
+    with Job(PROGRAM, n=2) as job:
         job.wait_for_line(1, "epoch 1", timeout=60)
         job.kill(1)
         survivor = job.wait()[0]
@@ -91,7 +91,7 @@ def run_workers(
     program: str | Path,
     n: int = 2,
     args: Sequence[object] = (),
-    deadline: float = 240,
+    deadline: float = 540,
     env: Mapping[str, str] | None = None,
     per_worker_env: Sequence[Mapping[str, str]] | None = None,
     *,
@@ -139,7 +139,7 @@ class Job:
         program: str | Path,
         n: int = 2,
         args: Sequence[object] = (),
-        deadline: float = 240,
+        deadline: float = 540,
         env: Mapping[str, str] | None = None,
         per_worker_env: Sequence[Mapping[str, str]] | None = None,
         *,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.bounds import assert_close as assert_near
 from tests.compressors.lockstep import Lockstep, assert_close, assert_equal_bits, specs_of
 from tests.compressors.methods import METHODS, Method
 from tests.replicas import method_names
@@ -293,7 +294,7 @@ def test_non_finite_on_one_replica_is_skipped_by_all(method, bad, culprit):
             strict=True,
         ):
             expected = had if replica == culprit else had + scale * added
-            np.testing.assert_allclose(has, expected, rtol=1e-5, atol=1e-5)
+            assert_near(has, expected, terms=8)
     before = outcome.state
     outcome = lockstep.step(after)
     assert outcome.finite == [True] * 3
@@ -320,7 +321,7 @@ def test_a_step_that_others_found_not_finite_keeps_all_gradients(method):
     for replica, kept in enumerate(outcome.residuals):
         added = method.added(2, before[replica], gradients[replica])
         for residual, of_one in zip(kept, added, strict=True):
-            np.testing.assert_allclose(residual, scale * of_one, rtol=1e-6, atol=1e-6)
+            assert_near(residual, scale * of_one, terms=8)
 
 
 @every_method

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.bounds import assert_close
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tests.compressors.test_conformance import random_gradients
 from tests.optimizer.cases import Replicas, gradients_at
@@ -159,7 +160,7 @@ def test_a_step_of_some_variables_takes_their_own_settings_of_the_plan():
         for place in places:
             sums[place] += 2 * gradients[0][place]
     for actual, expected in zip(planned.sums(), sums, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+        assert_close(actual, expected, terms=4, steps=4)
     assert not any(total.any() for total in planned.sums(replica=1))
 
 

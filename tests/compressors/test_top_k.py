@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.bounds import rounding
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tests.compressors.test_conformance import random_gradients
 from tf_gradcomp.compressors import TopK
@@ -219,6 +220,9 @@ def test_each_replica_clips_to_the_norm_over_the_root_of_their_number(size):
         (outcome,) = steps_of(compressor, [[gradients[0], *small]])
         norm = global_norm(outcome.reduced[0])
         given = global_norm(gradients[0])
-        assert norm == pytest.approx(min(given, clip_norm / np.sqrt(size)), rel=1e-6)
+        assert norm == pytest.approx(
+            min(given, clip_norm / np.sqrt(size)), rel=rounding(1, terms=100 * 20 + 50)
+        )
+        # The direction is the same.
         ratio = outcome.reduced[0][0] / gradients[0][0]
-        np.testing.assert_allclose(ratio, norm / given, rtol=1e-5)  # the direction is the same
+        np.testing.assert_allclose(ratio, norm / given, rtol=rounding(1, terms=4))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.bounds import assert_close
 from tests.workers import result, run_workers
 
 pytestmark = pytest.mark.oldest
@@ -43,7 +44,7 @@ def test_sum_of_residuals_is_restored_from(loaded, saved, format_):
             worker[format_]["residual sums"], saved[0]["residual sums"], strict=True
         ):
             assert np.abs(before).max() > 0
-            np.testing.assert_allclose(restored, before, rtol=1e-5, atol=1e-7)
+            assert_close(restored, before, terms=4)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -97,7 +98,7 @@ def test_residuals_of_the_strategy_are_restored_from_a_checkpoint(saved_by_strat
             worker["tf"]["residual sums"], saved["residual sums"], strict=True
         ):
             assert np.abs(before).max() > 0
-            np.testing.assert_allclose(restored, before, rtol=1e-5, atol=1e-7)
+            assert_close(restored, before, terms=4)
 
 
 def run(workers, action, folder, way):

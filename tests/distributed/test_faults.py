@@ -150,7 +150,7 @@ def test_every_worker_is_told_what_differs_in(mismatches, what, named):
     ],
 )
 def test_every_worker_ends_when_they_differ_in(what, named):
-    for worker in run_workers(PROGRAMS / "mismatch.py", 2, [what], deadline=90, check=False):
+    for worker in run_workers(PROGRAMS / "mismatch.py", 2, [what], check=False):
         assert worker.returncode == 1
         last = worker.stderr.rstrip().splitlines()[-1]
         assert "WorkersDisagreeError" in last

@@ -139,7 +139,7 @@ def test_two_collectives_a_step_whatever_the_number_of_variables(loop):
 
 
 def reports(program, n, *args):
-    return [result(worker) for worker in run_workers(PROGRAMS / program, n, args, deadline=240)]
+    return [result(worker) for worker in run_workers(PROGRAMS / program, n, args)]
 
 
 def assert_close(values, expected):

@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).parent / "programs/reading.py"
 
 @functools.cache
 def seen():
-    return [result(worker) for worker in run_workers(PROGRAM, 2, deadline=300)]
+    return [result(worker) for worker in run_workers(PROGRAM, 2)]
 
 
 @pytest.fixture(params=range(2))

@@ -36,7 +36,7 @@ def found(folder):
         with tf.io.TFRecordWriter(str(folder / f"{number}.tfrecord")) as writer:
             for x in random.normal(size=(rows, 8)).astype("float32"):
                 writer.write(example(x=x, y=[x.sum()]))
-    workers = run_workers(Path(programs.__file__), args=[",".join(PAGES), folder], deadline=300)
+    workers = run_workers(Path(programs.__file__), args=[",".join(PAGES), folder])
     return [result(worker) for worker in workers]
 
 

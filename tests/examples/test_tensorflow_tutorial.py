@@ -115,7 +115,7 @@ with open(os.environ["RESULT_PATH"] + ".json", "w") as file:
 
 
 def test_the_tutorial_runs(tmp_path):
-    chief, other = map(result, run_workers(PROGRAM, args=[tmp_path, 25], deadline=300))
+    chief, other = map(result, run_workers(PROGRAM, args=[tmp_path, 25]))
     loaded = chief.pop("load")
     assert chief == other
     assert set(chief) == {"train", "sharding off", "restore", "backup"}

@@ -88,7 +88,7 @@ PROGRAMS = {
 @pytest.fixture(scope="module")
 def wrong() -> list[dict[str, str]]:
     given = json.dumps([(check, repr(program)) for check, program in PROGRAMS.values()])
-    workers = run_workers(Path(__file__).with_name("worker.py"), 2, [given], deadline=240)
+    workers = run_workers(Path(__file__).with_name("worker.py"), 2, [given])
     return [dict(zip(PROGRAMS, result(worker), strict=True)) for worker in workers]
 
 
@@ -121,7 +121,7 @@ OF_DIFFERENT_VARIABLES = """
 @pytest.mark.parametrize("compressor", ["no_compression", "adacomp", "scalecom"])
 def test_workers_with_gradients_for_different_variables_end_with_an_error(compressor):
     program = OF_DIFFERENT_VARIABLES.replace("COMPRESSOR", repr(compressor))
-    for worker in run_workers(program, 2, deadline=90, check=False):
+    for worker in run_workers(program, 2, check=False):
         assert worker.returncode != 0, worker.stdout
         for name in ("left", "right"):
             assert name in worker.stderr
@@ -152,7 +152,7 @@ LATER = """
 
 
 def test_a_worker_that_alone_trains_other_variables_later_ends_the_job():
-    first, second = run_workers(LATER, 2, deadline=120, check=False)
+    first, second = run_workers(LATER, 2, check=False)
     assert first.returncode != 0
     assert second.returncode != 0
     assert "waited 15.0 seconds for the others" in first.stderr

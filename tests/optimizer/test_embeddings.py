@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
+from tests.bounds import assert_close
 from tests.optimizer.cases import OPTIMIZERS, copy_of, label
 from tests.replicas import collective, copies, mirrored, stepper
 
@@ -25,11 +26,14 @@ class Recording(keras.optimizers.SGD):
 
 
 def slices_at(step, replicas):
-    """`[values, indices]` of each replica; rows come twice in one, and in several."""
+    """Returns `[values, indices]` of each replica; rows come twice in one, and in several.
+
+    Values are multiples of 1/64, so that their sums are exact in any order.
+    """
     generator = np.random.default_rng(step)
     return [
         [
-            generator.normal(size=(6, WIDTH)).astype("float32"),
+            np.round(64 * generator.normal(size=(6, WIDTH)).astype("float32")) / 64,
             generator.choice(ROWS // 2, 6).astype("int32"),
         ]
         for _ in range(replicas)
@@ -69,7 +73,8 @@ def test_no_compression_equals_one_process(inner):
         job.step(given)
         values, indices = (np.concatenate(part) for part in zip(*given, strict=True))
         alone.apply([slices(values, indices)], [weights])
-    np.testing.assert_allclose(job.table.numpy(), weights.numpy(), rtol=0, atol=5e-7)
+    # The optimizer gets the same numbers, so only its own operations round.
+    assert_close(job.table.numpy(), weights.numpy(), terms=16, steps=8)
 
 
 @pytest.mark.parametrize("most", [2**26, 10], ids=["gathered", "too large"])
@@ -201,7 +206,7 @@ def test_a_table_that_is_touched_all_over_is_summed_dense():
     start = weights.numpy()
     whole = np.arange(2 * ROWS, dtype="int32") % ROWS
     step([[np.ones((2 * ROWS, WIDTH), "float32"), whole]] * 2)
-    np.testing.assert_allclose(weights.numpy(), start - 4, rtol=1e-6)
+    assert_close(weights.numpy(), start - 4, terms=4)
     sent = optimizer.exchange.traffic().sent_bytes
     assert sent == 4 * ROWS * WIDTH + 8  # once each way, and a vote with a tag
     step([[np.ones((1, WIDTH), "float32"), whole[:1]]] * 2)

@@ -79,7 +79,7 @@ ADAFACTOR_UNDER_A_STRATEGY = """
 
 
 def test_adafactor_is_refused_with_a_sparse_method_on_the_strategy_as_well():
-    for worker in run_workers(ADAFACTOR_UNDER_A_STRATEGY, 2, deadline=120):
+    for worker in run_workers(ADAFACTOR_UNDER_A_STRATEGY, 2):
         assert "Adafactor makes NaN of" in worker.stdout
 
 
