@@ -74,6 +74,7 @@ KINDS = {
     "another library": (aligned, Foreign),
     "tensor": (aligned, tf.convert_to_tensor),
     "tensor of another library": (aligned, lambda part: tf.convert_to_tensor(Foreign(part))),
+    "DLPack": (aligned, lambda part: tf.experimental.dlpack.from_dlpack(part.__dlpack__())),
 }
 
 
