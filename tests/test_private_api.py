@@ -345,7 +345,7 @@ def test_on_reduce_gradients(monkeypatch, optimizer, variable):
 def test_on_loss_of_one_number(monkeypatch):
     monkeypatch.setattr(loss_module, "reduce_values", loss_module.reduce_values)
     seen = []
-    keras_private.on_loss_of_one_number(lambda: seen.append("one number"))
+    keras_private.on_loss_of_one_number(lambda: seen.append("one number"), lambda: None)
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
     x = np.ones((3, 2), "float32")
     for axis, told in ((-1, 0), (None, 1)):

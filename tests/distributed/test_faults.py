@@ -122,6 +122,7 @@ def mismatches():
         ("classes", "(8, 4)"),
         ("inner optimizer", "inner optimizer's class: worker 0 has '\"Adam\"'"),
         ("clipping", "inner optimizer's clipnorm: worker 0 has '2.0', worker 1 has '1.0'"),
+        ("reduction", "reduction: worker 0 has 'sum', worker 1 has 'mean'"),
         ("wrapped", "creating variable"),
         ("policy", "max_dense_elements"),
         ("rows", "number of batches (for data of unequal sizes: dataset.repeat()"),

@@ -146,6 +146,8 @@ def test_float8_layers_are_refused_where_keras_reduces():
         ("model", "each of its 2 workers would train it alone"),
         ("compile", "'loss/total' of a metric was created outside of the strategy's scope"),
         ("metric", "'own/total' of a metric was created outside"),
+        ("lora", "lora_kernel_a' was created outside of the scope"),
+        ("lora, with slots", "lora_kernel_a' was created outside of the scope"),
     ],
 )
 def test_what_is_created_outside_of_the_scope_is_refused(what, message):

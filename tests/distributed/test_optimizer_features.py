@@ -32,6 +32,9 @@ FEATURES = [
     "loss scaler around",
     "Embedding made dense",
     "Embedding left sparse",
+    "means",
+    "means and accumulation",
+    "means and loss scaler around",
     "variable without gradient",
     "frozen layer",
 ]
@@ -39,7 +42,11 @@ FEATURES = [
 # momentum up to 0.05 / (1 - 0.9), and Adam has an epsilon of 0.05. Sums are over up to 32 rows, 40
 # words, 32 units and 3 classes.
 TRAINED = training(gain=0.5, terms=32 + 40 + 32 + 3, steps=STEPS)
-EXCHANGES = {"accumulation": STEPS // 3, "accumulation and clipping": STEPS // 2}
+EXCHANGES = {
+    "accumulation": STEPS // 3,
+    "means and accumulation": STEPS // 3,
+    "accumulation and clipping": STEPS // 2,
+}
 
 
 @pytest.fixture(scope="module")

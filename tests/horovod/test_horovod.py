@@ -18,7 +18,17 @@ pytestmark = needs_horovod
 quick = pytest.mark.quick("Horovod", "custom training loop")
 
 METHODS = [*compressors.names(), "bfloat16", "warmed up"]
-OPTIMIZERS = ["SGD", "Adam", "AdamW", "clipnorm", "Lamb", "EMA", "accumulation", "loss scale"]
+OPTIMIZERS = [
+    "SGD",
+    "sums",
+    "Adam",
+    "AdamW",
+    "clipnorm",
+    "Lamb",
+    "EMA",
+    "accumulation",
+    "loss scale",
+]
 FEW = ["AdamW"]
 # Adam moves a weight by up to 0.01 / 0.05 of its gradient. Sums are over 24 rows, 20 words, and 16
 # and 3 units.

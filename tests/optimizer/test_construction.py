@@ -30,7 +30,9 @@ def test_the_inner_optimizer_is_an_object_a_config_or_a_name(form):
 def test_config_round_trips(inner):
     compressor = gc.compressors.AdaComp(bin_sizes=60, scale_factor=3.0, overrides={"bias": None})
     policy = gc.Policy({"kernel": "convolution"}, max_dense_elements=100)
-    optimizer = gc.CompressedOptimizer(copy_of(inner), compressor, policy, name="mine")
+    optimizer = gc.CompressedOptimizer(
+        copy_of(inner), compressor, policy, name="mine", reduction="mean"
+    )
     again = [
         gc.CompressedOptimizer.from_config(optimizer.get_config()),
         keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)),
@@ -41,10 +43,21 @@ def test_config_round_trips(inner):
         assert type(copy) is gc.CompressedOptimizer
         assert copy is not optimizer
         assert copy.get_config() == optimizer.get_config()
-        assert copy.name == "mine"
+        assert (copy.name, copy.reduction) == ("mine", "mean")
         assert type(copy.inner_optimizer) is type(inner)
         assert copy.compressor.get_config() == compressor.get_config()
         assert copy.exchange.policy.get_config() == policy.get_config()
+
+
+def test_a_config_without_a_reduction_means_the_default():
+    config = gc.CompressedOptimizer("sgd", reduction="mean").get_config()
+    del config["reduction"]
+    assert gc.CompressedOptimizer.from_config(config).reduction is None
+
+
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(ValueError, match=r'reduction must be "sum", "mean".*received \'average\''):
+        gc.CompressedOptimizer("sgd", reduction="average")
 
 
 def test_a_custom_inner_optimizer_comes_back_by_custom_objects():

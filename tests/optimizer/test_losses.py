@@ -9,24 +9,39 @@ from tests.replicas import collective
 from tf_gradcomp.distribute import notices
 
 
-def trained(loss, strategy):
+def trained(loss, strategy, reduction=None):
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile(gc.CompressedOptimizer(keras.optimizers.SGD(0.1), "no_compression"), loss)
+        optimizer = gc.CompressedOptimizer(
+            keras.optimizers.SGD(0.1), "no_compression", reduction=reduction
+        )
+        model.compile(optimizer, loss)
     before = model.get_weights()[0]
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
     model.fit(x, x[:, :2], batch_size=8, verbose=0)
     return model.get_weights()[0] - before
 
 
-@pytest.mark.parametrize(("axis", "times"), [(-1, 1), (None, 2)])
-def test_of_a_loss_that_keras_does_not_divide_the_user_is_told(axis, times, caplog):
+@pytest.mark.parametrize(
+    ("axis", "reduction", "times", "told"),
+    [
+        (-1, None, 1, None),
+        (-1, "sum", 1, None),
+        (None, "sum", 2, "returns one number for a whole batch"),
+        (None, "mean", 1, None),
+        (-1, "mean", 1 / 2, "divides its gradients once more"),
+    ],
+)
+def test_where_a_loss_is_divided_never_or_twice_the_user_is_told(
+    axis, reduction, times, told, caplog
+):
     notices.forget()
 
     def loss(y, predicted):
         return keras.ops.mean(keras.ops.square(y - predicted), axis)
 
-    moved = trained(loss, collective()) / trained("mse", collective())
+    moved = trained(loss, collective(), reduction) / trained("mse", collective())
     np.testing.assert_allclose(moved, times, rtol=1e-4)
-    assert ("returns one number for a whole batch" in caplog.text) == (times > 1)
+    for text in ("returns one number for a whole batch", "divides its gradients once more"):
+        assert (text in caplog.text) == (text == told)

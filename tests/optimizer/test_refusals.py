@@ -223,6 +223,14 @@ def test_a_gradient_in_float64_is_refused_by_several_replicas_before_the_first_u
         strategy.run(lambda: optimizer.apply([tf.ones(3, tf.float64)], [wide]))
 
 
+def test_a_variable_that_was_created_outside_of_the_scope_is_refused():
+    outside = keras.Variable(np.zeros(3), name="outside")
+    with mirrored(2).scope():
+        optimizer = gc.CompressedOptimizer("sgd")
+        with pytest.raises(ValueError, match=r"'outside' was created outside of the scope"):
+            optimizer.build([outside])
+
+
 def test_one_replica_trains_a_float64_variable():
     wide = keras.Variable(np.zeros(3), dtype="float64", name="wide")
     optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(1.0))

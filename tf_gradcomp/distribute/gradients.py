@@ -165,6 +165,22 @@ def path_of(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name.split(":")[0]
 
 
+def check_variables_in_scope(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
+    """Refuses variables that are not a strategy's, and that each worker would have for itself.
+
+    Raises:
+        ValueError: Naming the first of them, with the way out.
+    """
+    for variable in variables:
+        if not strategy.extended.variable_created_in_scope(native(variable)):
+            raise ValueError(
+                f"Variable {path_of(variable)!r} was created outside of the scope of "
+                f"{type(strategy).__name__}, so that each replica would train its own. Create a "
+                "model inside `with strategy.scope():`, and change it there, too: "
+                "`with strategy.scope(): layer.enable_lora(4)`."
+            )
+
+
 def _unique_paths(variables: Sequence[Any]) -> list[str]:
     paths: list[str] = []
     for variable in variables:

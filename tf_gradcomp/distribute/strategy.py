@@ -21,7 +21,7 @@ from tf_gradcomp.distribute.agreement import GradientAgreement
 from tf_gradcomp.distribute.alone import check_not_of_horovod
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.gradients import path_of
+from tf_gradcomp.distribute.gradients import check_variables_in_scope, path_of
 from tf_gradcomp.distribute.method import Method
 from tf_gradcomp.distribute.own_memory import in_own_memory
 from tf_gradcomp.distribute.saves import Saves
@@ -93,6 +93,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         tf_private.exchange_no_empty_tensors(self)
         tf_private.broadcast_no_empty_variables(self)
         tf_private.on_initial_values(self, self._of_chief)
+        self._colocate = self.extended.colocate_vars_with
+        self.extended.colocate_vars_with = self._colocate_checked
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
@@ -321,6 +323,12 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if not self._started:
             with tf.init_scope():
                 self._group.agree({"next action": doing})
+
+    def _colocate_checked(self, variable: Any) -> Any:
+        """Does what TensorFlow does for a slot of an optimizer, with an error that helps."""
+        if isinstance(variable, tf.Variable):
+            check_variables_in_scope(self, [variable])
+        return self._colocate(variable)
 
     def _of_chief(self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
         """Returns the chief's initial value of a variable, whatever its dtype."""

@@ -15,7 +15,11 @@ from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
 from tf_gradcomp.distribute.cross_device_ops import values_unless
-from tf_gradcomp.distribute.gradients import all_finite, as_tensors, divided
+from tf_gradcomp.distribute.gradients import (
+    all_finite,
+    as_tensors,
+    check_variables_in_scope,
+)
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.keras2 import addons, keras_private
 from tf_gradcomp.keras2.adam import (
@@ -73,6 +77,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         group: Who exchanges gradients. By default, the replicas of the strategy in scope.
             `"horovod"`: the processes of a Horovod job, without any strategy, after `hvd.init()`;
             or some of them, by `gc.HorovodGroup(process_set)`. See docs/horovod.md.
+        reduction: Which of the replicas' gradients the inner optimizer gets: their `"sum"`, for a
+            loss that is divided by the number of replicas, as Keras' own are under a strategy; or
+            their `"mean"`, for a loss that is a mean over the rows of its replica, as of programs
+            for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
 
     Raises:
         ImportError: If Horovod is asked for, and is not there.
@@ -101,12 +109,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         name: str = "compressed_optimizer",
         *,
         group: str | Group | None = None,
+        reduction: str | None = None,
     ) -> None:
         super().__init__(name=name)
         accepted = (keras_private.NewStyle, keras_private.Legacy)
         inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
         _check_reduces_not(inner)
-        self._set_up(inner, compressor, policy, precondition, group)
+        self._set_up(inner, compressor, policy, precondition, group, reduction)
         self._model_variables: Sequence[tf.Variable] = ()
         self._iterations = inner.iterations  # a SavedModel is loaded with an optimizer that has it
 
@@ -138,6 +147,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         checks.check_group(self.group)
         if not self.passes_through() and isinstance(self._core, keras_private.NewStyle):
             checks.check_created_in_scope(self._core.iterations)
+        if self.group.size > 1 and tf.distribute.has_strategy():
+            check_variables_in_scope(tf.distribute.get_strategy(), variables)
         self._build_exchange(variables)
         keras_private.build(self.inner_optimizer, variables)
         self._model_variables = variables
@@ -180,7 +191,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             return [values_unless(finite, gradient, math.nan) for gradient in reduced]
 
         context = checks.checked_replica_context()
-        reduced = iter(context.merge_call(across, args=(self._shares(present),)))
+        shares = self._shares([gradient for gradient, _ in present])
+        reduced = iter(context.merge_call(across, args=(shares,)))
         return [(None if g is None else next(reduced), variable) for g, variable in pairs]
 
     @tf.autograph.experimental.do_not_convert
@@ -231,7 +243,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         def across(strategy: tf.distribute.Strategy, grads: list[Any]) -> None:
             self._apply_across_replicas(strategy, grads, variables, aggregate)
 
-        shares = self._shares(present) if aggregate else [gradient for gradient, _ in present]
+        grads = [gradient for gradient, _ in present]
+        shares = self._shares(grads) if aggregate else grads
         context.merge_call(across, args=(shares,))
         return self.iterations
 
@@ -246,13 +259,6 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self.exchange.check_knows([variable for _, variable in pairs])
         if not self.passes_through():
             self.exchange.check_scope()
-
-    def _shares(self, pairs: Sequence[tuple[Gradient, tf.Variable]]) -> list[Gradient]:
-        """What this replica adds to the sums."""
-        group = self.group
-        if group.loss_is_divided:
-            return [gradient for gradient, _ in pairs]
-        return [divided(gradient, group.all_replicas.size) for gradient, _ in pairs]
 
     def _apply_across_replicas(
         self,

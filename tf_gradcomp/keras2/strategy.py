@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.distribute.gradients import check_variables_in_scope
 from tf_gradcomp.distribute.means import sums_over_replicas
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras2 import keras_private
@@ -30,6 +31,8 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> 
     if not pairs or keras_private.reduces_by_itself(optimizer):
         return original(pairs)
     gradients, variables = zip(*pairs, strict=True)
+    if isinstance(strategy, CheckedStrategy):
+        check_variables_in_scope(strategy, variables)
     if not isinstance(ops, CompressedAllReduce):
         if isinstance(strategy, CheckedStrategy):
             strategy.check_gradients(gradients, variables)

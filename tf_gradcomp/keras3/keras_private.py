@@ -234,11 +234,12 @@ def on_averages_swapped(swap: Callable[..., None]) -> None:
     class_._apply_to_ema_optimizers = hooked
 
 
-def on_loss_of_one_number(tell: Callable[[], None]) -> None:
+def on_loss_of_one_number(tell: Callable[[], None], otherwise: Callable[[], None]) -> None:
     """Has `tell()` called where a loss function returns one number, in place of one for each row.
 
     Keras divides a mean over rows by the number of replicas, but takes such a number as it is: the
-    gradients, which are summed, are then as many times too large. Nothing public sees it.
+    gradients, which are summed, are then as many times too large. Nothing public sees it. Where
+    Keras divides, `otherwise()` is called.
     """
     original = _loss.reduce_values
 
@@ -246,8 +247,8 @@ def on_loss_of_one_number(tell: Callable[[], None]) -> None:
     def hooked(
         values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
     ) -> Any:
-        if tuple(values.shape) == () and reduction not in (None, "none", "sum"):
-            tell()
+        if reduction not in (None, "none", "sum"):
+            (tell if tuple(values.shape) == () else otherwise)()
         return original(values, sample_weight, reduction)
 
     _loss.reduce_values = hooked

@@ -14,7 +14,12 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.distribute.alone import check_not_alone_by_mistake
-from tf_gradcomp.distribute.gradients import all_finite, as_tensors, divided, native
+from tf_gradcomp.distribute.gradients import (
+    all_finite,
+    as_tensors,
+    check_variables_in_scope,
+    native,
+)
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.keras3 import averages as _averages  # noqa: F401 (has SwapEMAWeights find them)
 from tf_gradcomp.keras3 import keras_private
@@ -28,7 +33,7 @@ from tf_gradcomp.keras3.adam import (
 )
 from tf_gradcomp.keras3.loss_scale import unscaled, update_loss_scale
 from tf_gradcomp.policy import Policy
-from tf_gradcomp.wrapper import checks, saved_state
+from tf_gradcomp.wrapper import checks, losses, saved_state
 from tf_gradcomp.wrapper.behaving_as import behaving_as
 from tf_gradcomp.wrapper.compressed import Compressed, Gradient
 from tf_gradcomp.wrapper.precondition import AUTO
@@ -74,6 +79,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         group: Who exchanges gradients. By default, the replicas of the strategy in scope.
             `"horovod"`: the processes of a Horovod job, without any strategy, after `hvd.init()`;
             or some of them, by `gc.HorovodGroup(process_set)`. See docs/horovod.md.
+        reduction: Which of the replicas' gradients the inner optimizer gets: their `"sum"`, for a
+            loss that is divided by the number of replicas, as Keras' own are under a strategy; or
+            their `"mean"`, for a loss that is a mean over the rows of its replica, as of programs
+            for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
 
     Raises:
         ImportError: If Horovod is asked for, and is not there.
@@ -102,11 +111,12 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         name: str = "compressed_optimizer",
         *,
         group: str | Group | None = None,
+        reduction: str | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
         accepted = keras.optimizers.Optimizer
         inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
-        self._set_up(inner, compressor, policy, precondition, group)
+        self._set_up(inner, compressor, policy, precondition, group, reduction)
         self._accumulation: Accumulation | None = None
         self._loaded_by_scaler = False
         self._made_with = frozenset(vars(self))
@@ -132,6 +142,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if not self.passes_through():
             checks.check_created_in_scope(keras_private.step_counter(self._core))
         variables = list(variables)
+        if group.size > 1 and tf.distribute.has_strategy():
+            check_variables_in_scope(tf.distribute.get_strategy(), variables)
         checks.check_no_overwriting(variables, group.size)
         super().build(variables)
         self._build_exchange(variables)
@@ -229,9 +241,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             return
         self.exchange.check_scope()
         grads = unscaled(grads, scaler, self._core.loss_scale_factor)
-        group = self.group
-        if not group.loss_is_divided:
-            grads = [divided(gradient, group.all_replicas.size) for gradient in grads]
+        grads = self._shares(grads)
         # No sooner than they are there: at the end of the data, a step is ended by an error.
         with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
             context.merge_call(
@@ -477,6 +487,9 @@ def _constrain(variables: Sequence[keras.Variable]) -> None:
             variable.assign(variable.constraint(variable))
 
 
+keras_private.on_loss_of_one_number(
+    lambda: losses.note(divided=False), lambda: losses.note(divided=True)
+)
 keras_private.on_scaler_load(_load_into_scaler)
 keras_private.on_loss_scaled_apply(
     lambda optimizer: isinstance(optimizer, CompressedOptimizer),

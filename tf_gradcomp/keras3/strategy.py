@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.distribute.gradients import check_variables_in_scope
 from tf_gradcomp.distribute.means import means_over_replicas
-from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 from tf_gradcomp.keras3 import keras_private
 from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all agree on overflows)
 from tf_gradcomp.keras3 import saving as _saving  # noqa: F401 (has workers save together)
-from tf_gradcomp.wrapper import checks
+from tf_gradcomp.wrapper import checks, losses
 from tf_gradcomp.wrapper.reading import GeneratorReader, PyDatasetReader
 from tf_gradcomp.wrapper.strategy import (
     MultiWorkerMirroredStrategy,
@@ -33,7 +33,9 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable
     strategy = tf.distribute.get_strategy()
     ops = tf_private.cross_device_ops(strategy)
     trained = keras_private.optimizer_variables(optimizer)
+    losses.tell_of_wrong_share(means=False)
     if isinstance(strategy, CheckedStrategy):
+        check_variables_in_scope(strategy, trained)
         checks.check_no_overwriting(trained, strategy.num_replicas_in_sync)
     grads_and_vars = list(grads_and_vars)
     if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
@@ -67,16 +69,6 @@ def _check_metrics(model: keras.Model) -> None:
         checks.check_metrics_created_in_scope(strategy, model.metrics)
 
 
-def _tell_of_undivided_loss() -> None:
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        tell_user(
-            "A loss function returns one number for a whole batch, which Keras 3 does not divide "
-            f"by the number of replicas: its gradients are {replicas} times those of one process. "
-            "Return a value for each row, such as keras.ops.mean(..., axis=-1)."
-        )
-
-
 def _reader_of(
     strategy: tf.distribute.Strategy, dataset: keras.utils.PyDataset, shuffle: bool
 ) -> PyDatasetReader | None:
@@ -89,7 +81,6 @@ def _reader_of(
 
 keras_private.read_generators(GeneratorReader)
 keras_private.read_py_datasets(_reader_of)
-keras_private.on_loss_of_one_number(_tell_of_undivided_loss)
 keras_private.on_built(_check_metrics)
 keras_private.on_data(check_batches)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)

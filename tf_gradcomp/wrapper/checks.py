@@ -70,6 +70,20 @@ def checked_inner(
     return optimizer
 
 
+def checked_reduction(reduction: Any) -> str | None:
+    """Returns the reduction that was given.
+
+    Raises:
+        ValueError: If there is no such reduction.
+    """
+    if reduction not in (None, "sum", "mean"):
+        raise ValueError(
+            'CompressedOptimizer: reduction must be "sum", "mean", or None for the sum under a '
+            f"strategy and the mean under Horovod; received {reduction!r}."
+        )
+    return reduction
+
+
 def in_loss_scaler(optimizer: Any) -> list[Any]:
     """An optimizer and, if it is a loss scaler, the one inside."""
     inside = getattr(optimizer, "inner_optimizer", None)

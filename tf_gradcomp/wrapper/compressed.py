@@ -17,14 +17,14 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.distribute import saving
 from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.gradients import all_finite
+from tf_gradcomp.distribute.gradients import all_finite, divided
 from tf_gradcomp.distribute.group import Group
 from tf_gradcomp.distribute.groups import group_finder, group_here
 from tf_gradcomp.distribute.method import Candidate, Method
 from tf_gradcomp.distribute.replacing import method_in_place_of
 from tf_gradcomp.keras_here import keras
 from tf_gradcomp.policy import Policy
-from tf_gradcomp.wrapper import checks
+from tf_gradcomp.wrapper import checks, losses
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -40,6 +40,7 @@ class Compressed:
         inner_optimizer: What applies the sum of the gradients.
         exchange: What sums the gradients over the replicas.
         precondition: As the wrapper was given it.
+        reduction: As the wrapper was given it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Compressed:
     inner_optimizer: Any
     exchange: GradientExchange
     precondition: str | None
+    reduction: str | None
 
     def _set_up(
         self,
@@ -55,8 +57,10 @@ class Compressed:
         policy: Policy | None,
         precondition: str | None,
         group: str | Group | None,
+        reduction: str | None,
     ) -> None:
         self._find_group = group_finder(group)
+        self.reduction = checks.checked_reduction(reduction)
         self.inner_optimizer = inner
         self.precondition = precondition
         self._given = compressors.get(compressor)
@@ -147,6 +151,7 @@ class Compressed:
             facts = {
                 **checks.facts_of("inner optimizer", self.inner_optimizer),
                 "precondition": self.precondition,
+                "reduction": "mean" if self._takes_means() else "sum",
             }
         self.exchange.build(variables, facts)
         checks.check_keeps_zeros(
@@ -166,6 +171,20 @@ class Compressed:
         each = {compressors.text_of(method): method for method in methods}
         candidates = [self._candidate(method) for method in each.values()]
         return measuring.Measuring(self.group, self.exchange.specs, candidates)
+
+    def _takes_means(self) -> bool:
+        """Whether the inner optimizer gets the mean of the replicas' gradients, and not the sum."""
+        if self.reduction is None:
+            return not self.group.loss_is_divided
+        return self.reduction == "mean"
+
+    def _shares(self, grads: Sequence[Gradient]) -> list[Gradient]:
+        """What a replica adds to the sums, given its gradients."""
+        means = self._takes_means()
+        losses.tell_of_wrong_share(means=means)
+        if not means:
+            return list(grads)
+        return [divided(gradient, self.group.all_replicas.size) for gradient in grads]
 
     def _reduce(
         self, grads: Sequence[Gradient], variables: Sequence[Any]
@@ -248,6 +267,7 @@ class Compressed:
             "compressor": compressors.serialize(self._given),
             "policy": self.exchange.policy.get_config(),
             "precondition": self.precondition,
+            "reduction": self.reduction,
         }
 
     @classmethod
@@ -270,6 +290,7 @@ class Compressed:
             config["compressor"],
             policy=Policy(**config["policy"]),
             precondition=config["precondition"],
+            reduction=config.get("reduction"),  # files of before had none
             name=config["name"],
             group=group_here(),
         )

@@ -13,10 +13,10 @@ TABLE = 40
 setup = Setup(argument(1), WHOLE)
 
 
-def train(inner, build=dense_model, inputs=None, wrap=setup.wrap, **fit_args):
+def train(inner, build=dense_model, inputs=None, wrap=setup.wrap, compile_args=None, **fit_args):
     x, y = digits(BATCH * STEPS)
     x = x if inputs is None else inputs
-    model = setup.model(build, lambda: wrap(inner()))
+    model = setup.model(build, lambda: wrap(inner()), **(compile_args or {}))
     history = model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0, shuffle=False, **fit_args)
     seen = {
         **state_digest(model),
@@ -86,6 +86,25 @@ def embedding(**policy):
     return train(lambda: keras.optimizers.SGD(0.05, momentum=0.9), build, words, wrap)
 
 
+def means(inner):
+    """A loss of one number, the mean over the worker's part of the batch, as in PyTorch."""
+    losses = keras.losses.sparse_categorical_crossentropy
+
+    def loss(y, predicted):
+        return keras.ops.mean(losses(y, predicted, from_logits=True))
+
+    def wrap(optimizer):
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and setup.way != "alone":
+            optimizer.inner_optimizer = wrap(optimizer.inner_optimizer)
+            return optimizer
+        return setup.wrap(optimizer, reduction="mean")
+
+    seen = train(inner, wrap=wrap, compile_args={"loss": loss})
+    # Keras multiplies the loss that it shows, as if it had divided that of the gradients.
+    shown = seen["loss"]
+    return {**seen, "loss": [loss / setup.strategy.num_replicas_in_sync for loss in shown]}
+
+
 class WithUnused(keras.layers.Layer):
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], 3), name="kernel")
@@ -144,6 +163,11 @@ CHECKS = {
     "loss scaler around": loss_scaler_around,
     "Embedding made dense": embedding,
     "Embedding left sparse": lambda: embedding(max_dense_elements=TABLE * 6 - 1),
+    "means": lambda: means(lambda: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05)),
+    "means and accumulation": lambda: means(
+        lambda: optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    ),
+    "means and loss scaler around": lambda: means(loss_scaled),
     "variable without gradient": without_gradient,
     "frozen layer": trainable_later,
 }

@@ -204,10 +204,17 @@ def out_of_scope(setup):
     metric = keras.metrics.SparseCategoricalAccuracy(name="own")
     with scope():
         inside, inside_with_metric = model(), compiled(model(), metric)
+        changed, with_slots = compiled(model()), model()
+    changed.layers[0].enable_lora(2)
+    with_slots.layers[0].enable_lora(2)
+    with scope():
+        with_slots.compile(keras.optimizers.Adam(), classification_loss())
     models = {
         "model": compiled(model()),
         "compile": compiled(inside),
         "metric": inside_with_metric,
+        "lora": changed,
+        "lora, with slots": with_slots,
     }
     seen = {}
     for name, out in models.items():

@@ -75,6 +75,9 @@ MODELS = {
             keras.optimizers.SGD(clipnorm=1.0 if ODD else 2.0)
         ),
     ),
+    "reduction": lambda s: train(
+        s, optimizer=lambda: gc.CompressedOptimizer("sgd", reduction="mean" if ODD else "sum")
+    ),
     "wrapped": lambda s: train(
         s, optimizer=lambda: "sgd" if ODD else gc.CompressedOptimizer("sgd")
     ),

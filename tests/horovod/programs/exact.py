@@ -7,12 +7,13 @@ import keras
 from common import compiled, fit, state_of
 
 import tf_gradcomp as gc
-from tests.ranks import RANK, argument, compressed, data, report
+from tests.ranks import RANK, SIZE, argument, compressed, data, report
 
 STEPS = 8
 EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1),
+    "sums": lambda: keras.optimizers.SGD(0.1),  # by ranks in steps that are as many times shorter
     "Adam": lambda: keras.optimizers.Adam(1e-2, epsilon=EPSILON),
     "AdamW": lambda: keras.optimizers.AdamW(1e-2, epsilon=EPSILON),
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
@@ -25,9 +26,15 @@ OPTIMIZERS = {
 }
 
 
+def optimizer_of_rank(name):
+    if name == "sums":
+        return compressed(keras.optimizers.SGD(0.1 / SIZE), "no_compression", reduction="sum")
+    return compressed(OPTIMIZERS[name](), "no_compression")
+
+
 def by_horovod(name):
     """Ranks begin with other weights, and are given those of rank 0."""
-    model = compiled(lambda: compressed(OPTIMIZERS[name](), "no_compression"), seed=RANK)
+    model = compiled(lambda: optimizer_of_rank(name), seed=RANK)
     callbacks = [gc.callbacks.BroadcastInitialState()]
     fit(model, *data(STEPS), callbacks=callbacks)
     return {**state_of(model), "iterations": int(model.optimizer.iterations)}
