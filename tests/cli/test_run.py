@@ -416,6 +416,11 @@ def test_on_a_terminal_bars_are_drawn_in_place(program):
     assert "\x1b[?25h" in after_bars  # The cursor is back.
 
 
+def test_tables_fit_a_terminal_behind_the_names(program):
+    path = program("print('columns', os.environ.get('COLUMNS'))")
+    assert "columns 69" in on_terminal("run", "-n", "2", path)
+
+
 def on_terminal(*args):
     """Runs gradcomp on a terminal of its own and returns all that it wrote there."""
     primary, secondary = pty.openpty()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shutil
 import stat
 import sys
 import time
@@ -21,6 +22,7 @@ from tf_gradcomp.cli.quiet import Quiet
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
 _REDRAWS_PER_SECOND = 10
+_NARROWEST = 40  # columns for what a worker prints
 _STDOUT, _STDERR = 1, 2
 
 
@@ -65,6 +67,16 @@ def _encodable(text: str, encoding: str) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
+def columns_beside_names(workers: int) -> int:
+    """Returns how wide a table of a worker may be, to fit the terminal behind the worker's name."""
+    return max(_NARROWEST, shutil.get_terminal_size().columns - len(_prefixes(workers)[0]))
+
+
+def _prefixes(workers: int) -> list[str]:
+    width = len(str(workers - 1))
+    return [f"[worker {index:>{width}}] " for index in range(workers)]
+
+
 class WorkerOutput:
     """Prints each worker's lines after its name.
 
@@ -88,8 +100,7 @@ class WorkerOutput:
         bars: bool = True,
         quiet: bool = False,
     ) -> None:
-        width = len(str(workers - 1))
-        self._prefixes = [f"[worker {index:>{width}}] " for index in range(workers)]
+        self._prefixes = _prefixes(workers)
         self._chief_only = chief_only
         self._all_to_stderr = all_to_stderr
         self._quiet = Quiet(workers) if quiet else None

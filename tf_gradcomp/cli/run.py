@@ -15,7 +15,13 @@ import click
 from tf_gradcomp.cli import quiet
 from tf_gradcomp.cli.json_output import print_json
 from tf_gradcomp.cli.options import Seconds, Threads, Workers
-from tf_gradcomp.cli.output import WorkerOutput, echo, leave_terminal, leave_what_nobody_reads
+from tf_gradcomp.cli.output import (
+    WorkerOutput,
+    columns_beside_names,
+    echo,
+    leave_terminal,
+    leave_what_nobody_reads,
+)
 from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.launch import (
     JobResult,
@@ -197,6 +203,8 @@ def run_job(
     is_quiet = quiet.wanted(verbose)
     if is_quiet:
         env = {quiet.LEVEL: "1", **env}
+    if part is None and sys.stdout is not None and sys.stdout.isatty():
+        env = {**env, "COLUMNS": str(columns_beside_names(of_all))}
     with (
         _stop_requests(grace, timeout) as requests,
         WorkerOutput(
