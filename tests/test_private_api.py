@@ -108,6 +108,32 @@ def test_drop_iterators_in_background(from_function):
     assert seen.get(timeout=300)
 
 
+def test_undistributed_and_shared_by_workers():
+    rows = tf.data.Dataset.range(4)
+    names = tf.data.Dataset.from_tensor_slices(["a", "b"])
+    read = names.interleave(lambda name: tf.data.TextLineDataset(name).skip(1)).shuffle(2)
+
+    def of(dataset, policy=None):
+        options = tf.data.Options()
+        if policy:
+            options.experimental_distribute.auto_shard_policy = policy
+        strategy = mirrored(2)
+        made = strategy.experimental_distribute_dataset(dataset.batch(2).with_options(options))
+        assert tf_private.undistributed(made).element_spec.shape.rank == 1
+        shared = tf_private.shared_by_workers(made)
+        return shared and [np.array(item).tolist() for item in shared.as_numpy_iterator()]
+
+    policies = tf.data.experimental.AutoShardPolicy
+    assert of(rows) == of(rows, policies.DATA) == [[0, 1], [2, 3]]
+    assert of(rows, policies.OFF) is of(rows, policies.FILE) is None
+    assert of(read) == of(read, policies.FILE) == [b"a", b"b"]
+    for reader in (tf.data.TFRecordDataset, tf.data.TextLineDataset):
+        assert of(reader(["a", "b"])) == [b"a", b"b"]
+    assert of(tf.data.FixedLengthRecordDataset(["a", "b"], 1)) == [b"a", b"b"]
+    from_function = mirrored(2).distribute_datasets_from_function(lambda _: rows)
+    assert tf_private.shared_by_workers(from_function) is None
+
+
 def test_use_logical_cpus():
     # What it does is what the tests of two levels run on.
     ours = collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices
@@ -384,6 +410,47 @@ def test_on_data(monkeypatch):
     model.predict(x, batch_size=1, steps=4, verbose=0)
     strategy = tf.distribute.get_strategy()
     assert seen == [(strategy, 3), (strategy, 1), (strategy, None), (strategy, 4)]
+
+
+def test_on_batch_to_build_with(monkeypatch):
+    class_ = trainer.TensorFlowTrainer
+    monkeypatch.setattr(class_, "_maybe_symbolic_build", class_._maybe_symbolic_build)
+    x = np.zeros((2, 1), "float32")
+    taken = []
+    keras_private.on_batch_to_build_with(lambda *facts: taken.append(facts) or (x, x))
+    strategy = tf_gradcomp.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(tf.data.Dataset.from_tensors((x, x)), verbose=0)
+    ((seen, data),) = taken
+    assert seen is strategy
+    assert tf_private.undistributed(data) is not None
+
+
+def test_on_arrays(monkeypatch):
+    class_ = trainer.TFEpochIterator
+    monkeypatch.setattr(class_, "__init__", class_.__init__)
+    seen = []
+    keras_private.on_arrays(lambda strategy, rows: seen.append(rows))
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for rows in (4, 5):
+        model.predict(np.ones((rows, 1), "float32"), batch_size=2, verbose=0)
+    model.predict(tf.data.Dataset.from_tensors(np.ones((1, 1))), verbose=0)
+    assert seen == [2, 1]
+
+
+def test_keep_statistics_of_empty_batches(monkeypatch):
+    class_ = keras.layers.BatchNormalization
+    monkeypatch.setattr(class_, "_moments", class_._moments)
+    keras_private.keep_statistics_of_empty_batches(lambda inputs: tf.equal(tf.size(inputs), 0))
+    layer = class_(momentum=0.5)
+    layer(np.full((4, 2), 8, "float32"), training=True)
+    before = [np.array(v) for v in layer.non_trainable_variables]
+    layer(np.zeros((0, 2), "float32"), training=True)
+    assert np.array_equal(before, layer.non_trainable_variables)
+    assert before[0].tolist() == [4, 4]
 
 
 def test_read_py_datasets(monkeypatch):

@@ -202,6 +202,14 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Returns the numbers of the first worker, on all workers, which wait for each other."""
         return self._group.from_first(numbers)
 
+    def equal_on_all(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns which of some int64 numbers, as many on all workers, are equal on all of them."""
+        if self._group.processes == 1:
+            return np.full(numbers.shape, True)
+        with tf.device("CPU:0"):
+            rows = self._group.all_gather_on_host(tf.constant(numbers[np.newaxis])).numpy()
+        return np.all(rows == rows[0], 0)
+
     def check_model_outside(self) -> None:
         """Refuses to have a model trained that was created outside of the scope.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,6 +32,13 @@ from tensorflow.python.trackable import base as _trackable
 CollectiveAllReduce: Any = _cross_device_ops.CollectiveAllReduce
 
 DATA = _input_lib.__name__  # where `Strategy.reduce` is asked whether any worker has data
+
+# Datasets of files, of which TensorFlow gives each worker its own.
+_READERS = (
+    tf.data.TFRecordDataset,
+    tf.data.TextLineDataset,
+    tf.data.FixedLengthRecordDataset,
+)
 
 _HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
 _WORKERS_GROUP_KEY = 2_000_000  # likewise
@@ -375,6 +383,48 @@ def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
         return replace(returned)
 
     class_.__call__ = hooked
+
+
+def undistributed(distributed: Any) -> tf.data.Dataset | None:
+    """Returns what a distributed dataset was made of, if known; no public API has it."""
+    return getattr(distributed, "_original_dataset", None)
+
+
+def shared_by_workers(distributed: Any) -> tf.data.Dataset | None:
+    """Returns the dataset of which each worker takes its part; None where workers may differ.
+
+    Where workers take turns at files, that is the dataset of the files' names. No public API tells
+    what a dataset reads.
+    """
+    dataset = undistributed(distributed)
+    if dataset is None:
+        return None
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == policies.DATA:
+        return dataset
+    if policy not in (policies.AUTO, policies.FILE):
+        return None
+    names = _names_of_files(dataset)
+    return dataset if names is None and policy == policies.AUTO else names
+
+
+def _names_of_files(dataset: Any) -> tf.data.Dataset | None:
+    if isinstance(dataset, _READERS):
+        return dataset._filenames
+    inputs = dataset._inputs()
+    if any(map(_reads_files, dataset._functions())):
+        return inputs[0]
+    found = map(_names_of_files, inputs)
+    return next((names for names in found if names is not None), None)
+
+
+def _reads_files(function: Any) -> bool:
+    graph = function.function.graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    return any(
+        node.op.startswith(tuple(class_.__name__[:-2] for class_ in _READERS)) for node in nodes
+    )
 
 
 def use_logical_cpus(replicas: int) -> None:

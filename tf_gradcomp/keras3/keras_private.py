@@ -24,6 +24,7 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.legacy.saving import legacy_h5_format as _legacy_h5
 from keras.src.losses import loss as _loss
 from keras.src.saving import saving_lib as _saving_lib
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.utils import file_utils as _file_utils
@@ -296,6 +297,63 @@ def on_built(check: Callable[[keras.Model], None]) -> None:
         check(self)
 
     class_._maybe_symbolic_build = hooked
+
+
+def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -> None:
+    """Has `take(strategy, distributed dataset)` return the batch that models are built with.
+
+    Keras takes one from an iterator of its own before it trains; so nothing else is read, or is in
+    another order, where this one is taken instead. Where it is None, Keras takes its own.
+    """
+    class_ = _trainer.TensorFlowTrainer
+    original = class_._maybe_symbolic_build
+
+    @functools.wraps(original)
+    def hooked(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        adapter = getattr(iterator, "data_adapter", None)
+        if adapter is not None and not isinstance(adapter, GeneratorDataAdapter | PyDatasetAdapter):
+            data_batch = take(self.distribute_strategy, iterator._distributed_dataset)
+            iterator = iterator if data_batch is None else None
+        original(self, iterator, data_batch)
+
+    class_._maybe_symbolic_build = hooked
+
+
+def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
+    """Has `check(strategy, rows)` called where Keras takes arrays, with the rows of the last batch.
+
+    Nothing public tells them before they are trained on.
+    """
+
+    def rows_of(epochs: Any, _: Any) -> None:
+        adapter = epochs.data_adapter
+        if isinstance(adapter, ArrayDataAdapter):
+            rows = adapter.partial_batch_size or adapter.batch_size
+            check(epochs._distribute_strategy, rows)
+
+    after_init(_trainer.TFEpochIterator, rows_of)
+
+
+def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | None]) -> None:
+    """Has `BatchNormalization` keep its moving statistics as they are where a batch is empty.
+
+    Keras takes the mean over no rows, which is NaN for ever after. Keras 2 has the same exception.
+
+    Args:
+        empty: Whether a batch may be empty, as a tensor; None where it cannot.
+    """
+    original = keras.layers.BatchNormalization._moments
+
+    @functools.wraps(original)
+    def hooked(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        mean, variance = original(self, inputs, mask)
+        is_empty = None if self.synchronized else empty(inputs)
+        if is_empty is None:
+            return mean, variance
+        keep = tuple(tf.cast(v, mean.dtype) for v in (self.moving_mean, self.moving_variance))
+        return tf.where(is_empty, keep[0], mean), tf.where(is_empty, keep[1], variance)
+
+    keras.layers.BatchNormalization._moments = hooked
 
 
 def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -> None:

@@ -19,6 +19,7 @@ from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all 
 from tf_gradcomp.keras3 import saving as _saving  # noqa: F401 (has workers save together)
 from tf_gradcomp.wrapper import checks, losses
 from tf_gradcomp.wrapper.reading import GeneratorReader, PyDatasetReader
+from tf_gradcomp.wrapper.same_data import check_last_batch, compared_batch
 from tf_gradcomp.wrapper.strategy import (
     MultiWorkerMirroredStrategy,
     check_batches,
@@ -69,6 +70,26 @@ def _check_metrics(model: keras.Model) -> None:
         checks.check_metrics_created_in_scope(strategy, model.metrics)
 
 
+<<<<<<< HEAD
+=======
+def _tell_of_undivided_loss() -> None:
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        tell_user(
+            "A loss function returns one number for a whole batch, which Keras 3 does not divide "
+            f"by the number of replicas: its gradients are {replicas} times those of one process. "
+            "Return a value for each row, such as keras.ops.mean(..., axis=-1)."
+        )
+
+
+def _may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
+        return None
+    return None if inputs.shape[0] else tf.equal(tf.shape(inputs)[0], 0)
+
+
+>>>>>>> eece2e3 (Tell users of data that workers read in different orders)
 def _reader_of(
     strategy: tf.distribute.Strategy, dataset: keras.utils.PyDataset, shuffle: bool
 ) -> PyDatasetReader | None:
@@ -81,6 +102,13 @@ def _reader_of(
 
 keras_private.read_generators(GeneratorReader)
 keras_private.read_py_datasets(_reader_of)
+<<<<<<< HEAD
+=======
+keras_private.on_batch_to_build_with(compared_batch)
+keras_private.on_arrays(check_last_batch)
+keras_private.keep_statistics_of_empty_batches(_may_be_empty)
+keras_private.on_loss_of_one_number(_tell_of_undivided_loss)
+>>>>>>> eece2e3 (Tell users of data that workers read in different orders)
 keras_private.on_built(_check_metrics)
 keras_private.on_data(check_batches)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)

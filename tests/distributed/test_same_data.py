@@ -1,0 +1,57 @@
+"""Workers that read the same data in different orders, and batches with too few rows for all."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs/same_data.py"
+
+
+@functools.cache
+def seen():
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(4):
+            rows = [f"{i},{row}\n" for row in range(8)]
+            (Path(folder) / f"{i}.csv").write_text("".join(rows))
+        return [result(worker) for worker in run_workers(PROGRAM, 2, [folder], deadline=300)]
+
+
+def test_the_chief_tells_of_other_orders_and_what_to_do():
+    told = seen()[0]["orders"][0]
+    for name, messages in told.items():
+        assert len(messages) == 1, name
+        expected = "list the files" if "files" in name else "set_random_seed(0)"
+        assert expected in messages[0], name
+
+
+def test_nothing_is_told_of_equal_orders_and_where_workers_may_differ():
+    for report in seen():
+        assert set(map(tuple, report["orders"][1].values())) == {()}
+
+
+@pytest.mark.parametrize("data", ["arrays", "dataset"])
+def test_statistics_stay_as_they_are_on_a_worker_without_rows(data):
+    # The batches of two epochs, as far as they have rows of this worker: of 8, and a last one of 1.
+    x = np.arange(130, dtype="float32").reshape(65, 2) / 100
+    for rank, report in enumerate(seen()):
+        mean, variance = np.zeros(2), np.ones(2)
+        for start in [0, 16, 32, 48, 64] * 2:
+            rows = x[start : start + 16]
+            size = -(-len(rows) // 2)
+            if len(own := rows[rank * size : (rank + 1) * size]):
+                mean, variance = mean / 2 + own.mean(0) / 2, variance / 2 + own.var(0) / 2
+        found = report[data]
+        # ten updates, each with a few roundings, of numbers below 2
+        assert np.allclose(found["statistics"], [mean, variance], rtol=0, atol=64 * 2.0**-23)
+        assert np.isfinite(found["history"]["val_loss"]).all()
+
+
+def test_a_last_batch_of_arrays_with_too_few_rows_is_told_before_training():
+    chief, other = (report["arrays"]["told"] for report in seen())
+    assert any("1 rows for 2 replicas" in message for message in chief)
+    assert other == []
