@@ -135,7 +135,7 @@ def test_one_gradient_that_is_not_finite_keeps_all_uniform():
 
 
 @pytest.mark.parametrize("value_bits", [32, 8, 1])
-def test_vectors_that_scalecom_sends_together_are_counted_together(value_bits):
+def test_small_vectors_are_counted_as_scalecom_sends_them(value_bits):
     compressor = ScaleCom(25, value_bits=value_bits)
     model = [spec_of((64, 48)), *(spec_of((16,), VECTOR) for _ in range(60))]
     gradients = [np.random.default_rng(0).laplace(size=s.shape).astype("float32") for s in model]

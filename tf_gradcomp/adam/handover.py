@@ -96,7 +96,7 @@ class HandOver:
         What it keeps in units of the gradient, and the inner optimizer's momentum, are divided by
         their root. Where most of a gradient came late, the inner optimizer has squared sums over
         many steps, and of other entries nothing. Then this root is only an estimate, and the
-        replica's own second moments begin anew.
+        replica's own second moments begin anew, with it as that of a first step.
 
         Args:
             place: The place of the gradient among these.
@@ -114,7 +114,7 @@ class HandOver:
         came_late = tf.logical_or(
             self.lost[place], self._inner_correction.came_late(second_moment, waiting)
         )
-        share = tf.where(came_late, 0.0, 1 / self.replicas)
+        share = tf.where(came_late, self._inner_correction.of_first_step, 1.0) / self.replicas
         for name, total in totals.items():
             _assign(self.moments[name][place], share * total, wanted)
         variables = self._in_units_of_the_gradient(place)
@@ -123,7 +123,7 @@ class HandOver:
         for variable, value in zip(variables, divided, strict=True):
             _assign(variable, value, wanted)
         goes_on = self.inner.updates_before(second_moment)
-        since = tf.where(came_late, self.inner.updates, goes_on)
+        since = tf.where(came_late, tf.maximum(self.inner.updates - 1, 0), goes_on)
         return tf.where(wanted, since, self._since[place])
 
     def give_back(self, place: int, wanted: tf.Tensor) -> None:

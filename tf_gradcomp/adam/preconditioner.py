@@ -128,9 +128,8 @@ class Preconditioner:
         """
         decayed = tf.pow(self.beta_2, tf.cast(updates, tf.float32))
         factor = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
-        return Correction(
-            factor, self.epsilon / factor if self.adds_epsilon_first else self.epsilon
-        )
+        epsilon = self.epsilon / factor if self.adds_epsilon_first else self.epsilon
+        return Correction(factor, epsilon, (1 - self.beta_2) / tf.square(factor))
 
     def corrections(self, updates: tf.Tensor) -> list[Correction]:
         """That of each of some second moments.
@@ -150,10 +149,12 @@ class Correction(NamedTuple):
     Attributes:
         factor: float32, in the shape of `updates`, by which the bias makes their roots smaller.
         epsilon: What is added to the corrected roots.
+        of_first_step: By what a second moment is multiplied to be that of a first step.
     """
 
     factor: tf.Tensor
     epsilon: tf.Tensor | float
+    of_first_step: tf.Tensor | float = 1.0
 
     def root(self, second_moment: tf.Tensor) -> tf.Tensor:
         """What Adam divides a gradient by.
