@@ -70,18 +70,6 @@ def _check_metrics(model: keras.Model) -> None:
         checks.check_metrics_created_in_scope(strategy, model.metrics)
 
 
-<<<<<<< HEAD
-=======
-def _tell_of_undivided_loss() -> None:
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        tell_user(
-            "A loss function returns one number for a whole batch, which Keras 3 does not divide "
-            f"by the number of replicas: its gradients are {replicas} times those of one process. "
-            "Return a value for each row, such as keras.ops.mean(..., axis=-1)."
-        )
-
-
 def _may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:
     strategy = tf.distribute.get_strategy()
     if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
@@ -89,7 +77,6 @@ def _may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:
     return None if inputs.shape[0] else tf.equal(tf.shape(inputs)[0], 0)
 
 
->>>>>>> eece2e3 (Tell users of data that workers read in different orders)
 def _reader_of(
     strategy: tf.distribute.Strategy, dataset: keras.utils.PyDataset, shuffle: bool
 ) -> PyDatasetReader | None:
@@ -102,13 +89,9 @@ def _reader_of(
 
 keras_private.read_generators(GeneratorReader)
 keras_private.read_py_datasets(_reader_of)
-<<<<<<< HEAD
-=======
 keras_private.on_batch_to_build_with(compared_batch)
 keras_private.on_arrays(check_last_batch)
 keras_private.keep_statistics_of_empty_batches(_may_be_empty)
-keras_private.on_loss_of_one_number(_tell_of_undivided_loss)
->>>>>>> eece2e3 (Tell users of data that workers read in different orders)
 keras_private.on_built(_check_metrics)
 keras_private.on_data(check_batches)
 keras_private.on_reduce_gradients(_reduce_in_optimizer)
