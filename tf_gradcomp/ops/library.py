@@ -100,8 +100,8 @@ def _check_version(built: str | None, found: str) -> None:
 def _check_simd_limit(named: str) -> None:
     if named not in SIMD_LIMITS:
         raise LibraryError(
-            f"GRADCOMP_SIMD is {named!r} in the environment, and can be 'avx2' or 'portable', which "
-            "keeps the kernels from wider vectors. Without it they use the widest there are."
+            f"GRADCOMP_SIMD is {named!r} in the environment, and can be 'avx2' or 'portable', "
+            "which keeps the kernels from wider vectors. Without it they use the widest there are."
         )
 
 
