@@ -201,7 +201,9 @@ class ReplicaStep:
                 begins = tf.zeros_like(delayed)
                 if self.begins is not None:
                     begins, rest = rest[: len(inputs.specs)], rest[len(inputs.specs) :]
-                return Stepped(*end.value, rows, delayed, begins), rest
+                reduced, finite, tensor_bytes = end.value
+                stepped = Stepped(reduced, finite, tensor_bytes, rows, delayed, begins)
+                return stepped, rest
             if of_all is None and isinstance(wish, AllGather):
                 answer, of_all = yield from self._gather(wish, own)
             elif of_all is None and isinstance(wish, AllReduce):
