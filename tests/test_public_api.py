@@ -63,6 +63,7 @@ def test_public_names():
     assert gc.callbacks.BackupAndRestore
     assert gc.callbacks.BroadcastInitialState
     assert gc.callbacks.CollectState
+    assert gc.callbacks.DelayCheck
 
 
 def test_an_unknown_name_is_an_attribute_error():

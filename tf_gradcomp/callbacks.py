@@ -5,6 +5,7 @@ from tf_gradcomp.keras_any.callbacks.backup_and_restore import BackupAndRestore
 from tf_gradcomp.keras_any.callbacks.broadcast_initial_state import BroadcastInitialState
 from tf_gradcomp.keras_any.callbacks.collect_state import CollectState
 from tf_gradcomp.keras_any.callbacks.compression_monitor import CompressionMonitor
+from tf_gradcomp.keras_any.callbacks.delay_check import DelayCheck
 from tf_gradcomp.keras_any.callbacks.layerwise_plan import LayerwisePlan
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "BroadcastInitialState",
     "CollectState",
     "CompressionMonitor",
+    "DelayCheck",
     "LayerwisePlan",
 ]

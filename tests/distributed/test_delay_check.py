@@ -1,0 +1,68 @@
+"""`DelayCheck` logs how alike residuals are to earlier ones, and warns where they stay so."""
+
+import math
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.workers import result, run_workers
+from tf_gradcomp.keras_any.callbacks.delay_check import Waiting
+
+PROGRAM = Path(__file__).parent / "programs/delays.py"
+EVERY = 3
+
+
+@pytest.fixture(scope="module")
+def workers():
+    return run_workers(PROGRAM, 2)
+
+
+def test_it_logs_the_cosine_of_each_worker_s_own_residuals(workers):
+    for worker in workers:
+        seen = result(worker)["random_k"]
+        assert seen["logged"][:EVERY] == [None] * EVERY  # there is nothing to compare with
+        assert len(seen["expected"]) == 3
+        # Sums of a few hundred products in float64.
+        np.testing.assert_allclose(seen["logged"][EVERY::EVERY], seen["expected"], rtol=1e-6)
+
+
+def test_without_residuals_it_logs_nothing(workers):
+    for worker in workers:
+        assert set(result(worker)["cast"]["logged"]) == {None}
+
+
+def test_the_chief_alone_warns_and_once(workers):
+    told = [(one.stdout + one.stderr).count("DelayCheck: much of what waits") for one in workers]
+    assert told == [1, 0]
+
+
+def test_the_cosine_is_that_of_all_residuals_together():
+    waiting = Waiting()
+    assert math.isnan(waiting.cosine([np.array([[3.0, 0.0]]), np.array([0.0])]))
+    assert waiting.cosine([np.array([[3.0, 0.0]]), np.array([4.0])]) == 0.6
+    assert waiting.cosine([np.array([[-3.0, 0.0]]), np.array([-4.0])]) == -1
+    assert math.isnan(waiting.cosine([np.zeros((1, 2)), np.zeros(1)]))
+
+
+def test_of_equal_gradients_those_wait_that_random_k_does_not_draw():
+    """In a simulation: after 20 steps of density 0.01, most entries were never drawn."""
+    model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(40, use_bias=False)])
+    model.compile("sgd", loss=lambda _, output: tf.reduce_sum(output, -1))
+    rows = np.ones((4, 50), np.float32)
+    learners = gc.simulation.Learners(model, 2, "random_k")
+    waiting, cosines = Waiting(), []
+    for step in range(1, 41):
+        learners.train_on_batch(rows, np.zeros((4, 40), np.float32))
+        if step % 20 == 0:
+            cosines.append(waiting.cosine(learners.exchange.residuals[0]))
+    assert cosines[1] > 0.9
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"every": "epoch"}, {"limit": 0}], ids=repr)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"DelayCheck: .* received"):
+        gc.callbacks.DelayCheck(**wrong)
