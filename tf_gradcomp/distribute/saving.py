@@ -13,6 +13,7 @@ from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.gradients import native
 from tf_gradcomp.distribute.group import Group
 
+_PIECE_BYTES = 2**25  # of the variables that one collective sums
 COLLECT_SECONDS = 3600.0  # that the ranks may be apart, where one of them validates alone
 _NOT_COLLECTED = (
     "%s is another one on each rank, and a checkpoint holds their sum, which this rank does not "
@@ -102,9 +103,10 @@ class Saving:
         counts = self.counts()
         facts = {"next action": "collecting state to save", "steps": counts}
         self.group.agree(facts, COLLECT_SECONDS)
-        self._sums = {}
-        for number, one in self._summed.items():
-            self._sums[number] = _total(one, f"collected_{len(self._sums)}").numpy()
+        totals: list[np.ndarray] = []
+        for piece in _pieces(self._summed.values()):
+            totals += _totals(piece, f"collected_{len(totals)}")
+        self._sums = dict(zip(self._summed, totals, strict=True))
         self._collected_at = counts
 
     def recollect(self) -> None:
@@ -205,7 +207,42 @@ def _total(one: _Summed, label: str = "") -> tf.Tensor:
     return tf.reshape(flat, one.variable.shape)
 
 
+def _pieces(summed: Iterable[_Summed]) -> Iterator[list[_Summed]]:
+    """Yields variables in order, in lists that one collective sums."""
+    piece: list[_Summed] = []
+    size = 0
+    for one in summed:
+        alike = piece and one.by_strategy and piece[0].by_strategy
+        if piece and not (alike and one.variable.dtype == piece[0].variable.dtype):
+            yield piece
+            piece, size = [], 0
+        piece.append(one)
+        size += one.variable.dtype.size * one.variable.shape.num_elements()
+        if size >= _PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+def _totals(piece: Sequence[_Summed], label: str) -> list[np.ndarray]:
+    """Returns the sums over all processes of the variables of a piece."""
+    first = piece[0]
+    if not first.by_strategy:
+        return [_total(first, label).numpy()]
+    own = [_local_sum(one) for one in piece]
+    strategy = first.variable.distribute_strategy
+    with tf.device("CPU:0"):
+        flat = tf.constant(np.concatenate([part.ravel() for part in own]))
+        total = tf_private.sum_over_workers(strategy, flat).numpy()
+    ends = np.cumsum([part.size for part in own])[:-1]
+    return [part.reshape(like.shape) for part, like in zip(np.split(total, ends), own, strict=True)]
+
+
 def _own(one: _Summed) -> np.ndarray:
+    return _local_sum(one) * (one.group.processes if one.alike else 1)
+
+
+def _local_sum(one: _Summed) -> np.ndarray:
     group = one.group
-    parts = [group.local(one.variable, i).numpy() for i in range(group.local_size)]
-    return np.sum(parts, 0) * (group.processes if one.alike else 1)
+    return np.sum([group.local(one.variable, i).numpy() for i in range(group.local_size)], 0)
