@@ -13,6 +13,7 @@ ROOT = Path(tf_gradcomp.__file__).parent
 # From the lowest to the highest. A file of the package's own folder is a room by itself.
 ROOMS = [
     "ops",
+    "environment",
     "tf_config",
     "horovod_here",
     "policy",
