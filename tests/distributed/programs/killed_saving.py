@@ -59,7 +59,7 @@ def arm():
     if STAGE == "before collecting" and RANK == 1:
         before(saving.Saving, "collect")
     if STAGE == "collecting" and RANK == 1:
-        before(saving, "_total")
+        before(saving, "_totals")
     if STAGE == "writing" and RANK == 0:
         before(os, "fsync", is_written, truncate_and_die)
     if STAGE == "before renaming" and RANK == 0:
