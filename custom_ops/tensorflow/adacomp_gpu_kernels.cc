@@ -6,133 +6,79 @@
 
 #include "../gpu/adacomp_on_gpu.h"
 #include "adacomp_inputs.h"
-#include "adacomp_on_host.h"
-#include "gpu_support.h"
+#include "op_on_gpu.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::AsyncOpKernel;
 using ::tensorflow::DEVICE_GPU;
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-class AdaCompEncodeGpuOp : public AsyncOpKernel {
+class AdaCompEncodeOnGpu : public AdaCompEncodeInputs {
  public:
-  explicit AdaCompEncodeGpuOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context));
-  }
-
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    auto step = std::make_shared<AdaCompEncodeInputs::Step>();
-    OP_REQUIRES_OK_ASYNC(context, inputs_.Read(context, step.get()), done);
-    const KernelsOnGpu* kernels = UsableKernels(context);
-    if (!kernels) {
-      OP_REQUIRES_OK_ASYNC(context, EncodeAdaCompOnHost(context, inputs_, step.get()), done);
-      step->variables.Unlock();
-      return done();
-    }
-    const CurrentContext current(*kernels->driver, kernels->context);
-    auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
-    OP_REQUIRES_OK_ASYNC(context, queue->Unshare(&step->variables), done);
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
+                     const DoneCallback& done) const {
+    TF_RETURN_IF_ERROR(queue->Unshare(&step->variables));
     auto* summary =
         static_cast<gpu::EncodeSummary*>(queue->AllocateOnHost(sizeof(gpu::EncodeSummary)));
-    const EncodedOnGpu encoded =
-        EncodeAdaComp(inputs_.Tensors(context, *step), inputs_.scale_factor(), queue.get());
+    const EncodedOnGpu encoded = EncodeAdaComp(Tensors(context, *step), scale_factor(), queue);
     queue->CopyToHost(encoded.summary, sizeof *summary, summary);
-    // What comes behind on the stream sees the variables as they are then.
     step->variables.Unlock();
-    auto* waiting = queue.get();
-    const bool goes_on = waiting->Then([this, context, done, waiting, step, encoded, summary] {
-      Send(context, done, waiting, *step, encoded, *summary);
+    queue->Continue(done, [this, context, done, queue, step, encoded, summary] {
+      Send(context, done, queue, *step, encoded, *summary);
     });
-    if (goes_on) return;
-    context->SetStatus(queue->KeepUntilDone());
-    done();
+    return absl::OkStatus();
   }
 
  private:
-  // The length is known: copies the payload.
+  // Copies the payload once its length is known.
   void Send(OpKernelContext* context, const DoneCallback& done, TensorFlowQueue* queue,
-            const AdaCompEncodeInputs::Step& step, const EncodedOnGpu& encoded,
+            const Step& step, const EncodedOnGpu& encoded,
             const gpu::EncodeSummary& summary) const {
-    const PayloadHeader header = inputs_.Header(step, summary.finite, summary.body_words);
-    AdaCompEncodeInputs::Outputs outputs;
-    const absl::Status allocated = inputs_.Allocate(context, header, &outputs);
+    const PayloadHeader header = Header(step, summary.finite, summary.body_words);
+    Outputs outputs;
+    const absl::Status allocated = Allocate(context, header, &outputs);
     const CurrentContext current(queue->driver(), queue->context());
     if (!allocated.ok()) {
-      // Nothing has seen the variables since: what uses them waits for this op.
+      // No op has seen the variables since: each waits for this one.
       TakeBackAdaComp(encoded, queue);
       queue->KeepUntilDone().IgnoreError();  // the first error counts
       context->SetStatus(allocated);
       return done();
     }
     queue->CopyToHost(encoded.body, 4 * summary.body_words, outputs.payload + kHeaderWords);
-    queue->Finish(done, [this, header, outputs] { inputs_.Finish(header, outputs); });
+    queue->Finish(done, [this, header, outputs] { Finish(header, outputs); });
   }
-
-  AdaCompEncodeInputs inputs_;
 };
 
-class AdaCompDecodeGpuOp : public OpKernel {
+class AdaCompDecodeOnGpu : public AdaCompDecodeInputs {
  public:
-  explicit AdaCompDecodeGpuOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    std::unique_ptr<AdaCompDecoder> decoder;
-    OP_REQUIRES_OK(context, inputs_.Read(context, &decoder));
-    const KernelsOnGpu* kernels = UsableKernels(context);
-    if (!kernels) {
-      OP_REQUIRES_OK(context, DecodeAdaCompOnHost(context, inputs_, decoder.get()));
-      return;
-    }
+  absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
     std::vector<float*> reduced;
-    bool* finite;
-    OP_REQUIRES_OK(context, inputs_.AllocateOutputs(context, &reduced, &finite));
-    const CurrentContext current(*kernels->driver, kernels->context);
-    auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
+    for (size_t i = 0; i < shapes().size(); ++i) {
+      Tensor* output;
+      TF_RETURN_IF_ERROR(context->allocate_output(static_cast<int>(i), shapes()[i], &output));
+      reduced.push_back(output->flat<float>().data());
+    }
     const Tensor& payloads = context->input(0);
-    *finite = ReduceAdaComp(*decoder, payloads.flat<int32_t>().data(), payloads.NumElements(),
-                            reduced, queue.get());
-    OP_REQUIRES_OK(context, queue->KeepUntilDone());
+    *step->finite = ReduceAdaComp(*step->decoder, payloads.flat<int32_t>().data(),
+                                  payloads.NumElements(), reduced, queue);
+    return absl::OkStatus();
   }
-
- private:
-  AdaCompDecodeInputs inputs_;
 };
 
-class AdaCompPutBackGpuOp : public OpKernel {
+class AdaCompPutBackOnGpu : public AdaCompPutBackInputs {
  public:
-  explicit AdaCompPutBackGpuOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, inputs_.ReadAttributes(context));
+  absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
+    if (!step->decoder->finite()) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(queue->Unshare(&step->residuals));
+    const Tensor& payload = context->input(payload_input());
+    AddAdaComp(*step->decoder, payload.flat<int32_t>().data(), payload.NumElements(),
+               step->residuals.all_data(), queue);
+    return absl::OkStatus();
   }
-
-  void Compute(OpKernelContext* context) override {
-    LockedResiduals residuals;
-    std::unique_ptr<AdaCompDecoder> decoder;
-    OP_REQUIRES_OK(context, inputs_.Read(context, &residuals, &decoder));
-    const KernelsOnGpu* kernels = UsableKernels(context);
-    if (!kernels) {
-      OP_REQUIRES_OK(context, PutBackAdaCompOnHost(context, &residuals, decoder.get()));
-      return;
-    }
-    if (!decoder->finite()) return;
-    const CurrentContext current(*kernels->driver, kernels->context);
-    auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
-    OP_REQUIRES_OK(context, queue->Unshare(&residuals));
-    const Tensor& payload = context->input(inputs_.payload_input());
-    AddAdaComp(*decoder, payload.flat<int32_t>().data(), payload.NumElements(),
-               residuals.all_data(), queue.get());
-    OP_REQUIRES_OK(context, queue->KeepUntilDone());
-  }
-
- private:
-  AdaCompPutBackInputs inputs_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("AdaCompEncode")
@@ -144,20 +90,20 @@ REGISTER_KERNEL_BUILDER(Name("AdaCompEncode")
                             .HostMemory("bin_sizes")
                             .HostMemory("payload")
                             .HostMemory("tensor_bytes"),
-                        AdaCompEncodeGpuOp);
+                        AsyncOpOnGpu<AdaCompEncodeOnGpu>);
 REGISTER_KERNEL_BUILDER(Name("AdaCompDecode")
                             .Device(DEVICE_GPU)
                             .HostMemory("payloads")
                             .HostMemory("step")
                             .HostMemory("bin_sizes")
                             .HostMemory("finite"),
-                        AdaCompDecodeGpuOp);
+                        OpOnGpu<AdaCompDecodeOnGpu>);
 REGISTER_KERNEL_BUILDER(Name("AdaCompPutBack")
                             .Device(DEVICE_GPU)
                             .HostMemory("residuals")
                             .HostMemory("payload")
                             .HostMemory("bin_sizes"),
-                        AdaCompPutBackGpuOp);
+                        OpOnGpu<AdaCompPutBackOnGpu>);
 
 }  // namespace
 }  // namespace gradcomp

@@ -10,7 +10,6 @@ namespace gradcomp {
 
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
-using ::tensorflow::OpOutputList;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
@@ -80,6 +79,43 @@ std::vector<EncoderTensor> AdaCompEncodeInputs::Tensors(OpKernelContext* context
   return tensors;
 }
 
+absl::Status AdaCompEncodeInputs::TensorsOnHost(OpKernelContext* context, Step* step,
+                                                HostTensors* host,
+                                                std::vector<EncoderTensor>* tensors) const {
+  std::vector<float*> variables;
+  TF_RETURN_IF_ERROR(host->Variables(&step->variables, /*writes=*/true, &variables));
+  *tensors = Tensors(context, *step);
+  for (int i = 0; i < num_tensors_; ++i) {
+    EncoderTensor& tensor = (*tensors)[i];
+    const Tensor* gradient;
+    TF_RETURN_IF_ERROR(host->Input(num_tensors_ + i, &gradient));
+    tensor.residual = variables[i];
+    tensor.gradient = gradient->data();
+    if (tensor.second_moment) tensor.second_moment = variables[num_tensors_ + i];
+    if (!tensor.squares) continue;
+    const Tensor* squares;
+    TF_RETURN_IF_ERROR(host->Input(first_squares() + i, &squares));
+    tensor.squares = squares->flat<float>().data();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdaCompEncodeInputs::OnHost(OpKernelContext* context, Step* step) const {
+  HostTensors host(context);
+  std::vector<EncoderTensor> tensors;
+  TF_RETURN_IF_ERROR(TensorsOnHost(context, step, &host, &tensors));
+  AdaCompEncoder encoder(tensors, scale_factor_, ThreadPool(context));
+  const bool finite = encoder.Run();
+  const PayloadHeader header = Header(*step, finite, encoder.body_words());
+  Outputs outputs;
+  const absl::Status allocated = Allocate(context, header, &outputs);
+  if (!allocated.ok()) encoder.Rollback();
+  TF_RETURN_IF_ERROR(allocated);
+  if (finite) encoder.WriteBody(outputs.payload + kHeaderWords);
+  Finish(header, outputs);
+  return host.Finish();
+}
+
 PayloadHeader AdaCompEncodeInputs::Header(const Step& step, bool finite,
                                           int64_t body_words) const {
   PayloadHeader header;
@@ -130,11 +166,10 @@ absl::Status AdaCompDecodeInputs::ReadAttributes(OpKernelConstruction* context) 
   return absl::OkStatus();
 }
 
-absl::Status AdaCompDecodeInputs::Read(OpKernelContext* context,
-                                       std::unique_ptr<AdaCompDecoder>* decoder) const {
+absl::Status AdaCompDecodeInputs::Read(OpKernelContext* context, Step* step) const {
   const Tensor& payloads = context->input(0);
-  int64_t step;
-  TF_RETURN_IF_ERROR(GetScalar(context, 1, "step", &step));
+  int64_t expected_step;
+  TF_RETURN_IF_ERROR(GetScalar(context, 1, "step", &expected_step));
   TF_RETURN_IF_ERROR(CheckRows(payloads));
   std::vector<int64_t> bin_sizes;
   TF_RETURN_IF_ERROR(GetBinSizes(context, static_cast<int>(shapes_.size()), &bin_sizes));
@@ -142,26 +177,24 @@ absl::Status AdaCompDecodeInputs::Read(OpKernelContext* context,
   for (size_t i = 0; i < shapes_.size(); ++i) {
     tensors.push_back({shapes_[i].num_elements(), bin_sizes[i]});
   }
-  *decoder = std::make_unique<AdaCompDecoder>(tensors, fingerprint_, ThreadPool(context));
-  return ToTensorFlow((*decoder)->Read(payloads.flat<int32_t>().data(), payloads.dim_size(0),
-                                       payloads.dim_size(1), step));
+  step->decoder = std::make_unique<AdaCompDecoder>(tensors, fingerprint_, ThreadPool(context));
+  TF_RETURN_IF_ERROR(
+      ToTensorFlow(step->decoder->Read(payloads.flat<int32_t>().data(), payloads.dim_size(0),
+                                       payloads.dim_size(1), expected_step)));
+  Tensor* finite;
+  TF_RETURN_IF_ERROR(context->allocate_output(static_cast<int>(shapes_.size()), {}, &finite));
+  step->finite = finite->flat<bool>().data();
+  return absl::OkStatus();
 }
 
-absl::Status AdaCompDecodeInputs::AllocateOutputs(OpKernelContext* context,
-                                                  std::vector<float*>* reduced,
-                                                  bool** finite) const {
-  OpOutputList outputs;
-  TF_RETURN_IF_ERROR(context->output_list("reduced", &outputs));
+absl::Status AdaCompDecodeInputs::OnHost(OpKernelContext* context, Step* step) const {
+  HostTensors host(context);
+  std::vector<float*> reduced(shapes_.size());
   for (size_t i = 0; i < shapes_.size(); ++i) {
-    Tensor* output;
-    TF_RETURN_IF_ERROR(outputs.allocate(static_cast<int>(i), shapes_[i], &output));
-    reduced->push_back(output->flat<float>().data());
+    TF_RETURN_IF_ERROR(host.Output(static_cast<int>(i), shapes_[i], &reduced[i]));
   }
-  Tensor* scalar;
-  TF_RETURN_IF_ERROR(context->allocate_output(static_cast<int>(shapes_.size()), TensorShape({}),
-                                              &scalar));
-  *finite = scalar->flat<bool>().data();
-  return absl::OkStatus();
+  *step->finite = step->decoder->Reduce(reduced);
+  return host.Finish();
 }
 
 absl::Status AdaCompPutBackInputs::ReadAttributes(OpKernelConstruction* context) {
@@ -169,19 +202,27 @@ absl::Status AdaCompPutBackInputs::ReadAttributes(OpKernelConstruction* context)
   return context->GetAttr("fingerprint", &fingerprint_);
 }
 
-absl::Status AdaCompPutBackInputs::Read(OpKernelContext* context, LockedResiduals* residuals,
-                                        std::unique_ptr<AdaCompDecoder>* decoder) const {
-  const Tensor& payload = context->input(num_tensors_);
+absl::Status AdaCompPutBackInputs::Read(OpKernelContext* context, Step* step) const {
+  const Tensor& payload = context->input(payload_input());
   std::vector<int64_t> bin_sizes;
   TF_RETURN_IF_ERROR(GetBinSizes(context, num_tensors_, &bin_sizes));
-  TF_RETURN_IF_ERROR(residuals->Lock(context, num_tensors_));
+  TF_RETURN_IF_ERROR(step->residuals.Lock(context, num_tensors_));
   std::vector<DecoderTensor> tensors;
   for (int i = 0; i < num_tensors_; ++i) {
-    tensors.push_back({residuals->shape(i).num_elements(), bin_sizes[i]});
+    tensors.push_back({step->residuals.shape(i).num_elements(), bin_sizes[i]});
   }
-  *decoder = std::make_unique<AdaCompDecoder>(tensors, fingerprint_, ThreadPool(context));
-  return ToTensorFlow((*decoder)->Read(payload.flat<int32_t>().data(), 1, payload.NumElements(),
-                                       std::nullopt));
+  step->decoder = std::make_unique<AdaCompDecoder>(tensors, fingerprint_, ThreadPool(context));
+  return ToTensorFlow(step->decoder->Read(payload.flat<int32_t>().data(), 1,
+                                          payload.NumElements(), std::nullopt));
+}
+
+absl::Status AdaCompPutBackInputs::OnHost(OpKernelContext* context, Step* step) const {
+  if (!step->decoder->finite()) return absl::OkStatus();
+  HostTensors host(context);
+  std::vector<float*> values;
+  TF_RETURN_IF_ERROR(host.Variables(&step->residuals, /*writes=*/true, &values));
+  step->decoder->AddTo(values);
+  return host.Finish();
 }
 
 }  // namespace gradcomp

@@ -1,5 +1,4 @@
-// What the kernels of AdaComp's ops read from their inputs and write to their outputs, whatever the
-// device.
+// The inputs and outputs of AdaComp's ops on any device, and their work on the host.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADACOMP_INPUTS_H_
 #define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADACOMP_INPUTS_H_
 
@@ -12,6 +11,7 @@
 #include "../kernels/payload.h"
 #include "../kernels/precondition.h"
 #include "adam_support.h"
+#include "host_tensors.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -37,6 +37,9 @@ class AdaCompEncodeInputs {
   // Reads and checks everything but the values of tensors.
   absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const;
 
+  // Where the outputs cannot be allocated, variables are what they were.
+  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const;
+
   // After Unshare of the variables.
   std::vector<EncoderTensor> Tensors(tensorflow::OpKernelContext* context, const Step& step) const;
 
@@ -54,10 +57,12 @@ class AdaCompEncodeInputs {
   void Finish(const PayloadHeader& header, const Outputs& outputs) const;
 
   float scale_factor() const { return scale_factor_; }
-  int first_squares() const { return 2 * num_tensors_ + num_moments_ + 2; }  // input
 
  private:
+  int first_squares() const { return 2 * num_tensors_ + num_moments_ + 2; }  // input
   absl::Status CheckMomentShapes(const LockedResiduals& variables) const;
+  absl::Status TensorsOnHost(tensorflow::OpKernelContext* context, Step* step, HostTensors* host,
+                             std::vector<EncoderTensor>* tensors) const;
 
   int num_tensors_;
   float scale_factor_;
@@ -67,17 +72,16 @@ class AdaCompEncodeInputs {
   SquaresInputs squares_;
 };
 
-// Of AdaCompDecode.
 class AdaCompDecodeInputs {
  public:
+  struct Step {
+    std::unique_ptr<AdaCompDecoder> decoder;  // of payloads that are checked
+    bool* finite = nullptr;                   // the output
+  };
+
   absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
-
-  // Reads and checks all payloads. The decoder needs them as long as it lives.
-  absl::Status Read(tensorflow::OpKernelContext* context,
-                    std::unique_ptr<AdaCompDecoder>* decoder) const;
-
-  absl::Status AllocateOutputs(tensorflow::OpKernelContext* context,
-                               std::vector<float*>* reduced, bool** finite) const;
+  absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const;
+  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const;
 
   const std::vector<tensorflow::TensorShape>& shapes() const { return shapes_; }
 
@@ -86,15 +90,18 @@ class AdaCompDecodeInputs {
   std::vector<tensorflow::TensorShape> shapes_;
 };
 
-// Of AdaCompPutBack.
 class AdaCompPutBackInputs {
  public:
-  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  struct Step {
+    LockedResiduals residuals;
+    std::unique_ptr<AdaCompDecoder> decoder;  // of a payload that is checked
+  };
 
-  // Locks the residuals, and reads and checks the payload. There is nothing to do if it is not
-  // finite.
-  absl::Status Read(tensorflow::OpKernelContext* context, LockedResiduals* residuals,
-                    std::unique_ptr<AdaCompDecoder>* decoder) const;
+  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const;
+
+  // Does nothing for a payload that is not finite.
+  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const;
 
   int payload_input() const { return num_tensors_; }
 

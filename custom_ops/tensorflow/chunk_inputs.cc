@@ -13,23 +13,6 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-namespace {
-
-absl::Status SourcesOnHost(OpKernelContext* context, const ChunkInputs& inputs,
-                           ChunkInputs::Work* work, bool writes, HostTensors* host,
-                           std::vector<Source>* sources) {
-  std::vector<float*> residuals;
-  TF_RETURN_IF_ERROR(host->Variables(&work->residuals, writes, &residuals));
-  for (int i = 0; i < inputs.num_tensors(); ++i) {
-    const Tensor* gradient;
-    TF_RETURN_IF_ERROR(host->Input(inputs.num_tensors() + i, &gradient));
-    sources->push_back({residuals[i], gradient->data(), ToGradientType(gradient->dtype())});
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 absl::Status ChunkInputs::ReadAttributes(OpKernelConstruction* context, int num_own_inputs) {
   TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
   return CheckOneGradientEach(context, num_tensors_, 2 + num_own_inputs);
@@ -81,7 +64,7 @@ absl::Status ChunkSelectInputs::OnHost(OpKernelContext* context, Step* step) con
   HostTensors host(context);
   std::vector<Source> sources;
   TF_RETURN_IF_ERROR(
-      SourcesOnHost(context, *this, &step->work, /*writes=*/false, &host, &sources));
+      host.Sources(&step->work.residuals, num_tensors(), /*writes=*/false, &sources));
   *step->finite = SelectLargest(*step->work.layout, sources, ThreadPool(context),
                                 step->lead ? step->offsets : nullptr);
   return host.Finish();
@@ -104,7 +87,7 @@ absl::Status ChunkTakeInputs::OnHost(OpKernelContext* context, Step* step) const
   HostTensors host(context);
   std::vector<Source> sources;
   TF_RETURN_IF_ERROR(
-      SourcesOnHost(context, *this, &step->work, /*writes=*/false, &host, &sources));
+      host.Sources(&step->work.residuals, num_tensors(), /*writes=*/false, &sources));
   TakeChosen(*step->work.layout, sources, step->offsets, ThreadPool(context), step->values);
   return host.Finish();
 }
@@ -147,7 +130,7 @@ absl::Status ChunkApplyInputs::OnHost(OpKernelContext* context, Step* step) cons
   }
   std::vector<Source> sources;
   TF_RETURN_IF_ERROR(
-      SourcesOnHost(context, *this, &step->work, /*writes=*/true, &host, &sources));
+      host.Sources(&step->work.residuals, num_tensors(), /*writes=*/true, &sources));
   if (step->finite) {
     ApplyTotals(*step->work.layout, sources, step->offsets, step->totals, step->rests, filter_,
                 ThreadPool(context), outputs);

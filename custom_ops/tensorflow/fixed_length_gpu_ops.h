@@ -5,105 +5,70 @@
 #define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_GPU_OPS_H_
 
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "../gpu/fixed_on_gpu.h"
 #include "../kernels/fixed_length.h"
 #include "fixed_length_ops.h"
-#include "gpu_support.h"
+#include "op_on_gpu.h"
+#include "op_on_host.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
 
 template <typename Settings>
-class FixedLengthEncodeGpuOp : public FixedLengthEncode<Settings, tensorflow::AsyncOpKernel> {
+class FixedLengthEncodeOnGpu : public FixedLengthEncodeInputs<Settings> {
  public:
-  using Base = FixedLengthEncode<Settings, tensorflow::AsyncOpKernel>;
-  using Base::Base;
+  using Step = typename FixedLengthEncodeInputs<Settings>::Step;
 
-  void ComputeAsync(tensorflow::OpKernelContext* context,
-                    tensorflow::AsyncOpKernel::DoneCallback done) override {
-    auto step = std::make_shared<typename Base::Step>();
-    OP_REQUIRES_OK_ASYNC(context, this->Read(context, step.get()), done);
-    const KernelsOnGpu* kernels = UsableKernels(context);
-    if (!kernels) {
-      OP_REQUIRES_OK_ASYNC(context, this->OnHost(context, step.get()), done);
-      step->residuals.Unlock();
-      return done();
-    }
-    const CurrentContext current(*kernels->driver, kernels->context);
-    auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
-    OP_REQUIRES_OK_ASYNC(context, queue->Unshare(&step->residuals), done);
-    std::vector<Source> sources;
-    for (int i = 0; i < this->num_tensors_; ++i) {
-      const tensorflow::Tensor& gradient = context->input(this->num_tensors_ + i);
-      sources.push_back(
-          {step->residuals.data(i), gradient.data(), ToGradientType(gradient.dtype())});
-    }
-    auto* not_finite = static_cast<int*>(queue->AllocateOnHost(sizeof(int)));
+  absl::Status OnGpu(tensorflow::OpKernelContext* context, std::shared_ptr<Step> step,
+                     TensorFlowQueue* queue, const DoneCallback& done) const {
+    TF_RETURN_IF_ERROR(queue->Unshare(&step->residuals));
     const EncodedFixedOnGpu encoded =
-        Settings::kEncodeOnGpu(step->codecs, sources, step->sender, queue.get());
+        Settings::kEncodeOnGpu(step->codecs, SourcesOf(context, step->residuals, this->num_tensors_),
+                               step->sender, queue);
     const int64_t body_words = PayloadWords(step->codecs) - kHeaderWords;
     queue->CopyToHost(encoded.body, 4 * body_words, step->payload + kHeaderWords);
-    if (encoded.not_finite) {
-      queue->CopyToHost(encoded.not_finite, sizeof(int), not_finite);
-    } else if (not_finite) {
-      *not_finite = 0;
-    }
-    // What comes behind on the stream sees the residuals as they are then.
+    const int* not_finite = queue->FlagToHost(encoded.not_finite);
     step->residuals.Unlock();
     queue->Finish(done, [step, not_finite] {
       WriteFixedHeader(step->codecs, step->sender, *not_finite == 0, step->payload);
     });
+    return absl::OkStatus();
   }
 };
 
 template <typename Settings>
-class FixedLengthDecodeGpuOp : public FixedLengthDecodeOp<Settings> {
+class FixedLengthDecodeOnGpu : public FixedLengthDecodeInputs<Settings> {
  public:
-  using Base = FixedLengthDecodeOp<Settings>;
-  using Base::Base;
+  using Step = typename FixedLengthDecodeInputs<Settings>::Step;
 
- protected:
-  absl::Status Reduce(tensorflow::OpKernelContext* context, const Codecs& codecs,
-                      const FixedLengthDecoder& decoder, bool* finite) const override {
-    const KernelsOnGpu* kernels = UsableKernels(context);
+  absl::Status OnGpu(tensorflow::OpKernelContext* context, Step* step,
+                     TensorFlowQueue* queue) const {
     // Where a sum may overflow, the host finds out whether one does.
-    if (!kernels || !decoder.ReducesToFinite()) {
-      return Base::Reduce(context, codecs, decoder, finite);
-    }
-    std::vector<float*> outputs;
+    if (!step->decoder->ReducesToFinite()) return this->OnHost(context, step);
+    std::vector<float*> reduced;
     for (int i = 0; i < this->num_tensors_; ++i) {
       tensorflow::Tensor* output;
       TF_RETURN_IF_ERROR(context->allocate_output(i, this->shape(i), &output));
-      outputs.push_back(output->flat<float>().data());
+      reduced.push_back(output->flat<float>().data());
     }
-    const CurrentContext current(*kernels->driver, kernels->context);
-    auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
-    Settings::kDecodeOnGpu(codecs, decoder, outputs, /*adds=*/false, queue.get());
-    *finite = true;
-    return queue->KeepUntilDone();
+    Settings::kDecodeOnGpu(step->codecs, *step->decoder, reduced, /*adds=*/false, queue);
+    *step->finite = true;
+    return absl::OkStatus();
   }
 };
 
 template <typename Settings>
-class FixedLengthPutBackGpuOp : public FixedLengthPutBackOp<Settings> {
+class FixedLengthPutBackOnGpu : public FixedLengthPutBackInputs<Settings> {
  public:
-  using Base = FixedLengthPutBackOp<Settings>;
-  using Base::Base;
+  using Step = typename FixedLengthPutBackInputs<Settings>::Step;
 
- protected:
-  absl::Status AddTo(tensorflow::OpKernelContext* context, const Codecs& codecs,
-                     const FixedLengthDecoder& decoder,
-                     LockedResiduals* residuals) const override {
-    const KernelsOnGpu* kernels = UsableKernels(context);
-    if (!kernels) return Base::AddTo(context, codecs, decoder, residuals);
-    const CurrentContext current(*kernels->driver, kernels->context);
-    auto queue = std::make_shared<TensorFlowQueue>(*kernels, context);
-    TF_RETURN_IF_ERROR(queue->Unshare(residuals));
-    Settings::kDecodeOnGpu(codecs, decoder, residuals->all_data(), /*adds=*/true, queue.get());
-    return queue->KeepUntilDone();
+  absl::Status OnGpu(tensorflow::OpKernelContext*, Step* step, TensorFlowQueue* queue) const {
+    TF_RETURN_IF_ERROR(queue->Unshare(&step->residuals));
+    Settings::kDecodeOnGpu(step->codecs, *step->decoder, step->residuals.all_data(),
+                           /*adds=*/true, queue);
+    return absl::OkStatus();
   }
 };
 
@@ -114,28 +79,28 @@ class FixedLengthPutBackGpuOp : public FixedLengthPutBackOp<Settings> {
 // others have of them.
 #define GRADCOMP_FIXED_LENGTH_KERNELS(method, Settings, encode_inputs, other_inputs)               \
   REGISTER_KERNEL_BUILDER(Name(method "Encode").Device(tensorflow::DEVICE_CPU),                    \
-                          FixedLengthEncodeOp<Settings>);                                          \
+                          OpOnHost<FixedLengthEncodeInputs<Settings>>);                            \
   REGISTER_KERNEL_BUILDER(Name(method "Decode").Device(tensorflow::DEVICE_CPU),                    \
-                          FixedLengthDecodeOp<Settings>);                                          \
+                          OpOnHost<FixedLengthDecodeInputs<Settings>>);                            \
   REGISTER_KERNEL_BUILDER(Name(method "PutBack").Device(tensorflow::DEVICE_CPU),                   \
-                          FixedLengthPutBackOp<Settings>);                                         \
+                          OpOnHost<FixedLengthPutBackInputs<Settings>>);                           \
   REGISTER_KERNEL_BUILDER(Name(method "Encode")                                                    \
                               .Device(tensorflow::DEVICE_GPU)                                      \
                               .HostMemory("residuals")                                             \
                               .HostMemory("step")                                                  \
                               .HostMemory("payload")                                               \
                               .HostMemory("tensor_bytes") encode_inputs,                           \
-                          FixedLengthEncodeGpuOp<Settings>);                                       \
+                          AsyncOpOnGpu<FixedLengthEncodeOnGpu<Settings>>);                         \
   REGISTER_KERNEL_BUILDER(Name(method "Decode")                                                    \
                               .Device(tensorflow::DEVICE_GPU)                                      \
                               .HostMemory("payloads")                                              \
                               .HostMemory("step")                                                  \
                               .HostMemory("finite") other_inputs,                                  \
-                          FixedLengthDecodeGpuOp<Settings>);                                       \
+                          OpOnGpu<FixedLengthDecodeOnGpu<Settings>>);                              \
   REGISTER_KERNEL_BUILDER(Name(method "PutBack")                                                   \
                               .Device(tensorflow::DEVICE_GPU)                                      \
                               .HostMemory("residuals")                                             \
                               .HostMemory("payload") other_inputs,                                 \
-                          FixedLengthPutBackGpuOp<Settings>)
+                          OpOnGpu<FixedLengthPutBackOnGpu<Settings>>)
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_GPU_OPS_H_

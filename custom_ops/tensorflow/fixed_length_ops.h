@@ -12,6 +12,7 @@
 #ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_
 #define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -25,20 +26,20 @@
 
 namespace gradcomp {
 
-// Kernel is OpKernel or AsyncOpKernel.
-template <typename Settings, typename Kernel>
-class FixedLengthOp : public Kernel {
+// The part that all ops of a method share.
+template <typename Settings>
+class FixedLengthInputs {
  public:
-  explicit FixedLengthOp(tensorflow::OpKernelConstruction* context) : Kernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
-    OP_REQUIRES_OK(context, settings_.Read(context));
+  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+    TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
+    TF_RETURN_IF_ERROR(context->GetAttr("fingerprint", &fingerprint_));
+    return settings_.Read(context);
   }
 
  protected:
   static constexpr int kMainInputs = Settings::kMain == nullptr ? 0 : 1;
 
-  // The main settings, which are the last input; of a method without, an empty list.
+  // Reads the main settings, the last input; an empty list for a method without any.
   absl::Status GetMain(tensorflow::OpKernelContext* context, std::vector<int64_t>* main) const {
     if constexpr (kMainInputs == 0) {
       return absl::OkStatus();
@@ -59,10 +60,11 @@ class FixedLengthOp : public Kernel {
     return codecs;
   }
 
-  FixedLengthDecoder NewDecoder(tensorflow::OpKernelContext* context, const Codecs& codecs,
-                                const std::vector<int64_t>& main) const {
-    return FixedLengthDecoder(codecs, Settings::kMethod, fingerprint_, PlanOf(main),
-                              ThreadPool(context));
+  std::unique_ptr<FixedLengthDecoder> NewDecoder(tensorflow::OpKernelContext* context,
+                                                 const Codecs& codecs,
+                                                 const std::vector<int64_t>& main) const {
+    return std::make_unique<FixedLengthDecoder>(codecs, Settings::kMethod, fingerprint_,
+                                                PlanOf(main), ThreadPool(context));
   }
 
   int num_tensors_;
@@ -72,16 +74,11 @@ class FixedLengthOp : public Kernel {
   Settings settings_;
 };
 
-// What the kernels of <Method>Encode share.
-template <typename Settings, typename Kernel>
-class FixedLengthEncode : public FixedLengthOp<Settings, Kernel> {
- public:
-  explicit FixedLengthEncode(tensorflow::OpKernelConstruction* context) : Base(context) {
-    constexpr int kOwnInputs = (Settings::kDependsOnReplica ? 2 : 1) + Base::kMainInputs;
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, kOwnInputs));
-  }
+template <typename Settings>
+class FixedLengthEncodeInputs : public FixedLengthInputs<Settings> {
+  using Base = FixedLengthInputs<Settings>;
 
- protected:
+ public:
   struct Step {
     Sender sender;
     LockedResiduals residuals;
@@ -89,7 +86,12 @@ class FixedLengthEncode : public FixedLengthOp<Settings, Kernel> {
     int32_t* payload;  // the output
   };
 
-  // Reads and checks everything but the values of tensors, and allocates the outputs.
+  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+    TF_RETURN_IF_ERROR(Base::ReadAttributes(context));
+    constexpr int kOwnInputs = (Settings::kDependsOnReplica ? 2 : 1) + Base::kMainInputs;
+    return CheckOneGradientEach(context, num_tensors_, kOwnInputs);
+  }
+
   absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const {
     std::vector<int64_t> main;
     TF_RETURN_IF_ERROR(this->GetMain(context, &main));
@@ -118,117 +120,105 @@ class FixedLengthEncode : public FixedLengthOp<Settings, Kernel> {
 
   absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const {
     HostTensors host(context);
-    std::vector<float*> residuals;
-    TF_RETURN_IF_ERROR(host.Variables(&step->residuals, /*writes=*/true, &residuals));
     std::vector<Source> sources;
-    for (int i = 0; i < num_tensors_; ++i) {
-      const tensorflow::Tensor* gradient;
-      TF_RETURN_IF_ERROR(host.Input(num_tensors_ + i, &gradient));
-      sources.push_back({residuals[i], gradient->data(), ToGradientType(gradient->dtype())});
-    }
+    TF_RETURN_IF_ERROR(host.Sources(&step->residuals, num_tensors_, /*writes=*/true, &sources));
     EncodeFixedLength(step->codecs, sources, step->sender, ThreadPool(context), step->payload);
     return host.Finish();
   }
-
- private:
-  using Base = FixedLengthOp<Settings, Kernel>;
 
  protected:
   using Base::num_tensors_;
 };
 
 template <typename Settings>
-class FixedLengthEncodeOp : public FixedLengthEncode<Settings, tensorflow::OpKernel> {
- public:
-  using Base = FixedLengthEncode<Settings, tensorflow::OpKernel>;
-  using Base::Base;
+class FixedLengthDecodeInputs : public FixedLengthInputs<Settings> {
+  using Base = FixedLengthInputs<Settings>;
 
-  void Compute(tensorflow::OpKernelContext* context) override {
-    typename Base::Step step;
-    OP_REQUIRES_OK(context, this->Read(context, &step));
-    OP_REQUIRES_OK(context, this->OnHost(context, &step));
-  }
-};
-
-template <typename Settings>
-class FixedLengthDecodeOp : public FixedLengthOp<Settings, tensorflow::OpKernel> {
  public:
-  explicit FixedLengthDecodeOp(tensorflow::OpKernelConstruction* context)
-      : FixedLengthOp<Settings, tensorflow::OpKernel>(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
-    OP_REQUIRES(context, static_cast<int>(shapes_.size()) == num_tensors_,
-                InvalidArgument("shapes has ", shapes_.size(), " entries; expected ", num_tensors_,
-                                ": give one shape for each tensor"));
+  struct Step {
+    Codecs codecs;
+    std::unique_ptr<FixedLengthDecoder> decoder;  // of payloads that are checked
+    bool* finite;                                 // the output
+  };
+
+  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+    TF_RETURN_IF_ERROR(Base::ReadAttributes(context));
+    TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes_));
+    if (static_cast<int>(shapes_.size()) == num_tensors_) return absl::OkStatus();
+    return InvalidArgument("shapes has ", shapes_.size(), " entries; expected ", num_tensors_,
+                           ": give one shape for each tensor");
   }
 
-  void Compute(tensorflow::OpKernelContext* context) override {
+  absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const {
     const tensorflow::Tensor& payloads = context->input(0);
-    int64_t step;
-    OP_REQUIRES_OK(context, GetScalar(context, 1, "step", &step));
-    OP_REQUIRES_OK(context, CheckRows(payloads));
+    int64_t expected_step;
+    TF_RETURN_IF_ERROR(GetScalar(context, 1, "step", &expected_step));
+    TF_RETURN_IF_ERROR(CheckRows(payloads));
     std::vector<int64_t> main;
-    OP_REQUIRES_OK(context, this->GetMain(context, &main));
-    const Codecs codecs = this->NewCodecs(main, *this);
-    FixedLengthDecoder decoder = this->NewDecoder(context, codecs, main);
-    OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payloads.flat<int32_t>().data(),
-                                                      payloads.dim_size(0), payloads.dim_size(1),
-                                                      step)));
+    TF_RETURN_IF_ERROR(this->GetMain(context, &main));
+    step->codecs = this->NewCodecs(main, *this);
+    step->decoder = this->NewDecoder(context, step->codecs, main);
+    TF_RETURN_IF_ERROR(
+        ToTensorFlow(step->decoder->Read(payloads.flat<int32_t>().data(), payloads.dim_size(0),
+                                         payloads.dim_size(1), expected_step)));
     tensorflow::Tensor* finite;
-    OP_REQUIRES_OK(context, context->allocate_output(num_tensors_, {}, &finite));
-    OP_REQUIRES_OK(context,
-                   Reduce(context, codecs, decoder, &finite->template scalar<bool>()()));
+    TF_RETURN_IF_ERROR(context->allocate_output(num_tensors_, {}, &finite));
+    step->finite = finite->flat<bool>().data();
+    return absl::OkStatus();
+  }
+
+  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const {
+    HostTensors host(context);
+    std::vector<float*> reduced(num_tensors_);
+    for (int i = 0; i < num_tensors_; ++i) {
+      TF_RETURN_IF_ERROR(host.Output(i, shapes_[i], &reduced[i]));
+    }
+    *step->finite = step->decoder->Reduce(reduced);
+    return host.Finish();
   }
 
   const tensorflow::TensorShape& shape(int i) const { return shapes_[i]; }
 
  protected:
-  virtual absl::Status Reduce(tensorflow::OpKernelContext* context, const Codecs&,
-                              const FixedLengthDecoder& decoder, bool* finite) const {
-    HostTensors host(context);
-    std::vector<float*> outputs(num_tensors_);
-    for (int i = 0; i < num_tensors_; ++i) {
-      TF_RETURN_IF_ERROR(host.Output(i, shapes_[i], &outputs[i]));
-    }
-    *finite = decoder.Reduce(outputs);
-    return host.Finish();
-  }
-
-  using FixedLengthOp<Settings, tensorflow::OpKernel>::num_tensors_;
+  using Base::num_tensors_;
 
  private:
   std::vector<tensorflow::TensorShape> shapes_;
 };
 
 template <typename Settings>
-class FixedLengthPutBackOp : public FixedLengthOp<Settings, tensorflow::OpKernel> {
+class FixedLengthPutBackInputs : public FixedLengthInputs<Settings> {
  public:
-  using FixedLengthOp<Settings, tensorflow::OpKernel>::FixedLengthOp;
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    const tensorflow::Tensor& payload = context->input(num_tensors_);
-    std::vector<int64_t> main;
-    OP_REQUIRES_OK(context, this->GetMain(context, &main));
+  struct Step {
     LockedResiduals residuals;
-    OP_REQUIRES_OK(context, residuals.Lock(context, num_tensors_));
-    const Codecs codecs = this->NewCodecs(main, residuals);
-    FixedLengthDecoder decoder = this->NewDecoder(context, codecs, main);
-    OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(), 1,
-                                                      payload.NumElements(), std::nullopt)));
-    OP_REQUIRES_OK(context, AddTo(context, codecs, decoder, &residuals));
+    Codecs codecs;
+    std::unique_ptr<FixedLengthDecoder> decoder;  // of a payload that is checked
+  };
+
+  absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const {
+    return ReadFrom(context, /*payload_input=*/this->num_tensors_, step);
   }
 
- protected:
-  virtual absl::Status AddTo(tensorflow::OpKernelContext* context, const Codecs&,
-                             const FixedLengthDecoder& decoder, LockedResiduals* residuals) const {
+  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const {
     HostTensors host(context);
     std::vector<float*> values;
-    TF_RETURN_IF_ERROR(host.Variables(residuals, /*writes=*/true, &values));
-    decoder.AddTo(values);
+    TF_RETURN_IF_ERROR(host.Variables(&step->residuals, /*writes=*/true, &values));
+    step->decoder->AddTo(values);
     return host.Finish();
   }
 
- private:
-  using FixedLengthOp<Settings, tensorflow::OpKernel>::num_tensors_;
+ protected:
+  absl::Status ReadFrom(tensorflow::OpKernelContext* context, int payload_input,
+                        Step* step) const {
+    const tensorflow::Tensor& payload = context->input(payload_input);
+    std::vector<int64_t> main;
+    TF_RETURN_IF_ERROR(this->GetMain(context, &main));
+    TF_RETURN_IF_ERROR(step->residuals.Lock(context, this->num_tensors_));
+    step->codecs = this->NewCodecs(main, step->residuals);
+    step->decoder = this->NewDecoder(context, step->codecs, main);
+    return ToTensorFlow(step->decoder->Read(payload.flat<int32_t>().data(), 1,
+                                            payload.NumElements(), std::nullopt));
+  }
 };
 
 }  // namespace gradcomp

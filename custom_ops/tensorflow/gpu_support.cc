@@ -94,6 +94,16 @@ void TensorFlowQueue::CopyToHost(const void* from, int64_t bytes, void* to) {
   Check(driver().cuMemcpyDtoHAsync(to, ToCuda(from), bytes, stream()), "cuMemcpyDtoHAsync");
 }
 
+int* TensorFlowQueue::FlagToHost(const int* flag) {
+  auto* on_host = static_cast<int*>(AllocateOnHost(sizeof(int)));
+  if (flag) {
+    CopyToHost(flag, sizeof(int), on_host);
+  } else if (on_host) {
+    *on_host = 0;
+  }
+  return on_host;
+}
+
 void TensorFlowQueue::CopyOnGpu(const void* from, int64_t bytes, void* to) {
   if (bytes == 0 || !status().ok()) return;
   Check(driver().cuMemcpyDtoDAsync(ToCuda(to), ToCuda(from), bytes, stream()),
@@ -112,15 +122,19 @@ bool TensorFlowQueue::Then(std::function<void()> work) {
   return true;
 }
 
+void TensorFlowQueue::Continue(const tensorflow::AsyncOpKernel::DoneCallback& done,
+                               std::function<void()> work) {
+  if (Then(std::move(work))) return;
+  context_->SetStatus(KeepUntilDone());
+  done();
+}
+
 void TensorFlowQueue::Finish(const tensorflow::AsyncOpKernel::DoneCallback& done,
                              std::function<void()> work) {
-  const bool goes_on = Then([done, work = std::move(work)] {
+  Continue(done, [done, work = std::move(work)] {
     work();
     done();
   });
-  if (goes_on) return;
-  context_->SetStatus(KeepUntilDone());
-  done();
 }
 
 absl::Status TensorFlowQueue::KeepUntilDone() {

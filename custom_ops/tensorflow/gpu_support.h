@@ -31,17 +31,20 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
   void* AllocateOnHost(int64_t bytes);
 
   void CopyToHost(const void* from, int64_t bytes, void* to);
+
+  // Copies a flag to the host; a null flag counts as 0. Returns null where memory is out.
+  int* FlagToHost(const int* flag);
+
   void CopyOnGpu(const void* from, int64_t bytes, void* to);
 
   // Before the first write to variables.
   absl::Status Unshare(LockedResiduals* variables);
 
-  // Runs `work` on a thread of TensorFlow's, once all work so far is done. Whether that is certain:
-  // if not, it will not run.
-  bool Then(std::function<void()> work);
+  // Runs `work` on a thread of TensorFlow's once all work so far is done; `work` calls `done`. Where
+  // that is not certain, `work` will not run: the op fails, and this calls `done`.
+  void Continue(const tensorflow::AsyncOpKernel::DoneCallback& done, std::function<void()> work);
 
-  // Ends an op that waits for nothing: `work` and then `done` run once all work so far is done. Where that
-  // is not certain, the op fails, and `done` runs at once.
+  // Runs `work` and then `done` once all work so far is done, as Continue does.
   void Finish(const tensorflow::AsyncOpKernel::DoneCallback& done, std::function<void()> work);
 
   // What an op returns that waits for nothing: all memory is kept as long as it is in use.
@@ -51,6 +54,10 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
 
  private:
   void* AllocateWith(tensorflow::AllocatorAttributes attributes, int64_t bytes);
+
+  // Runs `work` on a thread of TensorFlow's once all work so far is done; returns false where it will
+  // not run.
+  bool Then(std::function<void()> work);
 
   tensorflow::OpKernelContext* const context_;
   tensorflow::thread::ThreadPool* const threads_;

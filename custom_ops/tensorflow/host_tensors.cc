@@ -40,6 +40,18 @@ absl::Status HostTensors::Variables(LockedResiduals* variables, bool writes,
   return absl::OkStatus();
 }
 
+absl::Status HostTensors::Sources(LockedResiduals* residuals, int num_tensors, bool writes,
+                                  std::vector<Source>* sources) {
+  std::vector<float*> variables;
+  TF_RETURN_IF_ERROR(Variables(residuals, writes, &variables));
+  for (int i = 0; i < num_tensors; ++i) {
+    const Tensor* gradient;
+    TF_RETURN_IF_ERROR(Input(num_tensors + i, &gradient));
+    sources->push_back({variables[i], gradient->data(), ToGradientType(gradient->dtype())});
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HostTensors::Output(int i, const tensorflow::TensorShape& shape, float** data,
                                  int in_place_of) {
   Tensor* output;

@@ -23,6 +23,10 @@ class HostTensors {
   // Variables that are read and, if `writes`, written in place.
   absl::Status Variables(LockedResiduals* variables, bool writes, std::vector<float*>* data);
 
+  // Residuals and their gradients, which are the inputs behind them.
+  absl::Status Sources(LockedResiduals* residuals, int num_tensors, bool writes,
+                       std::vector<Source>* sources);
+
   // Allocates an output that is on the op's device; on a CPU in place of an input, if that may be.
   absl::Status Output(int i, const tensorflow::TensorShape& shape, float** data,
                       int in_place_of = -1);

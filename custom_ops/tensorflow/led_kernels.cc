@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../kernels/led.h"
+#include "op_on_host.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -11,51 +12,52 @@ namespace gradcomp {
 namespace {
 
 using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::OpKernel;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
 // Residuals, gradients and entries are the first inputs; those of the op itself follow.
-class LedOp : public OpKernel {
+class LedInputs {
  public:
-  LedOp(OpKernelConstruction* context, int num_own_inputs) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("N", &num_tensors_));
-    OP_REQUIRES_OK(context, CheckOneGradientEach(context, num_tensors_, 1 + num_own_inputs));
-  }
-
- protected:
-  // What an op works on, locked for as long as this lives.
-  struct Work {
+  // Variables are locked for as long as this lives.
+  struct Step {
     LockedResiduals residuals;
     std::unique_ptr<LedLayout> layout;
   };
 
-  absl::Status Begin(OpKernelContext* context, Work* work) const {
+ protected:
+  absl::Status ReadAttributes(OpKernelConstruction* context, int num_own_inputs) {
+    TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
+    return CheckOneGradientEach(context, num_tensors_, 1 + num_own_inputs);
+  }
+
+ public:
+  absl::Status Read(OpKernelContext* context, Step* step) const {
     std::vector<int64_t> entries;
     TF_RETURN_IF_ERROR(GetSettings(context, 2 * num_tensors_, "entries", &entries));
-    TF_RETURN_IF_ERROR(work->residuals.Lock(context, num_tensors_));
-    TF_RETURN_IF_ERROR(CheckGradientShapes(context, work->residuals, num_tensors_));
-    const std::vector<int64_t> sizes = work->residuals.all_sizes();
+    TF_RETURN_IF_ERROR(step->residuals.Lock(context, num_tensors_));
+    TF_RETURN_IF_ERROR(CheckGradientShapes(context, step->residuals, num_tensors_));
+    const std::vector<int64_t> sizes = step->residuals.all_sizes();
     TF_RETURN_IF_ERROR(ToTensorFlow(CheckEntries(sizes, entries)));
-    work->layout = std::make_unique<LedLayout>(sizes, entries);
+    step->layout = std::make_unique<LedLayout>(sizes, entries);
     return absl::OkStatus();
   }
 
-  std::vector<Source> Sources(OpKernelContext* context, const Work& work) const {
-    return SourcesOf(context, work.residuals, num_tensors_);
+ protected:
+  std::vector<Source> Sources(OpKernelContext* context, const Step& step) const {
+    return SourcesOf(context, step.residuals, num_tensors_);
   }
 
-  // The first own input, checked.
-  absl::Status GetPlaces(OpKernelContext* context, const Work& work, const int32_t** places) const {
+  // Reads and checks the first own input.
+  absl::Status GetPlaces(OpKernelContext* context, const Step& step, const int32_t** places) const {
     const Tensor& tensor = own_input(context, 0);
-    if (tensor.NumElements() != work.layout->num_place_words()) {
+    if (tensor.NumElements() != step.layout->num_place_words()) {
       return InvalidArgument("places has ", tensor.NumElements(), " words; expected ",
-                             work.layout->num_place_words(), ", as LedSelect makes them");
+                             step.layout->num_place_words(), ", as LedSelect makes them");
     }
     *places = tensor.flat<int32_t>().data();
-    return ToTensorFlow(CheckPlaces(*work.layout, *places));
+    return ToTensorFlow(CheckPlaces(*step.layout, *places));
   }
 
   absl::Status GetFlag(OpKernelContext* context, int i, const char* name, bool* flag) const {
@@ -73,116 +75,121 @@ class LedOp : public OpKernel {
   int num_tensors_;
 };
 
-class LedSelectOp : public LedOp {
+class LedSelectInputs : public LedInputs {
  public:
-  explicit LedSelectOp(OpKernelConstruction* context) : LedOp(context, 1) {
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
     std::string order;
-    OP_REQUIRES_OK(context, context->GetAttr("order", &order));
+    TF_RETURN_IF_ERROR(context->GetAttr("order", &order));
     order_ = order == "value"   ? LedOrder::kValue
              : order == "index" ? LedOrder::kIndex
                                 : LedOrder::kMagnitude;
+    return LedInputs::ReadAttributes(context, 1);
   }
 
-  void Compute(OpKernelContext* context) override {
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
     bool lead = false;
-    OP_REQUIRES_OK(context, GetFlag(context, 0, "lead", &lead));
-    Work work;
-    OP_REQUIRES_OK(context, Begin(context, &work));
+    TF_RETURN_IF_ERROR(GetFlag(context, 0, "lead", &lead));
     Tensor* output;
-    const TensorShape shape({work.layout->num_place_words()});
-    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &output));
+    const TensorShape shape({step->layout->num_place_words()});
+    TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &output));
     Tensor* finite;
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &finite));
-    const std::vector<Source> tensors = Sources(context, work);
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({}), &finite));
+    const std::vector<Source> tensors = Sources(context, *step);
     const ParallelFor threads = ThreadPool(context);
     int32_t* places = output->flat<int32_t>().data();
     if (lead) {
-      finite->scalar<bool>()() = ChooseEntries(*work.layout, tensors, order_, threads, places);
+      finite->scalar<bool>()() = ChooseEntries(*step->layout, tensors, order_, threads, places);
     } else {
       std::fill_n(places, shape.num_elements(), 0);
-      finite->scalar<bool>()() = AllSumsFinite(*work.layout, tensors, threads);
+      finite->scalar<bool>()() = AllSumsFinite(*step->layout, tensors, threads);
     }
+    return absl::OkStatus();
   }
 
  private:
   LedOrder order_;
 };
 
-class LedTakeOp : public LedOp {
+class LedTakeInputs : public LedInputs {
  public:
-  explicit LedTakeOp(OpKernelConstruction* context) : LedOp(context, 2) {}
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
+    return LedInputs::ReadAttributes(context, 2);
+  }
 
-  void Compute(OpKernelContext* context) override {
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
     bool finite = false;
-    OP_REQUIRES_OK(context, GetFlag(context, 1, "finite", &finite));
-    Work work;
-    OP_REQUIRES_OK(context, Begin(context, &work));
+    TF_RETURN_IF_ERROR(GetFlag(context, 1, "finite", &finite));
     const int32_t* places = nullptr;
-    OP_REQUIRES_OK(context, GetPlaces(context, work, &places));
+    TF_RETURN_IF_ERROR(GetPlaces(context, *step, &places));
     Tensor* output;
-    const TensorShape shape({work.layout->num_values()});
-    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &output));
+    const TensorShape shape({step->layout->num_values()});
+    TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &output));
     float* values = output->flat<float>().data();
-    if (!finite) {
+    if (finite) {
+      TakeEntries(*step->layout, Sources(context, *step), places, ThreadPool(context), values);
+    } else {
       std::fill_n(values, shape.num_elements(), 0.0f);
-      return;
     }
-    TakeEntries(*work.layout, Sources(context, work), places, ThreadPool(context), values);
+    return absl::OkStatus();
   }
 };
 
-class LedApplyOp : public LedOp {
+class LedApplyInputs : public LedInputs {
  public:
-  explicit LedApplyOp(OpKernelConstruction* context) : LedOp(context, 5) {}
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
+    return LedInputs::ReadAttributes(context, 5);
+  }
 
-  void Compute(OpKernelContext* context) override {
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
     bool own_finite = false;
     bool finite = false;
-    OP_REQUIRES_OK(context, GetFlag(context, 3, "own_finite", &own_finite));
-    OP_REQUIRES_OK(context, GetFlag(context, 4, "finite", &finite));
-    Work work;
-    OP_REQUIRES_OK(context, Begin(context, &work));
+    TF_RETURN_IF_ERROR(GetFlag(context, 3, "own_finite", &own_finite));
+    TF_RETURN_IF_ERROR(GetFlag(context, 4, "finite", &finite));
     const int32_t* places = nullptr;
-    OP_REQUIRES_OK(context, GetPlaces(context, work, &places));
-    const int64_t count = work.layout->num_values();
+    TF_RETURN_IF_ERROR(GetPlaces(context, *step, &places));
+    const int64_t count = step->layout->num_values();
     const Tensor& totals = own_input(context, 1);
     const Tensor& rests = own_input(context, 2);
-    OP_REQUIRES(context, totals.NumElements() == count,
-                InvalidArgument("totals has ", totals.NumElements(), " elements; expected ", count,
-                                ", those of the entries and of tensors that are sent whole"));
-    OP_REQUIRES(context, rests.NumElements() <= count,
-                InvalidArgument("rests has ", rests.NumElements(), " elements; expected at most ",
-                                count, ", those of the totals"));
+    TF_RETURN_IF_ERROR(CheckSums(totals, rests, count));
     const float* sent = totals.flat<float>().data();
     finite = finite && AllFinite(sent, count);
-    std::vector<float*> outputs(num_tensors());
-    for (int i = 0; i < num_tensors(); ++i) {
-      Tensor* output;
-      OP_REQUIRES_OK(context, context->allocate_output(i, work.residuals.shape(i), &output));
-      outputs[i] = output->flat<float>().data();
-    }
+    LockedResiduals& residuals = step->residuals;
+    std::vector<float*> reduced;
+    TF_RETURN_IF_ERROR(AllocateReduced(context, residuals, num_tensors(), &reduced));
     Tensor* all_finite;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(num_tensors(), TensorShape({}), &all_finite));
+    TF_RETURN_IF_ERROR(context->allocate_output(num_tensors(), TensorShape({}), &all_finite));
     all_finite->scalar<bool>()() = finite;
-    OP_REQUIRES_OK(context, work.residuals.Unshare(context));
-    const std::vector<Source> tensors = Sources(context, work);
+    TF_RETURN_IF_ERROR(residuals.Unshare(context));
+    const std::vector<Source> tensors = Sources(context, *step);
     if (finite) {
-      ApplyEntries(*work.layout, tensors, places, sent,
-                   {rests.flat<float>().data(), rests.NumElements()}, ThreadPool(context),
-                   outputs);
-      return;
+      ApplyEntries(*step->layout, tensors, places, sent,
+                   {rests.flat<float>().data(), rests.NumElements()}, ThreadPool(context), reduced);
+      return absl::OkStatus();
     }
     for (int i = 0; i < num_tensors(); ++i) {
-      std::fill_n(outputs[i], work.residuals.shape(i).num_elements(), 0.0f);
+      std::fill_n(reduced[i], residuals.shape(i).num_elements(), 0.0f);
     }
-    if (own_finite) KeepEntries(*work.layout, tensors, ThreadPool(context));
+    if (own_finite) KeepEntries(*step->layout, tensors, ThreadPool(context));
+    return absl::OkStatus();
+  }
+
+ private:
+  static absl::Status CheckSums(const Tensor& totals, const Tensor& rests, int64_t count) {
+    if (totals.NumElements() != count) {
+      return InvalidArgument("totals has ", totals.NumElements(), " elements; expected ", count,
+                             ", those of the entries and of tensors that are sent whole");
+    }
+    if (rests.NumElements() > count) {
+      return InvalidArgument("rests has ", rests.NumElements(), " elements; expected at most ",
+                             count, ", those of the totals");
+    }
+    return absl::OkStatus();
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("LedSelect").Device(DEVICE_CPU), LedSelectOp);
-REGISTER_KERNEL_BUILDER(Name("LedTake").Device(DEVICE_CPU), LedTakeOp);
-REGISTER_KERNEL_BUILDER(Name("LedApply").Device(DEVICE_CPU), LedApplyOp);
+REGISTER_KERNEL_BUILDER(Name("LedSelect").Device(DEVICE_CPU), OpOnHost<LedSelectInputs>);
+REGISTER_KERNEL_BUILDER(Name("LedTake").Device(DEVICE_CPU), OpOnHost<LedTakeInputs>);
+REGISTER_KERNEL_BUILDER(Name("LedApply").Device(DEVICE_CPU), OpOnHost<LedApplyInputs>);
 
 }  // namespace
 }  // namespace gradcomp

@@ -105,6 +105,10 @@ class LockedResiduals {
 absl::Status CheckGradientShapes(tensorflow::OpKernelContext* context,
                                  const LockedResiduals& residuals, int num_tensors);
 
+// Allocates the first outputs on the op's device: one in the shape of each of `num_tensors` residuals.
+absl::Status AllocateReduced(tensorflow::OpKernelContext* context, const LockedResiduals& residuals,
+                             int num_tensors, std::vector<float*>* reduced);
+
 // Residuals and their gradients, which are the inputs behind them, on the op's device. Residuals may
 // be shared as long as they are only read.
 std::vector<Source> SourcesOf(tensorflow::OpKernelContext* context,

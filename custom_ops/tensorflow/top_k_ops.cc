@@ -101,36 +101,30 @@ class MomentumCorrectionOp : public OpKernel {
 
 // Makes the corrected gradients the velocities, and, where they were sent, zeros (Lin et al. 2018,
 // section 3.3, momentum factor masking). What was not finite is dropped.
-class TopKKeepVelocityOp : public FixedLengthOp<TopKSettings, OpKernel> {
+class TopKKeepVelocityInputs : public FixedLengthPutBackInputs<TopKSettings> {
  public:
-  using FixedLengthOp::FixedLengthOp;
+  absl::Status Read(OpKernelContext* context, Step* step) const {
+    TF_RETURN_IF_ERROR(ReadFrom(context, /*payload_input=*/2 * num_tensors_, step));
+    return CheckGradientShapes(context, step->residuals, num_tensors_);
+  }
 
-  void Compute(OpKernelContext* context) override {
-    const Tensor& payload = context->input(2 * num_tensors_);
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
     bool sent = false;
-    OP_REQUIRES_OK(context, GetScalar(context, 2 * num_tensors_ + 1, "sent", &sent));
-    std::vector<int64_t> entries;
-    OP_REQUIRES_OK(context, GetMain(context, &entries));
-    LockedResiduals velocities;
-    OP_REQUIRES_OK(context, velocities.Lock(context, num_tensors_));
-    OP_REQUIRES_OK(context, CheckGradientShapes(context, velocities, num_tensors_));
-    const Codecs codecs = NewCodecs(entries, velocities);
-    FixedLengthDecoder decoder = NewDecoder(context, codecs, entries);
-    OP_REQUIRES_OK(context, ToTensorFlow(decoder.Read(payload.flat<int32_t>().data(), 1,
-                                                      payload.NumElements(), std::nullopt)));
-    if (!decoder.finite()) return;
-    OP_REQUIRES_OK(context, velocities.Unshare(context));
+    TF_RETURN_IF_ERROR(GetScalar(context, 2 * num_tensors_ + 1, "sent", &sent));
+    if (!step->decoder->finite()) return absl::OkStatus();
+    LockedResiduals& velocities = step->residuals;
+    TF_RETURN_IF_ERROR(velocities.Unshare(context));
     for (int i = 0; i < num_tensors_; ++i) {
       float* velocity = velocities.data(i);
       const float* corrected = context->input(num_tensors_ + i).flat<float>().data();
-      ThreadPool(context)(codecs[i]->size(), 1, [=](int64_t begin, int64_t end) {
+      ThreadPool(context)(step->codecs[i]->size(), 1, [=](int64_t begin, int64_t end) {
         std::memcpy(velocity + begin, corrected + begin, (end - begin) * sizeof(float));
       });
-      // What is sent whole is never late, and keeps its velocity.
-      if (sent && entries[i] > 0) {
-        static_cast<const TopKCodec&>(*codecs[i]).ClearSent(decoder.WordsOf(0, i), velocity);
-      }
+      // A tensor that is sent whole is never late, and keeps its velocity.
+      const auto* codec = dynamic_cast<const TopKCodec*>(step->codecs[i].get());
+      if (sent && codec) codec->ClearSent(step->decoder->WordsOf(0, i), velocity);
     }
+    return absl::OkStatus();
   }
 };
 
@@ -181,7 +175,8 @@ REGISTER_OP("TopKKeepVelocity")
 GRADCOMP_FIXED_LENGTH_KERNELS("TopK", TopKSettings, .HostMemory("entries"),
                               .HostMemory("entries"));
 REGISTER_KERNEL_BUILDER(Name("MomentumCorrection").Device(DEVICE_CPU), MomentumCorrectionOp);
-REGISTER_KERNEL_BUILDER(Name("TopKKeepVelocity").Device(DEVICE_CPU), TopKKeepVelocityOp);
+REGISTER_KERNEL_BUILDER(Name("TopKKeepVelocity").Device(DEVICE_CPU),
+                        OpOnHost<TopKKeepVelocityInputs>);
 
 }  // namespace
 }  // namespace gradcomp
