@@ -467,6 +467,14 @@ def start_where_one_has_a_gpu(path):
     gc.MultiWorkerMirroredStrategy()
 
 
+def fail_for_two_reasons(path):
+    """Runs an op on a GPU whose context cannot be had, for one reason and then for another."""
+    load_fake(path)
+    for fault in ("no_contexts", "no_memory_for_contexts"):
+        os.environ["GRADCOMP_FAKE_GPU"] = fault
+        Replica("GPU:0").encode(numbers(1), divides=False)
+
+
 def load_fake(path):
     load_library.load_pluggable_device_library(path)
     return ctypes.CDLL(path)
@@ -484,6 +492,8 @@ def main():
     methods = sys.argv[-1]
     if part == "mixed":
         return start_where_one_has_a_gpu(path)
+    if part == "contexts":
+        return fail_for_two_reasons(path)
     fake = None if path == "real" else load_fake(path)
     if part == "without_nvrtc":
         ctypes.CDLL(str(library.PATH)).tf_gradcomp_set_nvrtc(b"")  # as before it is told

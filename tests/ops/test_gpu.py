@@ -7,6 +7,7 @@ kernels themselves are compared with the CPU's in `custom_ops/tests/gpu_*_test.c
 
 import ctypes
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tests.workers import ONE_THREAD, result, run_workers
+from tests.workers import ONE_THREAD, python_path, result, run_workers
 from tf_gradcomp.ops import gpu, library
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +120,15 @@ def test_where_kernels_cannot_be_used_ops_work_on_the_host(fake_gpu, env, why):
     found = result(run(fake_gpu, "host", **env))
     assert why in found["error"]
     assert not found["launches"]
+
+
+def test_each_failure_is_told_with_its_own_reason(fake_gpu):
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "PYTHONPATH": python_path()}
+    command = [sys.executable, str(PROGRAM), str(fake_gpu), "contexts"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    told = [line for line in ended.stderr.splitlines() if "cuStreamGetCtx fails: " in line]
+    reasons = [line.split("cuStreamGetCtx fails: ")[1].split(".")[0] for line in told]
+    assert reasons == ["CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_OUT_OF_MEMORY"]
 
 
 @pytest.mark.skipif(is_on_this_system("libnvrtc.so.12"), reason="NVRTC is installed")
