@@ -7,6 +7,7 @@ import ast
 import inspect
 import queue
 import threading
+import zipfile
 from pathlib import Path
 
 import keras
@@ -608,6 +609,29 @@ def test_on_save(tmp_path, monkeypatch):
     assert keras.models.load_model(tmp_path / "m.h5", compile=False).count_params() == 2
     for path in ("m.weights.h5", "m.weights.json"):
         small_model().load_weights(tmp_path / path)
+
+
+def test_on_broken_file(tmp_path, monkeypatch):
+    for name in ("load_model", "load_weights_only"):
+        monkeypatch.setattr(saving_lib, name, getattr(saving_lib, name))
+    keras_private.on_broken_file(lambda path: f"broken: {Path(path).name}")
+    model = small_model()
+    model.save(tmp_path / "m.keras")
+    model.save_weights(tmp_path / "m.weights.h5")
+    for name, load in (
+        ("m.keras", keras.models.load_model),
+        ("m.weights.h5", small_model().load_weights),
+    ):
+        content = bytearray((tmp_path / name).read_bytes())
+        middle = len(content) // 2
+        content[middle : middle + 999] = b"?" * len(content[middle : middle + 999])
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises((OSError, RuntimeError, zipfile.BadZipFile)) as broken:
+            load(tmp_path / name)
+        assert f"broken: {name}" in broken.value.__notes__
+    with pytest.raises(ValueError, match="File not found") as missing:
+        keras.models.load_model(tmp_path / "none.keras")
+    assert not hasattr(missing.value, "__notes__")
 
 
 def test_on_epochs(monkeypatch):

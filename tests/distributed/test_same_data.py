@@ -18,7 +18,8 @@ def seen():
         for i in range(4):
             rows = [f"{i},{row}\n" for row in range(8)]
             (Path(folder) / f"{i}.csv").write_text("".join(rows))
-        return [result(worker) for worker in run_workers(PROGRAM, 2, [folder], deadline=300)]
+        workers = run_workers(PROGRAM, 2, [folder], deadline=300)
+    return [{**result(worker), "stderr": worker.stderr} for worker in workers]
 
 
 def test_the_chief_tells_of_other_orders_and_what_to_do():
@@ -49,6 +50,11 @@ def test_statistics_stay_as_they_are_on_a_worker_without_rows(data):
         # ten updates, each with a few roundings, of numbers below 2
         assert np.allclose(found["statistics"], [mean, variance], rtol=0, atol=64 * 2.0**-23)
         assert np.isfinite(found["history"]["val_loss"]).all()
+
+
+def test_a_worker_with_an_empty_batch_says_so_in_each_epoch():
+    counts = [report["stderr"].count("this worker got an empty batch") for report in seen()]
+    assert counts == [0, 4]  # the second replica's, twice by arrays and twice by a dataset
 
 
 def test_a_last_batch_of_arrays_with_too_few_rows_is_told_before_training():

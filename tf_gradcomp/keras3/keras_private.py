@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import types
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -520,6 +521,28 @@ def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, st
             save(model, path, write, as_usual)
 
     _legacy_h5.save_model_to_hdf5 = save_model
+
+
+def on_broken_file(describe: Callable[[str], str]) -> None:
+    """Adds `describe(path)` to the error of a model's file that cannot be read.
+
+    Keras' own errors name neither the file nor what to do.
+    """
+    for name, place in (("load_model", 0), ("load_weights_only", 1)):
+        original = getattr(_saving_lib, name)
+
+        def hooked(*args: Any, original: Any = original, place: int = place, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except (OSError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+                path = args[place] if len(args) > place else kwargs.get("filepath")
+                of_file = isinstance(error, OSError | zipfile.BadZipFile)
+                of_file = of_file or "Unable to " in str(error)  # as h5py says it
+                if of_file and isinstance(path, str | os.PathLike) and os.path.isfile(path):
+                    error.add_note(describe(os.fspath(path)))
+                raise
+
+        setattr(_saving_lib, name, functools.wraps(original)(hooked))
 
 
 class _NamedBuffer(io.BytesIO):

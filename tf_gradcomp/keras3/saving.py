@@ -7,3 +7,4 @@ from tf_gradcomp.wrapper import files
 keras_private.on_save(files.save, files.leaves_out_optimizer)
 keras_private.on_epochs(files.release, files.collect_at_epoch_end)
 keras_private.on_logs(files.log_path)
+keras_private.on_broken_file(files.advice_on_broken)

@@ -19,7 +19,11 @@ from tf_gradcomp.keras3 import loss_scale as _loss_scale  # noqa: F401 (has all 
 from tf_gradcomp.keras3 import saving as _saving  # noqa: F401 (has workers save together)
 from tf_gradcomp.wrapper import checks, losses
 from tf_gradcomp.wrapper.reading import GeneratorReader, PyDatasetReader
-from tf_gradcomp.wrapper.same_data import check_last_batch, compared_batch
+from tf_gradcomp.wrapper.same_data import (
+    check_last_batch,
+    compared_batch,
+    tell_of_empty_batch,
+)
 from tf_gradcomp.wrapper.strategy import (
     MultiWorkerMirroredStrategy,
     check_batches,
@@ -74,7 +78,11 @@ def _may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:
     strategy = tf.distribute.get_strategy()
     if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
         return None
-    return None if inputs.shape[0] else tf.equal(tf.shape(inputs)[0], 0)
+    if inputs.shape[0]:
+        return None
+    is_empty = tf.equal(tf.shape(inputs)[0], 0)
+    tell_of_empty_batch(is_empty)
+    return is_empty
 
 
 def _reader_of(

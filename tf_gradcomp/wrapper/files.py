@@ -21,6 +21,11 @@ _WITHOUT_OPTIMIZER = (
     "%s holds the model without its optimizer: Keras' old HDF5 format cannot hold the state of a "
     "CompressedOptimizer. To go on training from a file, save to a path that ends in .keras."
 )
+_BROKEN = (
+    "%r is damaged or incomplete. Load another file, such as an earlier checkpoint, or let "
+    "BackupAndRestore resume from its last backup. tf_gradcomp writes a file completely or not at "
+    "all, so another program wrote this one, or it was damaged later."
+)
 Write = Callable[[IO[bytes]], None]
 
 
@@ -111,3 +116,8 @@ def log_path(callback: keras.callbacks.Callback, path: str, nowhere: str | None 
     if writes_alone(type(callback).__name__, path):
         return path
     return tempfile.mkdtemp(prefix="gradcomp-") if nowhere is None else nowhere
+
+
+def advice_on_broken(path: str) -> str:
+    """Returns what to do about a file of a model that cannot be read."""
+    return _BROKEN % path

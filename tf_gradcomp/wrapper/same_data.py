@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,12 @@ from tf_gradcomp.distribute import tf_private
 from tf_gradcomp.distribute.notices import tell_user
 from tf_gradcomp.distribute.strategy import CheckedStrategy
 
+_EMPTY = (
+    "tf_gradcomp: this worker got an empty batch, because the batch of all workers has fewer rows "
+    "than there are replicas. BatchNormalization keeps its statistics; layers of your own that "
+    "take a mean over the batch make NaN of it. Use dataset.batch(..., drop_remainder=True)."
+)
+_told_in: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _PARTS = 8  # of a batch, such as inputs and labels: so many are compared
 
 
@@ -94,3 +102,15 @@ def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
             "NaN of it, and convolutions may end with an error. Cut the arrays to whole batches: "
             "x[: len(x) // batch_size * batch_size]."
         )
+
+
+def tell_of_empty_batch(is_empty: tf.Tensor) -> None:
+    """Prints on the worker whose batch is empty that it is: once in a step, whatever its layers."""
+    if tf.executing_eagerly():
+        if is_empty:
+            tf.print(_EMPTY, output_stream=sys.stderr)
+        return
+    graph = tf.compat.v1.get_default_graph()
+    if graph not in _told_in:
+        _told_in.add(graph)
+        tf.cond(is_empty, lambda: tf.print(_EMPTY, output_stream=sys.stderr), tf.no_op)
