@@ -125,11 +125,8 @@ def test_ranks_of_horovod_train_as_workers_of_a_strategy_do(tmp_path):
 def test_digits_checkpoints(tmp_path):
     args = ["--epochs", "1", "--checkpoints", tmp_path]
     run_workers(EXAMPLES / "digits_cnn.py", n=2, args=args)
-    ours, other = tmp_path / "best.keras", tmp_path / "worker-1" / "best.keras"
-    model, same = (keras.models.load_model(path) for path in (ours, other))
-    assert model.count_params() == 151_306
-    for weights, others in zip(model.get_weights(), same.get_weights(), strict=True):
-        np.testing.assert_array_equal(weights, others)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["best.keras"]
+    assert keras.models.load_model(tmp_path / "best.keras").count_params() == 151_306
 
 
 def test_a_text_of_ones_own(tmp_path):
@@ -184,7 +181,7 @@ def test_a_vision_model_trains_on_a_folder_of_images(tmp_path):
     chief, other = run_workers(EXAMPLES / "vision.py", n=2, args=args, env=ONE_THREAD)
     first, last = map(float, re.findall(r" loss: (\S+)", chief.stdout))
     assert last < first
-    assert "all           │             │ 3,209,026" in chief.stdout  # MobileNet for two classes
+    assert re.search(r"^ *all +3,209,026 ", chief.stdout, re.MULTILINE)  # MobileNet, two classes
     assert "replicas exchange gradients by AdaComp" in chief.stderr
     assert "Found 120 files belonging to 2 classes" in chief.stdout
     assert "Epoch" not in other.stdout
