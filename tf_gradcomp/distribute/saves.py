@@ -71,7 +71,10 @@ class Saves:
         keys = self._keys(savings, path)
         chief = self._group.is_first
         number = self._tell(keys, path) if chief else None
+        collected = all(saving.is_collected for saving in savings)
         joined = self._collect(savings, keys[0])
+        if joined and not collected:
+            keys = keys[:1]  # all are at this very save
         if number is None:
             number = self._written_by_chief(keys, path, self._wait if joined else _BY_PATH_WAIT)
         with contextlib.ExitStack() as stack:
@@ -132,7 +135,10 @@ class Saves:
     def _written_by_chief(self, keys: Sequence[str], path: str, seconds: float) -> int | None:
         """Returns the number of the chief's save to the same path; None if there is none."""
         for key in keys:
-            told: Any = json.loads(tf_private.announced(key, seconds) or "null")
+            try:
+                told: Any = json.loads(tf_private.announced(key, seconds) or "null")
+            except ConnectionError:  # the chief has saved and ended, or never will
+                return None
             if told and told[0] == path:
                 return told[1]
             seconds = _BY_PATH_WAIT

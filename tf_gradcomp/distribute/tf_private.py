@@ -512,11 +512,17 @@ def announce(key: str, value: str) -> None:
 
 
 def announced(key: str, seconds: float) -> str | None:
-    """Returns what was announced under a key; None if nothing is within some seconds."""
+    """Returns what was announced under a key; None if nothing is within some seconds.
+
+    Raises:
+        ConnectionError: If the chief has ended, and the coordination service with it.
+    """
     try:
         return _context.context().get_config_key_value(key, max(1, int(1000 * seconds)))
     except tf.errors.DeadlineExceededError:
         return None
+    except tf.errors.UnavailableError as error:
+        raise ConnectionError("The chief of this job has ended.") from error
 
 
 def all_come(name: str, seconds: float) -> bool:

@@ -112,6 +112,9 @@ def _saving(callback: Any, path: str) -> Iterator[bool]:
     with coordinated(savings, path) as writes:
         of_others = any(not one.group.is_first for one in savings)  # also under Horovod
         yield writes and not of_others
+    for saving in savings:
+        if not saving.group.by_strategy:  # where nobody has waited for the file
+            saving.group.agree({"next action": "going on after a backup"})
 
 
 def _copy(path: str, to: str) -> None:
