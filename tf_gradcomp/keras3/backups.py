@@ -90,7 +90,7 @@ def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], N
 def delete(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
     """Deletes the backup at the end of training, on one worker."""
     strategy = strategy_of_workers()
-    if strategy is None or strategy.is_first_worker:
+    if (strategy is None or strategy.is_first_worker) and not _left_to_first(callback):
         original()
 
 
@@ -110,11 +110,17 @@ def _saving(callback: Any, path: str) -> Iterator[bool]:
     for saving in savings:
         saving.collect()
     with coordinated(savings, path) as writes:
-        of_others = any(not one.group.is_first for one in savings)  # also under Horovod
-        yield writes and not of_others
+        yield writes and not _left_to_first(callback)
     for saving in savings:
         if not saving.group.by_strategy:  # where nobody has waited for the file
             saving.group.agree({"next action": "going on after a backup"})
+
+
+def _left_to_first(callback: Any) -> bool:
+    """Returns whether another process has this callback, too, and its files: also under Horovod."""
+    if not getattr(callback, "on_all_workers", False):
+        return False
+    return any(not saving.group.is_first for saving in savings_of(callback.model))
 
 
 def _copy(path: str, to: str) -> None:
