@@ -86,10 +86,11 @@ def test_sum_over_workers(workers):
 
 @pytest.mark.parametrize("from_function", [False, True])
 def test_drop_iterators_in_background(from_function):
-    dropped, seen = threading.Event(), queue.SimpleQueue()
+    taken, dropped, seen = threading.Event(), threading.Event(), queue.SimpleQueue()
 
     def batch(number):
         if number == 6:  # taken ahead
+            taken.set()
             seen.put(dropped.wait(300))
         return number
 
@@ -104,6 +105,7 @@ def test_drop_iterators_in_background(from_function):
         made = strategy.experimental_distribute_dataset(numbers())
     iterator = iter(tf_private.drop_iterators_in_background(made))
     next(iterator)
+    assert taken.wait(300)  # else it may never be
     del iterator
     dropped.set()
     assert seen.get(timeout=300)
