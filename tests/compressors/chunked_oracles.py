@@ -70,7 +70,7 @@ def _shaped(vectors: Arrays, like: Arrays) -> Arrays:
 
 
 class Sent(NamedTuple):
-    """What the chosen entries, by replica and tensor, became."""
+    """Returns the values that the chosen entries became, by replica and tensor."""
 
     payloads: Arrays
     totals: Arrays  # by tensor

@@ -19,7 +19,7 @@ FORMS = [
 
 @functools.cache
 def seen():
-    """What each of two workers saw, by how it read its data."""
+    """Returns the batches that each of two workers saw, by the way it read them."""
     with tempfile.TemporaryDirectory() as folder:
         return [result(worker) for worker in run_workers(PROGRAM, 2, [folder])]
 

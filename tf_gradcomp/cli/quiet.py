@@ -31,7 +31,7 @@ _MOST_LINES = 1000
 
 
 def wanted(verbose: bool, env: Mapping[str, str] = os.environ) -> bool:
-    """Whether to leave anything out; not where the user asks for all that TensorFlow writes."""
+    """Returns whether to leave lines out: not if the user asks for all of TensorFlow's."""
     return not verbose and env.get(LEVEL) != "0"
 
 
@@ -125,7 +125,7 @@ def _is_interruption(lines: Sequence[str]) -> bool:
 
 
 def _beyond(lines: Sequence[str], shown: Sequence[str]) -> Sequence[str] | None:
-    """What follows the traceback in `lines`; None if it is another one than that in `shown`."""
+    """Returns the lines after the traceback in `lines`; None if `shown` has another traceback."""
     own, other = (_until_log(one) for one in (lines, shown))
     both = min(len(own), len(other))
     equal = all(

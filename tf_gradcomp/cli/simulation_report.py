@@ -105,7 +105,7 @@ def _fewer(dense: Sequence[Simulated], same: Sequence[Simulated]) -> str:
 
 
 def _more_is_better(metric: str, dense: Sequence[Simulated]) -> bool:
-    """Whether a larger value is better, by the name or by what dense training does to it."""
+    """Returns whether larger is better, by the metric's name or its course in dense training."""
     if any(part in metric for part in ("acc", "auc", "precision", "recall")):
         return True
     if any(part in metric for part in ("loss", "error", "mae", "mse")):

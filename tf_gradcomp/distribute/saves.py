@@ -28,7 +28,7 @@ _OWN = (
 
 
 class Saves:
-    """What the workers of a strategy tell each other when they save.
+    """Coordinates the workers of a strategy when they save.
 
     A worker cannot know whether the others save as well: some programs save on all workers, and
     some on the chief alone, while the others begin the next step. So no collective begins before

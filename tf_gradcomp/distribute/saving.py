@@ -125,7 +125,7 @@ class Saving:
 
     @property
     def is_collected(self) -> bool:
-        """Whether all sums are there, and no step has changed the variables since."""
+        """True if all sums are there, and no step has changed the variables since."""
         return not self._summed or self._collected_at == self.counts()
 
     @contextlib.contextmanager
@@ -178,7 +178,7 @@ class Saving:
         variable.assign(value / one.group.size if one and not one.by_strategy else value)
 
     def is_apart(self, variable: Any) -> bool:
-        """Whether each process has a variable for itself that no strategy has replicated."""
+        """Returns whether each process has its own variable, which no strategy has replicated."""
         one = self._summed.get(id(native(variable)))
         return one is not None and not one.by_strategy
 

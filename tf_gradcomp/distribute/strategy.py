@@ -130,7 +130,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def is_first_worker(self) -> bool:
-        """Whether the job's first replica is in this process, which then writes for all."""
+        """True if the job's first replica is in this process, which then writes for all."""
         return self._group.is_first
 
     @property

@@ -597,7 +597,7 @@ def on_logs(path_of: Callable[..., str]) -> None:
 
 
 class Backup(NamedTuple):
-    """What Keras' `BackupAndRestore` keeps to itself.
+    """Paths and progress that Keras' `BackupAndRestore` keeps private.
 
     Attributes:
         weights: The path of the weights and the optimizer's state.

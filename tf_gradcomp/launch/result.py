@@ -60,7 +60,7 @@ class WorkerEnd:
 
     @property
     def was_left(self) -> bool:
-        """Whether its error says that it has lost another worker."""
+        """True if the error of this worker says that it has lost another worker."""
         return bool(_LOST_OTHERS.search(self.error))
 
     @property

@@ -50,7 +50,7 @@ def pack(offsets: np.ndarray, chunk_size: int) -> np.ndarray:
 
 
 def places(offsets: np.ndarray, chunk_size: int) -> np.ndarray:
-    """Where the chosen entries lie in the flattened tensor."""
+    """Returns the positions of the chosen entries in the flattened tensor."""
     return np.arange(offsets.size) * chunk_size + offsets
 
 

@@ -173,13 +173,13 @@ class Compressed:
         return measuring.Measuring(self.group, self.exchange.specs, candidates)
 
     def _takes_means(self) -> bool:
-        """Whether the inner optimizer gets the mean of the replicas' gradients, and not the sum."""
+        """True if the inner optimizer gets the mean of the replicas' gradients, not the sum."""
         if self.reduction is None:
             return not self.group.loss_is_divided
         return self.reduction == "mean"
 
     def _shares(self, grads: Sequence[Gradient]) -> list[Gradient]:
-        """What a replica adds to the sums, given its gradients."""
+        """Returns the gradients as this replica adds them to the sums."""
         means = self._takes_means()
         losses.tell_of_wrong_share(means=means)
         if not means:

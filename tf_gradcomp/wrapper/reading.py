@@ -189,7 +189,7 @@ class _Taken:
 
 
 class _Source:
-    """What several readers of one generator share: a lock, and what was taken and not used."""
+    """A lock and the unused batches, which several readers of one generator share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

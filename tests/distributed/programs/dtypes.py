@@ -54,7 +54,7 @@ class Keeping(keras.layers.Layer):
 
 
 def state():
-    """What variables hold that were created in the scope, and by the first step of a function."""
+    """Returns variables created in the scope, and by the first step of a function."""
     with strategy.scope():
         eager, traced = Keeping(), Keeping()
         eager.build(None)
@@ -82,7 +82,7 @@ class Casts(keras.Model):
 
 
 def predictions():
-    """Of 21 rows, in batches of 8: the last one has five, of which the workers have 4 and 1."""
+    """Predicts 21 rows in batches of 8: of the last five rows, the workers have 4 and 1."""
     x = np.arange(-7 * 5, 7 * 16, dtype="float32").reshape(21, 7)
     with strategy.scope():
         model = Casts()

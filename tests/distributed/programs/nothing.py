@@ -31,7 +31,7 @@ def frozen():
 
 
 def numbers():
-    """What a callback gets by float() and int() in training."""
+    """Returns the numbers that a callback gets by float() and int() in training."""
     model = setup.model(dense_model, lambda: setup.wrap(keras.optimizers.Adam(0.25)))
     seen = []
     callback = keras.callbacks.LambdaCallback(

@@ -38,7 +38,7 @@ def fit(*callbacks, model=model):
 
 
 def sums():
-    """What all workers have together; a collective."""
+    """Sums the state of all workers, by a collective."""
     return {name: [np.asarray(v).tolist() for v in exchange.state[name]] for name in NAMES}
 
 
@@ -47,7 +47,7 @@ def own():
 
 
 def held(path):
-    """What a file of Keras holds."""
+    """Reads the content of a Keras file."""
     content = pathlib.Path(path).read_bytes()
     if path.endswith(".keras"):
         content = zipfile.ZipFile(io.BytesIO(content)).read("model.weights.h5")
@@ -139,7 +139,7 @@ def step():
 
 
 def errors():
-    """What cannot be written or read is said on all workers."""
+    """Collects the errors that all workers raise for unwritable and unreadable paths."""
     seen = {}
     try:
         model.save_weights("missing/m.weights.h5")

@@ -118,7 +118,7 @@ def by_arrays(x):
 
 
 def checked(x, path, train):
-    """What training saw, and whether the data are now other ones, in memory and in the file."""
+    """Returns the losses, and whether training changed the data in memory and in the file."""
     before = digest_of(path)
     dense.set_weights([np.zeros((SIZE, 1))])
     losses, predicted = train(x)

@@ -23,7 +23,7 @@ class Heard(logging.Handler):
 
 
 def told(run):
-    """What is said while `run` is called."""
+    """Returns the messages logged while `run` is called."""
     heard.clear()
     notices.forget()
     run()
@@ -83,7 +83,7 @@ def orders():
 
 
 def one_row(data, labels=None, **kwargs):
-    """What training leaves that ends with a batch of one row."""
+    """Returns the state after training that ends with a batch of one row."""
     with strategy.scope():
         layers = [
             keras.Input((2,)),
