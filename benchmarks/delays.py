@@ -18,7 +18,7 @@ import click
 from machine import processor
 
 import tf_gradcomp as gc
-from tf_gradcomp.keras_any.callbacks.delay_check import Waiting
+from tf_gradcomp.keras.callbacks.delay_check import Waiting
 from tf_gradcomp.simulation.task import load
 
 

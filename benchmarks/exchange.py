@@ -23,8 +23,8 @@ from gradients import Gradients, all_reduce, mean_over_workers, on_replica
 from turns import Contender, timed
 
 import tf_gradcomp as gc
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.traffic import Traffic
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.traffic import Traffic
 
 
 @click.command(help=__doc__)

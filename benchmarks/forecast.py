@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.compressors import get, methods_of, text_of
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.method import Candidate
-from tf_gradcomp.distribute.strategy_group import StrategyGroup
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 
 def forecast(

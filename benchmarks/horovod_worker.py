@@ -21,9 +21,9 @@ from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 import tf_gradcomp as gc
-from tf_gradcomp.distribute.communicator import dense_ring_bytes
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.method import Candidate, Method
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.groups.communicator import dense_ring_bytes
 
 PLAIN = {
     jobs.HOROVOD_ALL_REDUCE: hvd.Compression.none,

@@ -5,7 +5,9 @@ random gradients and each method's own choices.
 """
 
 import os
+import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read where NumPy is loaded
@@ -20,7 +22,9 @@ from rich.table import Table
 
 from tf_gradcomp import Policy, compressors, ops
 from tf_gradcomp.planning.error_tables import table
-from tf_gradcomp.reference import lgreco
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the oracles in tests/
+from tests.reference import lgreco
 
 METHODS = ("top_k", "power_sgd", "qsgd", "adacomp", "scalecom")
 

@@ -7,8 +7,8 @@ from workloads import Source
 
 import tf_gradcomp as gc
 from tf_gradcomp.advice.codec_speed import CodecSpeed
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.replica_step import ReplicaStep
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.replica_step import ReplicaStep
 
 REPEATS = 11
 

@@ -14,12 +14,12 @@ import turns
 from gradients import Gradients, all_reduce, mean_over_workers, on_replica
 
 import tf_gradcomp as gc
+from tf_gradcomp import tf_private
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.distribute import tf_private
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.host_group import HostGroup
-from tf_gradcomp.distribute.method import Candidate, Method
-from tf_gradcomp.distribute.strategy_group import StrategyGroup
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.groups.host_group import HostGroup
+from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 
 def main() -> None:

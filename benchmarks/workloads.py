@@ -16,11 +16,11 @@ from turns import Contender
 
 import tf_gradcomp as gc
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.distribute.communicator import dense_ring_bytes
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.groups import current_group
-from tf_gradcomp.distribute.method import Candidate, Method
-from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.groups.communicator import dense_ring_bytes
+from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.keras.keras3 import keras_private
 
 PLAIN: dict[str, Reduction] = {
     jobs.ALL_REDUCE: all_reduce,

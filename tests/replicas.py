@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.distribute.gradients import native
+from tf_gradcomp.exchange.gradients import native
 
 
 def method_names() -> list[str]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.workers import run_workers
-from tf_gradcomp.distribute import alone
+from tf_gradcomp.groups import alone
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 LAUNCHERS_SIZES = ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]

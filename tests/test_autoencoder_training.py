@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.bounds import assert_close
+from tests.reference.lgc import whole_run_ratio
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.autoencoder import Architecture, Network
 from tf_gradcomp.compressors.lgc_state import (
@@ -21,9 +22,8 @@ from tf_gradcomp.compressors.lgc_state import (
     WANTED,
     WEIGHTS,
 )
-from tf_gradcomp.distribute import notices
-from tf_gradcomp.distribute.learning import Learnt
-from tf_gradcomp.reference.lgc import whole_run_ratio
+from tf_gradcomp.exchange.learning import Learnt
+from tf_gradcomp.groups import notices
 
 BATCH, STEPS = 24, 8
 DENSE, TRAINING = 2, 7

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tests.replicas import collective, per_replica
 from tf_gradcomp.compressors.wishes import AllReduce, WithRider
-from tf_gradcomp.distribute import communicator
-from tf_gradcomp.distribute.groups import current_group
-from tf_gradcomp.distribute.strategy_group import StrategyGroup
+from tf_gradcomp.groups import communicator
+from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 ELEMENTS = 1001

@@ -16,12 +16,12 @@ from tests.bounds import rounding
 from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import AdaComp, NoCompression, ScaleCom, TopK
-from tf_gradcomp.distribute import notices
-from tf_gradcomp.distribute.communicator import dense_ring_bytes
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.groups import current_group
-from tf_gradcomp.distribute.method import Candidate, Method
-from tf_gradcomp.distribute.traffic import Traffic
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.traffic import Traffic
+from tf_gradcomp.groups import notices
+from tf_gradcomp.groups.communicator import dense_ring_bytes
+from tf_gradcomp.groups.current import current_group
 
 WHOLE = AdaComp(dict.fromkeys(["dense", "vector", "embedding"]))
 

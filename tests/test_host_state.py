@@ -13,9 +13,9 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import copies
 from tests.test_exchange import Exchanging
-from tf_gradcomp.distribute import host_state
-from tf_gradcomp.distribute.host_state import OnHost
-from tf_gradcomp.distribute.replica_exchange import Parts
+from tf_gradcomp.exchange import host_state
+from tf_gradcomp.exchange.host_state import OnHost
+from tf_gradcomp.exchange.replica_exchange import Parts
 
 pytestmark = pytest.mark.oldest
 SHAPE = (3, 4)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import mirrored
 from tests.workers import run_workers
-from tf_gradcomp.distribute.means import means_over_replicas, sums_over_replicas
+from tf_gradcomp.groups.means import means_over_replicas, sums_over_replicas
 
 pytestmark = pytest.mark.quick
 

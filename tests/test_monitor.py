@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import tf_gradcomp as gc
+from tests.reference import adacomp
 from tests.replicas import collective
-from tf_gradcomp.distribute import notices
-from tf_gradcomp.reference import adacomp
+from tf_gradcomp.groups import notices
 
 LOGS = [
     "payload_bytes",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_gradcomp.distribute import padded_gather
-from tf_gradcomp.distribute.padded_gather import gather_padded
+from tf_gradcomp.groups import padded_gather
+from tf_gradcomp.groups.padded_gather import gather_padded
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 MOST = padded_gather._MOST_AHEAD

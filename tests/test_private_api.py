@@ -26,12 +26,12 @@ from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.ops import script_ops
 
 import tf_gradcomp
-import tf_gradcomp.keras3.optimizer  # installs the hooks
-import tf_gradcomp.keras3.strategy
+import tf_gradcomp.keras.keras3.optimizer  # installs the hooks
+import tf_gradcomp.keras.keras3.strategy
 from tests.replicas import mirrored
 from tests.workers import result, run_workers
-from tf_gradcomp.distribute import tf_private
-from tf_gradcomp.keras3 import keras_private
+from tf_gradcomp import tf_private
+from tf_gradcomp.keras.keras3 import keras_private
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 PROGRAM = Path(__file__).parent / "distributed/programs/private.py"

@@ -9,8 +9,8 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.workers import result, run_workers
 from tf_gradcomp.cli.simulate import simulate
-from tf_gradcomp.distribute import notices
 from tf_gradcomp.environment import COMPRESSOR
+from tf_gradcomp.groups import notices
 
 JOB = """
     import json, os, logging, sys, tempfile

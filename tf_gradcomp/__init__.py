@@ -24,35 +24,35 @@ if TYPE_CHECKING:
     from tf_gradcomp.advice.result import Advice
     from tf_gradcomp.checkpoints import worker_path
     from tf_gradcomp.chief import is_chief
-    from tf_gradcomp.distribute.cross_device_ops import CompressedAllReduce
-    from tf_gradcomp.distribute.handshake import WorkersDisagreeError
-    from tf_gradcomp.distribute.horovod_group import HorovodGroup
-    from tf_gradcomp.distribute.horovod_hosts import HorovodHosts
-    from tf_gradcomp.keras3.optimizer import CompressedOptimizer
-    from tf_gradcomp.keras_any.advise import advise
-    from tf_gradcomp.keras_any.autoencoder import Autoencoder
-    from tf_gradcomp.keras_any.initial_state import broadcast_initial_state
-    from tf_gradcomp.keras_any.policy import Policy
-    from tf_gradcomp.wrapper.strategy import MultiWorkerMirroredStrategy
+    from tf_gradcomp.groups.handshake import WorkersDisagreeError
+    from tf_gradcomp.groups.horovod_group import HorovodGroup
+    from tf_gradcomp.groups.horovod_hosts import HorovodHosts
+    from tf_gradcomp.keras.common.advise import advise
+    from tf_gradcomp.keras.common.autoencoder import Autoencoder
+    from tf_gradcomp.keras.common.initial_state import broadcast_initial_state
+    from tf_gradcomp.keras.common.policy import Policy
+    from tf_gradcomp.keras.common.strategy import MultiWorkerMirroredStrategy
+    from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
+    from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce
 
 __version__ = metadata.version("tf-gradcomp")
 
 # Loaded on first use, so that the `gradcomp` command starts without loading TensorFlow.
 _HOME = {
     "Advice": "tf_gradcomp.advice.result",
-    "Autoencoder": "tf_gradcomp.keras_any.autoencoder",
-    "CompressedAllReduce": "tf_gradcomp.distribute.cross_device_ops",
-    "HorovodGroup": "tf_gradcomp.distribute.horovod_group",
-    "HorovodHosts": "tf_gradcomp.distribute.horovod_hosts",
-    "Policy": "tf_gradcomp.keras_any.policy",
-    "WorkersDisagreeError": "tf_gradcomp.distribute.handshake",
-    "advise": "tf_gradcomp.keras_any.advise",
-    "broadcast_initial_state": "tf_gradcomp.keras_any.initial_state",
+    "Autoencoder": "tf_gradcomp.keras.common.autoencoder",
+    "CompressedAllReduce": "tf_gradcomp.strategy.cross_device_ops",
+    "HorovodGroup": "tf_gradcomp.groups.horovod_group",
+    "HorovodHosts": "tf_gradcomp.groups.horovod_hosts",
+    "Policy": "tf_gradcomp.keras.common.policy",
+    "WorkersDisagreeError": "tf_gradcomp.groups.handshake",
+    "advise": "tf_gradcomp.keras.common.advise",
+    "broadcast_initial_state": "tf_gradcomp.keras.common.initial_state",
     "is_chief": "tf_gradcomp.chief",
     "worker_path": "tf_gradcomp.checkpoints",
 }
-# In the part for the Keras that is in use.
-_IN_DOOR = {"CompressedOptimizer": "optimizer", "MultiWorkerMirroredStrategy": "strategy"}
+# In `keras/keras2` or `keras/keras3`.
+_PER_KERAS_VERSION = {"CompressedOptimizer": "optimizer", "MultiWorkerMirroredStrategy": "strategy"}
 _MODULES = ("callbacks", "compressors", "ops", "simulation")
 
 __all__ = [
@@ -80,9 +80,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _IN_DOOR:
-        keras_here = importlib.import_module("tf_gradcomp.keras_here")
-        return getattr(keras_here.door(_IN_DOOR[name]), name)
+    if name in _PER_KERAS_VERSION:
+        version = importlib.import_module("tf_gradcomp.keras.common.version")
+        return getattr(version.keras_module(_PER_KERAS_VERSION[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,12 +18,14 @@ from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
 from tf_gradcomp.advice.probe import QUICK, probe
 from tf_gradcomp.advice.sample import Sample
-from tf_gradcomp.distribute.groups import current_group
-from tf_gradcomp.distribute.method import Candidate
-from tf_gradcomp.distribute.strategy_group import StrategyGroup
+from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import Policy
 
-advise_module = importlib.import_module("tf_gradcomp.keras_any.advise")  # as the function is called
+advise_module = importlib.import_module(
+    "tf_gradcomp.keras.common.advise"
+)  # as the function is called
 
 SHAPES = {"dense/kernel": (300, 400), "dense/bias": (400,), "conv/kernel": (3, 3, 16, 64)}
 SPECS = [Policy().spec(path, shape, "float32") for path, shape in SHAPES.items()]

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.reference import chunks, payload, value_bits
+from tests.reference.leader import leader
 from tf_gradcomp.compressors import RandomK, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference import chunks, payload, value_bits
-from tf_gradcomp.reference.leader import leader
 
 
 def scalecom_oracle(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.reference import lgc
+from tests.reference.leader import leader
 from tf_gradcomp.compressors import LGC
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference import lgc
-from tf_gradcomp.reference.leader import leader
 
 
 def lgc_oracle(

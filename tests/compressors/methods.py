@@ -21,6 +21,7 @@ from tests.compressors.lockstep import Arrays, Outcome, State
 from tests.compressors.power_sgd_oracle import power_sgd_oracle
 from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
 from tests.compressors.top_k_oracle import top_k_added, top_k_oracle
+from tests.reference import adacomp, dense_sum
 from tf_gradcomp.compressors import (
     LGC,
     QSGD,
@@ -37,7 +38,6 @@ from tf_gradcomp.compressors import (
 )
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.policy import DENSE, LAYER_KINDS, GradientSpec
-from tf_gradcomp.reference import adacomp, dense_sum
 
 Oracle = Callable[
     [Compressor, Sequence[GradientSpec], Sequence[State], Sequence[Arrays], int], Outcome

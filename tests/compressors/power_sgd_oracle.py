@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.reference import power_sgd
 from tf_gradcomp.compressors import PowerSGD
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference import power_sgd
 
 
 def power_sgd_oracle(

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from tests.compressors.gathered import gathered
 from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.reference import qsgd, sign_sgd
 from tf_gradcomp.compressors import QSGD, SignSGD
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference import qsgd, sign_sgd
 
 
 def qsgd_oracle(

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.compressors.lockstep import Lockstep
+from tests.reference.leader import leader as of_reference
 from tf_gradcomp.compressors import LGC, ScaleCom
 from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference.leader import leader as of_reference
 
 SIZES = [2, 3, 4, 5, 6, 7, 8]
 

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tests.bounds import assert_close, rounding
 from tests.compressors.lockstep import Lockstep, assert_equal_bits
+from tests.reference import lgc
+from tests.reference.leader import leader
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import LGC
 from tf_gradcomp.compressors.autoencoder import Architecture, Network
@@ -27,10 +29,8 @@ from tf_gradcomp.compressors.lgc_state import (
     WANTED,
     WEIGHTS,
 )
-from tf_gradcomp.distribute.replica_step import ReplicaStep
+from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference import lgc
-from tf_gradcomp.reference.leader import leader
 
 PATTERNS = ["all_reduce", "parameter_server"]
 SPECS = [

@@ -28,12 +28,12 @@ from tf_gradcomp.compressors import (
 )
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTOR
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.groups import current_group
-from tf_gradcomp.distribute.layer_plans import LayerPlanner
-from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_job_state, new_state
-from tf_gradcomp.distribute.method import Candidate, Method
-from tf_gradcomp.distribute.replica_step import ReplicaStep
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.layer_plans import LayerPlanner
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.groups.lockstep import handles, in_lockstep, new_job_state, new_state
 from tf_gradcomp.policy import GradientSpec
 
 SHAPES = [(40, 60), (50,), (60, 80), (3, 3, 8, 32), (20, 10)]  # two are not planned

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.compressors.lockstep import Lockstep, specs_of
+from tests.reference import qsgd
 from tf_gradcomp.compressors import QSGD
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
-from tf_gradcomp.reference import qsgd
 
 
 def spec(kind="dense", path="dense/kernel", shape=(30, 20)):

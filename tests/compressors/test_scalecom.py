@@ -6,11 +6,11 @@ import pytest
 
 from tests.bounds import assert_close
 from tests.compressors.lockstep import Lockstep, specs_of
+from tests.reference.leader import leader
 from tf_gradcomp.compressors import AdaComp, ScaleCom
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.keras_any.policy import Policy
+from tf_gradcomp.keras.common.policy import Policy
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference.leader import leader
 
 
 def normal(shape, seed):

@@ -3,8 +3,8 @@
 import numpy as np
 
 from tests.compressors.lockstep import Lockstep, specs_of
+from tests.reference import sign_sgd
 from tf_gradcomp.compressors import SignSGD
-from tf_gradcomp.reference import sign_sgd
 
 
 def step(gradients):

@@ -9,7 +9,7 @@ from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tests.compressors.test_conformance import random_gradients
 from tf_gradcomp.compressors import TopK
 from tf_gradcomp.compressors.base import RESIDUAL, VELOCITY, StateSpec
-from tf_gradcomp.keras_any.policy import Policy
+from tf_gradcomp.keras.common.policy import Policy
 from tf_gradcomp.policy import GradientSpec
 
 

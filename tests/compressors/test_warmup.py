@@ -12,9 +12,9 @@ from tests.compressors.test_conformance import random_gradients
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import AdaComp, Compressor
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
-from tf_gradcomp.distribute.replica_step import ReplicaStep
-from tf_gradcomp.distribute.state import state_specs
+from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.state import state_specs
+from tf_gradcomp.groups.lockstep import handles, in_lockstep, new_state
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,)]
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)

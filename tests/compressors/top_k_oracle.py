@@ -8,10 +8,10 @@ import numpy as np
 
 from tests.compressors.gathered import gathered
 from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.reference import top_k
 from tf_gradcomp.compressors import TopK
 from tf_gradcomp.compressors.base import RESIDUAL, VELOCITY
 from tf_gradcomp.policy import GradientSpec
-from tf_gradcomp.reference import top_k
 
 
 def top_k_oracle(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.workers import result, run_workers
-from tf_gradcomp.keras_any.callbacks.delay_check import Waiting
+from tf_gradcomp.keras.callbacks.delay_check import Waiting
 
 PROGRAM = Path(__file__).parent / "programs/delays.py"
 EVERY = 3

@@ -14,8 +14,8 @@ from tests.bounds import assert_close, rounding
 from tests.keras2.programs.optimizers import OPTIMIZERS
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
-from tf_gradcomp.keras2 import keras_private
-from tf_gradcomp.keras2.adam import momentum_only
+from tf_gradcomp.keras.keras2 import keras_private
+from tf_gradcomp.keras.keras2.adam import momentum_only
 
 pytestmark = pytest.mark.tf_keras
 keras = tf.keras
@@ -276,7 +276,7 @@ def _slots(optimizer, kind, variables):
 
 def test_parts_for_keras_3_say_so():
     with pytest.raises(ImportError, match=r"for Keras 3, and tf\.keras is Keras 2 here"):
-        importlib.import_module("tf_gradcomp.keras3.optimizer")
+        importlib.import_module("tf_gradcomp.keras.keras3.optimizer")
 
 
 def test_kinds_are_read_off_a_model():

@@ -131,7 +131,7 @@ LATER = """
     import keras
     import tensorflow as tf
     import tf_gradcomp as gc
-    from tf_gradcomp.distribute import agreement
+    from tf_gradcomp.groups import agreement
 
     agreement.LATER_LIST_SECONDS = 15.0
     strategy = gc.MultiWorkerMirroredStrategy()

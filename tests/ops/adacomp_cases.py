@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tests.reference import adacomp as reference
+from tests.reference.precondition import precondition
 from tf_gradcomp import ops
-from tf_gradcomp.reference import adacomp as reference
-from tf_gradcomp.reference.precondition import precondition
 
 FINGERPRINT = -(2**40) - 3
 STEP = 2**33 + 5

@@ -29,11 +29,11 @@ from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.distribute.exchange import GradientExchange
-from tf_gradcomp.distribute.groups import current_group
-from tf_gradcomp.distribute.lockstep import handles, in_lockstep, new_state
-from tf_gradcomp.distribute.method import Candidate, Method
-from tf_gradcomp.distribute.replica_step import ReplicaStep, by_stage
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage
+from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.groups.lockstep import handles, in_lockstep, new_state
 from tf_gradcomp.ops import gpu, library
 from tf_gradcomp.policy import DENSE, GradientSpec
 

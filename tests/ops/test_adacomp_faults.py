@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.adacomp_cases import FINGERPRINT, STEP, assert_same_bits, decode, encode, normal
+from tests.reference import payload as payload_format
 from tf_gradcomp import ops
-from tf_gradcomp.reference import payload as payload_format
 
 SHAPES = [(7, 31), (1001,), (5,), (0,)]
 BIN_SIZES = [50, 500, 0, 63]

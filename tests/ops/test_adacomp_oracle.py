@@ -15,9 +15,9 @@ from tests.ops.adacomp_cases import (
     encode_by_reference,
     normal,
 )
+from tests.reference import adacomp as reference
+from tests.reference import payload as payload_format
 from tf_gradcomp import ops
-from tf_gradcomp.reference import adacomp as reference
-from tf_gradcomp.reference import payload as payload_format
 
 BIN_SIZES = (1, 4, 50, 63, 64, 500, 16383)
 SCALE_FACTORS = (1.0, 1.5, 2.0, 3.0)

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tests.ops.adacomp_cases import DTYPES, assert_same_bits, normal
+from tests.reference import lgc as reference
 from tf_gradcomp import ops
-from tf_gradcomp.reference import lgc as reference
 
 WRONG = (tf.errors.InvalidArgumentError, ValueError)  # in eager execution, in a graph
 SHAPES = ([40, 60], [], [0], [9, 3], [5], [2000])

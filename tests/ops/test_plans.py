@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tests.ops.adacomp_cases import assert_same_bits, normal, rows
+from tests.reference import adacomp, qsgd, sign_sgd, top_k
+from tests.reference import payload as payload_format
 from tf_gradcomp import ops
-from tf_gradcomp.reference import adacomp, qsgd, sign_sgd, top_k
-from tf_gradcomp.reference import payload as payload_format
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
 SHAPES = [(70, 31), (1001,), (5,)]

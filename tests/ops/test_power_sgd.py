@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tests.bounds import assert_close
 from tests.ops.adacomp_cases import DTYPES, assert_same_bits, normal
+from tests.reference import power_sgd as reference
 from tests.workers import run_workers
 from tf_gradcomp import ops
-from tf_gradcomp.reference import power_sgd as reference
 
 WRONG = (tf.errors.InvalidArgumentError, ValueError)  # in eager execution, in a graph
 

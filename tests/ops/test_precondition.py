@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.reference.precondition import precondition as oracle
 from tf_gradcomp import ops
-from tf_gradcomp.reference.precondition import precondition as oracle
 
 SHAPES = [(3,), (70_000,), (), (0,), (17, 5)]
 ADAM = {"beta_2": 0.999, "epsilon": 1e-7}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.adacomp_cases import FINGERPRINT, STEP, assert_same_bits, normal
+from tests.reference import payload as payload_format
 from tf_gradcomp import ops
-from tf_gradcomp.reference import payload as payload_format
 
 SHAPES = [(7, 31), (1001,), (5,), (0,), (64,)]
 QSGD_LAYOUT = {"bits": [4, 3, 0, 8, 2], "bucket_size": 96}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.adacomp_cases import DTYPES, FINGERPRINT, STEP, assert_same_bits, normal
+from tests.reference import payload as payload_format
+from tests.reference import top_k as reference
 from tf_gradcomp import ops
-from tf_gradcomp.reference import payload as payload_format
-from tf_gradcomp.reference import top_k as reference
 
 SIZES = (1, 2, 1023, 1024, 1025, 131_072, 131_073, 300_001)  # around strips and blocks
 SHAPES, ENTRIES = [(7, 31), (1001,), (5,), (0,)], [20, 1, 0, 3]

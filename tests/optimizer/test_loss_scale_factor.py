@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.optimizer.cases import Replicas, gradients_at
 from tests.replicas import mirrored
-from tf_gradcomp.keras3.loss_scale import unscaled
+from tf_gradcomp.keras.keras3.loss_scale import unscaled
 
 FACTOR = 1024.0
 INNER = {

@@ -6,7 +6,7 @@ import pytest
 
 import tf_gradcomp as gc
 from tests.replicas import collective
-from tf_gradcomp.distribute import notices
+from tf_gradcomp.groups import notices
 
 
 def trained(loss, strategy, reduction=None):

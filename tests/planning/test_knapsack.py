@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.reference import lgreco
 from tf_gradcomp import ops
-from tf_gradcomp.reference import lgreco
 
 pytestmark = pytest.mark.quick
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_gradcomp.compressors.auto import CANDIDATES
 from tf_gradcomp.compressors.registry import text_of
-from tf_gradcomp.distribute.method import Candidate
+from tf_gradcomp.exchange.method import Candidate
 
 # Beyond a limit of docs/advise.md, by the figures there.
 _BEHIND = ("scalecom", "random_k", "sign_sgd", "qsgd", "power_sgd")

@@ -12,8 +12,8 @@ from tf_gradcomp.advice.cost_model import Asked, Kind, Work
 from tf_gradcomp.advice.timing import call_seconds, timed
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.wishes import AllGather, Wish, WithRider, given
-from tf_gradcomp.distribute.communicator import Communicator, Sent
-from tf_gradcomp.distribute.replica_step import ReplicaStep
+from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.groups.communicator import Communicator, Sent
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
 

@@ -21,8 +21,8 @@ from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.auto import BASELINE
-from tf_gradcomp.distribute.group import Group
-from tf_gradcomp.distribute.method import Candidate
+from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.groups.group import Group
 from tf_gradcomp.policy import GradientSpec
 
 _SIGNAL = signal.SIGUSR1

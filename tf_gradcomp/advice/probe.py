@@ -12,10 +12,10 @@ from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, predict
 from tf_gradcomp.advice.sample import Sample
 from tf_gradcomp.compressors.registry import text_of
-from tf_gradcomp.distribute.communicator import Communicator
-from tf_gradcomp.distribute.group import Group
-from tf_gradcomp.distribute.method import Candidate
-from tf_gradcomp.distribute.out_of_scope import out_of_scope
+from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.groups.communicator import Communicator
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.out_of_scope import out_of_scope
 from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 

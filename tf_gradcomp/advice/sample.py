@@ -14,8 +14,8 @@ from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.leader import leader
-from tf_gradcomp.distribute.lockstep import handles, new_job_state, new_state
-from tf_gradcomp.distribute.replica_step import ReplicaStep
+from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec
 
 _PLACES = 100_000  # where the noise of a step may begin

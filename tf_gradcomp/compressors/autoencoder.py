@@ -1,6 +1,6 @@
 """LGC's autoencoder in plain TensorFlow: its sizes, and what it computes with given weights.
 
-`tf_gradcomp.reference.lgc` is the same in NumPy, and `gc.Autoencoder` the same as a Keras
+`tests.reference.lgc` is the same in NumPy, and `gc.Autoencoder` the same as a Keras
 model.
 """
 

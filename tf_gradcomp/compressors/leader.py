@@ -13,7 +13,7 @@ def leader(step: tf.Tensor, size: int) -> tf.Tensor:
     Where that order begins is pseudo-random for each run, beginning with the first replica in the
     first run. So all replicas soon lead among any steps that are a fixed number apart: where an
     optimizer trains several sets of variables in turn, those are the steps of one set.
-    `tf_gradcomp.reference.leader` is the same for whole numbers of Python.
+    `tests.reference.leader` is the same for whole numbers of Python.
 
     Args:
         step: int64 scalar, not negative.

@@ -2,7 +2,7 @@
 
 Source: Chen et al., "AdaComp: Adaptive Residual Gradient Compression for Data-Parallel Distributed
 Training", AAAI 2018, https://arxiv.org/abs/1712.02679. The layout of a payload is documented in
-docs/payload_format.md, and `tf_gradcomp.reference.adacomp` is the same in NumPy.
+docs/payload_format.md, and `tests.reference.adacomp` is the same in NumPy.
 
 With r the residual and g the gradient of a variable, and s the scale factor:
 

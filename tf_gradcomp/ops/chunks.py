@@ -15,7 +15,7 @@ With m the residual and g the gradient of a variable, I the chosen places and be
 If what is sent is y less a rest, as of values that are rounded, beta times the rest is added at I.
 
 All arithmetic is float32, in this order, without fused multiply-add.
-`tf_gradcomp.reference.chunks` is the same in NumPy.
+`tests.reference.chunks` is the same in NumPy.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Source: Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
 Deep Learning", MLSys 2024, https://arxiv.org/abs/2210.17357, Algorithm 1.
-`tf_gradcomp.reference.lgreco` is the same in NumPy.
+`tests.reference.lgreco` is the same in NumPy.
 """
 
 from __future__ import annotations

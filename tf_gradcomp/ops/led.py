@@ -12,7 +12,7 @@ where it is sent whole:
 All arithmetic is float32. Results don't depend on the number of threads.
 
 Source: Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS
-33(12), https://arxiv.org/abs/2103.08870. `tf_gradcomp.reference.lgc` chooses the same in NumPy.
+33(12), https://arxiv.org/abs/2103.08870. `tests.reference.lgc` chooses the same in NumPy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The header of payloads whose body is written in plain TensorFlow: see docs/payload_format.md.
 
-`tf_gradcomp.reference.payload` is the same in NumPy.
+`tests.reference.payload` is the same in NumPy.
 """
 
 from __future__ import annotations

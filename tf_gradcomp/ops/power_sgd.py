@@ -2,7 +2,7 @@
 
 Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727, Algorithms 1 and 2.
-`tf_gradcomp.reference.power_sgd` is the same in NumPy.
+`tests.reference.power_sgd` is the same in NumPy.
 
 A tensor of rank r above 0 is seen as a matrix M of n rows and m columns, its last axis being the
 columns; of rank 0, it is sent whole. With E the residual, G the gradient and Q the factor:

@@ -3,7 +3,7 @@
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
 NeurIPS 2017, https://arxiv.org/abs/1610.02132, in the form with a minimum and a unit per bucket of
 CGX (https://arxiv.org/abs/2111.08617) and L-GreCo (https://arxiv.org/abs/2210.17357). The layout of
-a payload is documented in docs/payload_format.md, and `tf_gradcomp.reference.qsgd` is the same in
+a payload is documented in docs/payload_format.md, and `tests.reference.qsgd` is the same in
 NumPy.
 
 With e the residual and g the gradient of a variable, in each bucket:

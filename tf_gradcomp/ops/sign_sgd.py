@@ -2,7 +2,7 @@
 
 Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
 ICML 2019, https://arxiv.org/abs/1901.09847, Algorithm 1. The layout of a payload is documented in
-docs/payload_format.md, and `tf_gradcomp.reference.sign_sgd` is the same in NumPy.
+docs/payload_format.md, and `tests.reference.sign_sgd` is the same in NumPy.
 
 With e the residual and g the gradient of a variable:
 

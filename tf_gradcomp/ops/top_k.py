@@ -1,7 +1,7 @@
 """TopK: the ops of one step.
 
 The layout of a payload is documented in docs/payload_format.md, and
-`tf_gradcomp.reference.top_k` is the same in NumPy. Results don't depend on the number of threads
+`tests.reference.top_k` is the same in NumPy. Results don't depend on the number of threads
 or on the processor.
 
 Source of the momentum correction: Lin et al., "Deep Gradient Compression: Reducing the

@@ -14,20 +14,15 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
-from tf_gradcomp.distribute import riders, sparse
-from tf_gradcomp.distribute.communicator import Sent
-from tf_gradcomp.distribute.gradients import all_finite, check_dtypes, gradient_specs
-from tf_gradcomp.distribute.layer_plans import LayerPlanner, PlanInForce
-from tf_gradcomp.distribute.learning import AutoencoderState, lgc_in
-from tf_gradcomp.distribute.lockstep import (
-    handles,
-    in_lockstep,
-    new_job_state,
-    new_state,
-)
-from tf_gradcomp.distribute.replica_step import ReplicaStep, Stepped, by_stage
-from tf_gradcomp.distribute.state import residual_scale
-from tf_gradcomp.keras_here import door, keras
+from tf_gradcomp.exchange import riders, sparse
+from tf_gradcomp.exchange.gradients import all_finite, check_dtypes, gradient_specs
+from tf_gradcomp.exchange.layer_plans import LayerPlanner, PlanInForce
+from tf_gradcomp.exchange.learning import AutoencoderState, lgc_in
+from tf_gradcomp.exchange.replica_step import ReplicaStep, Stepped, by_stage
+from tf_gradcomp.exchange.state import handles, new_job_state, new_state, residual_scale
+from tf_gradcomp.groups.communicator import Sent
+from tf_gradcomp.groups.lockstep import in_lockstep
+from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.simulation.second_moments import SecondMoments
 from tf_gradcomp.simulation.similarity import (
@@ -37,7 +32,7 @@ from tf_gradcomp.simulation.similarity import (
     union_density,
 )
 
-adam = door("adam")
+adam = keras_module("adam")
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
 

@@ -10,23 +10,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import compressors
+from tf_gradcomp import compressors, tf_private
 from tf_gradcomp.compressors.per_variable import is_whole_number
-from tf_gradcomp.distribute import tf_private
-from tf_gradcomp.distribute.communicator import measures_per_step
-from tf_gradcomp.distribute.gradients import native
-from tf_gradcomp.distribute.layer_plans import PlanInForce
-from tf_gradcomp.keras_any.callbacks.autoencoder_training import AutoencoderTraining
-from tf_gradcomp.keras_any.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras_any.callbacks.layerwise_plan import measures
-from tf_gradcomp.keras_here import door, keras
+from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.exchange.layer_plans import PlanInForce
+from tf_gradcomp.groups.communicator import measures_per_step
+from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
+from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras.callbacks.layerwise_plan import measures
+from tf_gradcomp.keras.common import checks
+from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import Policy, checked_policy
 from tf_gradcomp.simulation.exchange import Gradient, LearnersExchange
 from tf_gradcomp.simulation.similarity import Similarity
-from tf_gradcomp.wrapper import checks
-from tf_gradcomp.wrapper.precondition import AUTO
 
-adam, keras_private = door("adam"), door("keras_private")
+adam, keras_private = keras_module("adam"), keras_module("keras_private")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.handover import InnerState, updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.distribute.lockstep import State
+from tf_gradcomp.exchange.state import State
 
 
 @dataclasses.dataclass(frozen=True)

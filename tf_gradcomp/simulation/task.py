@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tf_gradcomp.keras_here import keras
+from tf_gradcomp.keras.common.version import keras
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import keras
 from common import Setup, dense_model, digits, residual_sums, scalar, state_digest
 
 from tests.ranks import RANK, argument, exchange_of, report
-from tf_gradcomp.distribute import saving
+from tf_gradcomp.exchange import saving
 
 FOLDER, STAGE = pathlib.Path(argument(1)), argument(2)
 WEIGHTS = "latest.weights.h5"

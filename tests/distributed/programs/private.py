@@ -6,7 +6,7 @@ import tensorflow as tf
 from common import dense_model, digits
 
 from tests.ranks import RANK, report
-from tf_gradcomp.distribute import tf_private
+from tf_gradcomp import tf_private
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, report
-from tf_gradcomp.distribute import notices
+from tf_gradcomp.groups import notices
 
 ROWS = 65  # in batches of 16, the last has one row
 x = np.arange(ROWS * 2, dtype="float32").reshape(ROWS, 2) / 100

@@ -1,0 +1,1 @@
+"""One step of the exchange: residuals, compression, state and traffic."""

@@ -1,0 +1,522 @@
+"""The exchange: sums the gradients of a step over the replicas, and keeps state between steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
+from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
+from tf_gradcomp.exchange import replacing
+from tf_gradcomp.exchange.announcements import announce, announce_one_replica
+from tf_gradcomp.exchange.gradients import (
+    all_finite,
+    check_dtypes,
+    check_shapes,
+    gradient_specs,
+    norm,
+    path_of,
+    with_gradients_to_exchange,
+)
+from tf_gradcomp.exchange.layer_plans import LayerPlanner, PlanInForce
+from tf_gradcomp.exchange.learning import AutoencoderState, lgc_in
+from tf_gradcomp.exchange.method import Method
+from tf_gradcomp.exchange.replica_exchange import Gradients, Parts, ReplicaExchange
+from tf_gradcomp.exchange.saving import Saving
+from tf_gradcomp.exchange.state import (
+    Variables,
+    job_state_specs,
+    residual_scale,
+    state_specs,
+)
+from tf_gradcomp.exchange.supported import check_warmup
+from tf_gradcomp.exchange.traffic import Traffic
+from tf_gradcomp.exchange.variable_numbers import VariableNumbers
+from tf_gradcomp.groups import handshake
+from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS, GradientAgreement
+from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.groups.group import Group, Member
+from tf_gradcomp.groups.out_of_scope import out_of_scope
+from tf_gradcomp.ops import library
+from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
+
+_LOG = tf.get_logger()
+_LOST = (
+    "The checkpoint was written by a job with a residual, and %r keeps none: gradients that were "
+    "not sent yet are lost. To send them, go on with the compressor that wrote it, or with "
+    "gc.compressors.Auto([both])."
+)
+
+
+class GradientExchange(tf.Module):
+    """A compressor at work on the gradients of given variables, with its residuals.
+
+    Both ways to compress use it: `CompressedOptimizer` has one of its own, and
+    `CompressedAllReduce` has the strategy's. Each replica has its own residual, a checkpoint holds
+    their sum, and each of N replicas gets 1/N of it back.
+
+    Attributes:
+        specs: What is known of each gradient.
+        state: The variables that all candidates keep, by name, in the order of `specs`.
+        job_state: What they keep for the whole job, by name.
+        facts: What is known of the state of each gradient.
+        saving: Reads what a checkpoint holds of the state, and gives replicas what it held.
+
+    Args:
+        method: The compressor, or a choice between several.
+        policy: Which variables get which settings.
+        find_group: Returns the replicas when the exchange is built; by default those of the
+            strategy in scope.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        policy: Policy | None = None,
+        find_group: Callable[[], Group] = current_group,
+    ) -> None:
+        super().__init__(name="gradient_exchange")
+        library.load()  # what is wrong with it is reported now, not in the first step
+        self.policy = checked_policy(policy)
+        self.specs: list[GradientSpec] = []
+        self.state: dict[str, list[tf.Variable]]
+        self.job_state: dict[str, tf.Variable]
+        # Not tracked: a checkpoint that is restored now has to wait for those that `build` makes.
+        object.__setattr__(self, "state", {})
+        object.__setattr__(self, "job_state", {})
+        self._method = method
+        self._find_group = find_group
+        self._built = False
+        self.told_of_lost_residuals = False  # when a file was loaded
+        self.plans_by = "nobody"  # who calls `plan_settings`, and when; all workers must
+        self._apart: set[int] = set()
+        self._together: set[int] = set()
+
+    @property
+    def built(self) -> bool:
+        """Whether the state exists."""
+        return self._built
+
+    def build(self, variables: Sequence[Any], facts: Mapping[str, Any] | None = None) -> None:
+        """Creates the state for the gradients of `variables`; a second call does nothing.
+
+        Args:
+            variables: All variables whose gradients will be exchanged.
+            facts: Further values that must be equal on all workers, by name; JSON-serializable.
+
+        Raises:
+            ValueError: If the strategy, or a choice among these candidates, is not supported.
+            WorkersDisagreeError: If the workers have other variables or settings.
+        """
+        if self.built:
+            return
+        group = self._find_group()
+        compressors = [candidate.compressor for candidate in self._method.candidates]
+        check_warmup(compressors, group)
+        specs = gradient_specs(variables, self.policy)
+        with tf.init_scope():
+            group.agree({**self._facts_of(group, specs), **(facts or {})})
+            chosen = self._method.candidates[0]
+            exchanged = with_gradients_to_exchange(specs)
+            if group.size > 1 and exchanged:
+                chosen = self._method.choose(group, self._method.candidates, exchanged)
+            kept = state_specs(compressors, specs, self._method.moments)
+            of_job = job_state_specs(compressors, specs)
+            alone_in_process = group.is_collective and group.local_size == 1
+            new = group.create(lambda: Variables.of(kept, of_job, specs, ahead=alone_in_process))
+            self.facts, self.step = new.facts, new.step
+            self.saving = Saving(group)
+            self.saving.take_over([], [self.step])
+            for name, of_all in new.state.items():
+                alike = name in (SECOND_MOMENT, LARGEST)
+                self.saving.take_over(of_all, [], self.facts.nothing_kept, alike=alike)
+            self.saving.take_over(new.job_state.values(), [])
+            # Only now may a checkpoint restore them.
+            self.state, self.job_state = new.state, new.job_state
+            self.skipped_steps = new.skipped_steps
+            scales = [residual_scale(compressor, specs) for compressor in compressors]
+            scale = scales[compressors.index(chosen.compressor)]
+            self._parts = Parts(
+                group=group,
+                compressor=chosen.compressor,
+                preconditioner=chosen.preconditioner if group.size > 1 else None,
+                possible_preconditioner=self._method.moments,
+                residual_scale=scale if group.size > 1 else None,
+                specs=specs,
+                state=self.state,
+                job_state=self.job_state,
+                of_gradients=[name for name, spec in of_job.items() if spec.of_gradients],
+                facts=self.facts,
+                step=self.step,
+                delayed=new.delayed,
+                traffic=new.traffic,
+                ahead=new.ahead,
+                label=group.label([spec.path for spec in specs]),
+                max_dense_elements=self.policy.max_dense_elements,
+            )
+        self._planner = LayerPlanner.of(chosen.compressor, specs, group.size)
+        self._lgc = lgc_in(chosen.compressor)
+        self._numbers = VariableNumbers(variables)
+        self._agreement = GradientAgreement(group)
+        self.specs = specs
+        self._built = True
+        announce(self._parts, plans=bool(self.planner), trains=bool(self.autoencoder))
+
+    @property
+    def compressor(self) -> Compressor:
+        """The method in use; only known once the exchange is built, for `Auto` chooses then."""
+        return self._parts.compressor
+
+    @property
+    def preconditioner(self) -> Preconditioner | None:
+        """What divides gradients before they are compressed; None if nothing does."""
+        return self._parts.preconditioner
+
+    @property
+    def group(self) -> Group:
+        """The replicas that it was built for."""
+        return self._parts.group
+
+    def knows(self, variables: Sequence[Any]) -> bool:
+        """Whether it was built for all of `variables`."""
+        return self.built and all(self._numbers.get(v) is not None for v in variables)
+
+    def check_knows(self, variables: Sequence[Any]) -> None:
+        """Refuses gradients of variables that it was not built for, or that it cannot exchange.
+
+        Raises:
+            ValueError: Naming the first of them.
+        """
+        numbers = [self._number(variable) for variable in variables]
+        if self._parts.group.size > 1:
+            check_dtypes([self.specs[number] for number in numbers])
+
+    def is_for(self, variables: Sequence[Any]) -> bool:
+        """Whether it was built for `variables` and no others, in any order."""
+        return self.knows(variables) and len(variables) == len(self.specs)
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether the compressor leaves anything for later steps."""
+        return self._parts.residual_scale is not None
+
+    def is_preconditioned(self, variable: Any) -> bool:
+        """Whether the gradients of a variable are divided before they are exchanged."""
+        return self.preconditioner is not None and self._number(variable) in self._together
+
+    @property
+    def planner(self) -> LayerPlanner | None:
+        """Plans settings; None if there are none to plan, or if nothing is exchanged."""
+        return self._planner if self.built and self._parts.group.size > 1 else None
+
+    @property
+    def autoencoder(self) -> AutoencoderState | None:
+        """That of `LGC`; None with other methods, or if nothing is exchanged."""
+        if not self.built or self._lgc is None or self._parts.group.size == 1:
+            return None
+        group = self._parts.group
+        return AutoencoderState(self._lgc, self._local_job_state(0), self.specs, group.is_first)
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges there were so far, in this job and those it goes on from."""
+        return int(self._parts.group.local(self.step, 0).numpy()) if self.built else 0
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Counters and facts, then the state by name; a checkpoint holds what `saving` reads."""
+        if not self.built:
+            return []
+        state = itertools.chain.from_iterable(self.state.values())
+        return [self.step, self.skipped_steps, *self.facts.all, *self.job_state.values(), *state]
+
+    @property
+    def job_state_of_gradients(self) -> Sequence[str]:
+        """The names in `job_state` of what is in units of gradients."""
+        return self._parts.of_gradients
+
+    @property
+    def residuals(self) -> list[tf.Variable]:
+        """What is not yet sent, in the order of `specs`; empty if the method keeps nothing."""
+        return self.state.get(RESIDUAL, [])
+
+    def sums_of_processes(
+        self, gradients: Gradients, variables: Sequence[Any]
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """The gradients that a replica brings: where several processes are one, their sums.
+
+        Args:
+            gradients: One for each of `variables`, in their shapes and dtypes.
+            variables: Some or all of those it was built for.
+
+        Raises:
+            ValueError: If a gradient has another shape than its variable, or is of a dtype that is
+                not compressed.
+            WorkersDisagreeError: As `reduce` does.
+        """
+        numbers = self._agreed_numbers(gradients, variables)
+        names = [f"{self._parts.label}_{number}" for number in numbers]
+        return self._parts.group.sums_of_processes(gradients, names)
+
+    def reduce(
+        self,
+        gradients: Gradients,
+        variables: Sequence[Any],
+        member: Member,
+        inner: InnerState | None = None,
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
+        """One replica's side of a step; every replica calls it for the same variables.
+
+        Args:
+            gradients: One for each of `variables`, in their shapes and dtypes.
+            variables: Some or all of those it was built for.
+            member: The replica.
+            inner: The state of the inner optimizer of `variables`, on this replica, if that can be
+                preconditioned.
+
+        Returns:
+            The gradients summed over the replicas, in the dtypes and forms they came in, and a bool
+            scalar that is equal on all replicas: where it is false, the step must be skipped.
+
+        Raises:
+            ValueError: If it was not built for one of `variables`, a gradient has another shape
+                than its variable or is of a dtype that is not compressed, or XLA is to compile the
+                step.
+            WorkersDisagreeError: While the step is traced, if workers have gradients for different
+                variables, or are at different steps.
+            tf.errors.InvalidArgumentError: While the step runs, if replicas turn out to be at
+                different steps or to exchange different things.
+        """
+        self._check_may_run()
+        if not variables:
+            return [], tf.constant(True)
+        numbers = self._agreed_numbers(gradients, variables)
+        apart = [i for i, g in enumerate(gradients) if self._parts.stays_sparse(numbers[i], g)]
+        together = [i for i in range(len(gradients)) if i not in apart]
+        self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
+        replica = ReplicaExchange(self._parts, numbers, member)
+        replica.hand_over(inner, together)
+        self._warn_of_lost_residuals(member.local_replica)
+        gradients, left = replica.with_what_waits(apart, gradients)
+        reduced: list[Any] = list(gradients)
+        finite = tf.constant(True)
+        if apart:
+            sums, finite = replica.sum_apart(apart, [gradients[i] for i in apart])
+            for place, total in zip(apart, sums, strict=True):
+                reduced[place] = total
+        if together:
+            given = [gradients[i] for i in together]
+            stepped = replica.reduce_by_method(together, given, finite, inner)
+            sums, finite = stepped.as_given(given)
+            for place, total in zip(together, sums, strict=True):
+                reduced[place] = total
+            replica.note_beginnings(together, stepped.begins, finite, inner)
+        replica.settle(apart, together, finite, left)
+        with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
+            self.step.assign_add(1)
+        self.count_skip(finite)
+        return reduced, finite
+
+    def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Of which gradients most entries have waited in residuals until the latest step.
+
+        Args:
+            variables: Some or all of those it was built for.
+
+        Returns:
+            For each of them a bool scalar, equal on all replicas.
+        """
+        delayed = self._parts.group.local(self._parts.delayed, 0).read_value()
+        return [delayed[self._number(variable)] for variable in variables]
+
+    def flush(
+        self,
+        gradients: Gradients,
+        variables: Sequence[Any],
+        scale: tf.Tensor | float = 1.0,
+        inner: InnerState | None = None,
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """For the only replica of a job: the gradients plus what an earlier job did not send.
+
+        Args:
+            gradients: One for each of `variables`. Where one is not finite, nothing is added yet,
+                for the step may be skipped.
+            variables: Some or all of those it was built for.
+            scale: What the gradients will be divided by, such as a loss scale.
+            inner: As for `reduce`. If an earlier job kept second moments on its replicas, they are
+                given back to it.
+        """
+        if not variables:
+            return []
+        announce_one_replica()
+        self._warn_of_lost_residuals(0)
+        numbers = [self._number(variable) for variable in variables]
+        replica = ReplicaExchange(self._parts, numbers, None)
+        replica.hand_over(inner, [])
+        places = list(range(len(numbers)))
+        gradients, left = replica.with_what_waits(places, gradients, scale)
+        replica.settle(places, [], all_finite(gradients), left)
+        return gradients
+
+    def count_skip(self, finite: tf.Tensor) -> None:
+        """Counts a step that is skipped because its gradients are not `finite`."""
+        self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
+
+    def true_on_all(self, flag: tf.Tensor) -> tf.Tensor:
+        """Whether a bool scalar is true on all replicas; each calls it, in its own context."""
+        return self.group.all_replicas.true_on_all(flag, f"{self._parts.label}_flag")
+
+    def plan_settings(self) -> PlanInForce | None:
+        """Has `LGreCo` plan the settings of all variables anew; called between two steps.
+
+        The process with the first replica plans, with the gradients since the plan before, and all
+        replicas take its plan at once. All workers must call it between the same two steps.
+
+        Returns:
+            What counts from the next step on; None if there is nothing to plan: another method is
+            in use, or there is one replica, which exchanges nothing.
+
+        Raises:
+            WorkersDisagreeError: If the other workers do something else, or are at another step.
+        """
+        planner = self.planner
+        if planner is None:
+            return None
+        group = self._parts.group
+        facts = {"next action": "planning settings", **self._progress()}
+        group.agree(facts, LATER_LIST_SECONDS)
+        sums = self.state[GRADIENT_SUM]
+        proposed = planner.no_plan()
+        if group.is_first:
+            of_first = [group.local(total, 0).numpy() for total in sums]
+            job_state = self._local_job_state(0)
+            # Other workers wait for the plan, and could not meet for a variable.
+            proposed = out_of_scope(lambda: planner.propose(of_first, job_state))
+        proposed = group.from_first(proposed)
+        for replica in range(group.local_size):
+            job_state = self._local_job_state(replica)
+            own = [group.local(total, replica) for total in sums]
+            planner.install(proposed, job_state, own)
+        self.saving.recollect()
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> PlanInForce | None:
+        """The settings of the next step, if they are planned."""
+        return self.planner.in_force(self._local_job_state(0)) if self.planner else None
+
+    def traffic(self) -> Traffic:
+        """What this process's first replica has exchanged since the program started."""
+        paths = [spec.path for spec in self.specs]
+        traffic = self._parts.traffic
+        return traffic.read(self._parts.group.local(traffic.totals, 0), paths)
+
+    def residual_norm(self) -> float:
+        """The Euclidean norm of the residuals of this process's first replica; 0 without any."""
+        return norm([self._parts.group.local(r, 0).read_value() for r in self.residuals])
+
+    def check_scope(self) -> None:
+        """Refuses to run by other replicas than those it was built for.
+
+        Raises:
+            ValueError: If it was built for others.
+        """
+        self._parts.group.check_current()
+
+    def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
+        """The places of the variables in `specs`, once all workers have gradients for the same."""
+        numbers = [self._number(variable) for variable in variables]
+        specs = [self.specs[number] for number in numbers]
+        check_dtypes(specs)
+        check_shapes(gradients, specs)
+        paths = [spec.path for spec in specs]
+        self._agreement.check(paths, gradients, self._progress)
+        return numbers
+
+    def _check_may_run(self) -> None:
+        if tf_private.in_xla():
+            raise ValueError(
+                "Compressed gradients cannot be exchanged in code that XLA compiles; use "
+                "jit_compile=False in model.compile or tf.function."
+            )
+        self.check_scope()
+
+    def _warn_of_lost_residuals(self, local_replica: int) -> None:
+        """Says so in a step that finds residuals restored which nothing here can take."""
+        if self.residuals:
+            return
+        waits = self._parts.group.local(self.facts.residual_waits, local_replica)
+
+        def warn() -> None:
+            if local_replica == 0:
+                tf.numpy_function(self._log_lost_residuals, [], [])
+            waits.assign(tf.zeros_like(waits))
+
+        # XLA cannot call Python: in its code only what was restored before it was traced is seen.
+        with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
+            tf.cond(tf.reduce_any(waits), warn, lambda: None)
+
+    def _log_lost_residuals(self) -> None:
+        if not self.told_of_lost_residuals:
+            _LOG.warning(_LOST, self.compressor)
+
+    def _check_forms(self, apart: Sequence[int], together: Sequence[int]) -> None:
+        """Checks that a variable is divided in all steps or in none.
+
+        Raises:
+            ValueError: If one is not.
+        """
+        if not self.preconditioner:
+            return
+        all_apart, all_together = {*self._apart, *apart}, {*self._together, *together}
+        both = [self.specs[number].path for number in all_apart & all_together]
+        if both:
+            raise ValueError(
+                f"The gradients of {', '.join(both)} came dense in one step and as slices in "
+                "another, and Adam's second moment can be kept for one of these only; use "
+                "precondition=None."
+            )
+        self._apart, self._together = all_apart, all_together
+
+    def _local_job_state(self, replica: int) -> dict[str, tf.Variable]:
+        group = self._parts.group
+        return {name: group.local(variable, replica) for name, variable in self.job_state.items()}
+
+    def _progress(self) -> dict[str, Any]:
+        """What must be equal on all workers whenever they begin to exchange or to plan."""
+        plan = self.plan_in_force()
+        settings = zip(self.specs, plan.settings, strict=True) if plan else ()
+        return {
+            "exchanges so far": self.exchanges,
+            **({"plans of L-GreCo by": self.plans_by} if self.planner else {}),
+            **(self.autoencoder.facts if self.autoencoder else {}),
+            **{f"planned setting of {spec.path!r}": setting for spec, setting in settings},
+        }
+
+    def _facts_of(self, group: Group, specs: Sequence[GradientSpec]) -> dict[str, Any]:
+        return {
+            **handshake.package_versions(),
+            **replacing.fact(),
+            "replicas": f"{group.size}, a {group.kind} each",
+            "compressor": self._method.text,
+            "max_dense_elements": self.policy.max_dense_elements,
+            "number of variables": len(specs),
+            **{f"variable {i}": str(spec) for i, spec in enumerate(specs)},
+        }
+
+    def _number(self, variable: Any) -> int:
+        number = self._numbers.get(variable)
+        if number is None:
+            known = ", ".join(spec.path for spec in self.specs) or "none"
+            raise ValueError(
+                f"Variable {path_of(variable)!r} is not among those whose gradients are exchanged: "
+                f"{known}. Where layers were unfrozen since, "
+                "or for another model, compile with a new CompressedOptimizer; otherwise build the "
+                "optimizer with all variables that it will be given."
+            )
+        return number

@@ -1,0 +1,179 @@
+"""Helpers for gradients, dense or as slices, and for variables of TensorFlow or Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.policy import GradientSpec, Policy
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def gradient_specs(variables: Sequence[Any], policy: Policy) -> list[GradientSpec]:
+    """What compressors know of the gradients of `variables`.
+
+    Args:
+        variables: Variables of TensorFlow or Keras, of any dtypes: see `check_dtypes`.
+        policy: Tells the layer kinds of the variables.
+    """
+    specs = []
+    paths = _unique_paths(variables)
+    policy = policy.for_paths(paths)
+    for path, variable in zip(paths, variables, strict=True):
+        dtype = tf.as_dtype(variable.dtype).name
+        shape = tuple(int(size) for size in variable.shape)
+        specs.append(policy.spec(path, shape, dtype))
+    return specs
+
+
+def with_gradients_to_exchange(specs: Sequence[GradientSpec]) -> list[GradientSpec]:
+    """Returns the specs of dtypes that are compressed; variables of others may have no gradient."""
+    return [spec for spec in specs if spec.dtype in _DTYPES]
+
+
+def check_dtypes(specs: Sequence[GradientSpec]) -> None:
+    """Checks that gradients are of dtypes that are compressed.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for spec in specs:
+        if spec.dtype not in _DTYPES:
+            raise ValueError(
+                f"Variable {spec.path!r} is {spec.dtype} and has a gradient, which is not "
+                f"compressed; expected one of {', '.join(_DTYPES)}. Change its dtype, or train "
+                "without compression."
+            )
+
+
+def check_shapes(
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices], specs: Sequence[GradientSpec]
+) -> None:
+    """Checks that gradients have the shapes of their variables, as far as these are known.
+
+    Raises:
+        ValueError: If one has another.
+    """
+    for gradient, spec in zip(gradients, specs, strict=True):
+        for shape in _known_shapes(gradient):
+            if not shape.is_compatible_with(spec.shape):
+                raise ValueError(
+                    f"The gradient of variable {spec.path!r} has shape {shape}; expected "
+                    f"{spec.shape}, that of the variable. Give the gradients in the order of their "
+                    "variables, each as tape.gradient returns it."
+                )
+
+
+def _known_shapes(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.TensorShape]:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return [tf.TensorShape(gradient.shape)]
+    by_values = tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
+    return [tf.TensorShape(tf.get_static_value(gradient.dense_shape)), by_values]
+
+
+def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient divided by a number, in its own dtype."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = divided(gradient.values, scale)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    # In float16 a scale of 65536 would be infinite.
+    unscaled = tf.cast(gradient, tf.float32) / tf.cast(scale, tf.float32)
+    return tf.cast(unscaled, gradient.dtype)
+
+
+def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
+    """Whether all gradients of this replica are finite; bool scalar."""
+    tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+
+
+def norm(residuals: Sequence[tf.Tensor | tf.Variable]) -> float:
+    """The Euclidean norm of all residuals of a replica; 0 without any."""
+    return float(tf.linalg.global_norm(residuals)) if residuals else 0.0
+
+
+def as_tensors(
+    gradient: tf.Tensor | tf.IndexedSlices, variable: Any
+) -> tf.Tensor | tf.IndexedSlices:
+    """The gradient of a variable; slices made by a program may have a tuple as shape, or none."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = variable.shape if gradient.dense_shape is None else gradient.dense_shape
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(gradient.values),
+        tf.convert_to_tensor(gradient.indices),
+        tf.convert_to_tensor(shape),
+    )
+
+
+def plus_residual(
+    gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor, replicas: int
+) -> tuple[tf.Tensor | tf.IndexedSlices, tf.Tensor]:
+    """A gradient plus as much of its residual as the gradient's dtype can hold.
+
+    Args:
+        gradient: The gradient of this replica.
+        residual: float32, in the shape of the dense gradient.
+        replicas: How many replicas add their residuals to this gradient.
+
+    Returns:
+        The sum, in the form of the gradient; and what is left of the residual: zeros, unless the
+        gradient is float16.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        if gradient.dtype != tf.float16:
+            return gradient + tf.cast(residual, gradient.dtype), tf.zeros_like(residual)
+        own = tf.cast(gradient, tf.float32)
+        fitting = tf.clip_by_value(residual, tf.float16.min - own, tf.float16.max - own)
+        return tf.cast(own + fitting, tf.float16), residual - fitting
+    fitting, dtype = residual, gradient.values.dtype
+    if dtype == tf.float16:  # the optimizer adds up the rows of all replicas
+        most = float(tf.float16.max) / (2 * replicas)
+        fitting = tf.clip_by_value(residual, -most, most)
+    rows = tf.range(tf.shape(residual)[0])
+    sum_of_rows = tf.IndexedSlices(
+        tf.concat([gradient.values, tf.cast(fitting, dtype)], 0),
+        tf.concat([gradient.indices, tf.cast(rows, gradient.indices.dtype)], 0),
+        gradient.dense_shape,
+    )
+    return sum_of_rows, residual - fitting
+
+
+def native(variable: Any) -> tf.Variable:
+    """TensorFlow's variable, which a Keras 3 variable has as its value."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
+def path_of(variable: Any) -> str:
+    """The path of a variable, such as `"sequential/conv2d/kernel"`."""
+    return getattr(variable, "path", None) or variable.name.split(":")[0]
+
+
+def check_variables_in_scope(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
+    """Refuses variables that are not a strategy's, and that each worker would have for itself.
+
+    Raises:
+        ValueError: Naming the first of them, with the way out.
+    """
+    for variable in variables:
+        if not strategy.extended.variable_created_in_scope(native(variable)):
+            raise ValueError(
+                f"Variable {path_of(variable)!r} was created outside of the scope of "
+                f"{type(strategy).__name__}, so that each replica would train its own. Create a "
+                "model inside `with strategy.scope():`, and change it there, too: "
+                "`with strategy.scope(): layer.enable_lora(4)`."
+            )
+
+
+def _unique_paths(variables: Sequence[Any]) -> list[str]:
+    paths: list[str] = []
+    for variable in variables:
+        path, number = path_of(variable), 1
+        while path in paths:
+            path, number = f"{path_of(variable)}_{number}", number + 1
+        paths.append(path)
+    return paths

@@ -1,0 +1,61 @@
+"""Gives the ops state where they can update it: on the host, or where they run on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.ops import gpu
+
+
+class OnHost:
+    """Gives the ops state where they can update it.
+
+    A variable on an accelerator is copied to the host for the exchange, and back. It stays on a GPU
+    on which kernels are used that can do all that is done with it.
+
+    Args:
+        state: The variables, by name.
+        on_gpu: Of which of them there are such kernels.
+    """
+
+    def __init__(
+        self, state: Mapping[str, Sequence[tf.Variable]], on_gpu: Collection[str] = ()
+    ) -> None:
+        self._state = state
+        self._on_gpu = on_gpu
+        self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def __enter__(self) -> dict[str, list[tf.Tensor]]:
+        return {
+            name: [self._handle(variable, name in self._on_gpu) for variable in of_all]
+            for name, of_all in self._state.items()
+        }
+
+    def __exit__(self, *_: Any) -> None:
+        for variable, handle in self._copies:
+            variable.assign(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+
+    def _handle(self, variable: tf.Variable, has_kernels: bool) -> tf.Tensor:
+        if _on_host(variable) or (has_kernels and not gpu.problem(variable.device)):
+            return variable.handle
+        handle = _host_copy(variable)
+        self._copies.append((variable, handle))
+        return handle
+
+
+def _on_host(variable: tf.Variable) -> bool:
+    return tf.DeviceSpec.from_string(variable.device).device_type in (None, "CPU")
+
+
+def _host_copy(variable: tf.Variable) -> tf.Tensor:
+    """A copy that is freed with the last handle to it: at the end of the step."""
+    with tf.device("CPU:0"):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=tf.float32, shape=variable.shape, shared_name=tf_private.anonymous_name()
+        )
+        tf.raw_ops.AssignVariableOp(resource=handle, value=variable.read_value())
+    return handle

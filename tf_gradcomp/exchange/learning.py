@@ -1,0 +1,203 @@
+"""What the state of a job tells of LGC's autoencoder, and what its training changes there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.compressors import LGC, Compressor
+from tf_gradcomp.compressors.digests import digest_of_floats
+from tf_gradcomp.compressors.lgc_state import (
+    CODING,
+    COLLECTED,
+    COLLECTING,
+    DECODED,
+    ERRORS,
+    KEPT_ERRORS,
+    LATEST,
+    LEARNING,
+    LEARNT,
+    ROUNDING,
+    SHARE_ERROR,
+    SUMMING,
+    SWITCHING,
+    VECTOR_STEPS,
+    VECTORS,
+    WANTED,
+    WEIGHTS,
+)
+from tf_gradcomp.exchange.state import stages
+from tf_gradcomp.policy import GradientSpec
+
+
+class Collected(NamedTuple):
+    """The training vectors of one step.
+
+    Attributes:
+        number: Of the step among those whose vectors were collected, from 1 on.
+        vectors: float32 [replicas, entries]: that of the step's leader, then those of the replicas
+            behind it, in turn.
+    """
+
+    number: int
+    vectors: np.ndarray
+
+
+class Learnt(NamedTuple):
+    """What came of one step of training.
+
+    Attributes:
+        number: Of the step whose vectors it was.
+        loss: What was minimized, before the step.
+        error: The relative squared error of the autoencoder, before the step.
+    """
+
+    number: int
+    loss: float
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoencoderState:
+    """The autoencoder of a job, as one process sees it.
+
+    Attributes:
+        lgc: The method.
+        job_state: What one of the process's replicas keeps for the job: the first one's.
+        specs: What is known of all gradients of the job.
+        trains: Whether this process trains it: the one with the job's first replica.
+    """
+
+    lgc: LGC
+    job_state: Mapping[str, tf.Variable]
+    specs: Sequence[GradientSpec]
+    trains: bool
+
+    @property
+    def phase(self) -> int:
+        """Of the next step, one of those in `compressors.lgc_state`; dense steps come before."""
+        return int(self.lgc.phase_settings.phase(self.job_state).numpy())
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the autoencoder codes what is sent."""
+        return self.phase == CODING
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the entries are sent in 8 bits: it could not be trained, or was given up."""
+        return self.phase == ROUNDING
+
+    @property
+    def was_in_use(self) -> bool:
+        """Whether it codes what is sent, or did so before it was given up."""
+        return bool(self.job_state[DECODED].numpy())
+
+    @property
+    def told(self) -> tuple[float, float]:
+        """Loss and relative error of the training, as the first replica told all of them last."""
+        loss, error = self.job_state[LEARNING].numpy().tolist()
+        return loss, error
+
+    @property
+    def added(self) -> int:
+        """How many of the coded entries are a replica's innovation."""
+        settings = self.lgc.phase_settings
+        return settings.added(settings.layout(self.specs).coded_entries)
+
+    @property
+    def last_learnt(self) -> int:
+        """The last collected step that it was trained with."""
+        return int(self.job_state[LEARNT].numpy())
+
+    @property
+    def share_error(self) -> float:
+        """The relative squared error of what this replica sent of its entries in the last step."""
+        return float(self.job_state[SHARE_ERROR].numpy())
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What must be equal on all workers whenever they begin to exchange."""
+        facts = {"phase of LGC": self.phase}
+        if self.in_use:
+            weights = self.job_state[WEIGHTS].read_value()
+            facts["checksum of the autoencoder's weights"] = int(digest_of_floats(weights))
+        return facts
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """The weights to go on from; None if a new model is to begin."""
+        if not self.last_learnt and not self.in_use:
+            return self.lgc.architecture.weights
+        return self.job_state[WEIGHTS].numpy()
+
+    def ask_for_vectors(self) -> None:
+        """Has the replicas gather training vectors, once the dense steps are over."""
+        if self.trains and self.phase == SUMMING and not int(self.job_state[WANTED].numpy()):
+            self.job_state[WANTED].assign(COLLECTING)
+
+    def new_vectors(self) -> list[Collected]:
+        """The vectors that it was not trained with yet; older ones may be overwritten."""
+        if not self.trains or self.phase != COLLECTING:
+            return []
+        last = self.last_learnt
+        if int(self.job_state[COLLECTED].numpy()) == last:
+            return []
+        steps = self.job_state[VECTOR_STEPS].numpy()
+        vectors = self.job_state[VECTORS].numpy()
+        return [
+            Collected(int(number), vectors[steps == number])
+            for number in np.unique(steps[steps > last])
+        ]
+
+    def last_vectors(self) -> np.ndarray | None:
+        """Those of the last step whose vectors were collected; None without any.
+
+        Only the process with the first replica has them.
+        """
+        steps = self.job_state[VECTOR_STEPS].numpy()
+        return self.job_state[VECTORS].numpy()[steps == steps.max()] if steps.any() else None
+
+    def learn(self, weights: np.ndarray, learnt: Sequence[Learnt]) -> None:
+        """Takes what training gave, and decides what comes next.
+
+        Args:
+            weights: All weights of the autoencoder, flat, float32.
+            learnt: What came of each step, in their order.
+        """
+        state, last = self.job_state, learnt[-1]
+        errors = [1 + of_one.error for of_one in learnt]
+        kept = np.concatenate([state[ERRORS].numpy(), errors])[-KEPT_ERRORS:].astype(np.float32)
+        state[WEIGHTS].assign(weights)
+        state[ERRORS].assign(kept)
+        state[LEARNT].assign(last.number)
+        state[LATEST].assign([last.loss, last.error])
+        # The errors are of the steps before, and do not tell where the last one has led.
+        trained = bool(np.isfinite(weights).all())
+        state[WANTED].assign(self._next_phase(last.number, kept, trained))
+
+    def _next_phase(self, steps: int, errors: np.ndarray, trained: bool) -> int:
+        if steps < self.lgc.training_steps:
+            return COLLECTING
+        if trained and np.mean(errors[errors != 0]) - 1 < self.lgc.guard:
+            return SWITCHING
+        return ROUNDING if steps >= 2 * self.lgc.training_steps else COLLECTING
+
+
+def lgc_in(compressor: Compressor) -> LGC | None:
+    """The LGC in a method, its warm-up or phases; None if there is none.
+
+    Raises:
+        ValueError: If there are several, which would share an autoencoder.
+    """
+    found = [stage for stage in stages(compressor) if isinstance(stage, LGC)]
+    if len(found) > 1:
+        raise ValueError(
+            f"{compressor!r}: only one of its stages can have an autoencoder; use LGC in one of "
+            "them."
+        )
+    return found[0] if found else None

@@ -1,0 +1,59 @@
+"""Runs a program with another method than its own, as `GRADCOMP_COMPRESSOR` says."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tf_gradcomp.compressors import registry
+from tf_gradcomp.environment import COMPRESSOR
+from tf_gradcomp.groups.notices import tell_user
+
+_used: set[str] = set()  # texts of the variable that have replaced a method
+
+
+def method_in_place_of(given: Any) -> Any:
+    """Returns the method that the variable names; without the variable, the given one.
+
+    Raises:
+        ValueError: If the variable's text is no method.
+    """
+    text = os.environ.get(COMPRESSOR)
+    if not text:
+        return given
+    try:
+        method = registry.get(text)
+    except ValueError as error:
+        raise ValueError(f"{COMPRESSOR}={text!r}: {error}") from error
+    _used.add(text)
+    tell_user(
+        f"{COMPRESSOR}: gradients are exchanged by {registry.text_of(method)!r}, in place of the "
+        f"program's own {registry.text_of(given)!r}."
+    )
+    return method
+
+
+def fact() -> Mapping[str, str | None]:
+    """Returns what all workers must have alike."""
+    return {COMPRESSOR: os.environ.get(COMPRESSOR)}
+
+
+def tell_without_effect() -> None:
+    """Says, if the variable is set, that there is no method which it could replace."""
+    text = os.environ.get(COMPRESSOR)
+    if text:
+        tell_user(
+            f"{COMPRESSOR}={text} has no effect: it replaces the compressor of a "
+            "gc.CompressedOptimizer or of gc.MultiWorkerMirroredStrategy(compressor=...), and "
+            "there is none here."
+        )
+
+
+@atexit.register
+def _tell_at_the_end() -> None:
+    if os.environ.get(COMPRESSOR) not in _used:
+        with contextlib.suppress(ValueError):  # Horovod may be shut down
+            tell_without_effect()

@@ -1,0 +1,248 @@
+"""What a checkpoint holds of the variables that each replica has for itself: their sums."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.groups.group import Group
+
+_PIECE_BYTES = 2**25  # of the variables that one collective sums
+COLLECT_SECONDS = 3600.0  # that the ranks may be apart, where one of them validates alone
+_NOT_COLLECTED = (
+    "%s is another one on each rank, and a checkpoint holds their sum, which this rank does not "
+    "have: let rank 0 save (`if hvd.rank() == 0:`), or call optimizer.collect_state() on all ranks "
+    "just before."
+)
+
+
+class _Summed(NamedTuple):
+    """A variable that each replica of a group has for itself.
+
+    Attributes:
+        variable: The variable.
+        group: The group.
+        unused: Tells that a variable which is zeros on one replica is zeros on all.
+        alike: Whether the values of the processes are about equal, as second moments are.
+        by_strategy: Whether the strategy has replicated the variable, and sums it where it is read.
+    """
+
+    variable: tf.Variable
+    group: Group
+    unused: Callable[[], bool]
+    alike: bool
+    by_strategy: bool
+
+
+class Saving:
+    """Reads what a checkpoint holds, and gives replicas what it held.
+
+    `collect` sums, on all processes together, so that one of them can save alone; what it has
+    collected holds until the next step. What was not collected is summed where it is read, under a
+    strategy; within `reading_own`, it is not summed at all.
+
+    Args:
+        group: The replicas that exchange.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._summed: dict[int, _Summed] = {}
+        self._counters: list[tf.Variable] = []
+        self._sums: dict[int, np.ndarray] = {}
+        self._collected_at: list[int] | None = None
+        self._reads_own = False
+        self._all_save = False
+        self._assigned = 0
+
+    def take_over(
+        self,
+        variables: Iterable[Any],
+        counters: Sequence[tf.Variable],
+        unused: Callable[[], bool] = lambda: False,
+        group: Group | None = None,
+        *,
+        alike: bool = False,
+    ) -> None:
+        """Makes `tf.train.Checkpoint` save and restore variables by this, too.
+
+        Args:
+            variables: Those that each replica has for itself are taken.
+            counters: One of them changes whenever a step changes the variables.
+            unused: Tells that a variable which is zeros on one replica is so on all.
+            group: The replicas that have the variables for themselves, if not those that exchange.
+            alike: Whether the values of all processes are about equal. The sum is then estimated
+                by one process that saves alone.
+        """
+        group = group or self.group
+        self._counters += counters
+        for variable in map(native, variables):
+            summed = variable.aggregation == tf.VariableAggregation.SUM
+            by_strategy = isinstance(variable, tf.distribute.DistributedValues)
+            if summed and group.size > 1 and not (by_strategy and group.processes == 1):
+                self._summed[id(variable)] = _Summed(variable, group, unused, alike, by_strategy)
+                self._hook(variable)
+
+    def collect(self) -> None:
+        """Sums the variables over the processes; all of them must call it between the same steps.
+
+        Each process keeps the sums, in host memory.
+
+        Raises:
+            WorkersDisagreeError: If the others do something else, or are at another step; or on
+                this one, if they do not come within an hour.
+        """
+        if self.group.processes == 1 or not self._summed:
+            return
+        counts = self.counts()
+        facts = {"next action": "collecting state to save", "steps": counts}
+        self.group.agree(facts, COLLECT_SECONDS)
+        totals: list[np.ndarray] = []
+        for piece in _pieces(self._summed.values()):
+            totals += _totals(piece, f"collected_{len(totals)}")
+        self._sums = dict(zip(self._summed, totals, strict=True))
+        self._collected_at = counts
+
+    def recollect(self) -> None:
+        """Does what `forget` does, and `collect` if the variables were collected under a strategy.
+
+        All processes must call it after the same change between two steps.
+        """
+        collected = self.is_collected
+        self.forget()
+        if collected and self.group.by_strategy:
+            self.collect()
+
+    def forget(self) -> None:
+        """Has the variables collected anew before they are saved: something has changed them."""
+        self._sums, self._collected_at = {}, None
+
+    @property
+    def is_collected(self) -> bool:
+        """True if all sums are there, and no step has changed the variables since."""
+        return not self._summed or self._collected_at == self.counts()
+
+    @contextlib.contextmanager
+    def reading_own(self) -> Iterator[None]:
+        """Within this context, what was not collected is read from this process alone."""
+        self._reads_own = True
+        try:
+            yield
+        finally:
+            self._reads_own = False
+
+    @contextlib.contextmanager
+    def all_save(self) -> Iterator[None]:
+        """Within this context all processes save, and what they save is collected then."""
+        self._all_save = True
+        try:
+            yield
+        finally:
+            self._all_save = False
+
+    def read(self, variable: Any) -> np.ndarray:
+        """What a checkpoint holds of a variable.
+
+        Raises:
+            ValueError: Under Horovod, if that has not been collected since the last step, and is
+                not to be this rank's own.
+        """
+        own = native(variable)
+        one = self._summed.get(id(own))
+        if one is None:
+            return np.asarray(variable.numpy())
+        if self._all_save and not self.is_collected:
+            self.collect()
+        if self.is_collected and id(own) in self._sums:
+            return self._sums[id(own)]
+        if self._reads_own:
+            return _own(one)
+        if self.group.by_strategy:
+            return np.asarray(_total(one).numpy())
+        if one.unused() and not np.any(own.numpy()):
+            return np.asarray(own.numpy())
+        raise ValueError(_NOT_COLLECTED % own.name)
+
+    def assign(self, variable: Any, value: Any) -> None:
+        """Gives a replica its share of what a checkpoint held."""
+        self.forget()
+        self._assigned += 1
+        one = self._summed.get(id(native(variable)))
+        # A strategy shares out by itself.
+        variable.assign(value / one.group.size if one and not one.by_strategy else value)
+
+    def is_apart(self, variable: Any) -> bool:
+        """Returns whether each process has its own variable, which no strategy has replicated."""
+        one = self._summed.get(id(native(variable)))
+        return one is not None and not one.by_strategy
+
+    def counts(self) -> list[int]:
+        """The counters, which tell one state of the variables from another."""
+        return [int(counter.numpy()) for counter in self._counters]
+
+    def state_id(self) -> list[int]:
+        """Numbers that name one state of the variables, equal on all processes."""
+        return [*self.counts(), self._assigned]
+
+    def _hook(self, variable: tf.Variable) -> None:
+        tf_private.save_as(
+            variable,
+            lambda: tf.convert_to_tensor(self.read(variable)),
+            lambda value: self.assign(variable, value),
+        )
+
+
+def _total(one: _Summed, label: str = "") -> tf.Tensor:
+    if one.by_strategy:
+        return tf.convert_to_tensor(one.variable)
+    (communicator,) = one.group.communicators()
+    communicator.label = label
+    flat = communicator.all_reduce(tf.reshape(one.variable.read_value(), [-1]))
+    return tf.reshape(flat, one.variable.shape)
+
+
+def _pieces(summed: Iterable[_Summed]) -> Iterator[list[_Summed]]:
+    """Yields variables in order, in lists that one collective sums."""
+    piece: list[_Summed] = []
+    size = 0
+    for one in summed:
+        alike = piece and one.by_strategy and piece[0].by_strategy
+        if piece and not (alike and one.variable.dtype == piece[0].variable.dtype):
+            yield piece
+            piece, size = [], 0
+        piece.append(one)
+        size += one.variable.dtype.size * one.variable.shape.num_elements()
+        if size >= _PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+def _totals(piece: Sequence[_Summed], label: str) -> list[np.ndarray]:
+    """Returns the sums over all processes of the variables of a piece."""
+    first = piece[0]
+    if not first.by_strategy:
+        return [_total(first, label).numpy()]
+    own = [_local_sum(one) for one in piece]
+    strategy = first.variable.distribute_strategy
+    with tf.device("CPU:0"):
+        flat = tf.constant(np.concatenate([part.ravel() for part in own]))
+        total = tf_private.sum_over_workers(strategy, flat).numpy()
+    ends = np.cumsum([part.size for part in own])[:-1]
+    return [part.reshape(like.shape) for part, like in zip(np.split(total, ends), own, strict=True)]
+
+
+def _own(one: _Summed) -> np.ndarray:
+    return _local_sum(one) * (one.group.processes if one.alike else 1)
+
+
+def _local_sum(one: _Summed) -> np.ndarray:
+    group = one.group
+    return np.sum([group.local(one.variable, i).numpy() for i in range(group.local_size)], 0)

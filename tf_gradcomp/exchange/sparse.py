@@ -1,0 +1,173 @@
+"""Gradients that come as `tf.IndexedSlices`, some rows of a table, and are given back as such."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.wishes import AllGather, AllReduce, WithRider
+from tf_gradcomp.exchange.riders import checked
+from tf_gradcomp.policy import GradientSpec
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """The gradient of a whole table as a dense tensor; zeros in rows that slices do not have.
+
+    That of slices is float32: many of one row add up, to more than 16 bits can count.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    values = tf.cast(gradient.values, tf.float32)
+    return tf.math.unsorted_segment_sum(values, gradient.indices, gradient.dense_shape[0])
+
+
+def touched_rows(slices: tf.IndexedSlices, rows: int) -> tf.Tensor:
+    """Which rows of a table the slices have: bool [rows]."""
+    places = tf.cast(slices.indices, tf.int64)[:, tf.newaxis]
+    counts = tf.scatter_nd(places, tf.ones_like(slices.indices, tf.int32), [rows])
+    return counts > 0
+
+
+def as_given(
+    gradient: tf.Tensor | tf.IndexedSlices, total: tf.Tensor, touched: tf.Tensor | None
+) -> tf.Tensor | tf.IndexedSlices:
+    """A reduced gradient in the dtype and the form that this replica's has.
+
+    Args:
+        gradient: The gradient of this replica, as it came.
+        total: Dense, summed over the replicas.
+        touched: For slices, bool [rows]: which rows any replica touched.
+
+    Returns:
+        For slices, the rows that were touched or that something was sent for.
+    """
+    if not isinstance(gradient, tf.IndexedSlices) or touched is None:
+        return tf.cast(total, gradient.dtype)
+    sent = tf.reduce_any(tf.reshape(total, [touched.shape[0], -1]) != 0, 1)
+    indices = tf.where(tf.logical_or(touched, sent))[:, 0]
+    values = tf.cast(tf.gather(total, indices), gradient.values.dtype)
+    return tf.IndexedSlices(values, tf.cast(indices, gradient.indices.dtype), gradient.dense_shape)
+
+
+def is_large(spec: GradientSpec, max_dense_elements: int) -> bool:
+    """Whether a table is too large for its slices to be made dense."""
+    return spec.elements > max_dense_elements
+
+
+def stays_sparse(
+    gradient: tf.Tensor | tf.IndexedSlices,
+    spec: GradientSpec,
+    compressor: Compressor,
+    max_dense_elements: int,
+) -> bool:
+    """Whether a gradient is summed as slices, apart from the others, and not by the method."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return False
+    return compressor.keeps_slices or is_large(spec, max_dense_elements)
+
+
+def sum_slices(
+    slices: Sequence[tf.IndexedSlices], replicas: int, tag: tf.Tensor, dtype: tf.DType
+) -> Generator[AllGather, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
+    """Gathers slices: those of all replicas, one behind the other.
+
+    Args:
+        slices: One for each table.
+        replicas: The number of replicas.
+        tag: int32 scalar, which must be equal on all replicas.
+        dtype: In what their values travel: float32, float16 or bfloat16.
+
+    Returns:
+        For each table the slices of all replicas; and int64 [tables], the bytes that each table
+        takes in what this replica gives.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If the tags differ.
+    """
+    lengths = tf.stack([tf.size(one.indices) for one in slices])
+    indices = [tf.cast(one.indices, tf.int32) for one in slices]
+    values = [tf.reshape(tf.cast(one.values, dtype), [-1]) for one in slices]
+    words = [tag[tf.newaxis], lengths, *indices, _as_words(tf.concat(values, 0))]
+    rows = yield AllGather(tf.concat(words, 0))
+    rows = checked(rows[:, 1:], rows[:, 0], tf.fill([replicas], tag))
+    each = [_unpacked(rows[replica], slices, dtype) for replica in range(replicas)]
+    sums = [
+        tf.IndexedSlices(
+            tf.concat([part.values for part in parts], 0),
+            tf.concat([part.indices for part in parts], 0),
+            parts[0].dense_shape,
+        )
+        for parts in zip(*each, strict=True)
+    ]
+    tensor_bytes = [
+        4 * tf.size(one.indices, tf.int64) + dtype.size * tf.size(one.values, tf.int64)
+        for one in slices
+    ]
+    return sums, tf.stack(tensor_bytes)
+
+
+def _as_words(values: tf.Tensor) -> tf.Tensor:
+    """The bits of numbers as int32: two numbers of 16 bits in one, and a zero where one is over."""
+    if values.dtype.size == 4:
+        return tf.bitcast(values, tf.int32)
+    even = tf.pad(values, [[0, tf.size(values) % 2]])
+    return tf.bitcast(tf.reshape(even, [-1, 2]), tf.int32)
+
+
+def _unpacked(
+    words: tf.Tensor, like: Sequence[tf.IndexedSlices], dtype: tf.DType
+) -> list[tf.IndexedSlices]:
+    lengths = tf.unstack(words[: len(like)], len(like))
+    start = len(like)
+    indices, slices = [], []
+    for one, length in zip(like, lengths, strict=True):
+        indices.append(tf.cast(words[start : start + length], one.indices.dtype))
+        start += length
+    numbers = tf.reshape(tf.bitcast(words[start:], dtype), [-1])
+    start = tf.constant(0)
+    for one, of_one, length in zip(like, indices, lengths, strict=True):
+        shape = [length, *one.values.shape[1:]]
+        size = tf.reduce_prod(shape)
+        values = tf.reshape(numbers[start : start + size], shape)
+        start += size
+        slices.append(tf.IndexedSlices(tf.cast(values, one.values.dtype), of_one, one.dense_shape))
+    return slices
+
+
+def prefer_dense(
+    slices: tf.IndexedSlices, rows: int, replicas: int, tag: tf.Tensor
+) -> Generator[WithRider, tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Whether summing a whole table sends less than gathering its slices: bool, equal on all.
+
+    It does where slices cover most of the table, as for an embedding that is also the output layer:
+    a ring passes each replica's slices on to all others, but sends a table only twice in all.
+
+    Args:
+        slices: The slices of this replica.
+        rows: The number of rows of the table.
+        replicas: The number of replicas.
+        tag: float32, of `riders.tag`: `sum_whole` comes after this, and has none of its own.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If the tags differ.
+    """
+    many = replicas * tf.size(slices.indices, tf.int64) > 2 * rows
+    vote = AllReduce(tf.cast(many, tf.float32)[tf.newaxis])
+    votes, tags = yield WithRider(vote, tag)
+    return checked(votes, tags, replicas * tag)[0] > 0
+
+
+def sum_whole(
+    slices: tf.IndexedSlices, dtype: tf.DType
+) -> Generator[AllReduce, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
+    """Sums a whole table, in `dtype` or its own if that is smaller; returns as `sum_slices`."""
+    smaller = min(slices.values.dtype, dtype, key=lambda one: one.size)
+    table = tf.cast(dense(slices), smaller)
+    total = yield AllReduce(tf.reshape(table, [-1]))
+    rows = tf.range(tf.shape(table, tf.int64)[0])
+    values = tf.cast(tf.reshape(total, tf.shape(table)), slices.values.dtype)
+    indices = tf.cast(rows, slices.indices.dtype)
+    whole = tf.IndexedSlices(values, indices, slices.dense_shape)
+    return [whole], tf.size(total, tf.int64)[tf.newaxis] * table.dtype.size

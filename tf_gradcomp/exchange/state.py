@@ -1,0 +1,243 @@
+"""The variables that an exchange keeps from step to step, and what is known of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
+from tf_gradcomp.exchange.traffic import TrafficCounter
+from tf_gradcomp.groups.padded_gather import WordsAhead
+from tf_gradcomp.policy import GradientSpec
+
+
+def state_specs(
+    compressors: Sequence[Compressor],
+    specs: Sequence[GradientSpec],
+    preconditioner: Preconditioner | None = None,
+) -> dict[str, list[StateSpec]]:
+    """The state of each gradient by name, in the order of `specs`.
+
+    It is all that the methods, their warm-ups and the preconditioner keep.
+
+    Raises:
+        ValueError: If two keep state of one name in different shapes.
+    """
+    state: dict[str, list[StateSpec]] = {}
+    keepers: list[Compressor | Preconditioner] = []
+    for compressor in compressors:
+        keepers.extend(stages(compressor))
+    if preconditioner:
+        keepers.append(preconditioner)
+    for keeper in keepers:
+        own = [keeper.state(spec) for spec in specs]
+        for name in own[0] if own else ():
+            of_all = [of_one[name] for of_one in own]
+            shapes = [of_one.shape for of_one in of_all]
+            known = [of_one.shape for of_one in state.setdefault(name, of_all)]
+            if shapes != known:
+                raise ValueError(
+                    f"{keeper!r} keeps a {name} of another shape than its warm-up or another "
+                    "candidate; use settings that keep the same."
+                )
+    return state
+
+
+def stages(compressor: Compressor) -> Iterator[Compressor]:
+    """A method, its warm-up and its phases, and theirs."""
+    yield compressor
+    for other in (compressor.warmup, *compressor.phases):
+        if other:
+            yield from stages(other)
+
+
+def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> float | None:
+    """The scale of the residual that a method or one of its stages keeps; None if none does.
+
+    Raises:
+        ValueError: If stages would go on with a residual of another scale.
+    """
+    scales = {
+        stage.residual_scale
+        for stage in stages(compressor)
+        if any(RESIDUAL in stage.state(spec) for spec in specs)
+    }
+    if len(scales) > 1:
+        raise ValueError(
+            f"{compressor!r}: its warm-up or another phase keeps a residual of another scale; give "
+            "all of them the same (for ScaleCom: beta=1, or the same beta)."
+        )
+    return scales.pop() if scales else None
+
+
+def job_state_specs(
+    compressors: Sequence[Compressor], specs: Sequence[GradientSpec]
+) -> dict[str, JobStateSpec]:
+    """The state of the job by name: of the methods, their warm-ups and their phases.
+
+    Raises:
+        ValueError: If two keep state of one name in different forms.
+    """
+    state: dict[str, JobStateSpec] = {}
+    for compressor in compressors:
+        for stage in stages(compressor):
+            for name, spec in stage.job_state(specs).items():
+                if state.setdefault(name, spec) != spec:
+                    raise ValueError(
+                        f"{stage!r} keeps a {name} for the job in another form than its warm-up, "
+                        "another phase or another candidate; use settings that keep the same."
+                    )
+    return state
+
+
+def _new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variable]:
+    """The state of the job as variables, each replica's own, by name."""
+    return {
+        name: _own_variable(tf.zeros(spec.shape, spec.dtype), name, spec.shared)
+        for name, spec in state.items()
+    }
+
+
+def _new_variables(
+    state: dict[str, list[StateSpec]], specs: Sequence[GradientSpec]
+) -> dict[str, list[tf.Variable]]:
+    """The state as variables, each replica's own, by name and in the order of `specs`."""
+    return {
+        name: [
+            _own_variable(
+                tf.zeros(of_one.shape), f"{spec.path.replace('/', '_')}_{name}", of_one.shared
+            )
+            for of_one, spec in zip(of_all, specs, strict=True)
+        ]
+        for name, of_all in state.items()
+    }
+
+
+class Facts(tf.Module):
+    """What is known of the state of each gradient; equal on all replicas.
+
+    Attributes:
+        residual_waits: bool [gradients], whether anything may be left to be sent.
+        residual_scale: float32 [gradients]: a residual divided by this is in units of the gradient;
+            1 for most methods.
+        moments_taken: bool [gradients], whether the replicas have second moments of their own in
+            use. Then the residual and the inner optimizer's momentum are of divided gradients.
+        moments_since: int64 [gradients], how many updates the inner optimizer had made before
+            these second moments began; 0 where they go on with the inner optimizer's.
+    """
+
+    def __init__(self, gradients: int) -> None:
+        super().__init__(name="facts")
+        self.residual_waits = _own_variable(np.zeros(gradients, bool), "residual_waits", True)
+        self.residual_scale = _own_variable(np.ones(gradients, "float32"), "residual_scale", True)
+        self.moments_taken = _own_variable(np.zeros(gradients, bool), "moments_taken", True)
+        self.moments_since = _own_variable(np.zeros(gradients, "int64"), "moments_since", True)
+
+    def nothing_kept(self) -> bool:
+        """Whether what replicas keep for each gradient is all zeros."""
+        return not (self.residual_waits.numpy().any() or self.moments_taken.numpy().any())
+
+    @property
+    def all(self) -> list[tf.Variable]:
+        """All of these variables."""
+        return [self.residual_waits, self.residual_scale, self.moments_taken, self.moments_since]
+
+
+class Variables(NamedTuple):
+    """All that an exchange keeps from step to step.
+
+    Attributes:
+        state: What methods keep of each gradient: by name, in the order of the gradients.
+        job_state: What they keep for the whole job, by name.
+        facts: What is known of the state of each gradient.
+        step: int64, the number of exchanges so far.
+        skipped_steps: int64, in how many of them the step was skipped.
+        delayed: bool [gradients], which of them were delayed in the latest step; in no checkpoint.
+        traffic: Counts bytes; in no checkpoint.
+        ahead: How many words travel with the lengths of payloads, if any do; in no checkpoint.
+    """
+
+    state: dict[str, list[tf.Variable]]
+    job_state: dict[str, tf.Variable]
+    facts: Facts
+    step: tf.Variable
+    skipped_steps: tf.Variable
+    delayed: tf.Variable
+    traffic: TrafficCounter
+    ahead: WordsAhead | None
+
+    @classmethod
+    def of(
+        cls,
+        state: dict[str, list[StateSpec]],
+        job_state: Mapping[str, JobStateSpec],
+        specs: Sequence[GradientSpec],
+        *,
+        ahead: bool,
+    ) -> Variables:
+        """New variables of zeros for the gradients of `specs`."""
+        return cls(
+            state=_new_variables(state, specs),
+            job_state=_new_job_variables(job_state),
+            facts=Facts(len(specs)),
+            step=shared_variable(0, tf.int64, "exchange_step"),
+            skipped_steps=shared_variable(0, tf.int64, "skipped_steps"),
+            delayed=_own_variable(np.zeros(len(specs), bool), "delayed", True),
+            traffic=TrafficCounter(len(specs)),
+            ahead=WordsAhead() if ahead else None,
+        )
+
+
+def _own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
+    """A variable that each replica has for itself; checkpoints hold the first one or the sum."""
+    aggregation = tf.VariableAggregation
+    return tf.Variable(
+        initial,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=aggregation.ONLY_FIRST_REPLICA if equal_on_all else aggregation.SUM,
+        name=name,
+    )
+
+
+def shared_variable(initial: Any, dtype: tf.DType, name: str) -> tf.Variable:
+    """A variable that is equal on all replicas, which update it together."""
+    return tf.Variable(
+        initial,
+        dtype=dtype,
+        trainable=False,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        name=name,
+    )
+
+
+State = dict[str, list[tf.Variable]]
+
+
+def new_state(
+    compressor: Compressor,
+    specs: Sequence[GradientSpec],
+    preconditioner: Preconditioner | None = None,
+) -> State:
+    """The state that one replica begins with, by name, in the order of `specs`."""
+    return {
+        name: [tf.Variable(tf.zeros(of_one.shape), trainable=False) for of_one in of_all]
+        for name, of_all in state_specs([compressor], specs, preconditioner).items()
+    }
+
+
+def new_job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict[str, tf.Variable]:
+    """What one replica begins with of what the method keeps for the whole job, by name."""
+    return {
+        name: tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)
+        for name, spec in job_state_specs([compressor], specs).items()
+    }
+
+
+def handles(state: State) -> dict[str, list[tf.Tensor]]:
+    """The resource handles of a replica's state, as `ExchangeInputs` has them."""
+    return {name: [variable.handle for variable in of_all] for name, of_all in state.items()}

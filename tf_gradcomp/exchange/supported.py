@@ -1,0 +1,22 @@
+"""What replicas must be able to do for a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.groups.group import Group
+
+
+def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
+    """Refuses a warm-up where replicas cannot end one.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    in_turn = any(compressor.warmup or compressor.phases for compressor in compressors)
+    if in_turn and group.size > 1 and not group.is_collective:
+        raise ValueError(
+            "A warm-up, or another method in turn, needs collectives in a branch, which "
+            f"{group.name} does not allow; use gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
+        )

@@ -1,0 +1,29 @@
+"""The places of variables among all of an exchange."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from tf_gradcomp.exchange.gradients import native
+
+
+class VariableNumbers:
+    """Knows the place of each variable among all of an exchange.
+
+    Variables are told apart by identity, and not kept alive: a strategy's exchange ends with them.
+    `tf.Module` does not track plain objects such as this one, so no checkpoint has them twice.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._variables = [weakref.ref(native(variable)) for variable in variables]
+        self._numbers = {id(native(variable)): i for i, variable in enumerate(variables)}
+
+    def get(self, variable: Any) -> int | None:
+        """That of a variable of TensorFlow or Keras; None if it is another one."""
+        number = self._numbers.get(id(native(variable)))
+        # The number of one that is gone may be that of another now.
+        if number is None or self._variables[number]() is not native(variable):
+            return None
+        return number

@@ -1,0 +1,1 @@
+"""The replicas that exchange gradients, and how they communicate."""

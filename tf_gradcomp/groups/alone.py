@@ -1,0 +1,78 @@
+"""Whether a process that trains without a strategy was meant to train with others."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import tensorflow as tf
+
+from tf_gradcomp import horovod_here
+from tf_gradcomp.chief import is_chief
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.tf_config import read_tf_config
+
+_USE_STRATEGY = (
+    "create the model and its optimizer inside `with gc.MultiWorkerMirroredStrategy().scope():`"
+)
+_ON_PURPOSE = "To train alone on purpose, unset %s."
+_USE_LAUNCHER = "start the program by `gradcomp run --horovod` or `horovodrun --gloo`"
+_trained_with_others = threading.Event()  # in this process, at some time
+
+
+def check_not_alone_by_mistake(group: Group) -> None:
+    """Refuses to train without others in what is one of several processes.
+
+    Each of them would train by itself, and nobody would notice. Evaluators and parameter servers
+    are on their own by design, and so is a chief that has trained with the others before: that of
+    TensorFlow's tutorial loads the model that the job saved, and trains it further.
+
+    Args:
+        group: The replicas that the program trains with.
+
+    Raises:
+        ValueError: With the reason and the way out; or if TF_CONFIG is wrong.
+    """
+    if group.processes > 1:
+        _trained_with_others.set()
+        return
+    if tf.distribute.has_strategy() or (_trained_with_others.is_set() and is_chief()):
+        return
+    by_horovod = not isinstance(group, StrategyGroup)
+    if by_horovod and horovod_here.size()[1] > 1:  # by a set of processes that it was given
+        return
+    config = read_tf_config()
+    if config is not None and config.rank is not None and config.num_workers > 1:
+        why = "Horovod knows of one process" if by_horovod else "there is no strategy here"
+        raise ValueError(
+            f"CompressedOptimizer: TF_CONFIG names {config.num_workers} workers, but {why}, and "
+            f"each of them would train alone: {_USE_LAUNCHER if by_horovod else _USE_STRATEGY}. "
+            f"{_ON_PURPOSE % 'TF_CONFIG'}"
+        )
+    name, size = horovod_here.unseen()
+    if size > 1:
+        raise ValueError(
+            f"CompressedOptimizer: {name} says that this is one of {size} processes, but Horovod "
+            f"was built without MPI and knows of one: {_USE_LAUNCHER}, or build it with "
+            f"HOROVOD_WITH_MPI=1. {_ON_PURPOSE % name}"
+        )
+    if not by_horovod:
+        check_not_of_horovod()
+
+
+def check_not_of_horovod() -> None:
+    """Refuses to train without others in what is one of several processes of Horovod.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    name, size = horovod_here.size()
+    if size > 1:
+        raise ValueError(
+            f"{name} says that this is one of {size} processes, and each of "
+            "them would train alone: exchange gradients by Horovod, with hvd.init() and "
+            'gc.CompressedOptimizer(..., group="horovod"); or start the program by `gradcomp run` '
+            f"or with TF_CONFIG, and {_USE_STRATEGY}."
+            + (f" {_ON_PURPOSE % name}" if name in os.environ else "")
+        )

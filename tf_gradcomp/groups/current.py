@@ -1,0 +1,61 @@
+"""Which group of replicas a program means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tf_gradcomp import horovod_here
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.host_group import HostGroup
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+
+HOROVOD = "horovod"
+
+
+def group_finder(group: str | Group | None) -> Callable[[], Group]:
+    """Returns what finds the group, each time that it is asked for.
+
+    Args:
+        group: `"horovod"`; a group; or None for that of the strategy in scope.
+
+    Raises:
+        ImportError: If Horovod is asked for, and is not there.
+        ValueError: If it is none of these, or Horovod cannot be used.
+    """
+    if group is None:
+        return current_group
+    if group == HOROVOD:
+        from tf_gradcomp.groups.horovod_group import HorovodGroup
+
+        group = HorovodGroup()
+    if not isinstance(group, Group):
+        raise ValueError(
+            f'group: expected "{HOROVOD}", gc.HorovodGroup(...), or None for the strategy in '
+            f"scope; received {group!r}."
+        )
+    group.check_current()
+    return lambda: group
+
+
+def group_here() -> str | None:
+    """What a program means that cannot say it, such as by loading a saved optimizer.
+
+    Horovod, if the program has initialized it for several processes and is under no strategy.
+    """
+    if tf.distribute.has_strategy() or horovod_here.in_use() is None:
+        return None
+    return HOROVOD if horovod_here.size()[1] > 1 else None
+
+
+def current_group() -> StrategyGroup:
+    """The group of the strategy in scope, or of one replica where there is none.
+
+    Where several processes have several replicas each, it is that of their hosts, unless the
+    strategy says `two_level=False`.
+    """
+    strategy = tf.distribute.get_strategy()
+    group = StrategyGroup(strategy)
+    two_level = group.local_size > 1 and group.processes > 1
+    return HostGroup(strategy) if two_level and getattr(strategy, "two_level", True) else group

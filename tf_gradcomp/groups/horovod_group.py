@@ -1,0 +1,255 @@
+"""The processes of a Horovod job as a group of replicas, and its operations as a communicator."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import horovod_here
+from tf_gradcomp.checkpoints import path_of
+from tf_gradcomp.chief import worker_of_rank
+from tf_gradcomp.groups import carriers
+from tf_gradcomp.groups.communicator import Communicator
+from tf_gradcomp.groups.group import Group, Member
+
+_NOT_BY_HOROVOD = (tf.bfloat16,)  # summed as float32
+
+# How many exchanges there were for each set of processes; all of them build the same ones.
+_exchanges: collections.Counter[int] = collections.Counter()
+
+
+class HorovodCommunicator(Communicator):
+    """Horovod's operations, in a graph or eagerly.
+
+    Horovod matches what the ranks send by the names of operations, whatever the order in which they
+    come. So names follow from the variables of an exchange and the order of its collectives.
+
+    Args:
+        hvd: The module `horovod.tensorflow`.
+        process_set: The ranks that talk.
+    """
+
+    def __init__(self, hvd: Any, process_set: Any) -> None:
+        super().__init__(process_set.size(), process_set.rank())
+        self._hvd = hvd
+        self._process_set = process_set
+        self._collectives = 0
+
+    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
+        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
+        rows = self._gather(payload[tf.newaxis])
+        return tf.ensure_shape(rows, [self.size, *payload.shape])
+
+    def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Gathers int32 vectors as padded rows; and how many words each replica gave for it.
+
+        Horovod gathers vectors of any lengths one behind the other, so they are padded only here.
+        """
+        flat = self._gather(tf.concat([tf.size(payload)[tf.newaxis], payload], 0))
+        starts, lengths, place = [], [], tf.constant(0)
+        for _ in range(self.size):
+            starts.append(place + 1)
+            lengths.append(flat[place])
+            place += 1 + flat[place]
+        longest = tf.reduce_max(lengths)
+        rows = [
+            tf.pad(flat[start : start + length], [[0, longest - length]])
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+        return tf.stack(rows), tf.size(flat) // self.size
+
+    def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum of vectors of one length and dtype."""
+        dtype = values.dtype
+        if dtype in _NOT_BY_HOROVOD:
+            values = tf.cast(values, tf.float32)
+        return tf.cast(self._sum(values), dtype)
+
+    def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
+        """The int32 vector of the replica whose rank is `root`."""
+        own = tf.where(tf.equal(root, self.rank), tf.size(payload), 0)
+        return tf.ensure_shape(self._gather(payload[:own]), payload.shape)
+
+    def element_bytes(self, dtype: tf.DType) -> int:
+        """The bytes that each element of a sum has on its way."""
+        return 4 if dtype in _NOT_BY_HOROVOD else dtype.size
+
+    def _sum(self, values: tf.Tensor) -> tf.Tensor:
+        return self._hvd.allreduce(values, op=self._hvd.Sum, **self._named(self._process_set))
+
+    def _gather(self, values: tf.Tensor) -> tf.Tensor:
+        return self._hvd.allgather(values, **self._named(self._process_set))
+
+    def _named(self, process_set: Any) -> dict[str, Any]:
+        self._collectives += 1
+        return {
+            "name": f"gradcomp_{self.label}_{self._collectives}",
+            "ignore_name_scope": True,  # for names to be the same wherever a step is traced
+            "process_set": process_set,
+        }
+
+
+class HorovodGroup(Group):
+    """The processes of a Horovod job, or some of them; each is one replica.
+
+    Args:
+        process_set: The ranks that train together, as given to `hvd.init` or
+            `hvd.add_process_set`; by default all.
+
+    Raises:
+        ImportError: If Horovod is not there; says how to build it.
+        ValueError: If Horovod is not initialized, is elastic, or this process is not in the set.
+    """
+
+    loss_is_divided = False
+    local_size = 1
+
+    def __init__(self, process_set: Any = None) -> None:
+        hvd = horovod_here.load()
+        if not hvd.is_initialized():
+            raise ValueError(
+                "Horovod is not initialized: call hvd.init() before anything that trains with it, "
+                "after `import horovod.tensorflow as hvd`."
+            )
+        if horovod_here.is_elastic():
+            raise ValueError(
+                "Elastic Horovod is not supported: a process that is added or lost would take its "
+                "residual, which is part of the gradients, out of the job or find none. Start the "
+                "job without --min-np, --max-np and --host-discovery-script; after a failure, "
+                "start it again from a checkpoint, with any number of processes."
+            )
+        self._hvd = hvd
+        self._process_set = hvd.global_process_set if process_set is None else process_set
+        if self._process_set.process_set_id is None or not self._process_set.included():
+            raise ValueError(
+                f"Process {hvd.rank()} is not in {self._process_set}: build the optimizer on its "
+                "ranks only, after hvd.init or hvd.add_process_set was given the set."
+            )
+        self.size = self._process_set.size()
+        self._rank = self._process_set.rank()
+        self._gather_on_host = self._host_function()
+
+    @property
+    def name(self) -> str:
+        """Horovod."""
+        return "Horovod"
+
+    @property
+    def by_strategy(self) -> bool:  # type: ignore[override]
+        """Whether there is but one process, which saves as under a strategy."""
+        return self.size == 1
+
+    def check_current(self) -> None:
+        """Refuses to run under a strategy, or when Horovod has been shut down."""
+        if tf.distribute.has_strategy():
+            raise ValueError(
+                'CompressedOptimizer(group="horovod") was called under '
+                f"{type(tf.distribute.get_strategy()).__name__}: gradients are exchanged either by "
+                "Horovod or by a strategy; leave out one of them."
+            )
+        if not self._hvd.is_initialized():
+            raise ValueError("Horovod was shut down, and its processes cannot reach each other.")
+
+    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+        """Gives variables the values of the first rank; all must have the same ones.
+
+        Raises:
+            WorkersDisagreeError: If they have not.
+        """
+        forms = {f"variable {i}": f"{v.dtype.name} {v.shape}" for i, v in enumerate(variables)}
+        self.agree({"next action": "taking the values of the first rank", **forms})
+
+        @tf.function(autograph=False)
+        def take() -> None:
+            for i, variable in enumerate(variables):
+                variable.assign(self._of_first(variable.read_value(), f"gradcomp_first_{i}"))
+
+        take()
+
+    def _of_first(self, value: tf.Tensor, name: str) -> tf.Tensor:
+        bits = self._hvd.broadcast(
+            carriers.encoded(value),
+            self._process_set.ranks[0],
+            name=name,
+            ignore_name_scope=True,
+            process_set=self._process_set,
+        )
+        return carriers.decoded(bits, value.dtype)
+
+    def label(self, paths: Sequence[str]) -> str:
+        """Tells the collectives of one exchange from those of others."""
+        number = self._process_set.process_set_id
+        _exchanges[number] += 1
+        first = re.sub("[^A-Za-z0-9]", "_", paths[0]) if paths else "nothing"
+        return f"{number}_{_exchanges[number]}_{first}"
+
+    def member(self) -> Member:
+        """The replica of this process."""
+        return Member(HorovodCommunicator(self._hvd, self._process_set), 0)
+
+    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
+        """Whether a bool scalar is true on all ranks; each calls it."""
+        false = self._hvd.allreduce(
+            tf.cast(tf.logical_not(flag), tf.int32),
+            op=self._hvd.Sum,
+            name=f"gradcomp_{label}",
+            ignore_name_scope=True,
+            process_set=self._process_set,
+        )
+        return tf.equal(false, 0)
+
+    def local_replica(self) -> int:
+        """The only replica of this process."""
+        return 0
+
+    def communicators(self) -> list[Communicator]:
+        """The communicator of this process."""
+        return [self.member().communicator]
+
+    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
+        """The variable itself, for it is this process's own."""
+        return variable
+
+    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
+        """Gathers by an operation of another name than those of steps."""
+        return self._gather_on_host(value)
+
+    def _host_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Gathers in a graph, for in eager execution all of Horovod's operations have one name."""
+        name = f"gradcomp_{self._process_set.process_set_id}_host"
+
+        def gather(value: tf.Tensor) -> tf.Tensor:
+            return self._hvd.allgather(
+                value, name=name, ignore_name_scope=True, process_set=self._process_set
+            )
+
+        return tf.function(gather, autograph=False, reduce_retracing=True)
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks."""
+        return self.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank."""
+        return self._rank == 0
+
+    def first_path(self, path: str) -> str:
+        """That of the first rank of the set, which need not be rank 0."""
+        return path_of(worker_of_rank(self._process_set.ranks[0]), path)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether collectives may be in a branch: Horovod's may."""
+        return True
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The device of this rank."""
+        gpus = tf.config.list_logical_devices("GPU")
+        return [device.name for device in gpus[:1]] or ["CPU:0"]

@@ -1,0 +1,153 @@
+"""The hosts of a Horovod job as a group of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.groups.communicator import Communicator
+from tf_gradcomp.groups.group import Group, Member
+from tf_gradcomp.groups.horovod_group import HorovodCommunicator, HorovodGroup
+
+# Horovod refuses a second set of the same ranks.
+_sets: dict[tuple[int, ...], Any] = {}
+
+
+class _BetweenHosts(HorovodCommunicator):
+    """Horovod's operations between hosts: one rank of each talks, and tells those beside it.
+
+    Args:
+        hvd: The module `horovod.tensorflow`.
+        talking: The first rank of each host.
+        beside: All ranks of this host.
+        host: The number of this host.
+    """
+
+    def __init__(self, hvd: Any, talking: Any, beside: Any, host: int) -> None:
+        Communicator.__init__(self, len(talking.ranks), host)
+        self._hvd = hvd
+        self._process_set, self._beside = talking, beside
+        self._collectives = 0
+
+    def _sum(self, values: tf.Tensor) -> tf.Tensor:
+        between, beside = self._named(self._process_set), self._named(self._beside)
+        if self._process_set.included():
+            values = self._hvd.allreduce(values, op=self._hvd.Sum, **between)
+        return self._hvd.broadcast(values, self._beside.ranks[0], **beside)
+
+    def _gather(self, values: tf.Tensor) -> tf.Tensor:
+        between, beside = self._named(self._process_set), self._named(self._beside)
+        talks = self._process_set.included()
+        rows = self._hvd.allgather(values, **between) if talks else values[:0]
+        return self._hvd.allgather(rows, **beside)
+
+
+class HorovodHosts(HorovodGroup):
+    """The hosts of a Horovod job, as one replica each, for `CompressedOptimizer(group=...)`.
+
+    The ranks of a host sum their gradients first, and the hosts exchange these sums: between hosts
+    go the bytes of one rank for each. All ranks of a host compress the same, and keep the same
+    state.
+
+    It takes a job of several hosts with as many ranks on each, and
+    `hvd.init(process_sets="dynamic")`.
+
+    Raises:
+        ImportError: If Horovod is not there; says how to build it.
+        ValueError: If Horovod is not initialized like that, or is elastic, or the hosts have
+            different numbers of ranks, or all ranks are on one.
+        WorkersDisagreeError: If other ranks do something else meanwhile, such as exchanging by
+            another group.
+    """
+
+    kind = "host"
+
+    def __init__(self) -> None:
+        super().__init__()
+        hvd = self._hvd
+        self._ranks = HorovodGroup()
+        self.size, self._host = hvd.cross_size(), hvd.cross_rank()
+        if not hvd.is_homogeneous():
+            raise ValueError(
+                "gc.HorovodHosts() takes as many ranks on each host; start the job with as many, "
+                'or use group="horovod", by which each rank exchanges with all others.'
+            )
+        if self.size == 1:
+            raise ValueError(
+                "gc.HorovodHosts(): all ranks are on one host, so that nothing would be exchanged "
+                'compressed; use group="horovod".'
+            )
+        # The others would wait for ever where one of them exchanges by another group.
+        self.agree({"next action": "dividing the job into hosts by gc.HorovodHosts()"})
+        place = tf.constant([[hvd.local_rank(), hvd.cross_rank()]])
+        places = [tuple(row) for row in self.all_gather_on_host(place).numpy().tolist()]
+        ranks = sorted(range(len(places)), key=lambda rank: places[rank][::-1])
+        on_each = [[r for r in ranks if places[r][1] == host] for host in range(self.size)]
+        sets = [_process_set(hvd, of_one) for of_one in on_each]
+        self._beside = sets[self._host]
+        self._talking = _process_set(hvd, [of_one[0] for of_one in on_each])
+
+    @property
+    def all_replicas(self) -> Group:
+        """The group of all ranks."""
+        return self._ranks
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks."""
+        return self._ranks.size
+
+    def member(self) -> Member:
+        """The host of this process."""
+        talking, beside = self._talking, self._beside
+        return Member(_BetweenHosts(self._hvd, talking, beside, self._host), 0)
+
+    def sums_of_processes(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], names: Sequence[str]
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """The sums over the ranks of this host; of slices, all of them behind each other."""
+        sums: list[tf.Tensor | tf.IndexedSlices] = []
+        for gradient, name in zip(gradients, names, strict=True):
+            named = {
+                "name": f"gradcomp_host_{name}",
+                "ignore_name_scope": True,
+                "process_set": self._beside,
+            }
+            if isinstance(gradient, tf.IndexedSlices):
+                sums.append(self._slices(gradient, named))
+            else:
+                wide = tf.cast(gradient, tf.float32)
+                total = self._hvd.allreduce(wide, op=self._hvd.Sum, **named)
+                sums.append(tf.cast(total, gradient.dtype))
+        return sums
+
+    def _slices(self, slices: tf.IndexedSlices, named: dict[str, Any]) -> tf.IndexedSlices:
+        parts = (tf.cast(slices.values, tf.float32), slices.indices)
+        values, indices = (
+            self._hvd.allgather(part, **{**named, "name": f"{named['name']}_{i}"})
+            for i, part in enumerate(parts)
+        )
+        values = tf.cast(values, slices.values.dtype)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _process_set(hvd: Any, ranks: list[int]) -> Any:
+    """The set of some ranks; all ranks must ask for it, in the same order.
+
+    Raises:
+        ValueError: If Horovod makes no sets, because it was not asked to.
+    """
+    if len(ranks) == hvd.size():
+        return hvd.global_process_set
+    if tuple(ranks) not in _sets:
+        try:
+            _sets[tuple(ranks)] = hvd.add_process_set(ranks)
+        except ValueError as error:
+            raise ValueError(
+                "gc.HorovodHosts() makes sets of processes, one of each host's ranks and one of "
+                "those that talk for their hosts, and Horovod does not: call "
+                f'hvd.init(process_sets="dynamic"). Horovod says: {error}'
+            ) from error
+    return _sets[tuple(ranks)]

@@ -1,0 +1,105 @@
+"""The hosts of a strategy as a group, where each has several replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.groups.communicator import CollectiveCommunicator, Communicator
+from tf_gradcomp.groups.group import Group, Member, Result
+from tf_gradcomp.groups.out_of_scope import out_of_scope
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+
+
+class HostGroup(StrategyGroup):
+    """The hosts of a strategy with several replicas in each process, as one replica each.
+
+    What the replicas of a host have is summed there, before it is exchanged. Its first replica
+    stands for all of them in the exchange, which runs across replicas, once in each process. What
+    an exchange keeps exists once on each host, on the device of that replica.
+    """
+
+    kind = "host"
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        super().__init__(strategy)
+        self._replicas = StrategyGroup(strategy)
+        self.size = self._replicas.processes
+        self.local_size = 1
+
+    @property
+    def all_replicas(self) -> Group:
+        """The group of all replicas of all hosts."""
+        return self._replicas
+
+    def create(self, make: Callable[[], Result]) -> Result:
+        """What `make` returns; the variables that it creates exist once on each host."""
+
+        def there() -> Result:
+            with tf.device(self.devices[0]):
+                return make()
+
+        return out_of_scope(there)
+
+    def on_each(self, reduce: Callable[[list[Any]], Result], gradients: Sequence[Any]) -> Result:
+        """Runs the host's side of an exchange, with the sums of its replicas' gradients."""
+        with tf.device(self.devices[0]):
+            return reduce([self._sum(gradient) for gradient in gradients])
+
+    def _sum(self, gradient: Any) -> tf.Tensor | tf.IndexedSlices:
+        replicas = self._replicas.local_size
+        parts = self.strategy.experimental_local_results(gradient)
+        # A tensor that all replicas have alike comes once.
+        return _total(parts if len(parts) == replicas else parts * replicas)
+
+    def member(self) -> Member:
+        """The host.
+
+        Raises:
+            RuntimeError: If one of its replicas calls, and not all of them together.
+        """
+        if tf.distribute.in_cross_replica_context():
+            return Member(self.communicators()[0], 0)
+        raise RuntimeError(
+            "The replicas of a host exchange gradients together, across replicas: call the "
+            "exchange by Group.on_each in a merge_call."
+        )
+
+    def local_replica(self) -> int:
+        """The only one."""
+        return 0
+
+    def communicators(self) -> list[Communicator]:
+        """The communicator of this host."""
+        launcher = tf_private.launcher_of_workers(self.strategy)
+        worker = tf_private.rank(self.strategy, 0) // self._replicas.local_size
+        return [CollectiveCommunicator(launcher, self.size, worker)]
+
+    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
+        """The variable itself; one that the replicas have copies of is assigned on all of them."""
+        return variable
+
+    @property
+    def processes(self) -> int:
+        """The number of hosts."""
+        return self.size
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The device on which the host encodes and decodes."""
+        return self._replicas.devices[:1]
+
+
+def _total(parts: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor | tf.IndexedSlices:
+    """The sum of gradients of one form and dtype; of slices, all of them behind each other."""
+    if not isinstance(parts[0], tf.IndexedSlices):
+        wide = tf.add_n([tf.cast(part, tf.float32) for part in parts])
+        return tf.cast(wide, parts[0].dtype)
+    return tf.IndexedSlices(
+        tf.concat([part.values for part in parts], 0),
+        tf.concat([part.indices for part in parts], 0),
+        parts[0].dense_shape,
+    )

@@ -1,0 +1,97 @@
+"""Means and sums over the replicas of what metrics have in a step.
+
+One collective for all of them, in a group of its own: it starts as soon as they are known, mostly
+while gradients are still computed, and gradients don't wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+
+
+def means_over_replicas(strategy: tf.distribute.Strategy, values: Any) -> Any:
+    """The mean of each value of a nested structure over all replicas, in its own shape.
+
+    Args:
+        strategy: Whose replicas have the values.
+        values: Numbers of any dtype, and tensors of equal shapes on all replicas, as
+            `Strategy.run` returns them.
+
+    Returns:
+        The same structure, equal on all workers; in the dtypes of the floats, and float64 for all
+        other dtypes, as `Strategy.reduce` returns them.
+
+    Raises:
+        ValueError: If one of them is no number, or XLA is to compile the step.
+    """
+    parts = _parts(strategy, tf.nest.flatten(values))
+    dtypes = [some[0].dtype for some in parts]
+    means = [
+        tf.cast(total / strategy.num_replicas_in_sync, dtype if dtype.is_floating else tf.float64)
+        for total, dtype in zip(_sums(strategy, parts), dtypes, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(values, means)
+
+
+def sums_over_replicas(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[tf.Tensor]:
+    """The sums over all replicas of what each has for itself, in its shapes and dtypes.
+
+    Args:
+        strategy: Whose replicas have the values.
+        values: Variables and tensors of any numbers, of equal shapes on all replicas. They are
+            added as float64.
+    """
+    parts = _parts(strategy, values)
+    return [
+        tf.cast(total, some[0].dtype)
+        for total, some in zip(_sums(strategy, parts), parts, strict=True)
+    ]
+
+
+def _parts(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[list[tf.Tensor]]:
+    """What the replicas of this worker have of each value."""
+    if tf_private.in_xla() and tf_private.in_multi_worker_mode(strategy):
+        raise ValueError(
+            "Metrics of several workers cannot be averaged in code that XLA compiles; use "
+            "jit_compile=False in model.compile."
+        )
+    return [
+        [_number(part) for part in strategy.experimental_local_results(value)] for value in values
+    ]
+
+
+def _number(part: Any) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(part)
+    except (TypeError, ValueError):
+        tensor = None
+    dtype = None if tensor is None else tensor.dtype
+    if dtype is None or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        raise ValueError(
+            "What a step returns, by train_step or by metrics, is averaged over the replicas: "
+            f"expected tensors of real numbers; received {part!r}. Leave it out, or log it by a "
+            "callback."
+        )
+    return tensor
+
+
+def _sums(
+    strategy: tf.distribute.Strategy, parts: Sequence[Sequence[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """The sums over all workers, as float64, of what the replicas of this one have."""
+    if not parts:
+        return []
+    # What is on a GPU is small, and goes to the host anyway.
+    with tf.device("CPU:0"):
+        own = [tf.add_n([tf.cast(part, tf.float64) for part in some]) for some in parts]
+        flat = [tf.reshape(total, [-1]) for total in own]
+        packed = tf.concat(flat, 0)
+        if tf_private.in_multi_worker_mode(strategy):
+            packed = tf_private.sum_over_workers(strategy, packed)
+        split = tf.split(packed, [tf.size(total) for total in flat])
+        return [tf.reshape(total, tf.shape(like)) for total, like in zip(split, own, strict=True)]

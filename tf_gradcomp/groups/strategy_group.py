@@ -1,0 +1,136 @@
+"""The replicas of a strategy as a group."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.groups.communicator import (
+    CollectiveCommunicator,
+    Communicator,
+    ReplicaContextCommunicator,
+)
+from tf_gradcomp.groups.group import Group, Member, Result
+
+_WITHOUT_REDUCTION = (
+    tf.distribute.ParameterServerStrategy,
+    tf.distribute.experimental.ParameterServerStrategy,
+    tf.distribute.TPUStrategy,
+)
+
+
+class StrategyGroup(Group):
+    """The replicas of a `tf.distribute.Strategy`.
+
+    Raises:
+        ValueError: If they do not reduce gradients among themselves.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        if isinstance(strategy, _WITHOUT_REDUCTION):
+            raise ValueError(
+                f"Gradient compression does not work under {type(strategy).__name__}, whose "
+                "replicas do not exchange gradients with each other over a network; use "
+                "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
+            )
+        tf_private.let_variables_become_numbers()
+        self.strategy = strategy
+        self.size = strategy.num_replicas_in_sync
+        self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1
+
+    @property
+    def name(self) -> str:
+        """The strategy's type."""
+        return type(self.strategy).__name__
+
+    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+        """Does nothing: strategies create variables with equal values."""
+
+    def create(self, make: Callable[[], Result]) -> Result:
+        """What `make` returns; our strategy does not compare its variables once more."""
+        if self.is_collective:
+            tf_private.broadcast_no_empty_variables(self.strategy)
+        with getattr(self.strategy, "agreed_variables", contextlib.nullcontext)():
+            return make()
+
+    def check_current(self) -> None:
+        """Refuses to run under another strategy than that of the group."""
+        if tf.distribute.get_strategy() is not self.strategy:
+            raise ValueError(
+                "The exchange of gradients was built outside of the scope of the strategy that "
+                "runs it; build the optimizer inside `with strategy.scope():`."
+            )
+
+    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
+        """Whether a bool scalar is true on all replicas; each calls it, in its own context."""
+        if self.size == 1:
+            return flag
+        context = tf.distribute.get_replica_context()
+        false = tf.cast(tf.logical_not(flag), tf.int32)
+        return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, false), 0)
+
+    def member(self) -> Member:
+        """The replica in whose context this is called."""
+        context = tf.distribute.get_replica_context()
+        local_replica = self.local_replica()
+        # In eager execution the replicas of a process run one after another.
+        in_step = self.local_size == 1 or not tf.executing_eagerly()
+        communicator: Communicator
+        if self.is_collective and in_step:
+            launcher = tf_private.launcher(self.strategy, local_replica)
+            rank = context.replica_id_in_sync_group
+            communicator = CollectiveCommunicator(launcher, self.size, rank)
+        else:
+            communicator = ReplicaContextCommunicator(context)
+        return Member(communicator, local_replica)
+
+    def local_replica(self) -> int:
+        """Which of this process's replicas calls."""
+        return tf_private.local_replica_id(tf.distribute.get_replica_context())
+
+    def communicators(self) -> list[Communicator]:
+        """The communicators of this process's replicas, for use outside of `strategy.run`."""
+        if not self.is_collective:
+            raise ValueError(
+                f"Under {self.name} there is no network whose collectives could "
+                "be timed to choose a compressor; use gc.MultiWorkerMirroredStrategy, or name a "
+                "compressor."
+            )
+        return [
+            CollectiveCommunicator(
+                tf_private.launcher(self.strategy, i), self.size, tf_private.rank(self.strategy, i)
+            )
+            for i in range(self.local_size)
+        ]
+
+    def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
+        """The replica's component of a distributed variable."""
+        return self.strategy.experimental_local_results(variable)[local_replica]
+
+    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
+        """Gathers in a group of its own, apart from the collectives of steps."""
+        return tf_private.host_all_gather(self.strategy, value)
+
+    @property
+    def processes(self) -> int:
+        """The number of workers."""
+        spans = self.is_collective and tf_private.in_multi_worker_mode(self.strategy)
+        return self.size // self.local_size if spans else 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the replica with rank 0 is in this worker."""
+        return self.processes == 1 or tf_private.rank(self.strategy, 0) == 0
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether the strategy uses TensorFlow's collectives."""
+        return tf_private.is_collective(self.strategy)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The devices of this worker's replicas."""
+        return self.strategy.extended.worker_devices

@@ -1,0 +1,286 @@
+"""Trains LGC's autoencoder while a model is trained."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.compressors.lgc_state import WEIGHTS
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.exchange.learning import AutoencoderState, Collected, Learnt
+from tf_gradcomp.groups.out_of_scope import out_of_scope
+from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras.common.autoencoder import Autoencoder
+from tf_gradcomp.keras.common.version import keras, keras_module
+
+keras_private = keras_module("keras_private")
+
+_GAVE_UP = (
+    "LGC: the residuals grew to three times what they were when the autoencoder came into use: it "
+    "missed much of today's gradients. From now on the entries that the leader chooses are sent in "
+    "8 bits. Use more training_steps, a higher density, or ScaleCom with few value_bits."
+)
+_FELL_BACK = (
+    "LGC: the autoencoder's relative error did not fall below guard=%s in %s training steps. From "
+    "now on the entries that the leader chooses are sent in 8 bits."
+)
+_OVERWRITTEN = (
+    "LGC: training vectors of %s steps were overwritten before the autoencoder was trained with "
+    "them; use fewer steps_per_execution, or call train after each step."
+)
+_LOG = tf.get_logger()
+
+
+class HasAutoencoder(Protocol):
+    """What gradients go through: the exchange of a job, or of simulated learners."""
+
+    @property
+    def autoencoder(self) -> AutoencoderState | None:
+        """The autoencoder of `LGC`; None with other methods."""
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges there were so far."""
+
+
+class AutoencoderTraining(keras.callbacks.Callback):
+    """Trains the autoencoder of `gc.compressors.LGC` during a model's training.
+
+    After each batch it takes one step for each exchange whose vectors are new, so it works with
+    `steps_per_execution`. When `LGC` has trained for its `training_steps` and the error is below
+    its `guard`, all replicas get the weights and use the autoencoder from the same step on.
+
+    All workers should have it, for all log the same; only the one with the first replica trains. In
+    a training loop of your own, call `train(exchange)` after each step. Where the model is trained
+    by another method, or by one replica, it does nothing.
+
+    The logs, and so the progress bar, `History` and `TensorBoard`, get:
+
+    - `lgc_phase`, of the next step: 1 while gradients are dense, 2 in training, 3 with the
+      autoencoder, and 4 where the entries are sent in 8 bits instead, because of the guard or
+      because the residuals have grown three times as large as they were at the switch to 3;
+    - `autoencoder_loss`, `autoencoder_error`: loss and relative squared error in training, as of
+      the last step that the first replica led; the errors count before the weights change;
+    - `share_error`: in phase 3, the relative squared error of what this worker sent of its own
+      entries.
+
+    Callbacks see the logs, and save the weights, in the order of their list: put this one in front
+    of those that read logs or save the model. A warning tells why phase 4 begins. In a job that
+    goes on from a checkpoint amid training, the training optimizer begins anew.
+
+    Args:
+        optimizer: Of the autoencoder: a name, a config or a Keras optimizer, of which a copy is
+            used.
+        learning_rate: Of an optimizer that is given by its name.
+
+    Example:
+        ```python
+        model.compile(gc.CompressedOptimizer("adam", "lgc", gc.Policy.from_model(model)), ...)
+        model.fit(dataset, callbacks=[gc.callbacks.AutoencoderTraining()])
+        ```
+    """
+
+    def __init__(
+        self,
+        optimizer: str | Mapping[str, Any] | keras.optimizers.Optimizer = "adam",
+        learning_rate: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        self._optimizer = _config_of(optimizer, learning_rate)
+        self._exchange: GradientExchange | None = None
+        self._trainer: _Trainer | None = None
+        self._state: AutoencoderState | None = None
+        self._warned: set[str] = set()
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; warns if a callback before this one will miss its logs or weights."""
+        super().set_model(model)
+        warn_if_behind(self, READERS, "see what it logs")
+        warn_if_behind(self, SAVERS, "save what was learnt at that time")
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Starts anew: other callbacks may restore a backup."""
+        self._exchange = None
+        self._trainer = None
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Trains, and adds to the batch's logs."""
+        if self._exchange is None:  # a strategy's own exists from the first step on
+            self._exchange = find_exchange(self.model)
+        if self._exchange:
+            self._add_to(logs, self.train(self._exchange))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds to the epoch's logs."""
+        if self._exchange and self._exchange.autoencoder:
+            self._add_to(logs, self.measures(self._exchange))
+
+    def train(self, exchange: HasAutoencoder) -> dict[str, float]:
+        """Trains with all vectors that are new; called after each step, on all workers.
+
+        Args:
+            exchange: `optimizer.exchange`, or `exchange` of `gc.simulation.Learners`.
+
+        Returns:
+            What is logged; empty with another method, or one replica.
+        """
+        state = exchange.autoencoder
+        if state is None:
+            return {}
+        self._state = state
+        state.ask_for_vectors()
+        collected = state.new_vectors()
+        if collected:
+            self._learn(state, collected)
+        if state.fell_back and state.was_in_use:
+            self._warn_once(_GAVE_UP, only_if=state.trains)
+        elif state.fell_back:
+            limit = 2 * state.lgc.training_steps
+            self._warn_once(_FELL_BACK, state.lgc.guard, limit, only_if=state.trains)
+        return self.measures(exchange)
+
+    def measures(self, exchange: HasAutoencoder) -> dict[str, float]:
+        """What is logged; empty with another method, or one replica."""
+        state = exchange.autoencoder
+        if state is None:
+            return {}
+        loss, error = state.told
+        measures = {
+            "lgc_phase": _number_of_phase(state, exchange.exchanges),
+            "autoencoder_loss": loss,
+            "autoencoder_error": error,
+        }
+        return {**measures, "share_error": state.share_error} if state.in_use else measures
+
+    @property
+    def autoencoder(self) -> Autoencoder | None:
+        """A copy of the autoencoder with its weights as this process has them; None before any.
+
+        Until phase 3, only the process with the first replica has those that are being trained.
+        """
+        state = self._state
+        if state is None:
+            return None
+        settings = state.lgc.phase_settings
+        weights = state.weights
+        return out_of_scope(
+            lambda: Autoencoder.of(settings.architecture, settings.innovations, weights)
+        )
+
+    def _learn(self, state: AutoencoderState, collected: Sequence[Collected]) -> None:
+        first = collected[0].number
+        if self._trainer is None or not self._trainer.follows(state, first):
+            self._trainer = _Trainer(state, self._optimizer)
+        missed = collected[-1].number - state.last_learnt - len(collected)
+        self._warn_once(_OVERWRITTEN, missed, only_if=missed > 0)
+        state.learn(*self._trainer.learn(collected))
+
+    def _add_to(self, logs: dict[str, Any] | None, measures: Mapping[str, float]) -> None:
+        if logs is not None:
+            logs.update(measures)
+
+    def _warn_once(self, message: str, *values: Any, only_if: bool) -> None:
+        if only_if and message not in self._warned:
+            self._warned.add(message)
+            _LOG.warning(message, *values)
+
+
+class _Trainer:
+    """Trains a Keras model of its own, in a thread: outside of every strategy and dtype policy."""
+
+    def __init__(self, state: AutoencoderState, optimizer: Mapping[str, Any]) -> None:
+        self._settings = state.lgc.phase_settings
+        self._added = state.added
+        self._of = state.job_state
+        self._last = 0
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "autoencoder")
+        self._pool.submit(self._build, state.weights, optimizer).result()
+
+    def follows(self, state: AutoencoderState, first: int) -> bool:
+        """Whether what it has learnt is what the job has, and its next vectors are these."""
+        same = self._of[WEIGHTS] is state.job_state[WEIGHTS]
+        return same and self._last == state.last_learnt < first
+
+    def learn(self, collected: Sequence[Collected]) -> tuple[np.ndarray, list[Learnt]]:
+        """Takes a step for each of some vectors; returns all weights, and what came of each."""
+        self._last = collected[-1].number
+        return self._pool.submit(self._learn, collected).result()
+
+    def _build(self, weights: np.ndarray | None, optimizer: Mapping[str, Any]) -> None:
+        settings = self._settings
+        self._model = Autoencoder.of(settings.architecture, settings.innovations, weights)
+        self._optimizer = keras.optimizers.deserialize(dict(optimizer))
+        keras_private.build(self._optimizer, self._model.trainable_variables)
+        self._step = tf.function(self._stepped, autograph=False, reduce_retracing=True)
+
+    def _learn(self, collected: Sequence[Collected]) -> tuple[np.ndarray, list[Learnt]]:
+        learnt = []
+        for number, vectors in collected:
+            loss, error = self._step(tf.constant(vectors))
+            learnt.append(Learnt(number, float(loss), float(error)))
+        return self._model.flat_weights(), learnt
+
+    def _stepped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            if self._settings.innovations:
+                loss, error = self._of_leaders_latent(vectors)
+            else:
+                loss, error = self._of_mean(vectors)
+        gradients = tape.gradient(loss, [native(variable) for variable in variables])
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss, error
+
+    def _of_mean(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Loss and relative error of the decoded mean of latents."""
+        latents = self._model.encoder(vectors[:, :, tf.newaxis])
+        decoded = self._model.decode(tf.reduce_mean(latents, 0, keepdims=True))[:, :, 0]
+        mean = tf.reduce_mean(vectors, 0, keepdims=True)
+        return tf.reduce_mean(tf.square(mean - decoded)), _relative(mean, decoded)
+
+    def _of_leaders_latent(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Loss and mean relative error, where the leader's latent is decoded for all."""
+        latent = self._model.encoder(vectors[:1, :, tf.newaxis])
+        added = _innovations(vectors, self._added)
+        decoded = self._model.decode(latent, added[:, :, tf.newaxis])[:, :, 0]
+        return tf.reduce_mean(tf.square(vectors - decoded)), _relative(vectors, decoded)
+
+
+def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
+    """The largest entries of each row, where they are, and zeros elsewhere."""
+    _, places = tf.math.top_k(tf.abs(vectors), count)
+    rows = tf.repeat(tf.range(tf.shape(vectors)[0]), count)
+    where = tf.stack([rows, tf.reshape(places, [-1])], 1)
+    kept = tf.gather_nd(vectors, where)
+    return tf.scatter_nd(where, kept, tf.shape(vectors))
+
+
+def _relative(vectors: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
+    """The squared error of vectors over their squares, the mean over those that are not zeros.
+
+    Of zeros alone it is 1: they don't show whether anything can be decoded.
+    """
+    squares = tf.reduce_sum(tf.square(vectors), -1)
+    errors = tf.math.divide_no_nan(tf.reduce_sum(tf.square(vectors - decoded), -1), squares)
+    count = tf.math.count_nonzero(squares, dtype=tf.float32)
+    return tf.where(count > 0, tf.math.divide_no_nan(tf.reduce_sum(errors), count), 1.0)
+
+
+def _number_of_phase(state: AutoencoderState, exchanges: int) -> int:
+    if state.in_use:
+        return 3
+    if state.fell_back:
+        return 4
+    return 1 if exchanges < state.lgc.warmup_steps else 2
+
+
+def _config_of(optimizer: Any, learning_rate: float) -> dict[str, Any]:
+    if isinstance(optimizer, str):
+        optimizer = {"class_name": optimizer, "config": {"learning_rate": learning_rate}}
+    return out_of_scope(lambda: keras.optimizers.serialize(keras.optimizers.get(optimizer)))

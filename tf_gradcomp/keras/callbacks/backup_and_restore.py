@@ -1,0 +1,113 @@
+"""Keras' `BackupAndRestore` for jobs of several workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.checkpoints import worker_path
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras.common.compressed import wrappers_of
+from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
+
+keras_private = keras_module("keras_private")
+
+
+class BackupAndRestore(keras.callbacks.BackupAndRestore):
+    """Backs up and restores the training of all workers, also with another number of them.
+
+    All workers must have this callback. The chief writes, after it has collected what workers keep
+    for themselves; the last backup stays until the new one is complete. All workers restore what
+    the chief saved. So a job is resumed with more workers or fewer, as long as each sees the
+    folder, on a shared disk or copied.
+
+    Args:
+        backup_dir: The folder, the same for all workers.
+        strategy: As for `gc.is_chief`; by default the model's.
+        **kwargs: As for Keras' `BackupAndRestore`.
+
+    Raises:
+        WorkersDisagreeError: At the start of training, if workers found different backups, which
+            would leave them waiting for each other.
+    """
+
+    on_all_workers = True
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        strategy: tf.distribute.Strategy | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(os.fspath(backup_dir), **kwargs)
+        self._strategy = strategy
+        self._arguments = kwargs
+        self._folder = os.fspath(backup_dir)
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; only now is it known for certain which worker of which job this is."""
+        own = self._of_first(model)
+        strategy = self._strategy or model.distribute_strategy
+        shares = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        if IS_KERAS_2 and not shares:  # whose workers have folders of their own within this one
+            own = worker_path(self._folder, strategy)
+        # Keras' constructor is what makes all paths of the folder.
+        super().__init__(own, **self._arguments)
+        super().set_model(model)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the epoch: Keras 3 does so at its end, and takes a job's first one for epoch 0."""
+        super().on_epoch_begin(epoch, logs)
+        self._current_epoch = epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is to do so after each epoch."""
+        with self._all_save():
+            super().on_epoch_end(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is to do so after this batch."""
+        with self._all_save():
+            super().on_train_batch_end(batch, logs)
+
+    @contextlib.contextmanager
+    def _all_save(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for exchange in self._exchanges():
+                stack.enter_context(exchange.saving.all_save())
+            yield
+
+    def _group(self, model: keras.Model) -> Group:
+        groups = [one.group for one in wrappers_of(model)]
+        return groups[0] if groups else StrategyGroup(model.distribute_strategy)
+
+    def _of_first(self, model: keras.Model) -> str:
+        return self._group(model).first_path(self._folder)
+
+    def _exchanges(self) -> list[GradientExchange]:
+        return [one.exchange for one in wrappers_of(self.model) if one.exchange.built]
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores what the chief saved."""
+        if IS_KERAS_2:  # where what saves is made now, and the optimizer in the first step
+            with self.model.distribute_strategy.scope():
+                keras_private.build(self.model.optimizer, self.model.trainable_variables)
+            super().on_train_begin(logs)  # makes what saves
+            restorer = keras.callbacks.BackupAndRestore(
+                self._of_first(self.model), **self._arguments
+            )
+            restorer.set_model(self.model)
+            restorer.on_train_begin(logs)
+        else:
+            super().on_train_begin(logs)
+        place = keras_private.initial_place(self.model, self.params.get("steps"))
+        # Without a backup, ranks may be given rank 0's updates by what comes next.
+        updates = [int(self.model.optimizer.iterations.numpy())] if any(place) else []
+        found = f"epochs and steps already trained, and updates, by {self._folder!r}"
+        self._group(self.model).agree({found: [*place, *updates]})

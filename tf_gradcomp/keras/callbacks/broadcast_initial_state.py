@@ -1,0 +1,45 @@
+"""Gives all ranks of a Horovod job the model that rank 0 begins with, in `fit`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tf_gradcomp.keras.common.initial_state import broadcast_initial_state, ranks_of
+from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.strategy.strategy import BATCHES
+
+keras_private = keras_module("keras_private")
+
+
+class BroadcastInitialState(keras.callbacks.Callback):
+    """Gives all ranks of a Horovod job the weights and the optimizer of rank 0, before step 1.
+
+    All ranks must have it. Residuals, and what else each rank has for itself, stay as they are: a
+    checkpoint that holds any has to be loaded on all ranks. Under a strategy it does nothing.
+
+    It warns of layers that ask for statistics of all ranks, such as
+    `BatchNormalization(synchronized=True)`: Keras itself knows no ranks of Horovod.
+
+    Raises:
+        ValueError: At the start of training, if the model has no variables yet.
+        WorkersDisagreeError: At the start of training, if ranks have data for different numbers of
+            batches, or other variables.
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Sends and takes the values."""
+        group = ranks_of(self.model)
+        if group is not None and group.processes > 1:
+            group.agree({"next action": "training", BATCHES: self.params.get("steps")})
+            self._warn_of_synchronized_layers()
+        broadcast_initial_state(self.model)
+
+    def _warn_of_synchronized_layers(self) -> None:
+        for layer in keras_private.layers_of(self.model):
+            if getattr(layer, "synchronized", False):
+                warnings.warn(
+                    f"{layer.name!r} is to have the statistics of all workers, and under Horovod "
+                    "has those of its own rank alone; rank 0's are saved.",
+                    stacklevel=2,
+                )

@@ -1,0 +1,64 @@
+"""Collects what the workers of a job keep for themselves, for one of them to save it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tf_gradcomp.keras.callbacks.every import EPOCH, checked_every
+from tf_gradcomp.keras.callbacks.order import SAVERS, warn_if_behind
+from tf_gradcomp.keras.common.compressed import wrappers_of
+from tf_gradcomp.keras.common.version import keras
+
+
+class CollectState(keras.callbacks.Callback):
+    """Collects the residuals of all workers, so that the chief, or rank 0, can save them alone.
+
+    All workers must have it. On the one that saves, it comes before the callback that saves:
+
+    ```python
+    callbacks = [gc.callbacks.CollectState()]
+    if hvd.rank() == 0:
+        callbacks.append(keras.callbacks.ModelCheckpoint("checkpoints/{epoch}.keras"))
+    ```
+
+    What it collects holds until the next step; see `gc.CompressedOptimizer.collect_state`. Under
+    a strategy, `fit` collects at the end of each epoch without it.
+
+    Args:
+        every: `"epoch"`, or after how many batches: the `save_freq` of `ModelCheckpoint`.
+
+    Raises:
+        ValueError: If `every` is neither `"epoch"` nor a whole number of at least 1.
+    """
+
+    def __init__(self, every: str | int = EPOCH) -> None:
+        super().__init__()
+        self._every = checked_every("CollectState", every)
+        self._batches = 0
+        self._last: int | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; warns if a callback before this one will miss what it brings."""
+        super().set_model(model)
+        warn_if_behind(self, SAVERS, "have what it collects")
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Collects after so many batches, counted as Keras counts them for `ModelCheckpoint`."""
+        if not isinstance(self._every, int):
+            return
+        last = self._last
+        self._batches += batch + 1 if last is None or batch <= last else batch - last
+        self._last = batch
+        if self._batches >= self._every:
+            self._batches = 0
+            self._collect()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Collects after an epoch."""
+        if self._every == EPOCH:
+            self._collect()
+
+    def _collect(self) -> None:
+        for one in wrappers_of(self.model):
+            if one.exchange.built:
+                one.collect_state()

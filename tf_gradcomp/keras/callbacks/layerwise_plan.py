@@ -1,0 +1,155 @@
+"""Has L-GreCo plan the settings of all layers while a model is trained."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import rich.console
+import rich.table
+
+from tf_gradcomp.chief import is_chief
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.layer_plans import LayerPlanner, PlanInForce
+from tf_gradcomp.keras.callbacks.collect_state import CollectState
+from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras.callbacks.every import EPOCH, checked_every
+from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind
+from tf_gradcomp.keras.common.version import keras
+
+
+class LayerwisePlan(keras.callbacks.Callback):
+    """Has `LGreCo` plan the settings of all layers anew, after each epoch or some steps.
+
+    All workers must have it, with the same `every`: one plans, and all take the plan at the same
+    step. Where the model is trained by another method, or by one replica, it does nothing.
+
+    The logs, and so the progress bar, `History` and `TensorBoard`, get:
+
+    - `plan_ratio`: the bytes of the method's own settings over those of the plan;
+    - `plan_budget_used`: which part of the error that was allowed the plan has;
+    - `plan_at_bound`: how many layers have the setting with the fewest bytes of their choices.
+
+    They are those of the last plan, at the end of an epoch of the one that was just made; 1, 1 and
+    0 before the first one, and where the method's own settings are kept. The chief prints the
+    settings of all layers at the end.
+
+    Callbacks see the logs, and save the plan, in the order of their list: put this one in front of
+    those that read logs or save the model.
+
+    Args:
+        every: `"epoch"`, or after how many exchanges of gradients: skipped ones count, batches that
+            are only accumulated do not. With `steps_per_execution`, at the end of the execution in
+            which they are complete. A plan takes 10 ms or more, also for a small model: let it be
+            many steps.
+        table: Whether to print the settings at the end of training.
+
+    Raises:
+        ValueError: If `every` is neither `"epoch"` nor a whole number of at least 1.
+    """
+
+    def __init__(self, every: str | int = EPOCH, table: bool = True) -> None:
+        super().__init__()
+        self._every = checked_every("LayerwisePlan", every)
+        self._table = table
+        self._exchange: GradientExchange | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras; warns if a callback before this one will miss its logs or its plan."""
+        super().set_model(model)
+        warn_if_behind(self, READERS, "see what it logs")
+        warn_if_behind(self, SAVERS, "save the plan that is made at that time")
+        warn_if_behind(self, (CollectState,), "collect what is left by the plan")
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Starts anew."""
+        self._exchange = None
+        self._plan: PlanInForce | None = None
+        self._last: int | None = None  # not known before other callbacks have restored a backup
+        self._plans, self._seconds = 0, 0.0
+        exchange = find_exchange(self.model)
+        if exchange:
+            exchange.plans_by = f"LayerwisePlan(every={self._every!r})"
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes where the period begins."""
+        if self._last is None:
+            self._last = self._steps()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Plans after some steps, and adds to the batch's logs."""
+        if isinstance(self._every, int):
+            steps = self._steps()
+            if steps // self._every > (self._last or 0) // self._every:
+                self._plan_now()
+            self._last = steps
+        self._add_to(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Plans after an epoch, and adds to its logs."""
+        if self._every == EPOCH and self._steps() != self._last:
+            self._plan_now()
+            self._last = self._steps()
+        self._add_to(logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Prints the table."""
+        exchange = self._planned_exchange()
+        if not (exchange and exchange.planner and self._plan and self._table):
+            return
+        if is_chief(self.model.distribute_strategy):
+            rich.console.Console().print(self._by_layer(exchange.planner, self._plan))
+
+    def _plan_now(self) -> None:
+        exchange = self._planned_exchange()
+        if exchange:
+            started = time.perf_counter()
+            self._plan = exchange.plan_settings()
+            self._seconds += time.perf_counter() - started
+            self._plans += 1
+
+    def _add_to(self, logs: dict[str, Any] | None) -> None:
+        exchange = self._planned_exchange()
+        if self._plan is None and exchange:
+            self._plan = exchange.plan_in_force()
+        if self._plan and logs is not None:
+            logs.update(measures(self._plan))
+
+    def _steps(self) -> int:
+        exchange = self._planned_exchange()
+        return exchange.exchanges if exchange else 0
+
+    def _planned_exchange(self) -> GradientExchange | None:
+        """The model's exchange, if its settings can be planned."""
+        if self._exchange is None:  # a strategy's own exists from the first step on
+            self._exchange = find_exchange(self.model)
+        return self._exchange if self._exchange and self._exchange.planner else None
+
+    def _by_layer(self, planner: LayerPlanner, plan: PlanInForce) -> rich.table.Table:
+        table = rich.table.Table(
+            title=f"L-GreCo's settings, after {self._plans} plans in {self._seconds:.2f} s "
+            "(in which workers also wait for each other)",
+            caption=f"{plan.ratio:.2f} times fewer bytes than by the method's own settings, with "
+            f"{plan.budget_used:.1%} of the error allowed. Layers at their bound: {plan.at_bound}",
+        )
+        table.add_column("layer", overflow="fold")
+        table.add_column("layer kind")
+        for name in ("elements", "own setting", "choices", "plan"):
+            table.add_column(name, justify="right")
+        own = planner.lgreco.settings(planner.specs)
+        for place in planner.layers:
+            spec = planner.specs[place]
+            choices = planner.lgreco.choices(spec) or []
+            of_all = f"{min(choices):,} to {max(choices):,}"
+            numbers = (f"{own[place]:,}", of_all, f"{plan.settings[place]:,}")
+            table.add_row(spec.path, spec.kind, f"{spec.elements:,}", *numbers)
+        return table
+
+
+def measures(plan: PlanInForce) -> dict[str, float]:
+    """What is logged of a plan."""
+    return {
+        "plan_ratio": plan.ratio,
+        "plan_budget_used": plan.budget_used,
+        "plan_at_bound": plan.at_bound,
+    }

@@ -1,0 +1,1 @@
+"""Parts that Keras 2 and Keras 3 share."""

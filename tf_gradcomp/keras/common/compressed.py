@@ -1,0 +1,340 @@
+"""What the `CompressedOptimizer` of either Keras does with its exchange."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import tensorflow as tf
+
+from tf_gradcomp import compressors
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.advice import measuring
+from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.compressors.auto import BASELINE
+from tf_gradcomp.exchange import saving
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.gradients import all_finite, divided
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.replacing import method_in_place_of
+from tf_gradcomp.groups.current import group_finder, group_here
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.keras.common import checks, losses
+from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.policy import Policy
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+
+class Compressed:
+    """The part of an optimizer's wrapper that is the same whichever Keras the optimizer is of.
+
+    The wrapper derives from this and from its Keras' optimizer, and calls `_set_up` when it is
+    made, `_build_exchange` and `_take_moments` when its variables are known, and `_reduce` in each
+    step.
+
+    Attributes:
+        inner_optimizer: What applies the sum of the gradients.
+        exchange: What sums the gradients over the replicas.
+        precondition: As the wrapper was given it.
+        reduction: As the wrapper was given it.
+    """
+
+    name: str
+    built: bool
+    inner_optimizer: Any
+    exchange: GradientExchange
+    precondition: str | None
+    reduction: str | None
+
+    def _set_up(
+        self,
+        inner: Any,
+        compressor: compressors.Compressor | Mapping[str, Any] | str,
+        policy: Policy | None,
+        precondition: str | None,
+        group: str | Group | None,
+        reduction: str | None,
+    ) -> None:
+        self._find_group = group_finder(group)
+        self.reduction = checks.checked_reduction(reduction)
+        self.inner_optimizer = inner
+        self.precondition = precondition
+        self._given = compressors.get(compressor)
+        self._used = method_in_place_of(self._given)
+        possible = self._prepared_for = self._possible_preconditioner()
+        lags = checks.loses_zeros(self._core) or (bool(possible) and precondition is None)
+        methods = compressors.methods_of(self._used, lags=lags)
+        candidates = [self._candidate(method) for method in methods]
+        if measuring.is_on():
+            candidates = [Candidate(compressors.get(BASELINE))]
+        method = Method(repr(self._used), candidates, choose, possible)
+        self.exchange = GradientExchange(method, policy, self._find_group)
+        self._measuring: measuring.Measuring | None = None
+        self._values_agreed = False
+        checks.check_group(self.group)
+
+    _deserialized: ClassVar[Callable[..., Any]] = staticmethod(keras.optimizers.deserialize)
+    # Gives an optimizer and all that it wraps.
+    _within: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(checks.in_loss_scaler)
+
+    @property
+    @abc.abstractmethod
+    def _core(self) -> Any:
+        """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
+
+    @property
+    @abc.abstractmethod
+    def _built_for(self) -> Sequence[Any]:
+        """All variables of the model that it was built for."""
+
+    @property
+    @abc.abstractmethod
+    def _inner_variables(self) -> Sequence[Any]:
+        """All variables of the inner optimizer."""
+
+    @abc.abstractmethod
+    def _possible_preconditioner(self) -> Preconditioner | None:
+        """The preconditioner that the inner optimizer allows."""
+
+    @abc.abstractmethod
+    def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
+        """The preconditioner that this optimizer would put in front of a compressor, if any."""
+
+    @abc.abstractmethod
+    def _inner_state(self, variables: Sequence[Any]) -> InnerState | None:
+        """The inner optimizer's state of some variables, on the replica that calls."""
+
+    @abc.abstractmethod
+    def _clip(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> Sequence[Gradient]:
+        """Clips gradients as the inner optimizer does."""
+
+    @abc.abstractmethod
+    def _momentum_only(
+        self, divided: Sequence[Any], delayed: Sequence[tf.Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Within it, the inner optimizer takes gradients of these variables as divided already.
+
+        Args:
+            divided: The variables.
+            delayed: For each of them a bool scalar, whether its gradient goes past the momentum.
+        """
+
+    def _stepping(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """Within it, the inner optimizer applies what `_reduce` returned for these variables."""
+        if not self.exchange.preconditioner:
+            return contextlib.nullcontext()
+        divided = [v for v in variables if self.exchange.is_preconditioned(v)]
+        return self._momentum_only(divided, self.exchange.delayed(divided))
+
+    @property
+    def compressor(self) -> compressors.Compressor | compressors.Auto:
+        """The compression method in use, or the choice of one."""
+        return self._used
+
+    @property
+    def group(self) -> Group:
+        """The replicas that exchange gradients: of the strategy in scope, or those of Horovod."""
+        return self._find_group()
+
+    def _candidate(self, compressor: compressors.Compressor) -> Candidate:
+        return Candidate(compressor, self.preconditioner_of(compressor))
+
+    def _build_exchange(self, variables: Sequence[Any]) -> None:
+        for inside in self._within(self.inner_optimizer):
+            checks.check_moments_are_its_own(inside)
+        with tf.init_scope():  # a config reads variables
+            checks.check_unchanged(self._prepared_for, self._possible_preconditioner())
+            facts = {
+                **checks.facts_of("inner optimizer", self.inner_optimizer),
+                "precondition": self.precondition,
+                "reduction": "mean" if self._takes_means() else "sum",
+            }
+        self.exchange.build(variables, facts)
+        checks.check_keeps_zeros(
+            self._core, self.exchange.compressor, self.exchange.specs, self.group.size
+        )
+        if measuring.is_on():
+            self._measuring = self._new_measuring()
+
+    def _take_moments(self) -> None:
+        """From now on, the inner optimizer's second moments are of use to this wrapper only."""
+        if self.exchange.preconditioner:
+            for inside in self._within(self.inner_optimizer):
+                checks.take_moments(inside)
+
+    def _new_measuring(self) -> measuring.Measuring:
+        methods = [*compressors.Auto().candidates, *compressors.methods_of(self._used)]
+        each = {compressors.text_of(method): method for method in methods}
+        candidates = [self._candidate(method) for method in each.values()]
+        return measuring.Measuring(self.group, self.exchange.specs, candidates)
+
+    def _takes_means(self) -> bool:
+        """True if the inner optimizer gets the mean of the replicas' gradients, not the sum."""
+        if self.reduction is None:
+            return not self.group.loss_is_divided
+        return self.reduction == "mean"
+
+    def _shares(self, grads: Sequence[Gradient]) -> list[Gradient]:
+        """Returns the gradients as this replica adds them to the sums."""
+        means = self._takes_means()
+        losses.tell_of_wrong_share(means=means)
+        if not means:
+            return list(grads)
+        return [divided(gradient, self.group.all_replicas.size) for gradient in grads]
+
+    def _reduce(
+        self, grads: Sequence[Gradient], variables: Sequence[Any]
+    ) -> tuple[list[Gradient], tf.Tensor]:
+        """Sums gradients over the replicas, in one of them; and whether all were finite."""
+        inner = self._inner_state(variables)
+        group = self.group
+        if group.size == 1:
+            finite = all_finite(grads)
+            self.exchange.count_skip(finite)
+            return self.exchange.flush(grads, variables, inner=inner), finite
+        self._agree_on_values(group)
+        if group.processes > group.size:
+            grads = self.exchange.sums_of_processes(grads, variables)
+        if self.exchange.preconditioner:
+            grads = self._clip(grads, variables)
+        if self._measuring:
+            grads, seconds = self._measuring.before(grads)
+        reduced, finite = self.exchange.reduce(grads, variables, group.member(), inner)
+        if self._measuring:
+            reduced = self._measuring.after(reduced, seconds)
+        return reduced, finite
+
+    def _agree_on_values(self, group: Group) -> None:
+        """Before the first exchange, where nothing else makes the ranks' models equal."""
+        if self._values_agreed or group.by_strategy:
+            return
+        with tf.init_scope():
+            values = self._built_for, self._inner_variables
+            checks.agree_on_values(group, *values, checks.TRAINING)
+        self._values_agreed = True
+
+    @property
+    def iterations(self) -> Any:
+        """The inner optimizer's count of updates."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """Excludes variables from the inner optimizer's weight decay."""
+        self._core.exclude_from_weight_decay(*args, **kwargs)
+
+    def collect_state(self) -> None:
+        """Sums what workers keep for themselves, so that the chief can save it alone.
+
+        The sums are of the residuals, of the second moments and of accumulated gradients. All
+        workers must call this between the same two steps. Whatever the chief, or rank 0, saves
+        until the next step holds the sums: `model.save`, `save_weights`, `tf.train.Checkpoint`.
+        `fit` under a strategy does so by itself at the end of each epoch.
+
+        Raises:
+            ValueError: If the optimizer is not built.
+            WorkersDisagreeError: If the other ranks do something else, or have other weights, or
+                another learning rate or other state that all ranks share; or on this one, if they
+                do not come within an hour, as they don't where they have more batches.
+        """
+        if not self.built:
+            raise ValueError(
+                "collect_state: the optimizer has no state yet; call "
+                "optimizer.build(model.trainable_variables) first."
+            )
+        if not self.group.by_strategy:
+            values = self._built_for, self._inner_variables
+            checks.agree_on_values(self.group, *values, checks.SAVING, saving.COLLECT_SECONDS)
+        self.exchange.saving.collect()
+
+    def get_config(self) -> dict[str, Any]:
+        """The config, for `from_config` and Keras' saving."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
+            "compressor": compressors.serialize(self._given),
+            "policy": self.exchange.policy.get_config(),
+            "precondition": self.precondition,
+            "reduction": self.reduction,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The optimizer that `get_config` described.
+
+        Who exchanges gradients is no part of that: the replicas of the strategy in scope; or those
+        of Horovod, if the program has initialized it for several processes.
+
+        Raises:
+            ValueError: If `hvd.DistributedOptimizer` is around it.
+        """
+        checks.check_not_by_horovod(cls)
+        inner = cls._deserialized(config["inner_optimizer"], custom_objects=custom_objects)
+        make: Any = cls
+        return make(
+            inner,
+            config["compressor"],
+            policy=Policy(**config["policy"]),
+            precondition=config["precondition"],
+            reduction=config.get("reduction"),  # files of before had none
+            name=config["name"],
+            group=group_here(),
+        )
+
+
+def compressed_in(optimizer: Any) -> Iterator[Compressed]:
+    """The wrappers in an optimizer: itself, in a loss scaler, or in a Keras `MultiOptimizer`."""
+    if isinstance(optimizer, Compressed):
+        yield optimizer
+        return
+    inside = getattr(optimizer, "inner_optimizer", None)
+    for one in [inside] if inside is not None else getattr(optimizer, "optimizers", ()):
+        yield from compressed_in(one)
+
+
+def optimizers_of(model: keras.Model) -> Iterator[Any]:
+    """The optimizer that a model was compiled with, then those that it has beside it, as a GAN."""
+    first = getattr(model, "optimizer", None)  # a layer that is saved has none
+    if first is not None:
+        yield first
+    for value in vars(model).values():
+        if hasattr(value, "apply_gradients") and value is not first:
+            yield value
+
+
+def wrappers_of(model: keras.Model) -> Iterator[Compressed]:
+    """The wrappers in all of a model's optimizers."""
+    for optimizer in optimizers_of(model):
+        yield from compressed_in(optimizer)
+
+
+def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
+    """Those whose exchange is built, unlike that of one in a `MultiOptimizer` without variables."""
+    return (one for one in compressed_in(optimizer) if one.exchange.built)
+
+
+def is_apart(variable: Any, optimizer: Any) -> bool:
+    """Whether each replica has a variable for itself, by one of the wrappers in an optimizer."""
+    return any(one.exchange.saving.is_apart(variable) for one in exchanging_in(optimizer))
+
+
+def compressed_optimizer(model: keras.Model) -> Any:
+    """The `CompressedOptimizer` of a compiled model, which may be in a loss scaler; or None."""
+    optimizer = model.optimizer
+    while optimizer is not None and not isinstance(optimizer, Compressed):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return optimizer

@@ -1,0 +1,123 @@
+"""Writes the files of a model: once for all workers, and never over one that is still needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from tf_gradcomp.chief import this_worker
+from tf_gradcomp.exchange.saving import Saving
+from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.keras.common.compressed import wrappers_of
+from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.strategy.coordinated import coordinated, writes_alone
+from tf_gradcomp.strategy.strategy import CheckedStrategy, strategy_of_workers
+
+_WITHOUT_OPTIMIZER = (
+    "%s holds the model without its optimizer: Keras' old HDF5 format cannot hold the state of a "
+    "CompressedOptimizer. To go on training from a file, save to a path that ends in .keras."
+)
+_BROKEN = (
+    "%r is damaged or incomplete. Load another file, such as an earlier checkpoint, or let "
+    "BackupAndRestore resume from its last backup. tf_gradcomp writes a file completely or not at "
+    "all, so another program wrote this one, or it was damaged later."
+)
+Write = Callable[[IO[bytes]], None]
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[IO[bytes]]:
+    """Gives an open file beside `path`, which takes its place at the end of the context.
+
+    After an error or a kill, what was at `path` before is still there.
+    """
+    path = os.path.realpath(path)
+    folder, name = os.path.split(path)
+    worker = this_worker()
+    beside = os.path.join(folder, f".{name}.{worker.name if worker else 'new'}")
+    try:
+        with open(beside, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if os.path.exists(path):
+            shutil.copymode(path, beside)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(beside)
+        raise
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def savings_of(model: keras.Model) -> list[Saving]:
+    """Returns what saves the state that is in a model's wrapped optimizers."""
+    return [one.exchange.saving for one in wrappers_of(model) if one.exchange.built]
+
+
+def save(model: keras.Model, path: str, write: Write | None, original: Callable[[], Any]) -> None:
+    """Stands in for what Keras does to write a model's file.
+
+    Args:
+        model: The model.
+        path: Where to.
+        write: Writes into an open file; None if what is written is not one local file.
+        original: What Keras does.
+    """
+    if strategy_of_workers() is None and not any(wrappers_of(model)):
+        original()
+        return
+    with coordinated(savings_of(model), path) as writes:
+        if writes and write is not None:
+            with replacing(path) as file:
+                write(file)
+        elif writes:
+            original()
+
+
+def leaves_out_optimizer(model: keras.Model, path: str) -> bool:
+    """Returns whether a file in Keras' old HDF5 format cannot hold the optimizer, and says so."""
+    wrapped = any(wrappers_of(model))
+    if wrapped:
+        tell_user(_WITHOUT_OPTIMIZER % path)
+    return wrapped
+
+
+def collect_at_epoch_end(model: keras.Model) -> None:
+    """Collects what workers keep apart, so that the chief's callbacks can save alone."""
+    if isinstance(model.distribute_strategy, CheckedStrategy):
+        for saving in savings_of(model):
+            saving.collect()
+
+
+def release(model: keras.Model) -> None:
+    """Frees the memory of what was collected; steps are about to change it."""
+    if isinstance(model.distribute_strategy, CheckedStrategy):
+        for saving in savings_of(model):
+            saving.forget()
+
+
+def log_path(callback: keras.callbacks.Callback, path: str, nowhere: str | None = None) -> str:
+    """Returns where a callback of this worker writes its logs: elsewhere, if the chief does so too.
+
+    Args:
+        callback: The callback.
+        path: Where the program wants them.
+        nowhere: What to return where the chief writes them; by default a temporary folder.
+    """
+    if writes_alone(type(callback).__name__, path):
+        return path
+    return tempfile.mkdtemp(prefix="gradcomp-") if nowhere is None else nowhere
+
+
+def advice_on_broken(path: str) -> str:
+    """Returns what to do about a file of a model that cannot be read."""
+    return _BROKEN % path

@@ -1,0 +1,66 @@
+"""Gives all ranks of a Horovod job the model that rank 0 begins with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.horovod_group import HorovodGroup
+from tf_gradcomp.keras.common.compressed import Compressed, is_apart, optimizers_of, wrappers_of
+from tf_gradcomp.keras.common.version import keras, keras_module
+
+keras_private = keras_module("keras_private")
+
+
+def broadcast_initial_state(model: keras.Model) -> None:
+    """Gives all ranks the weights and the inner optimizer's variables of rank 0; all must call it.
+
+    For training loops; in `fit`, `gc.callbacks.BroadcastInitialState()` does it. Residuals, and
+    what else each rank has for itself, stay as they are. Under a strategy, which creates equal
+    models, it does nothing.
+
+    Args:
+        model: Built. It may be compiled with any optimizer, or with none.
+
+    Raises:
+        ValueError: If the model is not built, or Horovod is not initialized.
+        WorkersDisagreeError: If ranks have other variables.
+    """
+    if not model.built or not model.weights:
+        raise ValueError(
+            f"broadcast_initial_state: {model.name!r} has no variables yet; build the model first, "
+            "with an Input layer, or by a call on a batch."
+        )
+    group = ranks_of(model)
+    if group is None:
+        return
+    optimizers = list(optimizers_of(model))
+    if model.optimizer is not None:
+        keras_private.build(model.optimizer, model.trainable_variables)
+    state = [*model.weights, *itertools.chain.from_iterable(map(_state_of, optimizers))]
+    # What is around a wrapper may have the wrapper's variables among its own.
+    shared = {id(v): native(v) for v in state if not any(is_apart(v, one) for one in optimizers)}
+    group.take_from_first(list(shared.values()))
+
+
+def ranks_of(model: keras.Model) -> Group | None:
+    """The ranks of Horovod that train a model; None under a strategy."""
+    with model.distribute_strategy.scope():
+        if tf.distribute.has_strategy():
+            return None
+    groups = [one.group for one in wrappers_of(model)]
+    return groups[0] if groups else HorovodGroup()
+
+
+def _state_of(optimizer: Any) -> Iterator[Any]:
+    """The variables of an optimizer, and of those in it, but for those of our wrapper."""
+    while optimizer is not None:
+        inner = getattr(optimizer, "inner_optimizer", None)
+        if inner is None or not isinstance(optimizer, Compressed):
+            yield from keras_private.own_variables(optimizer)
+        optimizer = inner

@@ -1,0 +1,40 @@
+"""Tells users where a loss is divided by the number of replicas twice, or never."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp.groups.notices import tell_user
+
+_noted: dict[str, tuple[tf.Graph, bool]] = {}  # the graph that a loss was traced in, and `divided`
+
+
+def note(*, divided: bool) -> None:
+    """Notes, while a step is traced, whether Keras divides its loss by the number of replicas."""
+    _noted["latest"] = (tf.compat.v1.get_default_graph(), divided)
+
+
+def tell_of_wrong_share(*, means: bool) -> None:
+    """Tells the user if a loss that was noted in this step is divided twice or never.
+
+    Args:
+        means: Whether the optimizer takes means over the replicas, and not sums.
+    """
+    graph, divided = _noted.pop("latest", (None, means))
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas == 1 or graph is not tf.compat.v1.get_default_graph() or divided != means:
+        return
+    if means:
+        tell_user(
+            f"Keras divides a loss by the number of replicas, {replicas}, and "
+            'CompressedOptimizer(reduction="mean") divides its gradients once more: they are '
+            f'{replicas} times too small. Leave reduction="mean" out, or give Keras a loss that it '
+            "does not divide."
+        )
+    else:
+        tell_user(
+            "A loss function returns one number for a whole batch, which Keras 3 does not divide "
+            f"by the number of replicas: its gradients are {replicas} times those of one process. "
+            "Return a value for each row, such as keras.ops.mean(..., axis=-1); or take means, by "
+            'gc.CompressedOptimizer(..., reduction="mean").'
+        )

@@ -1,0 +1,116 @@
+"""Data that all workers are to read alike, for each trains on its part of every batch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import weakref
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.strategy.strategy import CheckedStrategy
+
+_EMPTY = (
+    "tf_gradcomp: this worker got an empty batch, because the batch of all workers has fewer rows "
+    "than there are replicas. BatchNormalization keeps its statistics; layers of your own that "
+    "take a mean over the batch make NaN of it. Use dataset.batch(..., drop_remainder=True)."
+)
+_told_in: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+_PARTS = 8  # of a batch, such as inputs and labels: so many are compared
+
+
+def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
+    """Takes a batch from a distributed dataset, and tells the user if workers have other ones.
+
+    Returns:
+        As many of its rows as a replica gets; None if workers need not read the same batches, or
+        if there is no batch.
+    """
+    if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
+        return None
+    shared = tf_private.shared_by_workers(distributed)
+    if shared is None:
+        return None
+    of_files = shared is not tf_private.undistributed(distributed)
+    dataset = shared.batch(2**30) if of_files else shared  # all names at once
+    batch = next(iter(dataset.take(1)), None)
+    flat = tf.nest.flatten(batch, expand_composites=True) if batch is not None else []
+    parts = [part for part in flat if part.dtype not in (tf.variant, tf.resource)]
+    if _differs(strategy, parts):
+        tell_user(_FILES if of_files else _ROWS)
+    if of_files or batch is None:
+        return None
+    return tf.nest.map_structure(lambda part: _rows(part, strategy.num_replicas_in_sync), batch)
+
+
+_ROWS = (
+    "Workers read this data in different orders: the first batch is another one on each. Each "
+    "worker trains on its part of its own batches, so that some rows are used twice in an epoch "
+    "and others never. Call keras.utils.set_random_seed(0) at the top of the program, or "
+    ".shuffle(..., seed=0), and list files in the same order on all workers."
+)
+_FILES = (
+    "Workers list the files of this data in different orders. Each worker reads its part of its "
+    "own list, so that some files are read twice and others never. Sort the list, or use "
+    "tf.data.Dataset.list_files(..., shuffle=False) or a seed."
+)
+
+
+def _differs(strategy: CheckedStrategy, parts: list[tf.Tensor]) -> bool:
+    """Returns whether all parts of a batch differ among workers.
+
+    Where only some do, such as the inputs, workers have augmented the same rows in other ways.
+    """
+    digests = np.zeros(_PARTS, np.int64)
+    for i, part in enumerate(parts[:_PARTS]):
+        digests[i] = _digest(np.asarray(part.numpy()))
+    telling = digests != 0
+    equal = strategy.equal_on_all(digests)
+    return bool(telling.any()) and not (telling & equal).any()
+
+
+def _digest(array: np.ndarray) -> int:
+    """Returns a number that differs where arrays do; 0 for equal entries, which tell no order."""
+    entries = array.ravel()
+    if np.all(entries[:1] == entries):
+        return 0
+    plain = str(entries.tolist()).encode() if array.dtype == object else array.tobytes()
+    return int.from_bytes(hashlib.sha256(plain).digest()[:8], "little", signed=True)
+
+
+def _rows(part: Any, replicas: int) -> Any:
+    """The rows of a part of a batch that one replica gets."""
+    if isinstance(part, tf.SparseTensor):
+        size = tf.concat([-(-part.dense_shape[:1] // replicas), part.dense_shape[1:]], 0)
+        return tf.sparse.slice(part, tf.zeros_like(size), size)
+    if not isinstance(part, tf.Tensor | tf.RaggedTensor) or part.shape.rank == 0:
+        return part
+    return part[: -(-int(tf.shape(part)[0]) // replicas)]
+
+
+def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
+    """Tells the user where the last batch of arrays has fewer rows than there are replicas."""
+    replicas = strategy.num_replicas_in_sync
+    if isinstance(strategy, CheckedStrategy) and rows < replicas:
+        tell_user(
+            f"The last batch of these arrays has {rows} rows for {replicas} replicas, so that some "
+            "of them get an empty batch. Layers of your own that take a mean over the batch make "
+            "NaN of it, and convolutions may end with an error. Cut the arrays to whole batches: "
+            "x[: len(x) // batch_size * batch_size]."
+        )
+
+
+def tell_of_empty_batch(is_empty: tf.Tensor) -> None:
+    """Prints on the worker whose batch is empty that it is: once in a step, whatever its layers."""
+    if tf.executing_eagerly():
+        if is_empty:
+            tf.print(_EMPTY, output_stream=sys.stderr)
+        return
+    graph = tf.compat.v1.get_default_graph()
+    if graph not in _told_in:
+        _told_in.add(graph)
+        tf.cond(is_empty, lambda: tf.print(_EMPTY, output_stream=sys.stderr), tf.no_op)

@@ -1,0 +1,139 @@
+"""What `CompressedOptimizer` writes into Keras' files, and how it goes on from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
+from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
+from tf_gradcomp.compressors.power_sgd import FACTOR
+from tf_gradcomp.exchange.exchange import GradientExchange
+
+_LOG = tf.get_logger()
+_NOT_KEPT = (
+    "The checkpoint holds what this optimizer cannot go on with: %s. It is not loaded; where that "
+    "is a residual, gradients that were not sent yet are lost. To send them, go on with the "
+    "compressor and the inner optimizer that wrote them, or with gc.compressors.Auto([both])."
+)
+_NOT_BUILT = (
+    "Residuals and what else CompressedOptimizer keeps were not loaded, because it is not built "
+    "yet. Call optimizer.build(model.trainable_variables) before the weights are loaded."
+)
+_NOTHING = (
+    "The file holds no state of the optimizer: no number of updates, no momentum and no residuals. "
+    "Training begins anew from the weights. If the file was saved with a compiled model, it is "
+    "broken; load another one."
+)
+_OF_OTHERS = (
+    "Residuals and what else CompressedOptimizer keeps were not loaded: they were saved for %d "
+    "variables, and this optimizer trains %d. Gradients that were not sent yet are lost."
+)
+_DIVIDED = (
+    "The file was written by a job whose gradients were divided by Adam's second moments. Of %s, a "
+    "subclass of Adam, it is not known how it uses these, and the momentums in the file would not "
+    "fit. Go on with the optimizer that wrote it, or load the weights of the model alone."
+)
+
+
+def check_not_divided(store: Any, optimizer: Any) -> None:
+    """Refuses a file whose momentums Keras would load into an optimizer that they do not fit.
+
+    Raises:
+        ValueError: If they are of gradients divided by second moments.
+    """
+    if "moments_taken" in store and np.any(store["moments_taken"]):
+        raise ValueError(_DIVIDED % type(optimizer).__name__)
+
+
+def tell_if_empty(store: Any) -> None:
+    """Warns of a file that has only the weights of a model."""
+    if not store.keys():
+        _LOG.warning(_NOTHING)
+
+
+def own_state(exchange: GradientExchange) -> dict[str, Any]:
+    """The exchange's variables by name, which are saved beside the inner optimizer's."""
+    if not exchange.built:
+        return {}
+    facts = exchange.facts
+    return {
+        "step": exchange.step,
+        "skipped_steps": exchange.skipped_steps,
+        "residual_waits": facts.residual_waits,
+        "residual_scale": facts.residual_scale,
+        "moments_taken": facts.moments_taken,
+        "moments_since": facts.moments_since,
+        **{
+            f"{name}_{i}": variable
+            for name, variables in exchange.state.items()
+            for i, variable in enumerate(variables)
+        },
+        **{f"job_{name}": variable for name, variable in exchange.job_state.items()},
+    }
+
+
+def save(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
+    """Gives a file what it has to hold.
+
+    Args:
+        exchange: The exchange.
+        state: The variables by name, as `own_state` returns them.
+        store: Takes the file's arrays, by name.
+    """
+    for name, variable in state.items():
+        store[name] = exchange.saving.read(variable)
+
+
+def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
+    """Loads what a file has; what it does not have, such as residuals, starts anew.
+
+    What the file has and this optimizer does not keep is not loaded, and the log says so.
+
+    Args:
+        exchange: The exchange.
+        state: The variables by name, as `own_state` returns them; none before it is built.
+        store: The file's arrays, by name.
+    """
+    if not state:
+        if store.keys():
+            _LOG.warning(_NOT_BUILT)
+        return
+    of_each = "residual_waits"
+    if of_each in store and len(store[of_each]) != len(exchange.specs):
+        _LOG.warning(_OF_OTHERS, len(store[of_each]), len(exchange.specs))
+        return
+    taken = set(store.keys()) & set(state)
+    divided = "moments_taken" in store and np.any(store["moments_taken"])
+    if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
+        taken -= {"moments_taken", "moments_since", "residual_waits"}
+        taken = {name for name in taken if _kind(name) not in OF_GRADIENTS}
+        taken -= {f"job_{name}" for name in exchange.job_state_of_gradients}
+    facts = {"residual_waits", "moments_since", "accumulators_held"}  # go without saying
+    left = {_kind(name) for name in set(store.keys()) - taken - facts}
+    exchange.told_of_lost_residuals = RESIDUAL in left
+    if left:
+        _LOG.warning(_NOT_KEPT, ", ".join(sorted(left)))
+    for name, variable in state.items():
+        fresh = np.ones if name == "residual_scale" else np.zeros
+        value = np.asarray(store[name] if name in taken else fresh(variable.shape))
+        if _kind(name) == FACTOR:
+            value = _of_width(value, variable.shape)
+        exchange.saving.assign(variable, value)
+
+
+def _of_width(factor: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The columns of PowerSGD's factor for which there is room; those of zeros begin anew."""
+    fitted = np.zeros(shape, np.float32)
+    if np.ndim(factor) == fitted.ndim == 2:
+        columns = min(np.shape(factor)[1], fitted.shape[1])
+        fitted[:, :columns] = factor[:, :columns]
+    return fitted
+
+
+def _kind(name: str) -> str:
+    """The kind of a saved variable: its name without the number."""
+    kind, _, number = name.rpartition("_")
+    return kind if number.isdigit() else name

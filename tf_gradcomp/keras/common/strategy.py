@@ -1,0 +1,97 @@
+"""`gc.MultiWorkerMirroredStrategy`, the same for either Keras."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import compressors
+from tf_gradcomp.advice import measuring
+from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.replacing import tell_without_effect
+from tf_gradcomp.keras.common.compressed import wrappers_of
+from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.strategy.strategy import CheckedStrategy, check_trains_with_others
+
+_TO_OPTIMIZER = (
+    "Here the compressor is on the strategy: for this run, create the strategy without it, and "
+    "wrap the optimizer. What is advised holds for both."
+)
+
+
+class MultiWorkerMirroredStrategy(CheckedStrategy):
+    """TensorFlow's strategy, with checks, and with compressed gradients if asked to.
+
+    Keras 3 runs under this one, and not under TensorFlow's own (keras-team/keras#20585); Keras 2
+    does under both. Workers that were started with different versions, settings or models end with
+    an error that says what differs.
+
+    Give no compressor here if the model uses `CompressedOptimizer`. With a compressor, the
+    gradients of all other optimizers and training loops are compressed; see `CompressedAllReduce`.
+
+    Args:
+        cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
+        communication_options: As for TensorFlow's strategy.
+        compressor: A name, a config or a compressor: see `gc.compressors.get`.
+        policy: Which variables get which settings, for `compressor`.
+        two_level: Whether, where each worker has several replicas (GPUs), those of a worker sum
+            their gradients, and the workers exchange these sums, compressed by `compressor` or by
+            `CompressedOptimizer`. If not, each replica exchanges with all others by itself.
+
+    Raises:
+        TypeError: If `policy` is no `gc.Policy`.
+        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` is given without
+            `compressor`.
+        RuntimeError: If, with several workers, TensorFlow has been at work before.
+        WorkersDisagreeError: If workers have other versions or settings.
+    """
+
+    @staticmethod
+    def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
+        if measuring.is_on():
+            raise ValueError(
+                f"gradcomp advise measures what a gc.CompressedOptimizer exchanges. {_TO_OPTIMIZER}"
+            )
+        methods = compressors.methods_of(compressor, lags=True)  # the optimizer may be Adam
+        candidates = [Candidate(method) for method in methods]
+        return Method(repr(compressor), candidates, choose)
+
+
+def _checked_train_function(original: Any) -> Any:
+    """What makes the step of `fit`, but not for a model that each worker would train alone."""
+
+    @functools.wraps(original)
+    def hooked(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        strategy = self.distribute_strategy
+        check_trains_with_others(strategy)
+        if getattr(strategy, "compressor", None) is None and not any(wrappers_of(self)):
+            tell_without_effect()
+        return original(self, *args, **kwargs)
+
+    return hooked
+
+
+keras.Model.make_train_function = _checked_train_function(keras.Model.make_train_function)
+
+
+def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:
+    """What Keras is to call where it takes data: see `CheckedStrategy.check_batches`."""
+    if isinstance(strategy, CheckedStrategy):
+        strategy.check_batches(batches)
+
+
+def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
+    """Returns the batches of an epoch in a random order: that of the first worker on all of them.
+
+    Workers would draw other ones unless they are seeded alike, and draw nothing else by then.
+    """
+    order = list(range(batches))
+    random.shuffle(order)
+    if isinstance(strategy, CheckedStrategy):
+        order = [int(i) for i in strategy.from_first(np.array(order, np.float64))]
+    return order

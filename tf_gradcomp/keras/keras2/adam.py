@@ -1,0 +1,149 @@
+"""Connects Keras 2's Adam, AdamW and Nadam, and two of tensorflow-addons, with our `adam`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.adam import momentum
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
+from tf_gradcomp.compressors import Compressor
+from tf_gradcomp.keras.common.precondition import chosen
+from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.keras2 import addons, keras_private
+
+_SLOTS = {SECOND_MOMENT: "v", LARGEST: "vhat"}  # Keras' names for its own
+
+
+def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
+    """The preconditioner that an optimizer allows; None if it has no second moment.
+
+    Args:
+        optimizer: The inner optimizer. Where it wraps another one, such as `MovingAverage` does,
+            that one tells.
+    """
+    core = _updating(optimizer)
+    if type(core) not in _allowed():
+        return None
+    with tf.init_scope():  # a config reads variables; asked for a setting, others create them
+        config = core.get_config()
+    return Preconditioner(
+        float(config["beta_2"]),
+        float(config["epsilon"]),
+        amsgrad=bool(config.get("amsgrad", False)),
+        corrects_epsilon=not isinstance(core, (*_nadams(), *_of_addons("LAMB"))),
+    )
+
+
+def preconditioner_for(
+    optimizer: Any, compressor: Compressor, setting: str | None
+) -> Preconditioner | None:
+    """What `precondition=setting` means for an inner optimizer.
+
+    Args:
+        optimizer: The inner optimizer, perhaps with wrappers around it.
+        compressor: The method; `"auto"` preconditions only those that train better so.
+        setting: `"auto"`, `"local"` or None.
+
+    Raises:
+        ValueError: If `setting` is none of these, or the optimizer cannot be preconditioned.
+    """
+    possible = possible_preconditioner(optimizer)
+    return chosen(setting, possible, compressor, _updating(optimizer), _allowed())
+
+
+def inner_state(
+    optimizer: Any,
+    variables: Sequence[tf.Variable],
+    local: Callable[[tf.Variable], tf.Variable],
+) -> InnerState | None:
+    """The state of an optimizer of Adam's family on one replica; None for other optimizers.
+
+    Args:
+        optimizer: The inner optimizer, perhaps with wrappers around it.
+        variables: The weights whose state is wanted.
+        local: Returns the replica's own component of a variable.
+    """
+    possible = possible_preconditioner(optimizer)
+    if possible is None:
+        return None
+    core = _updating(optimizer)
+
+    def slots(kind: str) -> list[tf.Variable]:
+        return [local(slot) for slot in keras_private.slots(core, kind, variables)]
+
+    names = dict.fromkeys([SECOND_MOMENT, possible.root_of])
+    moments = {name: slots(_SLOTS[name]) for name in names}
+    return InnerState(tf.cast(optimizer.iterations, tf.int64), moments, slots("m"))
+
+
+def momentum_only(
+    optimizer: Any, divided: Sequence[Any], delayed: Sequence[tf.Tensor]
+) -> contextlib.AbstractContextManager[None]:
+    """Within this context, an optimizer takes gradients as already divided and clipped.
+
+    Args:
+        optimizer: An optimizer of Adam's family, perhaps with wrappers around it.
+        divided: The weights whose gradients are divided.
+        delayed: For each of them a bool scalar, whether its gradient is delayed and goes past the
+            momentum.
+    """
+    steps = [functools.partial(_update, delayed=of_one) for of_one in delayed]
+    of_variables = zip(divided, steps, strict=True)
+    core = _updating(optimizer)
+    if isinstance(core, keras.optimizers.Nadam):
+        step = tf.cast(core.iterations + 1, tf.float32)
+        keras_private.set_nadam_product(core, momentum.nadam_product(core.beta_1, step))
+    return keras_private.stepping(optimizer, core, of_variables)
+
+
+def _updating(optimizer: Any) -> Any:
+    *_, core = keras_private.within(optimizer)
+    return core
+
+
+def _allowed() -> tuple[type, ...]:
+    adams = (keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.legacy.Adam)
+    return (*adams, *_nadams(), *_of_addons("AdamW"), *_of_addons("LAMB"))
+
+
+def _nadams() -> tuple[type, ...]:
+    return (keras.optimizers.Nadam, keras.optimizers.legacy.Nadam)
+
+
+def _of_addons(name: str) -> tuple[type, ...]:
+    """A class of tensorflow-addons, if the program has imported that."""
+    classes = addons.optimizers()
+    return (classes[name],) if name in classes else ()
+
+
+def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any, delayed: tf.Tensor) -> None:
+    weights = tf.convert_to_tensor(variable)
+    dtype = weights.dtype
+    # Keras' own rule for slices moves all rows by their momentum, too.
+    gradient, direct = momentum.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
+    (slot,) = keras_private.slots(optimizer, "m", [variable])
+    beta_1 = tf.cast(optimizer.beta_1, dtype)
+    momentums = slot + (gradient - slot) * (1 - beta_1)
+    slot.assign(momentums)
+    step = tf.cast(optimizer.iterations + 1, dtype)
+    is_nadam = isinstance(optimizer, _nadams())
+    product, schedule = keras_private.nadam_schedule(optimizer, dtype) if is_nadam else (None, 1.0)
+    given = momentum.Given(weights, gradient, direct, momentums, beta_1, step, product, schedule)
+    update = momentum.nadam(given) if is_nadam else momentum.adam(given)
+    if isinstance(optimizer, _of_addons("LAMB")):
+        update = _scaled_by_lamb(optimizer, update, variable, weights)
+    variable.assign_sub(tf.cast(rate, dtype) * update)
+
+
+def _scaled_by_lamb(lamb: Any, update: tf.Tensor, variable: Any, weights: tf.Tensor) -> tf.Tensor:
+    if keras_private.decays_in_step(lamb, variable):
+        update += tf.cast(lamb.weight_decay, weights.dtype) * weights
+    if keras_private.adapts_layer(lamb, variable):
+        update = momentum.to_length_of(weights, update)
+    return update

@@ -1,0 +1,375 @@
+"""The one module that touches private API of Keras 2 and of tensorflow-addons.
+
+Each function says why the public API is not enough. `tests/keras2/test_optimizer.py` has one test
+for each name used here, and fails by that name when a release changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.keras.common.after_init import after_init
+from tf_gradcomp.keras.common.behaving_as import behaving_as
+from tf_gradcomp.keras.common.outputs_of_steps import on_outputs_of_steps
+from tf_gradcomp.keras.common.version import keras
+
+Pairs = Sequence[tuple[Any, Any]]  # of gradients and variables
+
+NewStyle = keras.optimizers.Optimizer
+Legacy = keras.optimizers.legacy.Optimizer
+_PACKAGE = NewStyle.__module__.partition(".")[0]  # keras, or tf_keras
+_data_adapter: Any = importlib.import_module(f"{_PACKAGE}.src.engine.data_adapter")
+_metrics_utils: Any = importlib.import_module(f"{_PACKAGE}.src.utils.metrics_utils")
+_training: Any = importlib.import_module(f"{_PACKAGE}.src.engine.training")
+_utils = importlib.import_module(f"{_PACKAGE}.src.optimizers.utils")
+_all_reduce_sum_gradients = _utils.all_reduce_sum_gradients
+
+
+def is_loss_scaler(optimizer: Any) -> bool:
+    """Whether it is a `LossScaleOptimizer`; that of new-style optimizers has no public name."""
+    return isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
+
+
+def within(optimizer: Any) -> Iterator[Any]:
+    """An optimizer and all that it wraps, from the outside to the inside.
+
+    The wrappers of tensorflow-addons have no public name for what they wrap.
+    """
+    inside: Any = optimizer
+    while isinstance(inside, (NewStyle, Legacy)):
+        yield inside
+        inside = getattr(inside, "inner_optimizer", None) or getattr(inside, "_optimizer", None)
+
+
+def reduces_by_itself(optimizer: Any) -> bool:
+    """Whether a legacy optimizer was given another `gradient_aggregator` than Keras' own."""
+    aggregator = getattr(optimizer, "gradient_aggregator", _all_reduce_sum_gradients)
+    return aggregator is not _all_reduce_sum_gradients
+
+
+def with_gradients(pairs: Pairs) -> list[tuple[Any, Any]]:
+    """The pairs with a gradient; warns of the others as Keras does, and fails if there is none."""
+    return list(_utils.filter_empty_gradients(pairs))
+
+
+def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Creates an optimizer's variables; legacy ones publicly do so in their first step only."""
+    if isinstance(optimizer, Legacy):
+        optimizer._create_all_weights(variables)
+        for inside in list(within(optimizer))[2:]:  # whose counters would be created in a step
+            _ = inside.iterations
+    else:
+        optimizer.build(variables)
+
+
+def variables_of(optimizer: Any, of_model: Sequence[Any] = ()) -> list[tf.Variable]:
+    """All variables of an optimizer, which legacy ones call their weights.
+
+    Legacy ones have them in the order in which they were made, which is another one where a
+    checkpoint was restored before: publicly there is no order.
+
+    Args:
+        optimizer: The optimizer.
+        of_model: The variables that it trains, by whose order theirs are put in order.
+    """
+    if not isinstance(optimizer, Legacy):
+        return list(optimizer.variables)
+    order: dict[int, tuple[int, int, int]] = {}
+    for level, inside in enumerate(within(optimizer)):
+        for kind, name in enumerate(inside.get_slot_names()):
+            of_kind = [inside._slots.get(_key(variable), {}).get(name) for variable in of_model]
+            order |= {id(slot): (level, kind, i) for i, slot in enumerate(of_kind)}
+    return sorted(optimizer.weights, key=lambda weight: order.get(id(weight), (-1, 0, 0)))
+
+
+def own_variables(optimizer: Any) -> list[tf.Variable]:
+    """The variables of an optimizer, without those of one in a loss scaler.
+
+    A loss scaler's own have no public name.
+    """
+    if not is_loss_scaler(optimizer):
+        return variables_of(optimizer)
+    return [
+        optimizer.dynamic_counter,
+        optimizer._loss_scale._current_loss_scale,
+    ] * optimizer.dynamic
+
+
+def apply(optimizer: Any, pairs: Pairs, *, aggregate: bool) -> None:
+    """Has an optimizer apply gradients, and sum them over the replicas first if asked to."""
+    if isinstance(optimizer, Legacy):
+        optimizer.apply_gradients(pairs, experimental_aggregate_gradients=aggregate)
+    else:
+        optimizer.apply_gradients(pairs, skip_gradients_aggregation=not aggregate)
+
+
+def compute_gradients(
+    scaler: Any, loss: Any, variables: Any, tape: tf.GradientTape | None
+) -> list[tuple[Any, Any]]:
+    """The unscaled gradients of a loss, which a loss scaler scales; legacy: not public."""
+    if isinstance(scaler, Legacy):
+        return list(scaler._compute_gradients(loss, variables, tape=tape))
+    return list(scaler.compute_gradients(loss, variables, tape=tape))
+
+
+def clip(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Clips as the optimizer would when it applies; publicly it does so there only."""
+    if isinstance(optimizer, Legacy):
+        pairs = optimizer._transform_gradients(list(zip(gradients, variables, strict=True)))
+        return [gradient for gradient, _ in pairs]
+    return list(optimizer._clip_gradients(list(gradients)))
+
+
+def slots(optimizer: Any, kind: str, variables: Sequence[Any]) -> list[tf.Variable]:
+    """The moments `"m"`, `"v"` or `"vhat"` of variables, which new-style ones keep privately."""
+    if isinstance(optimizer, Legacy):
+        return [optimizer.get_slot(variable, kind) for variable in variables]
+    of_all = getattr(optimizer, {"m": "_momentums", "v": "_velocities"}.get(kind, "_velocity_hats"))
+    return [of_all[optimizer._index_dict[optimizer._var_key(variable)]] for variable in variables]
+
+
+Step = Callable[[Any, Any, Any, Any], None]  # (optimizer, gradient, variable, learning rate)
+
+
+@contextlib.contextmanager
+def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> Iterator[None]:
+    """Within this context, `core` updates variables by other steps, and nothing is clipped.
+
+    Public methods tell an optimizer what to do with gradients before it applies them, and not how
+    to apply them.
+
+    Args:
+        optimizer: The optimizer that is called; it clips.
+        core: It, or the optimizer in it that updates.
+        steps: Variables, and what updates them, weight decay of new-style optimizers excluded; with
+            other variables, `core` does what it always does.
+    """
+    of_variables = {_key(variable): step for variable, step in steps}
+
+    def step_of(variable: Any) -> Step | None:
+        return of_variables.get(_key(variable))
+
+    if isinstance(core, Legacy):
+        with (
+            behaving_as(core, **_legacy_overrides(type(core), step_of)),
+            behaving_as(optimizer, _transform_gradients=lambda self, pairs: pairs),
+        ):
+            yield
+        return
+    whole = type(core).update_step
+
+    def update_step(self: Any, gradient: Any, variable: Any) -> None:
+        step = step_of(variable)
+        if step:
+            step(self, gradient, variable, self.learning_rate)
+        else:
+            whole(self, gradient, variable)
+
+    compiles, core.jit_compile = core.jit_compile, False  # what is compiled is kept
+    try:
+        with behaving_as(
+            core,
+            update_step=update_step,
+            _clip_gradients=lambda self, gradients: gradients,
+            **_nadam_overrides(core),
+        ):
+            yield
+    finally:
+        core.jit_compile = compiles
+
+
+def _key(variable: Any) -> Any:
+    """The same for a variable, a replica's part of it, and what casts it for mixed precision."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        for part in (variable, variable.handle):  # TensorFlow has it on one of them
+            if hasattr(part, "_distributed_container"):
+                variable = part._distributed_container()
+    return variable._unique_id
+
+
+def _legacy_overrides(
+    class_: type, step_of: Callable[[Any], Step | None]
+) -> dict[str, Callable[..., Any]]:
+    whole: Any = class_
+
+    def dense(self: Any, grad: Any, var: Any, apply_state: Any = None) -> Any:
+        step = step_of(var)
+        if not step:
+            return whole._resource_apply_dense(self, grad, var, apply_state=apply_state)
+        if hasattr(self, "_decay_weights_op"):  # of tensorflow-addons
+            self._decay_weights_op(var, apply_state=apply_state)
+        step(self, grad, var, _rate(self, var, apply_state))
+        return tf.no_op()
+
+    def sparse(self: Any, grad: Any, var: Any, indices: Any, apply_state: Any = None) -> Any:
+        step = step_of(var)
+        if not step:
+            return whole._resource_apply_sparse(self, grad, var, indices, apply_state=apply_state)
+        if hasattr(self, "_decay_weights_sparse_op"):
+            self._decay_weights_sparse_op(var, indices, apply_state=apply_state)
+        slices = tf.IndexedSlices(grad, indices, tf.shape(var))
+        step(self, slices, var, _rate(self, var, apply_state))
+        return tf.no_op()
+
+    return {"_resource_apply_dense": dense, "_resource_apply_sparse": sparse}
+
+
+def _rate(optimizer: Any, variable: Any, apply_state: Any) -> Any:
+    key = (variable.device, variable.dtype.base_dtype)
+    state = (apply_state or {}).get(key) or optimizer._fallback_apply_state(*key)
+    return state["lr_t"]
+
+
+def set_nadam_product(nadam: Any, product: tf.Tensor) -> None:
+    """Sets a new-style Nadam's product of its momentum coefficients; called across replicas.
+
+    In a graph, Keras multiplies it once for each variable, and in `stepping` not at all.
+    """
+    nadam._u_product.assign(tf.cast(product, nadam._u_product.dtype))
+
+
+def _nadam_overrides(optimizer: Any) -> dict[str, Any]:
+    """Those by which a new-style Nadam finds its product as it has to be in this step."""
+    if not hasattr(optimizer, "_u_product_counter"):
+        return {}
+    counter = property(lambda self: self.iterations + 2, lambda self, value: None)
+    return {"_u_product_counter": counter}
+
+
+def nadam_schedule(nadam: Any, dtype: tf.DType) -> tuple[tf.Tensor, float]:
+    """Within a step of Nadam: its product of momentum coefficients, and how fast these grow.
+
+    Neither has a public name.
+    """
+    if isinstance(nadam, Legacy):
+        return tf.cast(nadam._m_cache, dtype), nadam._initial_decay
+    return tf.cast(nadam._u_product, dtype), 1.0
+
+
+def decays_in_step(lamb: Any, variable: Any) -> bool:
+    """Whether tensorflow-addons' LAMB has weight decay for a variable in its update."""
+    return lamb._do_use_weight_decay(variable)
+
+
+def adapts_layer(lamb: Any, variable: Any) -> bool:
+    """Whether tensorflow-addons' LAMB scales the update of a variable to the length of it."""
+    return lamb._do_layer_adaptation(variable)
+
+
+def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
+    """Has `reduce(optimizer, pairs, original)` called where Keras sums the gradients of replicas.
+
+    It is the only place that knows a tensor to be the gradient of a variable.
+    """
+    for class_, name in ((NewStyle, "aggregate_gradients"), (Legacy, "_aggregate_gradients")):
+        original = getattr(class_, name)
+
+        def hooked(self: Any, grads_and_vars: Any, original: Any = original) -> Any:
+            return reduce(self, grads_and_vars, functools.partial(original, self))
+
+        hooked = functools.wraps(original)(hooked)
+        setattr(class_, name, tf.autograph.experimental.do_not_convert(hooked))
+
+
+def on_results_of_metrics(results: Callable[..., Any]) -> None:
+    """Has `results(model, original)` called where a step of `fit` or `evaluate` asks its metrics.
+
+    Each metric asks for the sum of each of its variables over the replicas, one after another.
+    """
+    original = keras.Model.get_metrics_result
+
+    @functools.wraps(original)
+    def hooked(self: keras.Model) -> Any:
+        return results(self, functools.partial(original, self))
+
+    keras.Model.get_metrics_result = tf.autograph.experimental.do_not_convert(hooked)
+
+
+def on_result_of_metric(note: Callable[[Any], None]) -> None:
+    """Has `note(result)` called for what each metric made from now on is asked for.
+
+    In a replica's context it is of all replicas, and nothing public tells it from what is of one.
+    """
+    original = _metrics_utils.result_wrapper
+
+    @functools.wraps(original)
+    def hooked(result: Callable[..., Any]) -> Callable[..., Any]:
+        of_keras = original(result)
+
+        def noted(*args: Any) -> Any:
+            of_all = of_keras(*args)
+            note(of_all)
+            return of_all
+
+        return tf.__internal__.decorator.make_decorator(of_keras, noted)
+
+    _metrics_utils.result_wrapper = hooked
+
+
+def on_sums_of_steps(sums: Callable[..., Any]) -> None:
+    """Has `sums(strategy, outputs, original)` called for the outputs of a step.
+
+    Keras asks the strategy for the sum of each over the workers, one after another; and by that it
+    multiplies what metrics have counted on all of them by the number of workers.
+    """
+    on_outputs_of_steps(_training, "sum", sums)
+
+
+def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None:
+    """Has `check(strategy, batches)` called where `fit`, `evaluate` or `predict` takes its data.
+
+    `batches` is their number in an epoch: Keras ends it after so many, whatever other workers have.
+    It is None where it goes on until no worker has any more. Nothing public tells it beforehand.
+    """
+
+    def checked(handler: Any, given: Mapping[str, Any]) -> None:
+        if given.get("distribute", True):
+            check(tf.distribute.get_strategy(), handler.inferred_steps)
+
+    after_init(_data_adapter.DataHandler, checked)
+
+
+def looks_for_nans(optimizer: Any) -> bool:
+    """Whether a loss scaler is around it, which looks at the summed gradients; no public name."""
+    return getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
+
+
+def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
+    """Called by a callback in `set_model`: all callbacks of this `fit`, in order, if known.
+
+    Keras gives a callback no way to the list it is in.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList):
+            return caller.callbacks
+        frame = frame.f_back
+    return None
+
+
+def initial_place(model: keras.Model, steps: int | None) -> tuple[int, int]:
+    """The epoch, and the step, at which `BackupAndRestore` has `fit` go on; no public name.
+
+    Args:
+        model: The model.
+        steps: Of an epoch, if they are known.
+    """
+    epoch, step = model._maybe_load_initial_counters_from_ckpt(steps or 0, 0)
+    return int(epoch), int(step)
+
+
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and all layers in it, at any depth, each before those within it.
+
+    The public `model.layers` has those of the first level only.
+    """
+    return list(model._flatten_layers())

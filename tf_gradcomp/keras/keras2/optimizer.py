@@ -1,0 +1,485 @@
+"""`CompressedOptimizer`: exchanges gradients compressed, then lets a Keras optimizer apply them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import compressors
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.exchange.gradients import (
+    all_finite,
+    as_tensors,
+    check_variables_in_scope,
+)
+from tf_gradcomp.groups.alone import check_not_alone_by_mistake
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.keras.common import checks, saved_state
+from tf_gradcomp.keras.common.compressed import Compressed, Gradient
+from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.keras2 import addons, keras_private
+from tf_gradcomp.keras.keras2.adam import (
+    inner_state,
+    momentum_only,
+    possible_preconditioner,
+    preconditioner_for,
+)
+from tf_gradcomp.policy import Policy
+from tf_gradcomp.strategy.cross_device_ops import values_unless
+
+Pairs = Iterable[tuple[Gradient | None, tf.Variable]]
+
+
+@keras.utils.register_keras_serializable(package="tf_gradcomp")
+class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
+    """Wraps an optimizer of Keras 2; the replicas of a job exchange its gradients compressed.
+
+    The optimizer may be a new-style one (`tf.keras.optimizers.Adam`), a legacy one
+    (`tf.keras.optimizers.legacy.Adam`), or one of tensorflow-addons with all that it wraps. Works
+    under `gc.MultiWorkerMirroredStrategy`, TensorFlow's own `MultiWorkerMirroredStrategy` and
+    `MirroredStrategy`, and Horovod, in `fit` and in training loops. With one replica it does what
+    the inner optimizer does, bit for bit.
+
+    - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
+      clipping. Clipping acts on the reduced gradient, as it would on one worker. But if
+      `precondition` divides gradients, it acts on each replica's own gradient before that.
+    - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not
+      called, the bad gradient is discarded, and the finite ones are kept for the next step.
+    - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
+      the loss scale follows what all replicas saw, and residuals are in unscaled units.
+    - `tfa.optimizers.MovingAverage`, `SWA` and `Lookahead` go inside:
+      `CompressedOptimizer(MovingAverage(LAMB()))`.
+    - Where workers have several replicas (GPUs), those of each sum their gradients first, and
+      the workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
+    - Its residuals are saved with the model, as their sum over the replicas. Reading them is a
+      collective: all workers must save, as Keras' own callbacks do under a strategy.
+
+    Args:
+        inner_optimizer: An optimizer, its config (`tf.keras.optimizers.serialize`) or its name.
+        compressor: A compressor, its name or its config: see `gc.compressors.get`.
+        policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
+        precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
+            compresses them divided by its root; the inner optimizer applies their sum, and leaves
+            its momentum out for entries that are sent late. For Adam and Nadam, new-style and
+            legacy, for AdamW, and for `AdamW` and `LAMB` of tensorflow-addons.
+            None: the inner optimizer gets the sum of the gradients. With Adam, sparse methods then
+            make the steps of early training too short.
+            `"auto"`: as `"local"`, where the inner optimizer allows it and the method trains better
+            so; otherwise as None.
+        name: The optimizer's name.
+        group: Who exchanges gradients. By default, the replicas of the strategy in scope.
+            `"horovod"`: the processes of a Horovod job, without any strategy, after `hvd.init()`;
+            or some of them, by `gc.HorovodGroup(process_set)`. See docs/horovod.md.
+        reduction: Which of the replicas' gradients the inner optimizer gets: their `"sum"`, for a
+            loss that is divided by the number of replicas, as Keras' own are under a strategy; or
+            their `"mean"`, for a loss that is a mean over the rows of its replica, as of programs
+            for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
+
+    Raises:
+        ImportError: If Horovod is asked for, and is not there.
+        TypeError: If `inner_optimizer` is no optimizer of Keras 2, or `policy` no `gc.Policy`.
+        ValueError: If it is wrapped twice, reduces gradients by itself, an argument is unknown, the
+            inner optimizer cannot be preconditioned as asked, the current strategy has a compressor
+            of its own or is one that exchanges no gradients, or Horovod is asked for and cannot be
+            used.
+
+    Example:
+        ```python
+        with gc.MultiWorkerMirroredStrategy().scope():
+            model = build_model()
+            model.compile(gc.CompressedOptimizer(tf.keras.optimizers.Adam()), loss="mse")
+        ```
+    """
+
+    _within = staticmethod(keras_private.within)
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        compressor: compressors.Compressor | Mapping[str, Any] | str = "adacomp",
+        policy: Policy | None = None,
+        precondition: str | None = AUTO,
+        name: str = "compressed_optimizer",
+        *,
+        group: str | Group | None = None,
+        reduction: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        accepted = (keras_private.NewStyle, keras_private.Legacy)
+        inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
+        _check_reduces_not(inner)
+        self._set_up(inner, compressor, policy, precondition, group, reduction)
+        self._model_variables: Sequence[tf.Variable] = ()
+        self._iterations = inner.iterations  # a SavedModel is loaded with an optimizer that has it
+
+    def _create_iteration_variable(self) -> None:
+        """Creates none: the inner optimizer counts."""
+
+    @property
+    def built(self) -> bool:  # type: ignore[override]
+        """Whether its variables exist."""
+        return bool(self._model_variables)
+
+    def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
+        """The preconditioner that this optimizer would put in front of a compressor, if any."""
+        return preconditioner_for(self._core, compressor, self.precondition)
+
+    def _possible_preconditioner(self) -> Preconditioner | None:
+        return possible_preconditioner(self._core)
+
+    def build(self, var_list: Sequence[tf.Variable]) -> None:
+        """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
+
+        Raises:
+            ValueError: If a variable cannot be compressed.
+            WorkersDisagreeError: If the workers have other variables or settings.
+        """
+        if self.built:
+            return
+        variables = list(var_list)
+        checks.check_group(self.group)
+        if not self.passes_through() and isinstance(self._core, keras_private.NewStyle):
+            checks.check_created_in_scope(self._core.iterations)
+        if self.group.size > 1 and tf.distribute.has_strategy():
+            check_variables_in_scope(tf.distribute.get_strategy(), variables)
+        self._build_exchange(variables)
+        keras_private.build(self.inner_optimizer, variables)
+        self._model_variables = variables
+        self._take_moments()
+
+    @tf.autograph.experimental.do_not_convert
+    def compute_gradients(
+        self, loss: Any, var_list: Any, tape: tf.GradientTape | None = None
+    ) -> list[tuple[Gradient | None, tf.Variable]]:
+        """Computes gradients as Keras does; with the loss scaled, if a loss scaler is inside."""
+        if self._scaler_inside and not keras_private.looks_for_nans(self):
+            return keras_private.compute_gradients(self.inner_optimizer, loss, var_list, tape)
+        return super().compute_gradients(loss, var_list, tape)
+
+    @tf.autograph.experimental.do_not_convert
+    def aggregate_gradients(
+        self, grads_and_vars: Pairs
+    ) -> list[tuple[Gradient | None, tf.Variable]]:
+        """Exchanges the gradients of this replica; returns their sum over the replicas.
+
+        On a step that must be skipped because a replica's gradient was not finite, all are NaN, for
+        a loss scaler around this optimizer to see; `apply_gradients` skips such a step.
+        """
+        pairs = list(grads_and_vars)
+        if not pairs:
+            return pairs
+        self._prepare(pairs)
+        present = _with_gradients(pairs)
+        if self.passes_through():
+            if keras_private.looks_for_nans(self):
+                self.exchange.count_skip(all_finite([gradient for gradient, _ in present]))
+            return pairs
+        variables = [variable for _, variable in present]
+
+        def across(_: tf.distribute.Strategy, grads: list[Any]) -> list[Any]:
+            return self.group.on_each(reduce, grads)
+
+        def reduce(grads: list[Gradient]) -> list[Gradient]:
+            reduced, finite = self._reduce(grads, variables)
+            return [values_unless(finite, gradient, math.nan) for gradient in reduced]
+
+        context = checks.checked_replica_context()
+        shares = self._shares([gradient for gradient, _ in present])
+        reduced = iter(context.merge_call(across, args=(shares,)))
+        return [(None if g is None else next(reduced), variable) for g, variable in pairs]
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(
+        self,
+        grads_and_vars: Pairs,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Exchanges the gradients of this replica and applies their sum over the replicas.
+
+        Args:
+            grads_and_vars: Gradients and variables; None where there is no gradient, on all
+                replicas alike.
+            name: Not used.
+            skip_gradients_aggregation: Whether the gradients are sums over the replicas already.
+            **kwargs: `experimental_aggregate_gradients`, the opposite, as in Keras.
+
+        Returns:
+            `iterations`.
+
+        Raises:
+            ValueError: If it is not called in a replica context, XLA is to compile it, or there is
+                no strategy in what is one of several processes.
+        """
+        aggregate = kwargs.pop("experimental_aggregate_gradients", not skip_gradients_aggregation)
+        if kwargs:
+            raise TypeError(f"apply_gradients: unknown arguments {', '.join(kwargs)}.")
+        pairs = list(grads_and_vars)
+        if not pairs:
+            return self.iterations
+        self._prepare(pairs)
+        context = checks.checked_replica_context()
+        present = _with_gradients(pairs)
+        variables = [variable for _, variable in present]
+        if self.passes_through():
+            inner, grads = self._inner_state(variables), [gradient for gradient, _ in present]
+            if self._scaler_decides:
+                self.exchange.count_skip(all_finite(grads))
+            grads = self.exchange.flush(grads, variables, inner=inner)
+            flushed = list(zip(grads, variables, strict=True))
+            keras_private.apply(self._applies, flushed, aggregate=aggregate)
+            return self.iterations
+
+        # The variables are in a closure: strategies would give each replica its part of an
+        # argument, and optimizers want the whole.
+        def across(strategy: tf.distribute.Strategy, grads: list[Any]) -> None:
+            self._apply_across_replicas(strategy, grads, variables, aggregate)
+
+        grads = [gradient for gradient, _ in present]
+        shares = self._shares(grads) if aggregate else grads
+        context.merge_call(across, args=(shares,))
+        return self.iterations
+
+    def passes_through(self) -> bool:
+        """Whether the inner optimizer runs as it is: with one replica."""
+        return self.group.size == 1
+
+    def _prepare(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
+        check_not_alone_by_mistake(self.group)
+        with tf.init_scope():
+            self.build([variable for _, variable in pairs])
+        self.exchange.check_knows([variable for _, variable in pairs])
+        if not self.passes_through():
+            self.exchange.check_scope()
+
+    def _apply_across_replicas(
+        self,
+        strategy: tf.distribute.Strategy,
+        grads: list[Any],
+        variables: Sequence[tf.Variable],
+        aggregate: bool,
+    ) -> None:
+        """Runs across replicas: only there may branches update."""
+        each_replica = strategy.extended.call_for_each_replica
+
+        def reduce(grads: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
+            reduced, finite = (
+                self._reduce(grads, variables) if aggregate else (grads, all_finite(grads))
+            )
+            if self._scaler_decides:
+                reduced = [values_unless(finite, gradient, math.nan) for gradient in reduced]
+            return reduced, finite
+
+        def apply(grads: list[Gradient]) -> None:
+            pairs = list(zip(grads, variables, strict=True))
+            keras_private.apply(self._applies, pairs, aggregate=False)
+
+        def update() -> None:
+            with self._stepping(variables):
+                each_replica(apply, args=(reduced,))
+
+        on_each = self.group.on_each if aggregate else self.group.all_replicas.on_each
+        reduced, finite = on_each(reduce, grads)
+        if self._scaler_decides:
+            update()
+        else:
+            finite = strategy.experimental_local_results(finite)[0]
+            tf.cond(finite, update, lambda: None)
+
+    def _inner_state(self, variables: Sequence[tf.Variable]) -> InnerState | None:
+        group = self.group
+        replica = group.local_replica()
+        return inner_state(self._core, variables, lambda v: group.local(v, replica))
+
+    def _momentum_only(
+        self, divided: Sequence[tf.Variable], delayed: Sequence[tf.Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
+        return momentum_only(self._core, divided, delayed)
+
+    def _clip(
+        self, grads: Sequence[Gradient], variables: Sequence[tf.Variable]
+    ) -> Sequence[Gradient]:
+        return keras_private.clip(self._core, grads, variables)
+
+    @property
+    def _scaler_inside(self) -> bool:
+        return keras_private.is_loss_scaler(self.inner_optimizer)
+
+    @property
+    def _scaler_decides(self) -> bool:
+        """Whether a scaler inside skips steps: one with a fixed scale takes them all."""
+        return self._applies is not self._core and self.inner_optimizer.dynamic
+
+    @property
+    def _applies(self) -> Any:
+        """What is given the sums: not a loss scaler inside, where another one is around this."""
+        return self._core if keras_private.looks_for_nans(self) else self.inner_optimizer
+
+    @property
+    def _core(self) -> Any:
+        """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
+        return self.inner_optimizer.inner_optimizer if self._scaler_inside else self.inner_optimizer
+
+    @property
+    def _built_for(self) -> Sequence[tf.Variable]:
+        return self._model_variables
+
+    @property
+    def _inner_variables(self) -> Sequence[tf.Variable]:
+        return keras_private.variables_of(self.inner_optimizer, self._model_variables)
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate; of a schedule, the current one."""
+        rate = self.inner_optimizer.learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
+        return rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def finalize_variable_values(self, var_list: Sequence[tf.Variable]) -> None:
+        """Finalizes variables as a new-style inner optimizer does."""
+        if isinstance(self._core, keras_private.NewStyle):
+            self._core.finalize_variable_values(var_list)
+
+    def assign_average_vars(self, var_list: Sequence[tf.Variable]) -> Any:
+        """Assigns averages to variables, if `MovingAverage` or `SWA` is inside."""
+        return self._core.assign_average_vars(var_list)
+
+    @property
+    def variables(self) -> Any:
+        """The inner optimizer's variables, and what is saved of the exchange."""
+        return _Callable([*self._inner_variables, *self._saved()])
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets what `variables` has; or the inner optimizer's part of it, and the rest anew.
+
+        Raises:
+            ValueError: If the number or the shapes of the weights are others.
+        """
+        checks.check_built(self)
+        inner, own = self._inner_variables, self._saved()
+        if len(weights) not in (len(inner), len(inner) + len(own)):
+            raise ValueError(
+                f"CompressedOptimizer has {len(inner)} weights of its inner optimizer and "
+                f"{len(own)} of its exchange; received {len(weights)}. They are those of another "
+                "optimizer or compressor; tf.train.Checkpoint and the .keras format know them by "
+                "name, and go on from what fits."
+            )
+        checks.check_shapes([*inner, *own][: len(weights)], weights)
+        for variable, value in zip(inner, weights, strict=False):
+            variable.assign(value[()])
+        names = [saved.key for saved in own]
+        store = dict(zip(names, (value[()] for value in weights[len(inner) :]), strict=False))
+        saved_state.load(self.exchange, saved_state.own_state(self.exchange), store)
+
+    def _saved(self) -> list[_Saved]:
+        state = saved_state.own_state(self.exchange)
+        read = self.exchange.saving.read if state else None
+        return [_Saved(key, variable, read) for key, variable in state.items()]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the exchange's state, and a legacy inner optimizer's, as Keras does not do that.
+
+        Raises:
+            ValueError: Under Horovod, if `collect_state` was not called since the last step.
+        """
+        saved_state.save(self.exchange, saved_state.own_state(self.exchange), store)
+        for key, variable in self._legacy_state().items():
+            store[key] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
+
+        What the checkpoint does not have, such as residuals, starts at zero. What it has and this
+        compressor does not keep is not loaded, and the log says so.
+        """
+        if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
+            self.inner_optimizer.load_own_variables(store)
+            store = {}
+        legacy = self._legacy_state()
+        for key in set(legacy) & set(store.keys()):
+            legacy[key].assign(store[key])
+        own = {key: store[key] for key in store.keys() if key not in legacy}  # noqa: SIM118
+        saved_state.load(self.exchange, saved_state.own_state(self.exchange), own)
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> CompressedOptimizer:
+        """The optimizer that `get_config` described, for the replicas in scope or of Horovod.
+
+        In h5 files, optimizers of tensorflow-addons are by names that Keras alone does not find.
+
+        Raises:
+            ValueError: If `hvd.DistributedOptimizer` is around it.
+        """
+        with keras.utils.custom_object_scope(addons.optimizers()):
+            return super().from_config(config, custom_objects)
+
+    def _legacy_state(self) -> dict[str, tf.Variable]:
+        if not self.built or isinstance(self.inner_optimizer, keras_private.NewStyle):
+            return {}
+        return {f"inner_{i}": variable for i, variable in enumerate(self._inner_variables)}
+
+
+class _Callable(list):
+    """A list that may be called: Keras 2 has `optimizer.variables` and `optimizer.variables()`."""
+
+    def __call__(self) -> list[Any]:
+        return self
+
+
+class _Saved:
+    """What h5 files hold of a variable of the exchange: for Keras, something to read."""
+
+    def __init__(self, key: str, variable: Any, read: Callable[[Any], np.ndarray] | None) -> None:
+        self.key = key
+        self.name = f"gradcomp/{key}"
+        self.shape = variable.shape
+        self.dtype = variable.dtype
+        self._variable = variable
+        self._read = read
+
+    def numpy(self) -> np.ndarray:
+        """Its value, over all replicas."""
+        assert self._read is not None
+        return self._read(self._variable)
+
+    def assign(self, _: Any) -> None:
+        """Refuses what broadcasts all variables of an optimizer, as Horovod's own callback does."""
+        raise ValueError(
+            f"{self.name} is what each worker keeps for itself. Give all ranks the model of rank 0 "
+            "by gc.callbacks.BroadcastInitialState(), or in a loop by "
+            "gc.broadcast_initial_state(model)."
+        )
+
+
+def _with_gradients(pairs: Pairs) -> list[tuple[Gradient, tf.Variable]]:
+    present = keras_private.with_gradients(list(pairs))
+    return [(as_tensors(gradient, variable), variable) for gradient, variable in present]
+
+
+def _check_reduces_not(inner: Any) -> None:
+    for inside in keras_private.within(inner):
+        if keras_private.reduces_by_itself(inside):
+            raise ValueError(
+                f"CompressedOptimizer: {type(inside).__name__} has a gradient_aggregator of its "
+                "own, and gradients would be summed twice, or that would be left out; leave it "
+                "out. CompressedOptimizer itself goes around all others: "
+                "CompressedOptimizer(MovingAverage(optimizer))."
+            )
+
+
+keras_private.on_reduce_gradients(checks.reduced_if_moments_are_its_own)

@@ -1,0 +1,101 @@
+"""The hooks by which `gc.MultiWorkerMirroredStrategy` sums gradients and metrics of Keras 2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.exchange.gradients import check_variables_in_scope
+from tf_gradcomp.groups.means import sums_over_replicas
+from tf_gradcomp.keras.common import checks
+from tf_gradcomp.keras.common.strategy import MultiWorkerMirroredStrategy, check_batches
+from tf_gradcomp.keras.keras2 import keras_private
+from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.strategy.strategy import CheckedStrategy
+
+__all__ = ["MultiWorkerMirroredStrategy"]
+
+_MEAN = tf.VariableAggregation.MEAN
+_OF_ALL = "_gradcomp_of_all_replicas"  # an attribute of what metrics have counted on all of them
+
+
+def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> Any:
+    """Stands in for the reduction of Keras' optimizers: our strategy checks, and may compress."""
+    strategy = tf.distribute.get_strategy()
+    ops = tf_private.cross_device_ops(strategy)
+    pairs = list(grads_and_vars)
+    if not pairs or keras_private.reduces_by_itself(optimizer):
+        return original(pairs)
+    gradients, variables = zip(*pairs, strict=True)
+    if isinstance(strategy, CheckedStrategy):
+        check_variables_in_scope(strategy, variables)
+    if not isinstance(ops, CompressedAllReduce):
+        if isinstance(strategy, CheckedStrategy):
+            strategy.check_gradients(gradients, variables)
+        return original(pairs)
+    exchange = ops.gradient_exchange(variables)
+    replicas = exchange.group.size
+    checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
+    # A loss scaler looks at the sums to know that a step must be skipped.
+    if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
+    reduced = reduce_gradients(ops, gradients, variables, if_skipped)
+    return list(zip(reduced, variables, strict=True))
+
+
+def _results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
+    """Stands in for asking one metric after another: one collective sums what all have counted."""
+    strategy = tf.distribute.get_strategy()
+    replica = tf.distribute.get_replica_context()
+    if replica is None or not isinstance(strategy, CheckedStrategy):
+        return original()
+
+    def of_all(strategy: CheckedStrategy) -> Any:
+        counted = [v for metric in model.metrics for v in metric.variables if _is_reduced(v)]
+        reduced = [
+            total / strategy.num_replicas_in_sync if variable.aggregation == _MEAN else total
+            for variable, total in zip(counted, sums_over_replicas(strategy, counted), strict=True)
+        ]
+        with strategy.knowing(counted, reduced):
+            return original()
+
+    return replica.merge_call(of_all)
+
+
+def _note_of_all(results: Any) -> None:
+    for result in tf.nest.flatten(results):
+        setattr(result, _OF_ALL, True)
+
+
+def _sums_of_step(
+    strategy: tf.distribute.Strategy, outputs: Any, original: Callable[[], Any]
+) -> Any:
+    """Stands in for Keras' sums; what metrics have counted on all replicas stays as it is."""
+    if not isinstance(strategy, CheckedStrategy):
+        return original()
+    leaves = tf.nest.flatten(outputs)
+    own = [strategy.experimental_local_results(leaf)[0] for leaf in leaves]
+    others = [i for i, one in enumerate(own) if not hasattr(one, _OF_ALL)]
+    totals = sums_over_replicas(strategy, [leaves[i] for i in others])
+    for i, total in zip(others, totals, strict=True):
+        own[i] = total
+    return tf.nest.pack_sequence_as(outputs, own)
+
+
+def _is_reduced(variable: Any) -> bool:
+    """Whether each replica has it for itself, and their sum or mean counts."""
+    return (
+        isinstance(variable, tf.distribute.DistributedValues)
+        and variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation in (tf.VariableAggregation.SUM, _MEAN)
+    )
+
+
+keras_private.on_sums_of_steps(_sums_of_step)
+keras_private.on_result_of_metric(_note_of_all)
+keras_private.on_results_of_metrics(_results_of_metrics)
+keras_private.on_data(check_batches)
+keras_private.on_reduce_gradients(_reduce_in_optimizer)

@@ -1,0 +1,117 @@
+"""Gradient accumulation: each replica adds up on its own, and all exchange on steps that update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp.exchange.state import shared_variable
+from tf_gradcomp.groups.group import Group
+
+
+class Accumulation(tf.Module):
+    """The sums of each replica's gradients since the last update.
+
+    The only replica of a job has them in the inner optimizer. A job that goes on in the middle of a
+    round from one of another number of replicas moves them first.
+
+    Args:
+        variables: The variables whose gradients are added up.
+        steps: How many steps make one update.
+        index_of: Gives the place of a variable among `variables`.
+        inner: The inner optimizer's own accumulators of `variables`.
+        group: The replicas.
+
+    Attributes:
+        accumulators: One for each of `variables`.
+        held: bool, whether the sums are in these, and not in `inner`.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[keras.Variable],
+        steps: int,
+        index_of: Callable[[keras.Variable], int],
+        inner: Sequence[keras.Variable],
+        group: Group,
+    ) -> None:
+        super().__init__(name="accumulation")
+        self.accumulators = [_accumulator(variable) for variable in variables]
+        self.held = shared_variable(False, tf.bool, "accumulators_held")
+        self._values = [accumulator.value for accumulator in self.accumulators]  # for checkpoints
+        self._steps = steps
+        self._index_of = index_of
+        self._inner = inner
+        self._group = group
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Its variables by name, as Keras' files have them."""
+        sums = {f"accumulator_{i}": v for i, v in enumerate(self.accumulators)}
+        return {**sums, "accumulators_held": self.held}
+
+    def take(self, strategy: tf.distribute.Strategy) -> None:
+        """Takes the sums from the inner optimizer, if it has them; called across replicas."""
+
+        def move() -> None:
+            strategy.extended.call_for_each_replica(self._take_share)
+            self.held.assign(True)
+
+        tf.cond(self.held, lambda: None, move)
+
+    def _take_share(self) -> None:
+        group = self._group
+        for own, inner in zip(self.accumulators, self._inner, strict=True):
+            total = group.local(inner.value, group.local_replica())
+            own.assign_add(total.read_value() / group.size)
+            total.assign(tf.zeros_like(total))
+
+    def give_back(self) -> None:
+        """Gives the inner optimizer the sums, if it has them not; called by the only replica."""
+
+        def move() -> None:
+            for own, inner in zip(self.accumulators, self._inner, strict=True):
+                inner.assign_add(own.value)
+                own.assign(tf.zeros_like(own.value))
+            self.held.assign(False)
+
+        tf.cond(self.held, move, lambda: None)
+
+    def add(
+        self, grads: Sequence[tf.Tensor | tf.IndexedSlices], variables: Sequence[keras.Variable]
+    ) -> None:
+        """Adds the gradients of a replica to its sums."""
+        for gradient, variable in zip(grads, variables, strict=True):
+            self._of(variable).assign_add(tf.convert_to_tensor(gradient))
+
+    def take_means(
+        self, grads: Sequence[tf.Tensor | tf.IndexedSlices], variables: Sequence[keras.Variable]
+    ) -> list[tf.Tensor]:
+        """Adds the gradients of a replica; returns the means, and sets all sums to zero.
+
+        As in Keras, what variables gave that have no gradient in this step is discarded.
+        """
+        self.add(grads, variables)
+        means = [self._of(variable).value / self._steps for variable in variables]
+        with tf.control_dependencies(means):
+            for accumulator in self.accumulators:
+                accumulator.assign(tf.zeros_like(accumulator.value))
+        return means
+
+    def _of(self, variable: keras.Variable) -> keras.Variable:
+        return self.accumulators[self._index_of(variable)]
+
+
+def _accumulator(variable: keras.Variable) -> keras.Variable:
+    return keras.Variable(
+        keras.initializers.Zeros(),
+        shape=variable.shape,
+        dtype=variable.dtype,
+        trainable=False,
+        synchronization="on_read",
+        aggregation="sum",
+        name=f"{variable.path.replace('/', '_')}_accumulator",
+    )

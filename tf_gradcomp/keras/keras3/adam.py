@@ -1,0 +1,148 @@
+"""Connects Keras' optimizers of Adam's family with `tf_gradcomp.adam`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp.adam import momentum
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
+from tf_gradcomp.compressors import Compressor
+from tf_gradcomp.keras.common.behaving_as import behaving_as
+from tf_gradcomp.keras.common.precondition import chosen
+from tf_gradcomp.keras.keras3 import keras_private
+
+STEPS: dict[type, momentum.Step] = {
+    keras.optimizers.Adam: momentum.adam,
+    keras.optimizers.AdamW: momentum.adam,
+    keras.optimizers.Nadam: momentum.nadam,
+    keras.optimizers.Lamb: momentum.lamb,
+}
+_SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # Keras' names for its own
+
+
+def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditioner | None:
+    """The preconditioner that an optimizer allows; None if it has no second moment.
+
+    Args:
+        optimizer: The inner optimizer, without a loss scaler around it.
+    """
+    if type(optimizer) not in STEPS:
+        return None
+    return Preconditioner(
+        float(optimizer.beta_2),
+        float(optimizer.epsilon),
+        amsgrad=bool(getattr(optimizer, "amsgrad", False)),
+        corrects_epsilon=STEPS[type(optimizer)] is momentum.adam,
+        squares_each_slice=True,
+    )
+
+
+def preconditioner_for(
+    optimizer: keras.optimizers.Optimizer, compressor: Compressor, setting: str | None
+) -> Preconditioner | None:
+    """What `precondition=setting` means for an inner optimizer.
+
+    Args:
+        optimizer: The inner optimizer, without a loss scaler around it.
+        compressor: The method; `"auto"` preconditions only those that train better so.
+        setting: `"auto"`, `"local"` or None.
+
+    Raises:
+        ValueError: If `setting` is none of these, or the optimizer cannot be preconditioned.
+    """
+    possible = possible_preconditioner(optimizer)
+    return chosen(setting, possible, compressor, optimizer, STEPS)
+
+
+def inner_state(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    local: Callable[[tf.Variable], tf.Variable],
+) -> InnerState | None:
+    """The state of an optimizer of Adam's family on one replica; None for other optimizers.
+
+    Args:
+        optimizer: The inner optimizer, without a loss scaler around it.
+        variables: The weights whose state is wanted.
+        local: Returns the replica's own component of a variable.
+    """
+    possible = possible_preconditioner(optimizer)
+    if possible is None:
+        return None
+
+    def slots(kind: str) -> list[tf.Variable]:
+        return [local(v.value) for v in keras_private.slots(optimizer, kind, variables)]
+
+    names = dict.fromkeys([SECOND_MOMENT, possible.root_of])
+    moments = {name: slots(_SLOTS[name]) for name in names}
+    return InnerState(tf.cast(optimizer.iterations, tf.int64), moments, slots("momentums"))
+
+
+@contextlib.contextmanager
+def momentum_only(
+    optimizer: keras.optimizers.Optimizer,
+    divided: Sequence[keras.Variable],
+    delayed: Sequence[tf.Tensor | bool],
+) -> Iterator[None]:
+    """Within this context, an optimizer takes gradients as already divided and clipped.
+
+    Args:
+        optimizer: An optimizer of Adam's family.
+        divided: The weights whose gradients are divided; with others, it does what it always does.
+        delayed: For each of them a bool scalar, whether its gradient is delayed and goes past the
+            momentum.
+    """
+    step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)
+    whole = type(optimizer).update_step
+    index = functools.partial(keras_private.variable_index, optimizer)
+    is_delayed = dict(zip(map(index, divided), delayed, strict=True))
+
+    number = tf.cast(optimizer.iterations, tf.float32) + 1  # of this update, for all variables
+
+    def update_step(self: Any, gradient: Any, variable: Any, rate: Any) -> None:
+        if index(variable) in is_delayed:
+            _update(self, step, number, gradient, variable, rate, is_delayed[index(variable)])
+        else:
+            whole(self, gradient, variable, rate)
+
+    with behaving_as(
+        optimizer, update_step=update_step, _clip_gradients=lambda self, gradients: gradients
+    ):
+        yield
+
+
+def _update(
+    optimizer: Any,
+    step: momentum.Step,
+    number: tf.Tensor,
+    gradient: Any,
+    variable: Any,
+    rate: Any,
+    delayed: tf.Tensor | bool,
+) -> None:
+    weights = tf.convert_to_tensor(variable)
+    dtype = weights.dtype
+    # Keras' own rule for slices moves all rows by their momentum, too.
+    gradient, direct = momentum.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
+    (slot,) = keras_private.slots(optimizer, "momentums", [variable])
+    optimizer.assign_add(slot, (gradient - slot) * (1 - optimizer.beta_1))
+    product = None
+    if isinstance(optimizer, keras.optimizers.Nadam):
+        product = tf.cast(keras_private.nadam_product(optimizer), dtype)
+    given = momentum.Given(
+        weights,
+        gradient,
+        direct,
+        tf.convert_to_tensor(slot),
+        optimizer.beta_1,
+        tf.cast(number, dtype),
+        product,
+    )
+    optimizer.assign_sub(variable, tf.cast(rate, dtype) * step(given))

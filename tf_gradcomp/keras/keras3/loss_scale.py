@@ -1,0 +1,57 @@
+"""Loss scales: gradients are unscaled before anything else is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp.exchange.gradients import divided
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras.common.compressed import exchanging_in
+from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.strategy.strategy import CheckedStrategy
+
+
+def unscaled(
+    grads: Sequence[tf.Tensor | tf.IndexedSlices],
+    scaler: keras.optimizers.LossScaleOptimizer | None,
+    factor: float | None,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Undoes loss scales: returns the gradients of the loss itself.
+
+    Args:
+        grads: Gradients of the scaled loss.
+        scaler: The loss scaler by whose dynamic scale the loss was multiplied, if any.
+        factor: The optimizer's static `loss_scale_factor`, if any.
+    """
+    if scaler is not None:
+        grads = [divided(gradient, scaler.dynamic_scale.value) for gradient in grads]
+    if factor is not None:
+        grads = [divided(gradient, factor) for gradient in grads]
+    return list(grads)
+
+
+def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> None:
+    """Keras' rule, by what all replicas saw: halve the scale, or double it after enough steps."""
+    scale, counter = scaler.dynamic_scale, scaler.step_counter
+    grows = tf.equal(counter.value, scaler.dynamic_growth_steps - 1)
+    factor = tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5)
+    scale.assign(scale.value * factor)
+    counts = tf.logical_and(finite, tf.logical_not(grows))
+    counter.assign(tf.where(counts, counter.value + 1, 0))
+
+
+def _finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> tf.Tensor:
+    """Whether `finite` is true on all replicas, of a wrapper in the scaler or of our strategy."""
+    compressed = next(exchanging_in(scaler), None)
+    if compressed is not None:
+        return compressed.exchange.true_on_all(finite)
+    context = tf.distribute.get_replica_context()
+    if context is None or not isinstance(context.strategy, CheckedStrategy):
+        return finite
+    return StrategyGroup(context.strategy).true_on_all(finite, "finite")
+
+
+keras_private.on_check_finite(_finite_on_all)

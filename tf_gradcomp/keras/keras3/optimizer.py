@@ -1,0 +1,509 @@
+"""`CompressedOptimizer`: exchanges gradients compressed, then lets a Keras optimizer apply them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp import compressors
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.exchange.gradients import (
+    all_finite,
+    as_tensors,
+    check_variables_in_scope,
+    native,
+)
+from tf_gradcomp.groups.alone import check_not_alone_by_mistake
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.keras.common import checks, losses, saved_state
+from tf_gradcomp.keras.common.behaving_as import behaving_as
+from tf_gradcomp.keras.common.compressed import Compressed, Gradient
+from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.keras3 import averages as _averages  # noqa: F401 (has SwapEMAWeights find them)
+from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.keras.keras3 import saving as _saving  # noqa: F401 (has workers save together)
+from tf_gradcomp.keras.keras3.accumulation import Accumulation
+from tf_gradcomp.keras.keras3.adam import (
+    inner_state,
+    momentum_only,
+    possible_preconditioner,
+    preconditioner_for,
+)
+from tf_gradcomp.keras.keras3.loss_scale import unscaled, update_loss_scale
+from tf_gradcomp.policy import Policy
+
+
+@keras.saving.register_keras_serializable(package="tf_gradcomp")
+class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
+    """Wraps a Keras optimizer; the replicas of a job exchange its gradients compressed.
+
+    Works under `gc.MultiWorkerMirroredStrategy` and Horovod in `fit` and in training loops, and
+    under TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy` in training loops.
+    With one replica it does what the inner optimizer does, bit for bit. There is one exception:
+    under a strategy, Keras itself cannot accumulate gradients or overwrite weights by averages.
+    With such settings and a strategy of one replica, this optimizer does what the inner one does
+    without a strategy, and skips steps with non-finite gradients.
+
+    - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
+      clipping. Clipping acts on the reduced gradient, as it would on one worker. But if
+      `precondition` divides gradients, it acts on each replica's own gradient before that.
+    - With the inner optimizer's `gradient_accumulation_steps`, each replica accumulates on its own;
+      they exchange on the steps that update.
+    - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not
+      called, the bad gradient is discarded, and the finite ones are kept for the next step.
+    - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
+      the loss scale follows what all replicas saw, and residuals are in unscaled units.
+    - Where workers have several replicas (GPUs), those of each sum their gradients first, and
+      the workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
+    - Its residuals are saved with the model, as their sum over the replicas: see
+      docs/checkpoints.md.
+
+    Args:
+        inner_optimizer: A Keras 3 optimizer, its config (`keras.optimizers.serialize`) or its name.
+        compressor: A compressor, its name or its config: see `gc.compressors.get`.
+        policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
+        precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
+            compresses them divided by its root; the inner optimizer applies their sum, and leaves
+            its momentum out for entries that are sent late. For Adam, AdamW, Nadam and Lamb.
+            None: the inner optimizer gets the sum of the gradients. With Adam, sparse methods then
+            make the steps of early training too short.
+            `"auto"`: as `"local"`, where the inner optimizer allows it and the method trains better
+            so; otherwise as None.
+        name: The optimizer's name.
+        group: Who exchanges gradients. By default, the replicas of the strategy in scope.
+            `"horovod"`: the processes of a Horovod job, without any strategy, after `hvd.init()`;
+            or some of them, by `gc.HorovodGroup(process_set)`. See docs/horovod.md.
+        reduction: Which of the replicas' gradients the inner optimizer gets: their `"sum"`, for a
+            loss that is divided by the number of replicas, as Keras' own are under a strategy; or
+            their `"mean"`, for a loss that is a mean over the rows of its replica, as of programs
+            for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
+
+    Raises:
+        ImportError: If Horovod is asked for, and is not there.
+        TypeError: If `inner_optimizer` is no Keras optimizer, or `policy` no `gc.Policy`.
+        ValueError: If it is wrapped twice, an argument is unknown, the inner optimizer cannot be
+            preconditioned as asked, the current strategy has a compressor of its own or is one
+            that exchanges no gradients, or Horovod is asked for and cannot be used.
+
+    Example:
+        ```python
+        with gc.MultiWorkerMirroredStrategy().scope():
+            model = build_model()
+            model.compile(optimizer=gc.CompressedOptimizer(keras.optimizers.Adam()), loss="mse")
+        ```
+    """
+
+    # Keras 3's own function for optimizers does not know Lamb by the name that it gave it.
+    _deserialized = staticmethod(keras.saving.deserialize_keras_object)
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer | Mapping[str, Any] | str,
+        compressor: compressors.Compressor | Mapping[str, Any] | str = "adacomp",
+        policy: Policy | None = None,
+        precondition: str | None = AUTO,
+        name: str = "compressed_optimizer",
+        *,
+        group: str | Group | None = None,
+        reduction: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate=0.0, name=name)
+        accepted = keras.optimizers.Optimizer
+        inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
+        self._set_up(inner, compressor, policy, precondition, group, reduction)
+        self._accumulation: Accumulation | None = None
+        self._loaded_by_scaler = False
+        self._made_with = frozenset(vars(self))
+
+    def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
+        """The preconditioner that this optimizer would put in front of a compressor, if any."""
+        return preconditioner_for(self._core, compressor, self.precondition)
+
+    def _possible_preconditioner(self) -> Preconditioner | None:
+        return possible_preconditioner(self._core)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
+
+        Raises:
+            ValueError: If a variable cannot be compressed.
+            WorkersDisagreeError: If the workers have other variables or settings.
+        """
+        if self.built:
+            return
+        group = self.group
+        checks.check_group(group)
+        if not self.passes_through():
+            checks.check_created_in_scope(keras_private.step_counter(self._core))
+        variables = list(variables)
+        if group.size > 1 and tf.distribute.has_strategy():
+            check_variables_in_scope(tf.distribute.get_strategy(), variables)
+        checks.check_no_overwriting(variables, group.size)
+        super().build(variables)
+        self._build_exchange(variables)
+        # Accumulators are there twice, so that checkpoints fit any number of replicas.
+        self.inner_optimizer.build(variables)
+        steps = self._core.gradient_accumulation_steps
+        if steps:
+            inner = keras_private.accumulators(self._core)
+            replicas = group.all_replicas
+            accumulation = Accumulation(variables, steps, self._index_of, inner, replicas)
+            counters = [native(keras_private.step_counter(self._core))]
+            sums = accumulation.accumulators
+            self.exchange.saving.take_over(sums, counters, group=replicas)
+            self._accumulation = accumulation  # only now may a checkpoint restore it
+        self._take_moments()
+
+    def _index_of(self, variable: keras.Variable) -> int:
+        return keras_private.variable_index(self, variable)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(
+        self,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        """Exchanges the gradients of this replica and applies their sum over the replicas.
+
+        Args:
+            grads: One for each variable; None where there is none, on all replicas alike.
+            trainable_variables: By default, those it was built with.
+
+        Raises:
+            ValueError: If it is not called in a replica context, XLA is to compile it, or there is
+                no strategy in what is one of several processes.
+        """
+        scaler = self.inner_optimizer if self._core is not self.inner_optimizer else None
+        self._apply(scaler, grads, trainable_variables)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_scaled(
+        self,
+        scaler: keras.optimizers.LossScaleOptimizer,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[keras.Variable] | None,
+        original: Callable[..., None],
+    ) -> None:
+        """Does what `apply` does, and updates the loss scaler that is around this optimizer.
+
+        If there is another one inside, it is left out: the loss was not multiplied by its scale.
+
+        Args:
+            scaler: The loss scaler.
+            grads: As for `apply`.
+            trainable_variables: As for `apply`.
+            original: What the loss scaler does with both around other optimizers.
+        """
+        if not scaler.built:
+            scaler.build(list(checks.given_variables(trainable_variables)))
+        if not self.passes_through():
+            self._apply(scaler, grads, trainable_variables)
+            return
+        self.exchange.count_skip(all_finite([g for g in grads if g is not None]))
+        core = self._core
+        with behaving_as(self, inner_optimizer=property(lambda self: core)):
+            original(grads, trainable_variables)
+
+    def _apply(
+        self,
+        scaler: keras.optimizers.LossScaleOptimizer | None,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        context = checks.checked_replica_context()
+        check_not_alone_by_mistake(self.group)
+        if not self.built:
+            self.build(checks.given_variables(trainable_variables))
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        checks.check_one_for_each(grads, trainable_variables)
+        made_with = self._made_with if type(self) is CompressedOptimizer else vars(self)
+        checks.check_set_on_inner(self, checks.in_loss_scaler(self.inner_optimizer), made_with)
+        if not grads:
+            return
+        grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
+        self.exchange.check_knows(variables)
+        grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
+        if self.passes_through():
+            if self._accumulation:
+                self._accumulation.give_back()
+            if scaler is not None:
+                self.exchange.count_skip(all_finite(grads))
+            inner = self._inner_state(variables)
+            grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
+            self.inner_optimizer.apply(grads, variables)
+            return
+        self.exchange.check_scope()
+        grads = unscaled(grads, scaler, self._core.loss_scale_factor)
+        grads = self._shares(grads)
+        # No sooner than they are there: at the end of the data, a step is ended by an error.
+        with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
+            context.merge_call(
+                self._apply_across_replicas, args=(scaler, list(grads), list(variables))
+            )
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]]
+    ) -> keras.Variable:
+        """Does what `apply` does, for pairs of gradients and variables; returns `iterations`."""
+        super().apply_gradients(grads_and_vars)
+        return self.iterations
+
+    def passes_through(self) -> bool:
+        """Whether the inner optimizer runs as it is: with one replica, if its strategy allows it.
+
+        No strategy allows Keras' own branches for accumulation and averaging, whatever its size.
+        """
+        branches = self._core.gradient_accumulation_steps or self._core.ema_overwrite_frequency
+        alone = self.group.size == 1
+        return alone and not (branches and tf.distribute.has_strategy())
+
+    def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
+        """What the inner optimizer divides a gradient by before it uses it."""
+        divisor = (self._core.gradient_accumulation_steps or 1) * (
+            self._core.loss_scale_factor or 1.0
+        )
+        return divisor if scaler is None else divisor * scaler.dynamic_scale.value
+
+    # The next two methods run across replicas: only there may branches update.
+
+    def _apply_across_replicas(
+        self,
+        strategy: tf.distribute.Strategy,
+        scaler: keras.optimizers.LossScaleOptimizer | None,
+        grads: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> None:
+        accumulation = self._accumulation
+        if accumulation is None:
+            self._exchange_and_apply(strategy, scaler, grads, variables)
+            return
+        accumulation.take(strategy)
+        each_replica = strategy.extended.call_for_each_replica
+        counter = keras_private.step_counter(self._core)
+
+        def update() -> None:
+            means = each_replica(accumulation.take_means, args=(grads, variables))
+            self._exchange_and_apply(strategy, scaler, means, variables)
+
+        def accumulate() -> None:
+            each_replica(accumulation.add, args=(grads, variables))
+            # Keras averages and constrains weights on these steps, too.
+            each_replica(keras_private.update_averages, args=(self._core,))
+            constrain = functools.partial(each_replica, _constrain, args=(variables,))
+            self._overwrite_by_averages(strategy, self._core.iterations + 1, constrain)
+            counter.assign_add(1)
+
+        steps = self._core.gradient_accumulation_steps
+        tf.cond(tf.equal((counter.value + 1) % steps, 0), update, accumulate)
+
+    def _exchange_and_apply(
+        self,
+        strategy: tf.distribute.Strategy,
+        scaler: keras.optimizers.LossScaleOptimizer | None,
+        grads: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> None:
+        each_replica = strategy.extended.call_for_each_replica
+        reduce = functools.partial(self._reduce, variables=variables)
+        reduced, finite = self.group.on_each(reduce, grads)
+        finite = strategy.experimental_local_results(finite)[0]
+
+        def update() -> None:
+            with keras_private.applying_at_once(self._core), self._stepping(variables):
+                each_replica(self._core.apply, args=(reduced, variables))
+            self._overwrite_by_averages(strategy, self._core.iterations)
+
+        def skip() -> None:
+            steps = self._core.gradient_accumulation_steps
+            if steps:  # a round begins anew, and is no update
+                keras_private.step_counter(self._core).assign_sub(steps - 1)
+
+        tf.cond(finite, update, skip)
+        if scaler is not None:
+            update_loss_scale(scaler, finite)
+
+    def _clip(
+        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
+    ) -> Sequence[Gradient]:
+        return keras_private.clip(self._core, grads, variables)
+
+    @property
+    def _built_for(self) -> Sequence[keras.Variable]:
+        return self._trainable_variables
+
+    @property
+    def _inner_variables(self) -> Sequence[keras.Variable]:
+        return self.inner_optimizer.variables
+
+    def _inner_state(self, variables: Sequence[keras.Variable]) -> InnerState | None:
+        group = self.group
+        replica = group.local_replica()
+        return inner_state(self._core, variables, lambda v: group.local(v, replica))
+
+    def _momentum_only(
+        self, divided: Sequence[keras.Variable], delayed: Sequence[tf.Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
+        return momentum_only(self._core, divided, delayed)
+
+    def _overwrite_by_averages(
+        self,
+        strategy: tf.distribute.Strategy,
+        updates: Any,
+        otherwise: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Overwrites weights, and constrains what came of it, if that is due after `updates`."""
+        core = self._core
+        if not (core.use_ema and core.ema_overwrite_frequency):
+            otherwise()
+            return
+        variables = self._trainable_variables
+
+        def overwrite() -> None:
+            keras_private.overwrite_by_averages(core)
+            strategy.extended.call_for_each_replica(_constrain, args=(variables,))
+
+        due = tf.equal(tf.cast(updates, tf.int64) % core.ema_overwrite_frequency, 0)
+        tf.cond(due, overwrite, otherwise)
+
+    @property
+    def _core(self) -> keras.optimizers.Optimizer:
+        """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
+        if isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer):
+            return self.inner_optimizer.inner_optimizer
+        return self.inner_optimizer
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The inner optimizer's variables; `exchange.variables` are TensorFlow's own."""
+        return [*self.inner_optimizer.variables, *self._accumulators()]
+
+    def _accumulators(self) -> list[keras.Variable]:
+        return self._accumulation.accumulators if self._accumulation else []
+
+    def _own_state(self) -> dict[str, Any]:
+        sums = self._accumulation.saved if self._accumulation else {}
+        return saved_state.own_state(self.exchange) | sums if self.exchange.built else {}
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        """The inner optimizer's static loss scale."""
+        return self.inner_optimizer.loss_scale_factor if hasattr(self, "inner_optimizer") else None
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor: float | None) -> None:
+        if hasattr(self, "inner_optimizer"):  # the base class sets its own before there is one
+            self.inner_optimizer.loss_scale_factor = factor
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Scales a loss as the inner optimizer does."""
+        return self.inner_optimizer.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
+        """Finalizes variables as the inner optimizer does."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets what `variables` has; the exchange's state, such as residuals, stays as it is.
+
+        Under Horovod, `variables` has the gradients that its own rank has accumulated, no sums over
+        the ranks; so these are set as they are given.
+
+        Raises:
+            ValueError: If it is not built, the number or the shapes of the weights are others, or
+                gradients are divided by second moments, which are in the exchange's state.
+        """
+        checks.check_built(self)
+        variables = self.variables
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"CompressedOptimizer has {len(variables)} variables of its inner optimizer; "
+                f"received {len(weights)} weights. They are those of another optimizer."
+            )
+        checks.check_shapes(variables, weights)
+        if self.exchange.preconditioner:
+            raise ValueError(
+                "CompressedOptimizer: set_weights cannot set the second moments by which gradients "
+                "are divided, and the inner optimizer's momentum is of no use without them. Use "
+                "model.save_weights and model.load_weights, which know both."
+            )
+        for variable, value in zip(variables, weights, strict=True):
+            variable.assign(value)
+        self.exchange.saving.forget()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the exchange's state; Keras saves the inner optimizer next to it.
+
+        Raises:
+            ValueError: Under Horovod on other ranks than rank 0, if `collect_state` was not called
+                since the last step.
+        """
+        saved_state.save(self.exchange, self._own_state(), store)
+
+    def load_without_scaler(self, store: Any) -> None:
+        """Loads the exchange's state, of a file in which the inner optimizer's is in our place."""
+        self.load_own_variables(store)
+        self._loaded_by_scaler = True  # what comes next is the inner optimizer's
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
+
+        What the checkpoint does not have, such as residuals, starts at zero. What it has and this
+        compressor does not keep is not loaded, and the log says so.
+        """
+        if self.built:
+            saved_state.tell_if_empty(store)
+        if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
+            self.inner_optimizer.load_own_variables(store)
+            if self._loaded_by_scaler:
+                self._loaded_by_scaler = False
+                return
+            store = {}
+        if isinstance(self._core, keras.optimizers.Adam) and not self._possible_preconditioner():
+            saved_state.check_not_divided(store, self._core)
+        saved_state.load(self.exchange, self._own_state(), store)
+
+
+def _load_into_scaler(
+    scaler: keras.optimizers.LossScaleOptimizer, store: Any, original: Callable[..., None]
+) -> None:
+    """In the file of a job without the loss scaler, our state is where the scaler's would be."""
+    compressed = scaler.inner_optimizer
+    if isinstance(compressed, CompressedOptimizer) and "residual_waits" in store.keys():  # noqa: SIM118
+        compressed.load_without_scaler(store)
+    else:
+        original(store)
+
+
+def _constrain(variables: Sequence[keras.Variable]) -> None:
+    for variable in variables:
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
+
+
+keras_private.on_loss_of_one_number(
+    lambda: losses.note(divided=False), lambda: losses.note(divided=True)
+)
+keras_private.on_scaler_load(_load_into_scaler)
+keras_private.on_loss_scaled_apply(
+    lambda optimizer: isinstance(optimizer, CompressedOptimizer),
+    lambda scaler, *args: scaler.inner_optimizer.apply_scaled(scaler, *args),
+)
+
+
+def _reduce_by_itself(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
+    """Stands in for the reduction of Keras' optimizers, which wrapped ones don't come to."""
+    checks.check_not_inside(optimizer, keras_private.applying())
+    return checks.reduced_if_moments_are_its_own(optimizer, grads_and_vars, original)
+
+
+keras_private.on_reduce_gradients(_reduce_by_itself)
+keras_private.on_multi_optimizer(
+    lambda optimizer: checks.check_no_scaler_inside(optimizer, CompressedOptimizer)
+)

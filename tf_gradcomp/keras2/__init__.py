@@ -1,1 +1,0 @@
-"""The door for Keras 2, as `tf.keras`: the optimizer and the hooks of the strategy."""

@@ -1,1 +1,0 @@
-"""What works with either Keras: callbacks, `gc.Policy`, `gc.advise`, LGC's autoencoder."""

@@ -1,0 +1,1 @@
+"""`gc.MultiWorkerMirroredStrategy`, on top of that of TensorFlow."""

@@ -1,0 +1,81 @@
+"""Has the processes of a job save as their strategy, or Horovod, allows; and so checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.saving import Saving
+from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.strategy.strategy import strategy_of_workers
+
+_OWN_OF_RANK = (
+    "What is saved holds the residuals of rank 0 alone: gradients that the other ranks have not "
+    "sent yet will be missing in a job that is resumed from it. To save the residuals of all, call "
+    "optimizer.collect_state() on all ranks just before, or give fit on all ranks "
+    "gc.callbacks.CollectState()."
+)
+
+
+@contextlib.contextmanager
+def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
+    """Within this context a process saves; it is told whether it writes the file.
+
+    Args:
+        savings: Those whose variables are saved.
+        path: Where to.
+
+    Raises:
+        OSError: On workers that leave the file to the chief, if the chief cannot write it.
+    """
+    strategy = strategy_of_workers()
+    if strategy is not None:
+        with strategy.saves.together(savings, _comparable(path)) as writes:
+            yield writes
+        return
+    with contextlib.ExitStack() as stack:
+        for saving in savings:
+            group = saving.group
+            if not group.by_strategy and group.is_first and not saving.is_collected:
+                tell_user(_OWN_OF_RANK)
+                stack.enter_context(saving.reading_own())
+        yield True
+
+
+def writes_alone(kind: str, path: str) -> bool:
+    """Returns whether this process writes to a path: False where the chief writes to the same.
+
+    Args:
+        kind: What is written, such as logs; the workers write one of a kind after another.
+        path: Where to.
+    """
+    strategy = strategy_of_workers()
+    return strategy is None or strategy.saves.writes_alone(kind, _comparable(path))
+
+
+def _comparable(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)
+
+
+def _write_checkpoint(
+    checkpoint: tf.train.Checkpoint,
+    path: str,
+    original: Callable[[], str],
+    only_note: Callable[[], str],
+) -> Any:
+    """Writes a `tf.train.Checkpoint` on the workers that have a path of their own."""
+    parts = tf.train.TrackableView(checkpoint).descendants()
+    savings = [part.saving for part in parts if isinstance(part, GradientExchange) and part.built]
+    with coordinated(savings, path) as writes:
+        if writes:
+            return original()
+    return only_note()
+
+
+tf_private.on_checkpoint_write(_write_checkpoint)

@@ -1,0 +1,166 @@
+"""Lets workers save together, or the chief alone, without knowing beforehand which it will be."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tf_gradcomp import tf_private
+from tf_gradcomp.exchange.saving import Saving
+from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+
+_FIRST_WAIT = 20.0  # seconds for the other workers to come and save, too
+_LATER_WAIT = 5.0  # once they did not come
+_BY_PATH_WAIT = 1.0
+_POLL = 10.0
+
+_OF_ALL = "What is saved holds the residuals of all %d workers."
+_OWN = (
+    "What is saved holds the residuals of the chief alone, because the other workers did not save "
+    "with it: gradients that they have not sent yet will be missing in a job that is resumed from "
+    "it. To save the residuals of all, save on all workers, or call optimizer.collect_state() on "
+    "all workers just before; in fit, gc.callbacks.CollectState(every=...) does so."
+)
+
+
+class Saves:
+    """Coordinates the workers of a strategy when they save.
+
+    A worker cannot know whether the others save as well: some programs save on all workers, and
+    some on the chief alone, while the others begin the next step. So no collective begins before
+    all have said, by the coordination service, that they are at the same save. A worker that has
+    waited in vain saves what it has.
+
+    All workers may give the same path. The chief writes the file then, and the others wait until
+    it is complete.
+
+    Args:
+        group: All replicas of the strategy.
+        reading_own: A context in which the strategy reads this worker's part of any variable.
+    """
+
+    def __init__(
+        self,
+        group: StrategyGroup,
+        reading_own: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._group = group
+        self._reading_own = reading_own
+        self._wait = _FIRST_WAIT
+        self._orders: collections.Counter[str] = collections.Counter()
+        self._written = 0
+
+    @contextlib.contextmanager
+    def together(self, savings: Sequence[Saving], path: str) -> Iterator[bool]:
+        """Within this context a worker saves; it is told whether it writes the file.
+
+        Args:
+            savings: Those whose variables are saved.
+            path: Where to, such that equal paths are equal strings.
+
+        Raises:
+            OSError: On the workers that leave the file to the chief, if the chief cannot write it.
+        """
+        if self._group.processes == 1:
+            yield True
+            return
+        keys = self._keys(savings, path)
+        chief = self._group.is_first
+        number = self._tell(keys, path) if chief else None
+        collected = all(saving.is_collected for saving in savings)
+        joined = self._collect(savings, keys[0])
+        if joined and not collected:
+            keys = keys[:1]  # all are at this very save
+        if number is None:
+            number = self._written_by_chief(keys, path, self._wait if joined else _BY_PATH_WAIT)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._reading_own())
+            for saving in savings:
+                stack.enter_context(saving.reading_own())
+            if not chief:
+                yield number is None
+            else:
+                with _telling_the_end(f"gradcomp/saved/{number}"):
+                    yield True
+        if number is not None and not chief:
+            _wait_for(f"gradcomp/saved/{number}", path)
+
+    def writes_alone(self, kind: str, path: str) -> bool:
+        """Returns whether this worker writes to a path of its own, or for all: on the chief, True.
+
+        Args:
+            kind: What is written, such as logs; the workers write one of a kind after another.
+            path: Where to.
+        """
+        if self._group.processes == 1:
+            return True
+        self._orders[kind] += 1
+        keys = [f"gradcomp/{kind}/{self._orders[kind]}"]
+        if self._group.is_first:
+            self._tell(keys, path)
+            return True
+        return self._written_by_chief(keys, path, self._wait) is None
+
+    def _keys(self, savings: Sequence[Saving], path: str) -> list[str]:
+        """The names of this save: by its order among those at these steps, and by its path."""
+        start = f"gradcomp/save/{json.dumps([saving.state_id() for saving in savings])}"
+        keys = [start, f"{start}/{path}"]
+        self._orders.update(keys)
+        return [f"{key}/{self._orders[key]}" for key in keys]
+
+    def _tell(self, keys: Sequence[str], path: str) -> int:
+        self._written += 1
+        for key in keys:
+            tf_private.announce(key, json.dumps([path, self._written]))
+        return self._written
+
+    def _collect(self, savings: Sequence[Saving], key: str) -> bool:
+        """Returns whether this worker has reason to think that all of them save."""
+        if all(saving.is_collected for saving in savings):
+            if savings:
+                tell_user(_OF_ALL % self._group.processes)
+            return True
+        if not tf_private.all_come(key, self._wait):
+            tell_user(_OWN)
+            self._wait = _LATER_WAIT
+            return False
+        for saving in savings:
+            saving.collect()
+        return True
+
+    def _written_by_chief(self, keys: Sequence[str], path: str, seconds: float) -> int | None:
+        """Returns the number of the chief's save to the same path; None if there is none."""
+        for key in keys:
+            try:
+                told: Any = json.loads(tf_private.announced(key, seconds) or "null")
+            except ConnectionError:  # the chief has saved and ended, or never will
+                return None
+            if told and told[0] == path:
+                return told[1]
+            seconds = _BY_PATH_WAIT
+        return None
+
+
+@contextlib.contextmanager
+def _telling_the_end(key: str) -> Iterator[None]:
+    problem = "it was interrupted"
+    try:
+        yield
+        problem = ""
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        tf_private.announce(key, problem)
+
+
+def _wait_for(key: str, path: str) -> None:
+    problem = None
+    while problem is None:
+        problem = tf_private.announced(key, _POLL)
+    if problem:
+        raise OSError(f"The chief could not save {path!r} for all workers: {problem}")

@@ -1,0 +1,476 @@
+"""A `MultiWorkerMirroredStrategy` that checks its workers, and may compress gradients."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import compressors, tf_private
+from tf_gradcomp.chief import is_chief
+from tf_gradcomp.exchange import replacing
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
+from tf_gradcomp.exchange.method import Method
+from tf_gradcomp.groups import carriers, handshake
+from tf_gradcomp.groups.agreement import GradientAgreement
+from tf_gradcomp.groups.alone import check_not_of_horovod
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.policy import Policy, checked_policy
+from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.strategy.own_memory import in_own_memory
+from tf_gradcomp.strategy.saves import Saves
+from tf_gradcomp.tf_config import read_tf_config
+
+BATCHES = (
+    "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
+    "validation_steps or steps on all workers)"
+)
+_strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
+tf_private.on_returned_by_python(lambda value: in_own_memory(value) if _strategies else value)
+
+
+def _kind_of(device: str) -> str:
+    """CPU or GPU: TensorFlow's collectives want the same of all workers."""
+    return str(tf.DeviceSpec.from_string(device).device_type)
+
+
+class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """`MultiWorkerMirroredStrategy` with checks, and with a compressor if asked to.
+
+    `keras/keras2` and `keras/keras3` derive from it the strategy that users see. Arguments and errors are those of `gc.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        compressor: str
+        | Mapping[str, Any]
+        | compressors.Compressor
+        | compressors.Auto
+        | None = None,
+        policy: Policy | None = None,
+        *,
+        two_level: bool = True,
+    ) -> None:
+        if cluster_resolver is None and read_tf_config() is None:
+            check_not_of_horovod()
+        used = None
+        if compressor is not None:
+            used = replacing.method_in_place_of(compressors.get(compressor))
+            policy = checked_policy(policy)
+        elif policy is not None:
+            raise ValueError(
+                "MultiWorkerMirroredStrategy: a policy needs a compressor, such as "
+                "compressor=gc.compressors.AdaComp()."
+            )
+        try:
+            super().__init__(cluster_resolver, communication_options)
+        except RuntimeError as error:
+            if "program startup" not in str(error):
+                raise
+            raise RuntimeError(
+                "MultiWorkerMirroredStrategy: TensorFlow is at work already, and connects its "
+                "workers only at the start; create the strategy at the top of the program, before "
+                "any dataset, tensor or model."
+            ) from error
+        self._compressor = used
+        self._two_level = two_level
+        if used is not None:
+            make = functools.partial(CompressedAllReduce, self._method_of(used), policy)
+            tf_private.set_cross_device_ops(self, make)
+        self._checking_variables = self._variables_agreed = False
+        tf_private.allow_collectives_in_loops(self)
+        tf_private.exchange_no_empty_tensors(self)
+        tf_private.broadcast_no_empty_variables(self)
+        tf_private.on_initial_values(self, self._of_chief)
+        self._colocate = self.extended.colocate_vars_with
+        self.extended.colocate_vars_with = self._colocate_checked
+        self._started = False
+        _strategies.add(self)
+        self._known: dict[int, tf.Tensor] = {}
+        self._group = StrategyGroup(self)
+        self._reads_own = False
+        self.saves = Saves(self._group, self.reading_own)
+        self._agreement = GradientAgreement(self._group)
+        self._group.agree(
+            {
+                **handshake.package_versions(),
+                **replacing.fact(),
+                "replicas in a worker": len(self.extended.worker_devices),
+                "kind of device": _kind_of(self.extended.worker_devices[0]),
+                "compressor of the strategy": repr(used),
+                "two_level": two_level,
+            }
+        )
+
+    @staticmethod
+    @abc.abstractmethod
+    def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
+        """The method, or the candidates and how to choose, that a compressor stands for."""
+
+    @property
+    def compressor(self) -> compressors.Compressor | compressors.Auto | None:
+        """What the strategy compresses gradients with; None if it does not."""
+        return self._compressor
+
+    @property
+    def workers(self) -> int:
+        """The number of processes of the job."""
+        return self._group.processes
+
+    @property
+    def is_first_worker(self) -> bool:
+        """True if the job's first replica is in this process, which then writes for all."""
+        return self._group.is_first
+
+    @property
+    def two_level(self) -> bool:
+        """Whether the replicas of a host sum their gradients before these are exchanged."""
+        return self._two_level
+
+    def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
+        """The exchange of the gradients of `variables`, with its residuals.
+
+        It is built at the first step, or by this call, and can be saved and restored:
+        `tf.train.Checkpoint(model=model, exchange=strategy.gradient_exchange(variables))`.
+
+        Args:
+            variables: Those that one optimizer or training loop trains.
+
+        Raises:
+            ValueError: If the strategy has no compressor.
+        """
+        with self.scope():
+            return self._compressed_ops().gradient_exchange(variables)
+
+    @tf.autograph.experimental.do_not_convert
+    def reduce_gradients(
+        self,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        variables: Sequence[Any],
+    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
+        """Sums gradients over the replicas, compressed by the strategy's compressor.
+
+        For training loops that update variables by themselves, inside `strategy.run`; Keras'
+        optimizers need no such call.
+
+        Args:
+            gradients: One for each of `variables`, in their shapes; None where there is none.
+            variables: All variables that are trained, the same at each call.
+
+        Returns:
+            The sums, as each replica is given them; zeros where the step is to be skipped.
+
+        Raises:
+            ValueError: If the strategy has no compressor, or outside of a replica context.
+        """
+        return reduce_gradients(self._compressed_ops(), gradients, variables)
+
+    def check_gradients(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None], variables: Sequence[Any]
+    ) -> None:
+        """Checks, while a step is traced, that all workers have gradients for the same variables.
+
+        Raises:
+            WorkersDisagreeError: On every worker, naming the variables that differ.
+        """
+        present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        self._agreement.check([path_of(v) for _, v in present], [g for g, _ in present])
+
+    def check_batches(self, batches: int | None) -> None:
+        """Checks, before Keras goes through data, that all workers end an epoch at the same step.
+
+        Args:
+            batches: In an epoch; None where Keras goes on until no worker has any more.
+
+        Raises:
+            WorkersDisagreeError: On every worker, naming the numbers.
+        """
+        self._group.agree({"next action": "going through data", BATCHES: batches})
+
+    def from_first(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the first worker, on all workers, which wait for each other."""
+        return self._group.from_first(numbers)
+
+    def equal_on_all(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns which of some int64 numbers, as many on all workers, are equal on all of them."""
+        if self._group.processes == 1:
+            return np.full(numbers.shape, True)
+        with tf.device("CPU:0"):
+            rows = self._group.all_gather_on_host(tf.constant(numbers[np.newaxis])).numpy()
+        return np.all(rows == rows[0], 0)
+
+    def check_model_outside(self) -> None:
+        """Refuses to have a model trained that was created outside of the scope.
+
+        A chief may do so once it has trained with the others: see `check_not_alone_by_mistake`.
+
+        Raises:
+            ValueError: With the reason and the way out.
+        """
+        if self._group.processes > 1 and not (self._started and is_chief()):
+            raise ValueError(
+                "The model was created outside of the scope of gc.MultiWorkerMirroredStrategy, and "
+                f"each of its {self._group.processes} workers would train it alone; create and "
+                "compile it inside `with strategy.scope():`. To train it alone on purpose, create "
+                "it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
+            )
+
+    def _compressed_ops(self) -> CompressedAllReduce:
+        if self.compressor is None:
+            raise ValueError(
+                "The strategy has no compressor; give it one: "
+                "gc.MultiWorkerMirroredStrategy(compressor=gc.compressors.AdaComp())."
+            )
+        return tf_private.cross_device_ops(self)
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs `fn` as TensorFlow does; the first time, no worker may still create variables.
+
+        In a graph, nothing of it runs before its arguments are there: at the end of the data, an
+        iterator ends the step by an error, and TensorFlow alone would have counted it by then, and
+        decayed weights.
+        """
+        self._check_before_start("running the first step")
+        self._started = True
+        if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
+            fn = _after_its_arguments(fn)
+        return super().run(fn, *args, **kwargs)
+
+    def scope(self) -> Any:
+        """TensorFlow's scope, in which workers also check that they create equal variables."""
+        return _CheckedScope(super().scope(), self)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Does what TensorFlow does; between epochs, nobody waits for an iterator's end."""
+        distributed = super().experimental_distribute_dataset(dataset, options)
+        return tf_private.drop_iterators_in_background(distributed)
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """Does what TensorFlow does; between epochs, nobody waits for an iterator's end."""
+        distributed = super().distribute_datasets_from_function(dataset_fn, options)
+        return tf_private.drop_iterators_in_background(distributed)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """Reduces as TensorFlow does, and also what TensorFlow refuses.
+
+        Within `knowing`, it returns what is known. Scalars have no axis to reduce. A nested
+        structure is reduced leaf by leaf; but where Keras itself asks for the mean of one over the
+        replicas, it is a batch of data of which it learns the shapes. Of that each worker keeps its
+        own, for integers and strings have no mean and workers' batches may differ in size.
+
+        Before each step, TensorFlow's iterators ask how many replicas have data, which only has to
+        be known where this worker has none: one that has some begins its step at once.
+        """
+        if id(value) in self._known:
+            return self._known[id(value)]
+        if self._reads_own and isinstance(value, tf.Variable):
+            return self._own_of_variable(reduce_op, value)
+        if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
+            if axis is None and _called_by("keras.", inspect.currentframe()):
+                return tf.nest.map_structure(self._own, value)
+            return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
+        if axis is not None and _rank(self, value) == 0:
+            axis = None
+        self._check_before_start("reducing a value")
+        reduced = super().reduce(reduce_op, value, axis)
+        if tf_private.in_loop_or_eager() or not _called_by(tf_private.DATA, inspect.currentframe()):
+            return reduced
+        return tf.cond(tf.reduce_any(value > 0), lambda: value, lambda: reduced)
+
+    def gather(self, value: Any, axis: int) -> tf.Tensor:
+        """Gathers as TensorFlow does, and also dtypes that its collectives lack.
+
+        TensorFlow gathers by a `tf.function`, even where `tf.config.run_functions_eagerly` has made
+        others run eagerly.
+        """
+        dtype = tf.convert_to_tensor(self._own(value)).dtype
+        with _functions_as_graphs():
+            gather = functools.partial(super().gather, axis=axis)
+            return carriers.gathered(value, dtype, gather)
+
+    @contextlib.contextmanager
+    def knowing(self, values: Sequence[Any], reduced: Sequence[tf.Tensor]) -> Iterator[None]:
+        """Within this context, `reduce` returns what each of these values was reduced to before.
+
+        Variables that each replica has for itself are reduced whenever they are read across
+        replicas.
+        """
+        self._known = {id(value): to for value, to in zip(values, reduced, strict=True)}
+        try:
+            yield
+        finally:
+            self._known = {}
+
+    @contextlib.contextmanager
+    def reading_own(self) -> Iterator[None]:
+        """Within this context, variables are reduced over the replicas of this worker alone."""
+        self._reads_own = True
+        try:
+            yield
+        finally:
+            self._reads_own = False
+
+    def _own_of_variable(self, reduce_op: Any, variable: Any) -> tf.Tensor:
+        parts = [part.read_value() for part in self.experimental_local_results(variable)]
+        total = tf.add_n(parts)
+        mean = tf.distribute.ReduceOp(str(getattr(reduce_op, "value", reduce_op)).upper())
+        return total / len(parts) if mean is tf.distribute.ReduceOp.MEAN else total
+
+    def _check_before_start(self, doing: str) -> None:
+        if not self._started:
+            with tf.init_scope():
+                self._group.agree({"next action": doing})
+
+    def _colocate_checked(self, variable: Any) -> Any:
+        """Does what TensorFlow does for a slot of an optimizer, with an error that helps."""
+        if isinstance(variable, tf.Variable):
+            check_variables_in_scope(self, [variable])
+        return self._colocate(variable)
+
+    def _of_chief(self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """Returns the chief's initial value of a variable, whatever its dtype."""
+        if value.dtype != tf.string:
+            return carriers.decoded(broadcast(carriers.encoded(value)), value.dtype)
+        known = tf.get_static_value(value)
+        if known is None:
+            raise ValueError(
+                "A variable of strings was created in a tf.function with an initial value that is "
+                "computed there; create it before the function is called."
+            )
+        with tf.init_scope():
+            of_first = self._group.bytes_of_first(carriers.as_bytes(known))
+            return carriers.as_strings(of_first, value.shape)
+
+    def _own(self, leaf: Any) -> Any:
+        return self.experimental_local_results(leaf)[0]
+
+    @contextlib.contextmanager
+    def check_variables(self) -> Iterator[None]:
+        """Within this context, all workers must create the same variables in the same order."""
+        if self._checking_variables:
+            yield
+            return
+        self._checking_variables = True
+        try:
+            with tf.variable_creator_scope(self._create_checked):
+                yield
+        finally:
+            self._checking_variables = False
+
+    @contextlib.contextmanager
+    def agreed_variables(self) -> Iterator[None]:
+        """Within this context, variables are not compared: workers have agreed on them before."""
+        before, self._variables_agreed = self._variables_agreed, True
+        try:
+            yield
+        finally:
+            self._variables_agreed = before
+
+    def _create_checked(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if self._variables_agreed:
+            return next_creator(**kwargs)
+        initial_value = kwargs.get("initial_value")
+        if isinstance(initial_value, tf.__internal__.tracking.CheckpointInitialValueCallable):
+            return next_creator(**kwargs)
+
+        def checked() -> tf.Tensor:
+            value = initial_value() if callable(initial_value) else initial_value
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            variable = f"{kwargs.get('name')} {value.shape} {value.dtype.name}"
+            with tf.init_scope():  # legacy optimizers create some while a step is traced
+                self._group.agree({"next action": f"creating variable {variable}"})
+            return value
+
+        # TensorFlow moves an initial value out of a function if it depends on no argument of that.
+        with tf.control_dependencies(None):
+            return next_creator(**{**kwargs, "initial_value": checked})
+
+
+def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
+    autograph = tf.__internal__.autograph
+    fn = autograph.tf_convert(fn, autograph.control_status_ctx(), convert_by_default=False)
+
+    @tf.autograph.experimental.do_not_convert
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        given = tf.nest.flatten((args, kwargs), expand_composites=True)
+        with tf.control_dependencies([one for one in given if isinstance(one, tf.Tensor)]):
+            return fn(*args, **kwargs)
+
+    return waiting
+
+
+def strategy_of_workers() -> CheckedStrategy | None:
+    """Returns the strategy by which this process is one of several workers, if there is one."""
+    return next((one for one in _strategies if one.workers > 1), None)
+
+
+def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
+    """Refuses to train a model that was created outside of the scope of the program's strategy.
+
+    Args:
+        strategy: The model's own.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy():
+        for other in _strategies:
+            other.check_model_outside()
+
+
+class _CheckedScope:
+    """A strategy scope in which the creation of variables is checked."""
+
+    def __init__(self, scope: Any, strategy: CheckedStrategy) -> None:
+        self._scope = scope
+        self._strategy = strategy
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> tf.distribute.Strategy:
+        with contextlib.ExitStack() as stack:
+            strategy = stack.enter_context(self._scope)
+            stack.enter_context(self._strategy.check_variables())
+            self._stack = stack.pop_all()
+        return strategy
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._stack.__exit__(*error)
+
+
+@contextlib.contextmanager
+def _functions_as_graphs() -> Iterator[None]:
+    """Within this context, functions are traced, also where TensorFlow is to run them eagerly."""
+    eagerly = tf.config.functions_run_eagerly()
+    if not eagerly:
+        yield
+        return
+    tf.config.run_functions_eagerly(False)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(True)
+
+
+def _called_by(module: str, frame: types.FrameType | None) -> bool:
+    """Whether a module, named by its beginning, has called what runs in a frame.
+
+    A frame that is kept in a variable of its own is a cycle, and keeps iterators over data alive.
+    """
+    caller = frame.f_back if frame else None
+    return caller is not None and caller.f_globals.get("__name__", "").startswith(module)
+
+
+def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:
+    local = strategy.experimental_local_results(value)[0]
+    return local.shape.rank if hasattr(local, "shape") else tf.convert_to_tensor(local).shape.rank

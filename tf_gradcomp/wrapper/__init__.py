@@ -1,1 +1,0 @@
-"""What the `CompressedOptimizer` of either Keras is made of."""
