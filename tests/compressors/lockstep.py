@@ -11,13 +11,8 @@ import tensorflow as tf
 from tf_gradcomp.compressors import Compressor, ExchangeInputs
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.exchange.replica_step import by_stage
-from tf_gradcomp.groups.lockstep import (
-    InLockstep,
-    handles,
-    in_lockstep,
-    new_job_state,
-    new_state,
-)
+from tf_gradcomp.exchange.state import handles, new_job_state, new_state
+from tf_gradcomp.groups.lockstep import InLockstep, in_lockstep
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]

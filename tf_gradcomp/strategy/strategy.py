@@ -46,7 +46,8 @@ def _kind_of(device: str) -> str:
 class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """`MultiWorkerMirroredStrategy` with checks, and with a compressor if asked to.
 
-    `keras/keras2` and `keras/keras3` derive from it the strategy that users see. Arguments and errors are those of `gc.MultiWorkerMirroredStrategy`.
+    `keras/keras2` and `keras/keras3` derive from it the strategy that users see.
+    Arguments and errors are those of `gc.MultiWorkerMirroredStrategy`.
     """
 
     def __init__(
