@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.replicas import collective, per_replica
-from tf_gradcomp.compressors.wishes import AllReduce, WithRider
+from tf_gradcomp.compressors.requests import AllReduce, WithRider
 from tf_gradcomp.groups import communicator
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
@@ -67,9 +67,9 @@ def test_counts_more_bytes_than_32_bits_hold(rider, more):
 
     @tf.function  # which makes no tensor that nothing is read of
     def payload_bytes():
-        wish = AllReduce(tf.zeros([elements]))
-        wish = WithRider(wish, tf.zeros([rider])) if rider else wish
-        return Silent(None, size=2, rank=0).answer(wish)[1]
+        request = AllReduce(tf.zeros([elements]))
+        request = WithRider(request, tf.zeros([rider])) if rider else request
+        return Silent(None, size=2, rank=0).answer(request)[1]
 
     assert [int(count) for count in payload_bytes()] == [4 * elements + more] * 2
 

@@ -41,7 +41,7 @@ def work_of(method, specs, most, preconditioner=None):
     return Sample(specs, [method], 0, 2, most).work(method, preconditioner, list)
 
 
-def test_wishes_are_those_of_the_method():
+def test_requests_are_those_of_the_method():
     kinds = {
         name: [kind for kind, _ in work(name).asked] for name in ("cast", "scalecom", "qsgd", "lgc")
     }

@@ -25,9 +25,9 @@ class Outcome(NamedTuple):
     reduced: list[Arrays]
     finite: list[bool]
     state: list[State]
-    payloads: Arrays  # of the last wish: what was gathered, or given to be summed
+    payloads: Arrays  # of the last request: what was gathered, or given to be summed
     tensor_bytes: Arrays
-    payload_bytes: list[int] | None = None  # of all wishes
+    payload_bytes: list[int] | None = None  # of all requests
     sent_bytes: list[int] | None = None
 
     @property

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_gradcomp.advice.cost_model import Asked, Kind, Work
 from tf_gradcomp.advice.timing import call_seconds, timed
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.compressors.wishes import AllGather, Wish, WithRider, given
+from tf_gradcomp.compressors.requests import AllGather, Request, WithRider, given
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.groups.communicator import Communicator, Sent
 
@@ -19,7 +19,7 @@ Agree = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Echo(Communicator):
-    """Answers each wish at once, as if all replicas had given the same as this one.
+    """Answers each request at once, as if all replicas had given the same as this one.
 
     Args:
         size: The number of replicas.
@@ -103,8 +103,8 @@ class CodecSpeed:
         nothing = agree([call_seconds()])[0]
         seconds = statistics.median(agree(whole)) - nothing
         encoding = statistics.median(agree(encode))
-        payload, *of_wishes = agree(_means(sent))
-        asked = [Asked(*wish) for wish in zip(self._kinds, of_wishes, strict=True)]
+        payload, *of_requests = agree(_means(sent))
+        asked = [Asked(*request) for request in zip(self._kinds, of_requests, strict=True)]
         return Work(encoding, max(0.0, seconds - encoding), payload, asked)
 
     def _talk(self) -> _Step:
@@ -121,41 +121,41 @@ class CodecSpeed:
         self._kinds = []
         while True:
             try:
-                wish = talk.send(answer)
+                request = talk.send(answer)
             except StopIteration as end:
                 return _Step(end.value.reduced, asked - start, sent)
-            self._kinds.append(kind_of(wish))
-            with tf.control_dependencies([given(wish)]):
+            self._kinds.append(kind_of(request))
+            with tf.control_dependencies([given(request)]):
                 asked = tf.timestamp()
             with tf.control_dependencies([asked]):
-                answer, more = echo.answer(wish)
+                answer, more = echo.answer(request)
             sent.append(more)
 
 
 class _Step(NamedTuple):
-    """The result of a step, the seconds up to its last wish, and the bytes of each wish."""
+    """The result of a step, the seconds up to its last request, and the bytes of each request."""
 
     reduced: Any
     encode: tf.Tensor
     sent: list[Sent]
 
 
-def kind_of(wish: Wish) -> Kind:
-    """The kind of a wish."""
-    if isinstance(wish, WithRider):
-        wish = wish.wish
-    same_length = isinstance(wish, AllGather) and wish.same_length
-    return Kind(type(wish).__name__, given(wish).dtype.name, same_length)
+def kind_of(request: Request) -> Kind:
+    """The kind of a request."""
+    if isinstance(request, WithRider):
+        request = request.request
+    same_length = isinstance(request, AllGather) and request.same_length
+    return Kind(type(request).__name__, given(request).dtype.name, same_length)
 
 
 def _means(steps: Sequence[Sequence[Sent]]) -> list[float]:
-    """Bytes of the payload, then those that each wish makes a worker send."""
+    """Bytes of the payload, then those that each request makes a worker send."""
     count = len(steps)
     payload = sum(float(sent.payload_bytes) for of_step in steps for sent in of_step) / count
     return [
         payload,
         *(
-            sum(float(sent.sent_bytes) for sent in of_wish) / count
-            for of_wish in zip(*steps, strict=True)
+            sum(float(sent.sent_bytes) for sent in of_request) / count
+            for of_request in zip(*steps, strict=True)
         ),
     ]

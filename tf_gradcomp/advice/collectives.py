@@ -1,4 +1,4 @@
-"""Times the collectives of a job, for each kind of wish; all workers do the same, and agree."""
+"""Times the collectives of a job, for each kind of request; all workers do the same, and agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_gradcomp.advice.cost_model import Curve, Kind
 from tf_gradcomp.advice.timing import call_seconds
-from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Broadcast, Wish
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.padded_gather import WordsAhead
@@ -50,7 +50,7 @@ class Collectives:
         """Measures collectives that send up to `most` bytes, or fewer on a slow network.
 
         Args:
-            kind: The kind of wish that is measured.
+            kind: The kind of request that is measured.
             most: Bytes that a worker sends.
             enough: After a collective that takes so many seconds, no larger one is measured.
         """
@@ -89,21 +89,21 @@ class Collectives:
 
     def _function(self, kind: Kind) -> Callable[[tf.Tensor], tf.Tensor]:
         def collect(values: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-            wish = _wish(kind, values)
-            answers, sent = zip(*(one.answer(wish) for one in self._communicators), strict=True)
+            request = _request(kind, values)
+            answers, sent = zip(*(one.answer(request) for one in self._communicators), strict=True)
             # Horovod's operations are stateless: TensorFlow runs those only whose results it needs.
             return tf.cast(sent[0].sent_bytes, tf.float64), list(answers)
 
         # An all-reduce is done in pieces by its length, so there is a trace for each.
-        in_pieces = kind.wish == AllReduce.__name__
+        in_pieces = kind.request == AllReduce.__name__
         signature = None if in_pieces else [tf.TensorSpec([None], kind.dtype)]
         traced = tf.function(collect, input_signature=signature, autograph=False)
         return lambda values: traced(values)[0]
 
 
-def _wish(kind: Kind, values: tf.Tensor) -> Wish:
-    if kind.wish == AllReduce.__name__:
+def _request(kind: Kind, values: tf.Tensor) -> Request:
+    if kind.request == AllReduce.__name__:
         return AllReduce(values)
-    if kind.wish == AllGather.__name__:
+    if kind.request == AllGather.__name__:
         return AllGather(values, kind.same_length)
     return Broadcast(values, tf.constant(0))

@@ -11,22 +11,22 @@ WORTHWHILE = 0.05  # of a step: predictions are not more exact than that
 
 
 class Kind(NamedTuple):
-    """A kind of wish: wishes of one kind differ only in how many bytes they send.
+    """A kind of request: requests of one kind differ only in how many bytes they send.
 
     Attributes:
-        wish: The name of its class, such as `"AllReduce"`.
+        request: The name of its class, such as `"AllReduce"`.
         dtype: The dtype of what is sent, such as `"float32"`.
-        same_length: The `same_length` of an `AllGather`; False for other wishes.
+        same_length: The `same_length` of an `AllGather`; False for other requests.
     """
 
-    wish: str
+    request: str
     dtype: str
     same_length: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """How long collectives for one kind of wish take, by the bytes that they make a worker send.
+    """How long collectives for one kind of request take, by the bytes that they make a worker send.
 
     Between two points it is a straight line. Beyond the last point it goes on as between the last
     two: a latency, plus bytes divided by a bandwidth.
@@ -64,7 +64,7 @@ class Curve:
 
 
 class Asked(NamedTuple):
-    """A wish as far as its time depends on it: its kind, and the bytes that a worker sends."""
+    """A request as far as its time depends on it: its kind, and the bytes that a worker sends."""
 
     kind: Kind
     sent_bytes: float
@@ -75,10 +75,10 @@ class Work:
     """What a method does in a step.
 
     Attributes:
-        encode: Seconds until it asks for the last of its wishes.
+        encode: Seconds until it asks for the last of its requests.
         decode: Seconds after that.
         payload_bytes: What a worker gives to be sent.
-        asked: Its wishes, in their order.
+        asked: Its requests, in their order.
         late: What waits for later steps, of all that a worker has to send: a share of the sum of
             squares.
     """
@@ -160,7 +160,7 @@ def predict(
     Args:
         method: The compressor, as text.
         work: What the method does in a step.
-        curves: The curves for all kinds of its wishes.
+        curves: The curves for all kinds of its requests.
         compute: Seconds of a step without its exchange.
         trains_like_dense: See `Prediction`.
     """

@@ -46,7 +46,9 @@ def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> st
         for kind, curve in curves.items():
             most = curve.points[-1][0]
             latency, whole = (_milliseconds(curve.seconds(sent)) for sent in (0, most))
-            console.print(f"{kind.wish}, {kind.dtype}: {latency} ms, {whole} ms for {most:,.0f} B")
+            console.print(
+                f"{kind.request}, {kind.dtype}: {latency} ms, {whole} ms for {most:,.0f} B"
+            )
     return capture.get()
 
 

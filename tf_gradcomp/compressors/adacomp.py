@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.choices import distinct, geometric, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
-from tf_gradcomp.compressors.wishes import AllGather
+from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import (
     CONVOLUTION,
     DENSE,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors import registry
-from tf_gradcomp.compressors.wishes import Wish
+from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.policy import GradientSpec
 
 RESIDUAL = "residual"
@@ -294,7 +294,7 @@ class Compressor(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no phases.")
 
-    def conversation(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def conversation(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Runs `exchange` on gradients that are divided, if there are second moments.
 
         Raises:
@@ -308,7 +308,7 @@ class Compressor(abc.ABC):
         )
 
     @abc.abstractmethod
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """One replica's side of a step: yields what to communicate and is sent the answer."""
 
     def get_config(self) -> dict[str, Any]:

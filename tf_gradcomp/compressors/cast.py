@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.dense_sum import sum_as
-from tf_gradcomp.compressors.wishes import AllReduce
+from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.policy import GradientSpec
 
 _DTYPES = ("float16", "bfloat16")

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.wishes import AllReduce
+from tf_gradcomp.compressors.requests import AllReduce
 
 
 def sum_as(dtype: tf.DType, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.wishes import AllGather
+from tf_gradcomp.compressors.requests import AllGather
 
 
 def sum_gathered(

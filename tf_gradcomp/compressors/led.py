@@ -17,7 +17,7 @@ from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.overflow import unless_too_large
-from tf_gradcomp.compressors.wishes import AllReduce, Broadcast, Wish
+from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
 
 BY_VALUE, BY_INDEX, BY_MAGNITUDE = "value", "index", "magnitude"
 ORDERS = (BY_VALUE, BY_INDEX, BY_MAGNITUDE)
@@ -118,7 +118,7 @@ class LedStep:
 
     def follow(
         self, words: int = 0, more: Callable[[tf.Tensor], tf.Tensor] | None = None
-    ) -> Generator[Wish, tf.Tensor, tf.Tensor]:
+    ) -> Generator[Request, tf.Tensor, tf.Tensor]:
         """Has the leader tell which entries it has chosen; must come first.
 
         Args:

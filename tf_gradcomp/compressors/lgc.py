@@ -22,7 +22,7 @@ from tf_gradcomp.compressors.lgc_state import (
     Settings,
 )
 from tf_gradcomp.compressors.per_variable import PerVariable, is_share, is_whole_number
-from tf_gradcomp.compressors.wishes import Wish
+from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, GradientSpec
 
 _DENSITY = 0.001
@@ -150,7 +150,7 @@ class LGC(Compressor):
         """That of the job; see `lgc_state`."""
         return tf.cast(self.phase_settings.phase(job_state), tf.int32)
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """As in the first of its phases after the dense one."""
         return (yield from self.phases[0].exchange(inputs))
 

@@ -24,8 +24,8 @@ from tf_gradcomp.compressors.lgc_state import (
     SHARE_ERROR,
     WEIGHTS,
 )
+from tf_gradcomp.compressors.requests import AllGather, Request
 from tf_gradcomp.compressors.value_bits import sum_shares
-from tf_gradcomp.compressors.wishes import AllGather, Wish
 
 _MOST_GROWTH = 3.0  # of the residuals while the autoencoder is in use (specification, 6.9)
 
@@ -44,7 +44,7 @@ class Coding(Phase, registered=False):
         digests = [digest_of_floats(state[WEIGHTS].read_value()), state[DECODED].read_value()]
         return tf.concat([super().settings_in_force(inputs), tf.stack(digests)], 0)
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums or gathers their codes."""
         step = self._step(inputs)
         if not step.layout.coded_entries:
@@ -67,7 +67,7 @@ class Coding(Phase, registered=False):
 
     def _follow(
         self, step: LedStep, words: int, more: Callable[[tf.Tensor], tf.Tensor]
-    ) -> Generator[Wish, tf.Tensor, tf.Tensor]:
+    ) -> Generator[Request, tf.Tensor, tf.Tensor]:
         """As `LedStep.follow`; and ends the phase where what the leader keeps has grown too much.
 
         Then the autoencoder misses so much of today's gradients that training would be lost.
@@ -103,7 +103,7 @@ class Coding(Phase, registered=False):
             state[name].scatter_update(tf.IndexedSlices(value, numbers))
         return before
 
-    def _all_reduce(self, step: LedStep) -> Generator[Wish, tf.Tensor, Any]:
+    def _all_reduce(self, step: LedStep) -> Generator[Request, tf.Tensor, Any]:
         """The latents of all replicas are averaged, with the leader's scale."""
         entries, size = step.layout.coded_entries, step.inputs.size
         network = self._network(step.inputs)
@@ -136,7 +136,7 @@ class Coding(Phase, registered=False):
         coded_bytes = flat.shape[0] * (2 if summed else 4)
         return own, mean[:entries] * size, share[:entries], sums, finite, coded_bytes
 
-    def _parameter_server(self, step: LedStep) -> Generator[Wish, tf.Tensor, Any]:
+    def _parameter_server(self, step: LedStep) -> Generator[Request, tf.Tensor, Any]:
         """The leader's latent for all, and each replica's innovation."""
         inputs, entries = step.inputs, step.layout.coded_entries
         size, count = inputs.size, self._of.added(entries)

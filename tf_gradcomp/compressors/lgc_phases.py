@@ -30,8 +30,8 @@ from tf_gradcomp.compressors.lgc_state import (
     WEIGHTS,
     Settings,
 )
+from tf_gradcomp.compressors.requests import AllGather, Broadcast, Request
 from tf_gradcomp.compressors.value_bits import gather_codes
-from tf_gradcomp.compressors.wishes import AllGather, Broadcast, Wish
 from tf_gradcomp.ops.payload import LGC as LGC_PAYLOAD
 from tf_gradcomp.policy import GradientSpec
 
@@ -82,7 +82,7 @@ class Summing(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_summing"
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them."""
         self._of.begin_anew_unless_made_for(inputs.job_state)
         step = self._step(inputs)
@@ -97,7 +97,7 @@ class Collecting(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_collecting"
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and gathers them."""
         step = self._step(inputs)
         entries = step.layout.coded_entries
@@ -146,7 +146,7 @@ class Switching(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_switching"
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """As in `Summing`, and broadcasts the weights."""
         step, state = self._step(inputs), inputs.job_state
         yield from step.follow()
@@ -164,7 +164,7 @@ class Rounding(Phase, registered=False):
 
     name: ClassVar[str] = "lgc_rounding"
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and gathers them in a few bits."""
         step = self._step(inputs)
         layout = step.layout
@@ -187,7 +187,7 @@ class Rounding(Phase, registered=False):
         return step.end(sums, codes.total, codes.finite, coded_bytes, own - codes.sent)
 
 
-def _follow_news(step: LedStep) -> Generator[Wish, tf.Tensor, None]:
+def _follow_news(step: LedStep) -> Generator[Request, tf.Tensor, None]:
     """Has the leader choose; and if that is the first replica, takes what it wants to be next."""
     state = step.inputs.job_state
 

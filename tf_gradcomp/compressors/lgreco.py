@@ -19,7 +19,7 @@ from tf_gradcomp.compressors.base import (
     JobStateSpec,
     StateSpec,
 )
-from tf_gradcomp.compressors.wishes import Wish
+from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 UNIFORM, ACCORDION = "uniform", "accordion"
@@ -186,7 +186,7 @@ class LGreCo(Compressor):
     def _in_force(self, inputs: ExchangeInputs) -> ExchangeInputs:
         return dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """The method's exchange, with the settings of the plan (paper, Algorithm 1)."""
         exchanged = yield from self.method.conversation(self._in_force(inputs))
 

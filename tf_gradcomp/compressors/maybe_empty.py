@@ -7,14 +7,14 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.wishes import Wish
+from tf_gradcomp.compressors.requests import Request
 
-OneWish = TypeVar("OneWish", bound=Wish)
+OneRequest = TypeVar("OneRequest", bound=Request)
 
 
 def unless_empty(
-    vector: tf.Tensor, wish: Callable[[tf.Tensor], OneWish]
-) -> Generator[OneWish, tf.Tensor, tf.Tensor]:
+    vector: tf.Tensor, request: Callable[[tf.Tensor], OneRequest]
+) -> Generator[OneRequest, tf.Tensor, tf.Tensor]:
     """Asks for a vector to be communicated.
 
     If the vector is known to be empty when the graph is built, nothing is asked for. If its length
@@ -22,7 +22,7 @@ def unless_empty(
 
     Args:
         vector: The vector; its length is equal on all replicas.
-        wish: Makes the wish from a vector; the answer must have the shape of that vector.
+        request: Makes the request from a vector; the answer must have the shape of that vector.
 
     Returns:
         The answer, in the shape of `vector`.
@@ -31,7 +31,7 @@ def unless_empty(
     if length == 0:
         return vector
     if length is not None:
-        return (yield wish(vector))
+        return (yield request(vector))
     size = tf.size(vector)
-    answer = yield wish(tf.pad(vector, [[0, tf.cast(tf.equal(size, 0), tf.int32)]]))
+    answer = yield request(tf.pad(vector, [[0, tf.cast(tf.equal(size, 0), tf.int32)]]))
     return answer[:size]

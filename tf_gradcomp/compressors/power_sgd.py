@@ -14,7 +14,7 @@ from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, 
 from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
-from tf_gradcomp.compressors.wishes import AllReduce
+from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"

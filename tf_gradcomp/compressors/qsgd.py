@@ -13,7 +13,7 @@ from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
-from tf_gradcomp.compressors.wishes import AllGather
+from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 
 MIN_BITS, MAX_BITS = 2, 8

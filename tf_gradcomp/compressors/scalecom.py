@@ -14,8 +14,8 @@ from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
+from tf_gradcomp.compressors.requests import Broadcast, Request
 from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
-from tf_gradcomp.compressors.wishes import Broadcast, Wish
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import (
     CONVOLUTION,
@@ -134,7 +134,7 @@ class ScaleCom(Compressor):
         self.rates.check_choices(values)
         return distinct(_rate(spec, value) for value in values)
 
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Wish, tf.Tensor, Exchanged]:
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them (paper, section 3)."""
         rates = self.settings_in_force(inputs)
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, rates, range(len(inputs.specs)))

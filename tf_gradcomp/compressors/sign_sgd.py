@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.wishes import AllGather
+from tf_gradcomp.compressors.requests import AllGather
 
 
 class SignSGD(Compressor):

@@ -21,7 +21,7 @@ from tf_gradcomp.compressors.base import (
 from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_share
-from tf_gradcomp.compressors.wishes import AllGather
+from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 SENT_WHOLE = 0  # in place of a number of entries, to the ops

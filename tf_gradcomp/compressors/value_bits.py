@@ -17,7 +17,7 @@ from tf_gradcomp.compressors.base import ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, SUMMED_BITS
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.overflow import unless_too_large
-from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Broadcast, Wish
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.ops.payload import SCALECOM
 
 VALUE_BITS = (FLOAT_BITS, SUMMED_BITS, 8, 4, 1)
@@ -34,7 +34,7 @@ def sum_in_few_bits(
     bits: int,
     filter: float,
     fingerprint: int,
-) -> Generator[Wish, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
+) -> Generator[Request, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
     """Broadcasts the leader's offsets, and sums the entries there.
 
     Args:

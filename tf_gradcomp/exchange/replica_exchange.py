@@ -20,7 +20,7 @@ from tf_gradcomp.adam.handover import (
 )
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor, in_turn
-from tf_gradcomp.exchange import riders, sparse
+from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite, plus_residual
 from tf_gradcomp.exchange.host_state import OnHost
 from tf_gradcomp.exchange.replica_step import ReplicaStep, Stepped, by_stage
@@ -317,11 +317,11 @@ class ReplicaExchange:
         specs = [self._parts.specs[number] for number in numbers]
         step = self._local(self._parts.step).read_value()
         fingerprint = self._parts.compressor.fingerprint(specs)
-        word, dtype = riders.tag_word(fingerprint, step), self._parts.compressor.slices_dtype
+        word, dtype = metadata.tag_word(fingerprint, step), self._parts.compressor.slices_dtype
         gather = functools.partial(sparse.sum_slices, given, communicator.size, word, dtype)
         if self._parts.group.is_collective and self._parts.is_large(numbers[0]):
             rows = specs[0].shape[0]
-            tag = riders.tag(fingerprint, step, tf.float32, communicator.size)
+            tag = metadata.tag(fingerprint, step, tf.float32, communicator.size)
             vote = sparse.prefer_dense(given[0], rows, communicator.size, tag)
             whole, voted = converse(vote, communicator)
             (sums, tensor_bytes), sent = tf.cond(

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
-from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Wish, WithRider
-from tf_gradcomp.exchange import riders, sparse
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, WithRider
+from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite
 from tf_gradcomp.policy import GradientSpec
 
@@ -131,7 +131,7 @@ class ReplicaStep:
         begins = None if not_begun is None else _begin(inputs.gradients, not_begun)
         return cls(inputs, touched, tf.convert_to_tensor(waits), residual_scale, begins)
 
-    def talk(self, compressor: Compressor) -> Generator[Wish, Any, Stepped]:
+    def talk(self, compressor: Compressor) -> Generator[Request, Any, Stepped]:
         """Runs the method's conversation, with the riders on its first gather or sum."""
         residuals = self.inputs.state.get(RESIDUAL)
         keeps = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
@@ -186,7 +186,7 @@ class ReplicaStep:
 
     def _ride(
         self, compressor: Compressor, inputs: ExchangeInputs, more: tf.Tensor
-    ) -> Generator[Wish, Any, tuple[Stepped, tf.Tensor]]:
+    ) -> Generator[Request, Any, tuple[Stepped, tf.Tensor]]:
         """The step; and of more bits, which any replica has set: bool [n], as `more` is."""
         conversation = compressor.conversation(inputs)
         begins = _NO_BITS if self.begins is None else self.begins
@@ -194,7 +194,7 @@ class ReplicaStep:
         answer, of_all = None, None
         while True:
             try:
-                wish = conversation.send(answer)
+                request = conversation.send(answer)
             except StopIteration as end:
                 rows, rest = self._split(own if of_all is None else of_all)
                 delayed = compressor.delayed(inputs)
@@ -204,38 +204,38 @@ class ReplicaStep:
                 reduced, finite, tensor_bytes = end.value
                 stepped = Stepped(reduced, finite, tensor_bytes, rows, delayed, begins)
                 return stepped, rest
-            if of_all is None and isinstance(wish, AllGather):
-                answer, of_all = yield from self._gather(wish, own)
-            elif of_all is None and isinstance(wish, AllReduce):
-                answer, of_all = yield from self._sum(compressor, wish, own)
+            if of_all is None and isinstance(request, AllGather):
+                answer, of_all = yield from self._gather(request, own)
+            elif of_all is None and isinstance(request, AllReduce):
+                answer, of_all = yield from self._sum(compressor, request, own)
             else:
-                answer = yield wish
+                answer = yield request
 
     def _gather(
-        self, wish: AllGather, own: tf.Tensor
-    ) -> Generator[Wish, Any, tuple[tf.Tensor, tf.Tensor]]:
+        self, request: AllGather, own: tf.Tensor
+    ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
         bits = own.shape.num_elements()
         if not bits:
-            return (yield wish), own
-        answer, words = yield WithRider(wish, riders.rows_as_words(own))
-        return answer, riders.rows_from_words(words, bits)
+            return (yield request), own
+        answer, words = yield WithRider(request, metadata.rows_as_words(own))
+        return answer, metadata.rows_from_words(words, bits)
 
     def _sum(
-        self, compressor: Compressor, wish: AllReduce, own: tf.Tensor
-    ) -> Generator[Wish, Any, tuple[tf.Tensor, tf.Tensor]]:
-        size, dtype = self.inputs.size, wish.values.dtype
+        self, compressor: Compressor, request: AllReduce, own: tf.Tensor
+    ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
+        size, dtype = self.inputs.size, request.values.dtype
         fingerprint = compressor.fingerprint(self.inputs.specs)
         settings = None
         if compressor.settings(self.inputs.specs) is not None:
             settings = compressor.settings_in_force(self.inputs)
-        tag = riders.tag(fingerprint, self.inputs.step, dtype, size, settings)
-        numbers = riders.rows_as_numbers(own, dtype, size)
+        tag = metadata.tag(fingerprint, self.inputs.step, dtype, size, settings)
+        numbers = metadata.rows_as_numbers(own, dtype, size)
         tags, bits = tag.shape.num_elements(), own.shape.num_elements()
         if not bits and not tags:
-            return (yield wish), own
-        answer, total = yield WithRider(wish, tf.concat([tag, numbers], 0))
-        answer = riders.checked(answer, total[:tags], tf.cast(tag, tf.float32) * size)
-        return answer, riders.rows_from_numbers(total[tags:], bits, size)
+            return (yield request), own
+        answer, total = yield WithRider(request, tf.concat([tag, numbers], 0))
+        answer = metadata.checked(answer, total[:tags], tf.cast(tag, tf.float32) * size)
+        return answer, metadata.rows_from_numbers(total[tags:], bits, size)
 
     def _split(self, rows: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
         """Splits the rows of all tables by gradient; and the bits that follow them."""

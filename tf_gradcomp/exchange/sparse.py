@@ -7,8 +7,8 @@ from collections.abc import Generator, Sequence
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.wishes import AllGather, AllReduce, WithRider
-from tf_gradcomp.exchange.riders import checked
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, WithRider
+from tf_gradcomp.exchange.metadata import checked
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -148,7 +148,7 @@ def prefer_dense(
         slices: The slices of this replica.
         rows: The number of rows of the table.
         replicas: The number of replicas.
-        tag: float32, of `riders.tag`: `sum_whole` comes after this, and has none of its own.
+        tag: float32, of `metadata.tag`: `sum_whole` comes after this, and has none of its own.
 
     Raises:
         tf.errors.InvalidArgumentError: If the tags differ.

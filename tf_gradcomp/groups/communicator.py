@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
-from tf_gradcomp.compressors.wishes import AllGather, AllReduce, Wish, WithRider
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, WithRider
 from tf_gradcomp.groups.padded_gather import gather_padded
 
 Result = TypeVar("Result")
@@ -54,35 +54,37 @@ class Communicator(abc.ABC):
         self.ahead: tf.Variable | None = None
         self.label = ""
 
-    def answer(self, wish: Wish) -> tuple[Any, Sent]:
+    def answer(self, request: Request) -> tuple[Any, Sent]:
         """Does what a compressor asks for, and counts what that sends."""
-        if isinstance(wish, WithRider):
-            return self._answer_with_rider(*wish)
-        if isinstance(wish, AllGather):
-            return self._answer_gather(wish)
-        if isinstance(wish, AllReduce):
-            values = wish.values
+        if isinstance(request, WithRider):
+            return self._answer_with_rider(*request)
+        if isinstance(request, AllGather):
+            return self._answer_gather(request)
+        if isinstance(request, AllReduce):
+            values = request.values
             return self.all_reduce(values), self._summed(values)
-        given = 4 * tf.size(wish.payload, tf.int64)
+        given = 4 * tf.size(request.payload, tf.int64)
         # All replicas but one pass it on.
         sent = Sent(given // self.size, (self.size - 1) * given // self.size)
-        return self.broadcast(wish.payload, wish.root), sent
+        return self.broadcast(request.payload, request.root), sent
 
-    def _answer_with_rider(self, wish: AllGather | AllReduce, rider: tf.Tensor) -> tuple[Any, Sent]:
+    def _answer_with_rider(
+        self, request: AllGather | AllReduce, rider: tf.Tensor
+    ) -> tuple[Any, Sent]:
         riders = rider.shape.num_elements()
-        if isinstance(wish, AllGather):
-            payload = tf.concat([rider, wish.payload], 0)
-            rows, sent = self._answer_gather(AllGather(payload, wish.same_length))
+        if isinstance(request, AllGather):
+            payload = tf.concat([rider, request.payload], 0)
+            rows, sent = self._answer_gather(AllGather(payload, request.same_length))
             return (rows[:, riders:], rows[:, :riders]), sent
-        total = self.all_reduce_with_rider(wish.values, rider)
-        return (total[:-riders], total[-riders:]), self._summed(wish.values, riders)
+        total = self.all_reduce_with_rider(request.values, rider)
+        return (total[:-riders], total[-riders:]), self._summed(request.values, riders)
 
-    def _answer_gather(self, wish: AllGather) -> tuple[tf.Tensor, Sent]:
-        words = tf.size(wish.payload)
-        if wish.same_length:
-            rows, gathered = self.all_gather(wish.payload), words
+    def _answer_gather(self, request: AllGather) -> tuple[tf.Tensor, Sent]:
+        words = tf.size(request.payload)
+        if request.same_length:
+            rows, gathered = self.all_gather(request.payload), words
         else:
-            rows, gathered = self.all_gather_padded(wish.payload)
+            rows, gathered = self.all_gather_padded(request.payload)
         # A ring passes on all rows but one.
         sent = 4 * (self.size - 1) * tf.cast(gathered, tf.int64)
         return rows, Sent(4 * tf.cast(words, tf.int64), sent)
@@ -194,15 +196,15 @@ class ReplicaContextCommunicator(Communicator):
 
 
 def converse(
-    conversation: Generator[Wish, tf.Tensor, Result], communicator: Communicator
+    conversation: Generator[Request, tf.Tensor, Result], communicator: Communicator
 ) -> tuple[Result, Sent]:
-    """Runs one replica's side of an exchange, answering each of its wishes."""
+    """Runs one replica's side of an exchange, answering each of its requests."""
     answer: Any = None
     sent = Sent.nothing()
     while True:
         try:
-            wish = conversation.send(answer)
+            request = conversation.send(answer)
         except StopIteration as end:
             return end.value, sent
-        answer, more = communicator.answer(wish)
+        answer, more = communicator.answer(request)
         sent = sent.plus(more)

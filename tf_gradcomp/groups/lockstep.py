@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.wishes import AllReduce, Wish, WithRider, given
+from tf_gradcomp.compressors.requests import AllReduce, Request, WithRider, given
 from tf_gradcomp.groups.communicator import Communicator, Sent
 
 Result = TypeVar("Result")
@@ -31,11 +31,11 @@ class InLockstep(NamedTuple, Generic[Result]):
 class _Meeting(Communicator):
     """Answers what all replicas ask for at one point of a conversation, once for all of them."""
 
-    def __init__(self, wishes: Sequence[Wish]) -> None:
-        super().__init__(len(wishes), 0)
-        if len({type(wish) for wish in wishes}) != 1:
-            raise RuntimeError(f"Replicas of one exchange ask for different things: {wishes}.")
-        self._given = [_all_given(wish) for wish in wishes]
+    def __init__(self, requests: Sequence[Request]) -> None:
+        super().__init__(len(requests), 0)
+        if len({type(request) for request in requests}) != 1:
+            raise RuntimeError(f"Replicas of one exchange ask for different things: {requests}.")
+        self._given = [_all_given(request) for request in requests]
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
         """Gathers int32 vectors of one length, as rows in the order of the replicas."""
@@ -67,16 +67,16 @@ class _Meeting(Communicator):
         return functools.reduce(tf.add, self._given)
 
 
-def _all_given(wish: Wish) -> tf.Tensor:
+def _all_given(request: Request) -> tf.Tensor:
     """What a replica gives, with its rider in front of a payload or behind a vector."""
-    if not isinstance(wish, WithRider):
-        return given(wish)
-    parts = [given(wish), wish.rider]
-    return tf.concat(parts if isinstance(wish.wish, AllReduce) else parts[::-1], 0)
+    if not isinstance(request, WithRider):
+        return given(request)
+    parts = [given(request), request.rider]
+    return tf.concat(parts if isinstance(request.request, AllReduce) else parts[::-1], 0)
 
 
-def in_lockstep(talks: Sequence[Generator[Wish, Any, Result]]) -> list[InLockstep[Result]]:
-    """Runs the conversations of all replicas together: one wish of each is answered at a time.
+def in_lockstep(talks: Sequence[Generator[Request, Any, Result]]) -> list[InLockstep[Result]]:
+    """Runs the conversations of all replicas together: one request of each is answered at a time.
 
     Args:
         talks: One conversation for each replica, in the order of their ranks.
@@ -85,18 +85,18 @@ def in_lockstep(talks: Sequence[Generator[Wish, Any, Result]]) -> list[InLockste
     all_given: list[list[tf.Tensor]] = [[] for _ in talks]
     sent = [Sent.nothing() for _ in talks]
     while True:
-        wishes, ends = [], []
+        requests, ends = [], []
         for talk, answer in zip(talks, answers, strict=True):
             try:
-                wishes.append(talk.send(answer))
+                requests.append(talk.send(answer))
             except StopIteration as end:
                 ends.append(end.value)
-        if ends and wishes:
+        if ends and requests:
             raise RuntimeError("Some replicas of an exchange still talk while others are done.")
         if ends:
             return [InLockstep(*of_one) for of_one in zip(ends, sent, all_given, strict=True)]
-        meeting = _Meeting(wishes)
-        for i, wish in enumerate(wishes):
-            all_given[i].append(given(wish))
-            answers[i], more = meeting.answer(wish)
+        meeting = _Meeting(requests)
+        for i, request in enumerate(requests):
+            all_given[i].append(given(request))
+            answers[i], more = meeting.answer(request)
             sent[i] = sent[i].plus(more)

@@ -14,7 +14,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
-from tf_gradcomp.exchange import riders, sparse
+from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite, check_dtypes, gradient_specs
 from tf_gradcomp.exchange.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.exchange.learning import AutoencoderState, lgc_in
@@ -248,11 +248,11 @@ class LearnersExchange:
         fingerprint = self.compressor.fingerprint(specs)
         sent, whole = [Sent.nothing() for _ in slices], False
         if self._is_large(places[0]):
-            tag = riders.tag(fingerprint, step, tf.float32, size)
+            tag = metadata.tag(fingerprint, step, tf.float32, size)
             rows = specs[0].shape[0]
             votes = in_lockstep([sparse.prefer_dense(one[0], rows, size, tag) for one in slices])
             sent, whole = [vote.sent for vote in votes], bool(votes[0].result)
-        word, dtype = riders.tag_word(fingerprint, step), self.compressor.slices_dtype
+        word, dtype = metadata.tag_word(fingerprint, step), self.compressor.slices_dtype
         ends = in_lockstep(
             [
                 sparse.sum_whole(one[0], dtype)

@@ -9,7 +9,7 @@ from common import Setup, dense_model, digits
 
 from tests.ranks import RANK
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors.wishes import Broadcast
+from tf_gradcomp.compressors.requests import Broadcast
 
 LAST_STEP = 3
 
@@ -26,13 +26,13 @@ class Dying(compressors.ScaleCom):
         talk, answer = super().exchange(inputs), None
         while True:
             try:
-                wish = talk.send(answer)
+                request = talk.send(answer)
             except StopIteration as end:
                 return end.value
-            if isinstance(wish, Broadcast) and RANK == 1:
+            if isinstance(request, Broadcast) and RANK == 1:
                 with tf.control_dependencies([tf.py_function(die_if_last, [inputs.step], [])]):
-                    wish = Broadcast(tf.identity(wish.payload), wish.root)
-            answer = yield wish
+                    request = Broadcast(tf.identity(request.payload), request.root)
+            answer = yield request
 
 
 setup = Setup("optimizer", Dying(8))

@@ -6,12 +6,12 @@ from functools import partial
 import keras
 import tensorflow as tf
 from common import compiled, fit, told
+from tf_gradcomp.distribute import handshake, saving
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, compressed, data, report
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
-from tf_gradcomp.distribute import handshake, saving
 
 
 def variables_of(*shapes):

@@ -1,0 +1,58 @@
+"""The requests by which compressors communicate."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+
+class AllGather(NamedTuple):
+    """Sends `payload` to all replicas, and asks for theirs.
+
+    The answer is int32 [replicas, longest]: a row for each replica's payload, in the order of their
+    ranks, with zeros behind the shorter ones.
+    """
+
+    payload: tf.Tensor  # int32 [words]
+    same_length: bool = False  # whether it has as many words on all replicas, by construction
+
+
+class AllReduce(NamedTuple):
+    """Asks for the sum of what all replicas give.
+
+    The answer has the shape and dtype of `values`, and the same bits on all replicas.
+    """
+
+    values: tf.Tensor  # [n], float32, float16 or bfloat16; n is equal on all replicas, not 0
+
+
+class Broadcast(NamedTuple):
+    """Asks for what one replica gives; each step may name another replica.
+
+    The answer has the shape of `payload`.
+    """
+
+    payload: tf.Tensor  # int32 [words], as many on all replicas, not 0; only the root's is used
+    root: tf.Tensor  # int32 scalar, equal on all replicas: the rank of the one that gives
+
+
+class WithRider(NamedTuple):
+    """Adds a few numbers to a request, to be sent in the same collective.
+
+    The answer is a pair: the answer to the request, and the numbers: a row for each replica if the
+    request gathers, their sum if it sums.
+    """
+
+    request: AllGather | AllReduce
+    rider: tf.Tensor  # [n], n > 0: int32 if the request gathers, else the dtype of its values
+
+
+Request: TypeAlias = AllGather | AllReduce | Broadcast | WithRider
+
+
+def given(request: Request) -> tf.Tensor:
+    """The vector that a replica gives with a request, without a rider."""
+    if isinstance(request, WithRider):
+        request = request.request
+    return request.values if isinstance(request, AllReduce) else request.payload
