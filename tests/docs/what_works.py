@@ -97,7 +97,7 @@ ROWS = {
         [f"{KERAS2}three_are_advised_and_told_what_differs[strategy]"],
         [f"{KERAS2}three_are_advised_and_told_what_differs[horovod]"],
     ),
-    "Adam's second moment in front": (
+    "division by Adam's second moment": (
         [
             f"{STRATEGY}simulation_agrees.py::test_simulation_and_job_agree_step_by_step",
             f"{STRATEGY}auto.py::test_preconditioning_is_that_of_the_choice_and_state_of_all",
@@ -130,7 +130,7 @@ ROWS = {
         [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[SGD:adacomp:scaled]"],
         [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[SGD:adacomp:scaled]"],
     ),
-    "a step with a NaN is skipped by all": (
+    "all workers skip a step with a NaN": (
         [f"{STRATEGY}methods.py::test_the_spoilt_step_is_skipped_by_all_and_training_goes_on"],
         [f"{HOROVOD}ranks_stay_equal_and_skip_a_step_together"],
         [f"{KERAS2}workers_stay_equal_and_skip_a_step_together"],
@@ -160,7 +160,7 @@ ROWS = {
         [f"{KERAS2}workers_of_several_replicas_train_as_one_process_and_stay_equal"],
         [f"{KERAS2}ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal"],
     ),
-    "going on with another number of workers": (
+    "resuming with another number of workers": (
         [
             f"{STRATEGY}checkpoints.py::test_training_goes_on_from",
             f"{STRATEGY}methods.py::test_more_workers_go_on_from_a_backup",
@@ -169,7 +169,7 @@ ROWS = {
         [f"{KERAS2}three_go_on_from_a_job_of_two[strategy]"],
         [f"{KERAS2}three_go_on_from_a_job_of_two[horovod]"],
     ),
-    "workers that differ, or die, end the job with an error": (
+    "an error when workers differ or die": (
         [
             f"{STRATEGY}faults.py::test_every_worker_is_told_what_differs_in",
             f"{STRATEGY}faults.py::test_survivor_of_a_killed_worker_ends_with_a_named_error",
@@ -187,7 +187,7 @@ ROWS = {
             f"{KERAS2}two_end_with_an_error_when_the_third_is_killed[horovod]",
         ],
     ),
-    "simulation of many workers, in one process": (
+    "simulation of many workers in one process": (
         ["test_simulation.py::test_256_learners"],
         NOT_THERE,
         [f"{KERAS2}a_simulation_trains_as_workers_do"],
