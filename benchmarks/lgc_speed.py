@@ -22,7 +22,7 @@ from machine import processor
 from rich.table import Table
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.autoencoder import Architecture, Network
+from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
 
 LENGTHS = (2_352, 23_488)
 TENSORS, ELEMENTS, ENTRIES = 25, 1_000_000, 1_000
@@ -62,19 +62,19 @@ def others(repeats: int) -> Table:
     drawn = tf.random.stateless_normal([2, TENSORS, ELEMENTS], [2, 2])
     residuals = [tf.Variable(values) for values in tf.unstack(drawn[0])]
     gradients = tf.unstack(drawn[1])
-    led = ops.Led(residuals, gradients, [ENTRIES] * TENSORS)
+    led = ops.LeaderSelection(residuals, gradients, [ENTRIES] * TENSORS)
 
     @tf.function
     def add() -> None:
         for residual, gradient in zip(residuals, gradients, strict=True):
             residual.assign_add(gradient)
 
-    select = tf.function(lambda lead: ops.led_select(led, lead, order="value"))
+    select = tf.function(lambda lead: ops.leader_select(led, lead, order="value"))
 
     @tf.function
     def end(places: tf.Tensor) -> tf.Tensor:
-        given = ops.led_take(led, places, True)
-        return ops.led_apply(led, places, given, tf.zeros([0]), True, True)
+        given = ops.leader_take(led, places, True)
+        return ops.leader_apply(led, places, given, tf.zeros([0]), True, True)
 
     lead, follow = tf.constant(True), tf.constant(False)
     places, _ = select(lead)

@@ -11,8 +11,9 @@ import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.reference.lgc import whole_run_ratio
 from tests.replicas import collective, copies, stepper
-from tf_gradcomp.compressors.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc_state import (
+from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
+from tf_gradcomp.compressors.lgc.autoencoder_state import Learnt
+from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
     COLLECTING,
@@ -22,7 +23,6 @@ from tf_gradcomp.compressors.lgc_state import (
     WANTED,
     WEIGHTS,
 )
-from tf_gradcomp.exchange.learning import Learnt
 from tf_gradcomp.groups import notices
 
 BATCH, STEPS = 24, 8
@@ -421,7 +421,7 @@ def test_training_starts_from_the_weights_of_a_model_that_is_given():
 def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwritten(
     caplog, monkeypatch
 ):
-    monkeypatch.setattr("tf_gradcomp.compressors.lgc_state.KEPT_VECTORS", 6)
+    monkeypatch.setattr("tf_gradcomp.compressors.lgc.settings.KEPT_VECTORS", 6)
     group = learners(2, method(training_steps=100))
     training = gc.callbacks.AutoencoderTraining()
     x, y = data()

@@ -34,7 +34,7 @@ def lgc_oracle(
         place: lgc.largest(values[leads][place], layout.entries[place], compressor.order)
         if own_finite[leads]
         else np.zeros(layout.entries[place], int)
-        for place in layout.led
+        for place in layout.selected
     }
     order = [*layout.whole, *layout.plain, *layout.coded]
     given = []

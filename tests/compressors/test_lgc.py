@@ -12,9 +12,9 @@ from tests.reference import lgc
 from tests.reference.leader import leader
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import LGC
-from tf_gradcomp.compressors.autoencoder import Architecture, Network
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.lgc_state import (
+from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
+from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
     COLLECTING,

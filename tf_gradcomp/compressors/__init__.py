@@ -10,7 +10,7 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.cast import Cast
-from tf_gradcomp.compressors.lgc import LGC
+from tf_gradcomp.compressors.lgc.method import LGC
 from tf_gradcomp.compressors.lgreco import LGreCo
 from tf_gradcomp.compressors.no_compression import NoCompression
 from tf_gradcomp.compressors.power_sgd import PowerSGD

@@ -333,6 +333,14 @@ class Compressor(abc.ABC):
         return f"{type(self).__name__}({settings})"
 
 
+def stages(compressor: Compressor) -> Iterator[Compressor]:
+    """Yields a method, its warm-up and its phases, and theirs."""
+    yield compressor
+    for other in (compressor.warmup, *compressor.phases):
+        if other:
+            yield from stages(other)
+
+
 def in_turn(compressor: Compressor) -> Iterator[Compressor]:
     """The methods that exchange in its place in a job, or it alone: warm-ups and phases."""
     if not compressor.phases:

@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, LGreCo, text_of
-from tf_gradcomp.compressors.base import GRADIENT_NORMS
+from tf_gradcomp.compressors.base import GRADIENT_NORMS, stages
 from tf_gradcomp.compressors.lgreco import ACCORDION
-from tf_gradcomp.exchange.state import stages
 from tf_gradcomp.planning.plan import plan_layers
 from tf_gradcomp.policy import GradientSpec
 

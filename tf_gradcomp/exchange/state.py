@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec, stages
 from tf_gradcomp.exchange.traffic import TrafficCounter
 from tf_gradcomp.groups.padded_gather import WordsAhead
 from tf_gradcomp.policy import GradientSpec
@@ -45,14 +45,6 @@ def state_specs(
                     "candidate; use settings that keep the same."
                 )
     return state
-
-
-def stages(compressor: Compressor) -> Iterator[Compressor]:
-    """A method, its warm-up and its phases, and theirs."""
-    yield compressor
-    for other in (compressor.warmup, *compressor.phases):
-        if other:
-            yield from stages(other)
 
 
 def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> float | None:

@@ -18,7 +18,13 @@ from tf_gradcomp.ops.chunks import (
     chunk_take,
 )
 from tf_gradcomp.ops.knapsack import knapsack
-from tf_gradcomp.ops.led import Led, led_apply, led_place_words, led_select, led_take
+from tf_gradcomp.ops.leader_selection import (
+    LeaderSelection,
+    leader_apply,
+    leader_place_words,
+    leader_select,
+    leader_take,
+)
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.pass_if_equal import pass_if_equal
 from tf_gradcomp.ops.payload import payload_read, payload_write, payloads_finite
@@ -37,7 +43,7 @@ from tf_gradcomp.ops.top_k import (
 __all__ = [
     "ChunkSplit",
     "Chunked",
-    "Led",
+    "LeaderSelection",
     "LibraryError",
     "SecondMoments",
     "adacomp_decode",
@@ -49,10 +55,10 @@ __all__ = [
     "chunk_split",
     "chunk_take",
     "knapsack",
-    "led_apply",
-    "led_place_words",
-    "led_select",
-    "led_take",
+    "leader_apply",
+    "leader_place_words",
+    "leader_select",
+    "leader_take",
     "library_info",
     "local_bin_select",
     "momentum_correction",

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.lgc_state import WEIGHTS
+from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderState, Collected, Learnt
+from tf_gradcomp.compressors.lgc.settings import WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.exchange.learning import AutoencoderState, Collected, Learnt
 from tf_gradcomp.groups.out_of_scope import out_of_scope
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras.callbacks.order import READERS, SAVERS, warn_if_behind

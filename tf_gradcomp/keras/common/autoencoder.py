@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.autoencoder import Architecture, Convolution
+from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Convolution
 from tf_gradcomp.keras.common.version import keras
 
 _DEFAULT = Architecture()

@@ -42,7 +42,7 @@ class Layout:
     place_words: tuple[int, ...]
 
     @property
-    def led(self) -> tuple[int, ...]:
+    def selected(self) -> tuple[int, ...]:
         """Those whose entries are chosen, in the order in which their places are sent."""
         return (*self.coded, *self.plain)
 
@@ -96,7 +96,7 @@ class Sums:
         self.finite = tf.math.is_finite(rest[-1])
 
 
-class LedStep:
+class LeaderStep:
     """One replica's side of a step.
 
     Attributes:
@@ -110,8 +110,8 @@ class LedStep:
         self.inputs = inputs
         self.layout = layout
         self.leader = leader(inputs.step, inputs.size)
-        self._of_all = self._led((*layout.led, *layout.whole))
-        self._chosen, self.own_finite = ops.led_select(
+        self._of_all = self._selection((*layout.selected, *layout.whole))
+        self._chosen, self.own_finite = ops.leader_select(
             self._of_all, tf.equal(self.leader, inputs.rank), order=order
         )
         self._places = self._chosen  # until the leader's are known
@@ -174,7 +174,7 @@ class LedStep:
         finite = tf.logical_and(finite, sums.finite)
         totals, fits = unless_too_large(tf.concat([totals, sums.plain, sums.whole], 0), finite)
         rests = tf.zeros([0]) if rests is None else rests
-        of_all, taken = ops.led_apply(
+        of_all, taken = ops.leader_apply(
             self._of_all,
             self._places,
             totals,
@@ -183,14 +183,14 @@ class LedStep:
             self.own_finite,
             tf.logical_and(finite, self.inputs.finite),
         )
-        reduced = dict(zip((*layout.led, *layout.whole), of_all, strict=True))
+        reduced = dict(zip((*layout.selected, *layout.whole), of_all, strict=True))
         sizes = [spec.elements for spec in specs]
         counted = layout.tensor_bytes(sizes, self.inputs.size, coded_bytes)
         dense = [reduced[place] for place in range(len(specs))]
         return Exchanged(dense, tf.logical_and(taken, fits), counted)
 
-    def _led(self, tensors: Sequence[int]) -> ops.Led:
-        return ops.Led(
+    def _selection(self, tensors: Sequence[int]) -> ops.LeaderSelection:
+        return ops.LeaderSelection(
             [self.inputs.residuals[place] for place in tensors],
             [self.inputs.gradients[place] for place in tensors],
             [self.layout.entries[place] for place in tensors],
@@ -200,4 +200,4 @@ class LedStep:
         """The values of some tensors at their places; what is not finite is not sent: zeros are."""
         if not tensors:
             return tf.zeros([0])
-        return ops.led_take(self._led(tensors), places, self.own_finite)
+        return ops.leader_take(self._selection(tensors), places, self.own_finite)

@@ -3,7 +3,7 @@
 The first replica, where the autoencoder is trained, decides which phase comes next; that the
 autoencoder is not to be used any longer, any replica. It tells the others in a step that it leads,
 and all take it from the step after: so they change together, and none waits for another between
-steps. `lgc_coding` has the phase that all others lead to.
+steps. `coding.py` has the phase that all others lead to.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.autoencoder import Network
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.led import LedStep
-from tf_gradcomp.compressors.lgc_state import (
+from tf_gradcomp.compressors.lgc.autoencoder import Network
+from tf_gradcomp.compressors.lgc.leader_selection import LeaderStep
+from tf_gradcomp.compressors.lgc.settings import (
     ALL_REDUCE,
     CODING,
     COLLECTED,
@@ -28,7 +28,7 @@ from tf_gradcomp.compressors.lgc_state import (
     VECTORS,
     WANTED,
     WEIGHTS,
-    Settings,
+    PhaseSettings,
 )
 from tf_gradcomp.compressors.requests import AllGather, Broadcast, Request
 from tf_gradcomp.compressors.value_bits import gather_codes
@@ -44,7 +44,7 @@ class Phase(Compressor, registered=False):
 
     delays_unless = 0
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PhaseSettings) -> None:
         super().__init__()
         self._of = settings
 
@@ -56,8 +56,8 @@ class Phase(Compressor, registered=False):
         """How many entries of each tensor are chosen; 0 if it is sent whole."""
         return list(self._of.layout(specs).entries)
 
-    def _step(self, inputs: ExchangeInputs) -> LedStep:
-        return LedStep(inputs, self._of.layout(inputs.specs), self._of.order)
+    def _step(self, inputs: ExchangeInputs) -> LeaderStep:
+        return LeaderStep(inputs, self._of.layout(inputs.specs), self._of.order)
 
     def _header(self, inputs: ExchangeInputs) -> dict[str, Any]:
         return {
@@ -116,7 +116,7 @@ class Collecting(Phase, registered=False):
         self._keep(of_all, step, exchanged.finite)
         return exchanged
 
-    def _keep(self, of_all: tf.Tensor, step: LedStep, finite: tf.Tensor) -> None:
+    def _keep(self, of_all: tf.Tensor, step: LeaderStep, finite: tf.Tensor) -> None:
         """Keeps the vectors of a step, the leader's first, on the first replica; all count it."""
         inputs, state = step.inputs, step.inputs.job_state
         room = state[VECTORS].shape[0]
@@ -187,7 +187,7 @@ class Rounding(Phase, registered=False):
         return step.end(sums, codes.total, codes.finite, coded_bytes, own - codes.sent)
 
 
-def _follow_news(step: LedStep) -> Generator[Request, tf.Tensor, None]:
+def _follow_news(step: LeaderStep) -> Generator[Request, tf.Tensor, None]:
     """Has the leader choose; and if that is the first replica, takes what it wants to be next."""
     state = step.inputs.job_state
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors import LGC, Compressor
+from tf_gradcomp.compressors.base import Compressor, stages
 from tf_gradcomp.compressors.digests import digest_of_floats
-from tf_gradcomp.compressors.lgc_state import (
+from tf_gradcomp.compressors.lgc.method import LGC
+from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
     COLLECTING,
@@ -30,7 +31,6 @@ from tf_gradcomp.compressors.lgc_state import (
     WANTED,
     WEIGHTS,
 )
-from tf_gradcomp.exchange.state import stages
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -79,7 +79,7 @@ class AutoencoderState:
 
     @property
     def phase(self) -> int:
-        """Of the next step, one of those in `compressors.lgc_state`; dense steps come before."""
+        """Of the next step, one of those in `settings.py`; dense steps come before."""
         return int(self.lgc.phase_settings.phase(self.job_state).numpy())
 
     @property

@@ -10,9 +10,9 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.digests import digest_of_floats
-from tf_gradcomp.compressors.led import LedStep
-from tf_gradcomp.compressors.lgc_phases import Phase, over_scale, scale_of, sum_in_order
-from tf_gradcomp.compressors.lgc_state import (
+from tf_gradcomp.compressors.lgc.leader_selection import LeaderStep
+from tf_gradcomp.compressors.lgc.phases import Phase, over_scale, scale_of, sum_in_order
+from tf_gradcomp.compressors.lgc.settings import (
     ALL_REDUCE,
     DECODED,
     FLOAT16,
@@ -66,11 +66,11 @@ class Coding(Phase, registered=False):
         return exchanged
 
     def _follow(
-        self, step: LedStep, words: int, more: Callable[[tf.Tensor], tf.Tensor]
+        self, step: LeaderStep, words: int, more: Callable[[tf.Tensor], tf.Tensor]
     ) -> Generator[Request, tf.Tensor, tf.Tensor]:
-        """As `LedStep.follow`; and ends the phase where what the leader keeps has grown too much.
+        """Runs `LeaderStep.follow`; ends the phase once the leader's residuals have grown too much.
 
-        Then the autoencoder misses so much of today's gradients that training would be lost.
+        The autoencoder then misses so much of today's gradients that training would be lost.
         """
         state = step.inputs.job_state
 
@@ -103,7 +103,7 @@ class Coding(Phase, registered=False):
             state[name].scatter_update(tf.IndexedSlices(value, numbers))
         return before
 
-    def _all_reduce(self, step: LedStep) -> Generator[Request, tf.Tensor, Any]:
+    def _all_reduce(self, step: LeaderStep) -> Generator[Request, tf.Tensor, Any]:
         """The latents of all replicas are averaged, with the leader's scale."""
         entries, size = step.layout.coded_entries, step.inputs.size
         network = self._network(step.inputs)
@@ -136,7 +136,7 @@ class Coding(Phase, registered=False):
         coded_bytes = flat.shape[0] * (2 if summed else 4)
         return own, mean[:entries] * size, share[:entries], sums, finite, coded_bytes
 
-    def _parameter_server(self, step: LedStep) -> Generator[Request, tf.Tensor, Any]:
+    def _parameter_server(self, step: LeaderStep) -> Generator[Request, tf.Tensor, Any]:
         """The leader's latent for all, and each replica's innovation."""
         inputs, entries = step.inputs, step.layout.coded_entries
         size, count = inputs.size, self._of.added(entries)

@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.autoencoder import Architecture
 from tf_gradcomp.compressors.base import JobStateSpec
-from tf_gradcomp.compressors.led import Layout
+from tf_gradcomp.compressors.lgc.autoencoder import Architecture
+from tf_gradcomp.compressors.lgc.leader_selection import Layout
 from tf_gradcomp.compressors.per_variable import PerVariable
 from tf_gradcomp.policy import FIRST, LAST, VECTOR, GradientSpec
 
@@ -62,7 +62,7 @@ _SMALLEST = 1024  # elements of a tensor whose entries are chosen
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class PhaseSettings:
     """The settings of `LGC` that its phases need.
 
     Attributes:
@@ -70,7 +70,7 @@ class Settings:
         training_steps: Of the phase in which the autoencoder learns.
         density: Which part of the entries is chosen, by variable.
         innovation: Which part of the coded entries each replica adds of its own.
-        order: Of the coded entries; see `led.ORDERS`.
+        order: Of the coded entries; see `leader_selection.ORDERS`.
         latent_dtype: `FLOAT32` or `FLOAT16`.
         architecture: Of the autoencoder.
         config: All settings of `LGC`, which differ where those of replicas do.
@@ -119,14 +119,14 @@ class Settings:
         """How tensors are sent."""
         entries = tuple(self._entries(spec) for spec in specs)
         places = range(len(specs))
-        led = [place for place in places if entries[place]]
+        selected = [place for place in places if entries[place]]
         return Layout(
             whole=tuple(place for place in places if not entries[place]),
-            coded=tuple(place for place in led if specs[place].end != LAST),
-            plain=tuple(place for place in led if specs[place].end == LAST),
+            coded=tuple(place for place in selected if specs[place].end != LAST),
+            plain=tuple(place for place in selected if specs[place].end == LAST),
             entries=entries,
             place_words=tuple(
-                ops.led_place_words(spec.elements, count)
+                ops.leader_place_words(spec.elements, count)
                 for spec, count in zip(specs, entries, strict=True)
             ),
         )

@@ -1,4 +1,4 @@
-"""Sums of entries at places that one replica has chosen for all: LGC in each of its phases.
+"""Ops that sum entries at the places that a leader has chosen for all replicas; LGC uses them.
 
 Of each tensor, either a number of entries is chosen, those of largest magnitude, or it is sent
 whole. With m the residual and g the gradient of a variable, and I the chosen places, or all of them
@@ -27,8 +27,8 @@ from tf_gradcomp.ops.handles import handles_of
 from tf_gradcomp.ops.settings import Settings, tensor_of
 
 
-class Led(NamedTuple):
-    """What these ops work on, for one replica.
+class LeaderSelection(NamedTuple):
+    """The arguments that these ops share, for one replica.
 
     Attributes:
         residuals: float32 variables or their resource handles.
@@ -50,8 +50,8 @@ class Led(NamedTuple):
         }
 
 
-def led_place_words(elements: int, entries: int) -> int:
-    """How many int32 words it takes to tell where some entries of a tensor are.
+def leader_place_words(elements: int, entries: int) -> int:
+    """Returns how many int32 words the places of some entries of a tensor take.
 
     The places lie one behind the other, the lowest bits first, each in as many bits as the last
     place of the tensor needs.
@@ -63,31 +63,35 @@ def led_place_words(elements: int, entries: int) -> int:
     return -(-entries * max(1, (elements - 1).bit_length()) // 32)
 
 
-def led_select(led: Led, lead: tf.Tensor | bool, *, order: str) -> tuple[tf.Tensor, tf.Tensor]:
+def leader_select(
+    selection: LeaderSelection, lead: tf.Tensor | bool, *, order: str
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Chooses the entries of largest magnitude of each tensor, the first of equals.
 
     Args:
-        led: What to choose from; nothing is changed.
+        selection: The tensors; nothing is changed.
         lead: bool scalar. If false, nothing is chosen, and places are zeros.
         order: Of the entries of a tensor: `"value"`, ascending; `"index"`, ascending; or
             `"magnitude"`, descending. Of equals the first comes first.
 
     Returns:
-        places, int32 [words], those of one tensor behind those of another (see `led_place_words`),
-        all zeros if y is not finite; and finite, bool scalar: whether all of y is.
+        places, int32 [words], tensor by tensor (see `leader_place_words`), all zeros if y is not
+        finite; and finite, bool scalar: whether all of y is.
 
     Raises:
         tf.errors.InvalidArgumentError: If shapes or entries are wrong.
     """
-    return library.load().led_select(lead=lead, order=order, **led.arguments())
+    return library.load().led_select(lead=lead, order=order, **selection.arguments())
 
 
-def led_take(led: Led, places: tf.Tensor, finite: tf.Tensor | bool) -> tf.Tensor:
-    """What a replica gives: y at the places, and all of it of tensors that are sent whole.
+def leader_take(
+    selection: LeaderSelection, places: tf.Tensor, finite: tf.Tensor | bool
+) -> tf.Tensor:
+    """Returns what a replica sends: y at the places, and all of y for tensors that are sent whole.
 
     Args:
-        led: What to take from; nothing is changed.
-        places: int32 [words], as `led_select` made them on one replica.
+        selection: The tensors; nothing is changed.
+        places: int32 [words], as `leader_select` made them on one replica.
         finite: bool scalar, whether this replica's y is. If not, zeros are returned.
 
     Returns:
@@ -96,11 +100,11 @@ def led_take(led: Led, places: tf.Tensor, finite: tf.Tensor | bool) -> tf.Tensor
     Raises:
         tf.errors.InvalidArgumentError: If a place is not in its tensor, as from a broken replica.
     """
-    return library.load().led_take(places=places, finite=finite, **led.arguments())
+    return library.load().led_take(places=places, finite=finite, **selection.arguments())
 
 
-def led_apply(
-    led: Led,
+def leader_apply(
+    selection: LeaderSelection,
     places: tf.Tensor,
     totals: tf.Tensor,
     rests: tf.Tensor,
@@ -112,11 +116,11 @@ def led_apply(
     Where the step is to be skipped, a replica that is finite itself keeps its whole gradient.
 
     Args:
-        led: Its residuals are updated in place.
-        places: int32 [words], as `led_select` made them on one replica.
-        totals: float32 [values], the sum of what all replicas sent, in the order of `led_take`.
-        rests: float32 [at most values]: what was not sent of the first values that `led_take` gave.
-            The others were sent as they are.
+        selection: Its residuals are updated in place.
+        places: int32 [words], as `leader_select` made them on one replica.
+        totals: float32 [values], the sum of what all replicas sent, in the order of `leader_take`.
+        rests: float32 [at most values], the unsent parts of the first values that `leader_take`
+            returned. The other values were sent as they are.
         own_finite: bool scalar, whether this replica's y is finite.
         finite: bool scalar; where it is false, the step is skipped whatever the totals are.
 
@@ -134,5 +138,5 @@ def led_apply(
         rests=rests,
         own_finite=own_finite,
         finite=finite,
-        **led.arguments(),
+        **selection.arguments(),
     )

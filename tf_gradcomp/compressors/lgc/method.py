@@ -8,18 +8,18 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compressors import registry
-from tf_gradcomp.compressors.autoencoder import Architecture, Described, weights_text
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
-from tf_gradcomp.compressors.led import BY_VALUE, ORDERS
-from tf_gradcomp.compressors.lgc_coding import Coding
-from tf_gradcomp.compressors.lgc_phases import Collecting, Rounding, Summing, Switching
-from tf_gradcomp.compressors.lgc_state import (
+from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Described, weights_text
+from tf_gradcomp.compressors.lgc.coding import Coding
+from tf_gradcomp.compressors.lgc.leader_selection import BY_VALUE, ORDERS
+from tf_gradcomp.compressors.lgc.phases import Collecting, Rounding, Summing, Switching
+from tf_gradcomp.compressors.lgc.settings import (
     ALL_REDUCE,
     CODING,
     FLOAT16,
     FLOAT32,
     PARAMETER_SERVER,
-    Settings,
+    PhaseSettings,
 )
 from tf_gradcomp.compressors.per_variable import PerVariable, is_share, is_whole_number
 from tf_gradcomp.compressors.requests import Request
@@ -123,7 +123,7 @@ class LGC(Compressor):
         self.guard = _share("guard", guard)
         innovations = pattern == PARAMETER_SERVER
         self.architecture = Architecture.of(autoencoder).checked_weights(innovations)
-        self.phase_settings = Settings(
+        self.phase_settings = PhaseSettings(
             pattern=self.pattern,
             training_steps=self.training_steps,
             density=self.density,
@@ -147,7 +147,7 @@ class LGC(Compressor):
         return self.phase_settings.job_state(specs)
 
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """That of the job; see `lgc_state`."""
+        """That of the job; see `settings.py`."""
         return tf.cast(self.phase_settings.phase(job_state), tf.int32)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
