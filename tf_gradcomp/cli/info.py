@@ -25,7 +25,7 @@ NEWEST_TENSORFLOW = (2, 21)
 
 @dataclass
 class _Report:
-    """What is shown: the rows of the table, and below it what is wrong."""
+    """The rows of the table, and the problems to list below it."""
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ def _add_tensorflow(report: _Report) -> None:
 
 
 def is_supported(version: str) -> bool:
-    """Whether tf_gradcomp supports this version of TensorFlow."""
+    """Tells whether tf_gradcomp supports this version of TensorFlow."""
     major, minor = (int(part) for part in version.split(".")[:2])
     found = (major, minor)
     return found == WITH_KERAS_2 or OLDEST_TENSORFLOW <= found <= NEWEST_TENSORFLOW

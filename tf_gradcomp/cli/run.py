@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 
 import click
 
-from tf_gradcomp.cli import quiet
+from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
 from tf_gradcomp.cli.json_output import print_json
 from tf_gradcomp.cli.options import Seconds, Threads, Workers
-from tf_gradcomp.cli.output import (
-    WorkerOutput,
-    columns_beside_names,
-    echo,
-    leave_terminal,
-    leave_what_nobody_reads,
-)
 from tf_gradcomp.environment import COMPRESSOR
-from tf_gradcomp.launch import (
-    JobResult,
-    LocalJob,
-    Rank,
-    addresses_of_all,
-    gpus_of_workers,
-    horovod_ranks,
-    scheduled,
-)
-from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
-from tf_gradcomp.tf_config import make_tf_config
-
-_TAIL_LINES = 10
-_GRACE = 5.0  # seconds
-_LONGEST = 1e8  # seconds, of a timer
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from tf_gradcomp.launch import Rank, gpus_of_workers, horovod_ranks, scheduled
 
 
 @click.command(
@@ -72,7 +48,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.option(
     "--grace",
     type=Seconds(min=0),
-    default=_GRACE,
+    default=GRACE,
     show_default=True,
     metavar="SECONDS",
     help="Let the other workers go on for so long when one has failed, or after Ctrl-C.",
@@ -180,92 +156,6 @@ def run(
     sys.exit(result.exit_code)
 
 
-def run_job(
-    command: Sequence[str],
-    workers: int,
-    env: Mapping[str, str],
-    output: str,
-    grace: float = _GRACE,
-    timeout: float | None = None,
-    worker_env: Sequence[Mapping[str, str]] | None = None,
-    part: Rank | None = None,
-    *,
-    tf_config: bool = True,
-    all_to_stderr: bool = False,
-    verbose: bool = False,
-) -> JobResult:
-    """Runs a job to its end, showing what `output` says; Ctrl-C ends it.
-
-    With `part`, its one worker is that of a larger job; without `verbose`, what `Quiet` leaves out
-    is not shown. The rest is `LocalJob`'s.
-    """
-    of_all = part.size if part else workers
-    is_quiet = quiet.wanted(verbose)
-    if is_quiet:
-        env = {quiet.LEVEL: "1", **env}
-    if part is None and sys.stdout is not None and sys.stdout.isatty():
-        env = {**env, "COLUMNS": str(columns_beside_names(of_all))}
-    with (
-        _stop_requests(grace, timeout) as requests,
-        WorkerOutput(
-            of_all,
-            chief_only=output == "chief",
-            all_to_stderr=all_to_stderr,
-            bars=part is None,
-            quiet=is_quiet,
-        ) as shown,
-        LocalJob(
-            command,
-            workers,
-            env=env,
-            worker_env=worker_env,
-            tf_config=tf_config,
-            first=part.rank if part else 0,
-            on_line=shown.line,
-            on_progress=shown.progress,
-            grace=grace,
-            timeout=timeout,
-        ) as job,
-    ):
-        requests.pass_to(job, shown)
-        while job.step():
-            shown.show_held_back()
-        return job.run()  # reads what is left in the pipes
-
-
-def run_rank(
-    place: Rank,
-    command: Sequence[str],
-    env: Mapping[str, str],
-    output: str,
-    grace: float = _GRACE,
-    timeout: float | None = None,
-    *,
-    all_to_stderr: bool = False,
-    verbose: bool = False,
-) -> JobResult:
-    """Runs the one worker of a scheduler's job that this process is to start."""
-    with ExitStack() as stack:
-        try:
-            addresses = stack.enter_context(addresses_of_all(place))
-        except RuntimeError as error:
-            raise click.ClickException(str(error)) from error
-        own = {TF_CONFIG: make_tf_config(addresses, place.rank)}
-        return run_job(
-            command,
-            1,
-            env,
-            output,
-            grace,
-            timeout,
-            [own],
-            place,
-            tf_config=False,
-            all_to_stderr=all_to_stderr,
-            verbose=verbose,
-        )
-
-
 def check_scheduled(
     place: Rank | None, workers: int | None, horovod: bool = False, gpus: bool = False
 ) -> None:
@@ -320,7 +210,7 @@ def _given(workers: int | None, args: tuple[str, ...]) -> int:
 
 
 def workers_behind(args: Sequence[str]) -> str:
-    """What to say where the number of workers is among the program's own arguments."""
+    """Returns a hint if the number of workers is among the program's own arguments."""
     return "" if {"-n", "--workers"}.isdisjoint(args) else " It goes before the program."
 
 
@@ -339,7 +229,7 @@ def _refuse_nested_start() -> None:
 
 
 def program_command(program: str, module: bool) -> list[str]:
-    """What follows the interpreter on a worker's command line."""
+    """Returns the arguments of the interpreter that start the program."""
     if module:
         return ["-m", program]
     if not any(path.is_file() for path in (Path(program), Path(program, "__main__.py"))):
@@ -369,75 +259,3 @@ def thread_settings(
         threads = max(1, threads)
     # Not TF_NUM_INTEROP_THREADS: a collective that waits for the others occupies such a thread.
     return {"TF_NUM_INTRAOP_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
-
-
-class _StopRequests:
-    """Signals that asked gradcomp to end, kept until there is a job to pass them to.
-
-    Where a job should have ended and has not, its output may be waiting for a reader: then it goes
-    nowhere.
-    """
-
-    def __init__(self, grace: float) -> None:
-        self._grace = grace
-        self._job: LocalJob | None = None
-        self._shown: WorkerOutput | None = None
-        self._early: list[int] = []
-        self._stops = False
-
-    def __call__(self, signum: int, _frame: FrameType | None) -> None:
-        if signum == signal.SIGALRM:
-            leave_what_nobody_reads()
-            return
-        _alarm_in(0 if self._stops else self._grace)
-        self._stops = True
-        if signum == signal.SIGHUP:
-            leave_terminal()
-        if self._job is None:
-            self._early.append(signum)
-        else:
-            self._stop(signum)
-
-    def pass_to(self, job: LocalJob, shown: WorkerOutput) -> None:
-        self._job, self._shown = job, shown
-        for signum in self._early:
-            self._stop(signum)
-
-    def _stop(self, signum: int) -> None:
-        if self._job and self._shown:
-            self._shown.stopping()
-            self._job.stop(signum)
-
-
-def _alarm_in(seconds: float) -> None:
-    """SIGALRM once, and then every second, for all that is still to be written."""
-    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 0.1), _LONGEST), 1)
-
-
-@contextmanager
-def _stop_requests(grace: float, timeout: float | None) -> Iterator[_StopRequests]:
-    """Takes Ctrl-C, SIGTERM and the closing of the terminal as requests to stop the job."""
-    requests = _StopRequests(grace)
-    before = {signum: signal.getsignal(signum) for signum in (*_STOP_SIGNALS, signal.SIGALRM)}
-    for signum, handler in before.items():
-        # Ignored on purpose: by nohup, or by a shell that runs this in the background.
-        if handler is not signal.SIG_IGN:
-            signal.signal(signum, requests)
-    if timeout is not None:
-        _alarm_in(timeout + grace)
-    try:
-        yield requests
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def report_end(result: JobResult, *, shown_tails: bool) -> None:
-    """Says which worker failed first, with its last lines unless they have been shown."""
-    first = result.first_failure
-    if first is not None and first.index != 0 and not shown_tails:
-        for line in first.stderr_tail[-_TAIL_LINES:]:
-            echo(f"[worker {first.index}] {line}", err=True)
-    for line in result.summary():
-        click.secho(f"gradcomp: {line}", err=True, fg="red" if first is not None else None)

@@ -1,0 +1,116 @@
+"""Runs the workers of a job for a command, shows their output and reports how the job ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import click
+
+from tf_gradcomp.cli import quiet
+from tf_gradcomp.cli.output import WorkerOutput, columns_beside_names, echo
+from tf_gradcomp.cli.stop_requests import stop_requests
+from tf_gradcomp.launch import JobResult, LocalJob, Rank, addresses_of_all
+from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
+from tf_gradcomp.tf_config import make_tf_config
+
+GRACE = 5.0  # seconds
+_TAIL_LINES = 10
+
+
+def run_job(
+    command: Sequence[str],
+    workers: int,
+    env: Mapping[str, str],
+    output: str,
+    grace: float = GRACE,
+    timeout: float | None = None,
+    worker_env: Sequence[Mapping[str, str]] | None = None,
+    part: Rank | None = None,
+    *,
+    tf_config: bool = True,
+    all_to_stderr: bool = False,
+    verbose: bool = False,
+) -> JobResult:
+    """Runs a job to its end, or until Ctrl-C, and shows its output.
+
+    `output` is `"all"`, or `"chief"` for that of worker 0 alone. `part` is the place that the job's
+    only worker has in a larger job. `verbose` shows what `Quiet` would leave out. `LocalJob`
+    explains the other arguments.
+    """
+    of_all = part.size if part else workers
+    is_quiet = quiet.wanted(verbose)
+    if is_quiet:
+        env = {quiet.LEVEL: "1", **env}
+    if part is None and sys.stdout is not None and sys.stdout.isatty():
+        env = {**env, "COLUMNS": str(columns_beside_names(of_all))}
+    with (
+        stop_requests(grace, timeout) as requests,
+        WorkerOutput(
+            of_all,
+            chief_only=output == "chief",
+            all_to_stderr=all_to_stderr,
+            bars=part is None,
+            quiet=is_quiet,
+        ) as shown,
+        LocalJob(
+            command,
+            workers,
+            env=env,
+            worker_env=worker_env,
+            tf_config=tf_config,
+            first=part.rank if part else 0,
+            on_line=shown.line,
+            on_progress=shown.progress,
+            grace=grace,
+            timeout=timeout,
+        ) as job,
+    ):
+        requests.pass_to(job, shown)
+        while job.step():
+            shown.show_held_back()
+        return job.run()  # reads what is left in the pipes
+
+
+def run_rank(
+    place: Rank,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    output: str,
+    grace: float = GRACE,
+    timeout: float | None = None,
+    *,
+    all_to_stderr: bool = False,
+    verbose: bool = False,
+) -> JobResult:
+    """Runs one worker of a scheduler's job: the one at this process' place."""
+    with ExitStack() as stack:
+        try:
+            addresses = stack.enter_context(addresses_of_all(place))
+        except RuntimeError as error:
+            raise click.ClickException(str(error)) from error
+        own = {TF_CONFIG: make_tf_config(addresses, place.rank)}
+        return run_job(
+            command,
+            1,
+            env,
+            output,
+            grace,
+            timeout,
+            [own],
+            place,
+            tf_config=False,
+            all_to_stderr=all_to_stderr,
+            verbose=verbose,
+        )
+
+
+def report_end(result: JobResult, *, shown_tails: bool) -> None:
+    """Prints which worker failed first, with its last lines unless they have been shown."""
+    first = result.first_failure
+    if first is not None and first.index != 0 and not shown_tails:
+        for line in first.stderr_tail[-_TAIL_LINES:]:
+            echo(f"[worker {first.index}] {line}", err=True)
+    for line in result.summary():
+        click.secho(f"gradcomp: {line}", err=True, fg="red" if first is not None else None)
