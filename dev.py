@@ -418,7 +418,7 @@ def prepare(target: Target, extras: tuple[str, ...], compiler: str) -> None:
 
 
 def requirements_of(extras: list[str]) -> list[str]:
-    """What pyproject.toml lists for them."""
+    """Returns the packages that pyproject.toml lists for them."""
     import tomllib  # not there for the older Pythons that check_python refuses
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -474,7 +474,7 @@ def digest_of(*facts: object) -> str:
 
 
 def cmake_package() -> list[str]:
-    """What pip has to install for there to be a cmake."""
+    """Returns the packages that pip has to install for there to be a cmake."""
     return [] if shutil.which("cmake") else ["cmake"]
 
 
@@ -558,7 +558,7 @@ def pip(
 
 
 def read_stamp(stamp: Path) -> dict:
-    """What the environment was made of."""
+    """Returns the record of what the environment was made of."""
     try:
         return json.loads(stamp.read_text())
     except (OSError, ValueError):

@@ -47,7 +47,7 @@ def file_of(nodeid):
 
 @functools.cache
 def makes_something_once(file):
-    """Whether tests of this file share it: then it is made again in every process that runs one."""
+    """Tells whether tests of this file share something, which each process makes for itself."""
     text = (REPOSITORY / file).read_text()
     return 'scope="module"' in text or "@functools.cache" in text
 

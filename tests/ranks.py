@@ -1,4 +1,4 @@
-"""What programs of tests share that train on several workers, under a strategy or under Horovod.
+"""Code that test programs share which train on several workers, by a strategy or Horovod.
 
 Of Keras it knows nothing, for there are programs of both its versions.
 """

@@ -19,7 +19,7 @@ def method_names() -> list[str]:
 
 
 def names_without_turns() -> list[str]:
-    """Of those, the names of all that take no turns with others, and so need no collectives."""
+    """The names of those methods that take no turns and so need no collectives."""
     methods = {name: compressors.get(name) for name in method_names()}
     return [name for name, method in methods.items() if not (method.phases or method.warmup)]
 

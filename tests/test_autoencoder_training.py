@@ -82,7 +82,7 @@ def fit(model, *callbacks, epochs=3):
 
 
 class Watch(keras.callbacks.Callback):
-    """Of each step: the logs, and the phases of all replicas."""
+    """Records the logs and the phases of all replicas after each step."""
 
     def __init__(self):
         super().__init__()
@@ -296,7 +296,7 @@ def test_gradients_of_zeros_do_not_pass_the_guard(pattern):
 
 @pytest.fixture(scope="module")
 def in_phase_3(tmp_path_factory):
-    """What a job has saved that uses its autoencoder."""
+    """Returns the saved state of a job that uses its autoencoder."""
     model = compiled(method())
     assert fit(model, gc.callbacks.AutoencoderTraining())["lgc_phase"][-1] == 3
     path = tmp_path_factory.mktemp("lgc") / "job.weights.h5"
@@ -310,7 +310,7 @@ def in_phase_3(tmp_path_factory):
     ids=["nothing", "order", "slope"],
 )
 def test_what_was_learnt_for_other_settings_is_not_used(in_phase_3, changed, phase):
-    """Of the same shapes, it would decode something else."""
+    """An autoencoder of the same shapes would decode something else."""
     model, watch = compiled(method(**changed)), Watch()
     with collective().scope():
         model.optimizer.build(model.trainable_variables)

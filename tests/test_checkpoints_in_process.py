@@ -53,7 +53,7 @@ def trained_on(replicas):
 
 
 def without_scaler(model):
-    """What is compared of a model whose wrapper is in a loss scaler."""
+    """Returns the state to compare of a model whose wrapper is in a loss scaler."""
     return types.SimpleNamespace(
         optimizer=model.optimizer.inner_optimizer,
         variables=model.variables,

@@ -15,7 +15,7 @@ ELEMENTS = 1001
 
 
 def sums(dtype="float32"):
-    """What each of two replicas gets, and the number of collectives that it takes."""
+    """Returns the results of two replicas, and the number of collectives."""
     strategy = collective()
     given = [np.arange(ELEMENTS) % 97, np.arange(ELEMENTS) % 89]
 

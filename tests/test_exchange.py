@@ -364,7 +364,7 @@ def test_one_replica_says_so_in_its_first_step(caplog):
 
 
 def told_of_lost_residuals(monkeypatch):
-    """Those of the logged warnings that tell of residuals which nothing can take."""
+    """Returns the warnings about residuals that nothing can take."""
     said = []
 
     def warn(text, *args):

@@ -94,7 +94,7 @@ def test_two_variables_never_share_a_copy(monkeypatch):
 
 
 def memory():
-    """Of this process, in bytes."""
+    """Returns this process' memory in bytes."""
     garbage.collect()
     return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 

@@ -1,4 +1,4 @@
-"""What a step returns is averaged over the replicas, or refused, or left alone."""
+"""Results of a step are averaged over the replicas, or refused, or left alone."""
 
 import keras
 import numpy as np

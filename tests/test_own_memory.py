@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_gradcomp.distribute import strategy as strategy_module
 
 import tf_gradcomp as gc
+from tf_gradcomp.strategy import strategy as strategy_module
 from tf_gradcomp.strategy.own_memory import in_own_memory
 
 COLUMNS = 16  # of float32: rows, and so all parts, are as aligned as the whole

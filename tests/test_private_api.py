@@ -728,7 +728,7 @@ def imported(node):
 
 
 def is_private_of_others(node):
-    """Whether it is `value._name` where `value` may be TensorFlow's or Keras'."""
+    """Tells whether it is `value._name` where `value` may be TensorFlow's or Keras'."""
     if not node.attr.startswith("_") or node.attr.startswith("__"):
         return False
     owner = ast.unparse(node.value)

@@ -1,4 +1,4 @@
-"""What `import tf_gradcomp` offers, and what it costs."""
+"""Tests the names that `import tf_gradcomp` offers, and the cost of the import."""
 
 import importlib
 import inspect

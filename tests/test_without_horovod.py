@@ -1,4 +1,4 @@
-"""What is said where Horovod is asked for and cannot be used; needs no Horovod."""
+"""Tests the errors where Horovod is asked for and cannot be used; needs no Horovod."""
 
 import sys
 import types

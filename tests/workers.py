@@ -69,7 +69,7 @@ OnLine = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """How a worker ended and what it said; `returncode` is minus the signal's number if killed."""
+    """The end and the output of a worker; `returncode` is minus the number of a signal."""
 
     index: int
     returncode: int
@@ -256,7 +256,7 @@ class Job:
 
 @functools.cache
 def server(number: int) -> str:
-    """What `PRELOADED` has to be for `PYTHON`; the server is started once, and ends as we do."""
+    """Returns the `PRELOADED` of `PYTHON`; starts the server once, which ends with this process."""
     name = f"{os.getpid()}-{number}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(preloaded.address(name))

@@ -1,4 +1,4 @@
-"""Which worker of a job this process is, and whether it is the one that speaks for all."""
+"""Tells this process' rank in its job, and whether it is the chief."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Worker(NamedTuple):
 
 
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Whether this process is the one of its job that prints and writes for all.
+    """Tells whether this process is the one of its job that prints and writes for all.
 
     That is the task `chief`, or worker 0 where there is no `chief`; under Horovod, rank 0. Each
     worker has its own task index, but a `chief` and the first worker have the same one, 0: do not
@@ -51,7 +51,7 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
 
 
 def this_worker(strategy: tf.distribute.Strategy | None = None) -> Worker | None:
-    """Which worker this process is, as for `is_chief`; None outside of a job of several."""
+    """Returns this process' rank, as `is_chief` sees it; None outside of a job of several."""
     task = _task_of(strategy)
     if task is not None:
         return Worker(f"{task.task_type}-{task.task_index}", task.is_chief)
@@ -62,7 +62,7 @@ def this_worker(strategy: tf.distribute.Strategy | None = None) -> Worker | None
 
 
 def worker_of_rank(rank: int) -> Worker:
-    """Which worker a rank of Horovod is."""
+    """Returns the worker's number of a Horovod rank."""
     return Worker(f"worker-{rank}", rank == 0)
 
 

@@ -32,7 +32,7 @@ def load() -> Any:
 
 
 def transports(hvd: Any) -> list[str]:
-    """What Horovod was built to talk by."""
+    """Returns the transports that Horovod was built with."""
     built = {"gloo": hvd.gloo_built, "MPI": hvd.mpi_built, "NCCL": hvd.nccl_built}
     return [name for name, is_built in built.items() if is_built()]
 
@@ -46,7 +46,7 @@ def in_use() -> Any | None:
 
 
 def size() -> tuple[str, int]:
-    """How many processes Horovod works with, or is about to, and who says so; 1 without it.
+    """Returns the number of Horovod's processes and its source; 1 without Horovod.
 
     Horovod is asked only where the program has imported it, and the environment of MPI only then:
     `mpirun` starts programs of other kinds as well.
@@ -58,7 +58,7 @@ def size() -> tuple[str, int]:
 
 
 def unseen() -> tuple[str, int]:
-    """Of how many processes Horovod does not know, though `mpirun` started them, and who says so.
+    """Returns the number of processes that `mpirun` started unknown to Horovod, and its source.
 
     Without MPI built in, it takes each of them for the only one.
     """
@@ -74,7 +74,7 @@ def _launchers_size(names: Sequence[str]) -> tuple[str, int]:
 
 
 def is_elastic() -> bool:
-    """Whether Horovod's launcher may add and remove processes while the job runs."""
+    """Tells whether Horovod's launcher may add and remove processes while the job runs."""
     return os.environ.get(_ELASTIC, "0") not in ("", "0")
 
 

@@ -23,7 +23,7 @@ _RECURRENT = frozenset({"lstm", "gru", "rnn"})
 
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
-    """What a compressor is told about one gradient.
+    """The facts about one gradient that a compressor gets.
 
     Attributes:
         path: The variable's path, such as `"sequential/conv2d/kernel"`; unique in one exchange.
@@ -109,7 +109,7 @@ class Policy:
         return self.kinds.get(path) or kind_by_rule(path, tuple(shape))
 
     def spec(self, path: str, shape: Iterable[int], dtype: str) -> GradientSpec:
-        """What compressors are told of the gradient of the variable at `path`."""
+        """Returns the facts that compressors get about the gradient of the variable at `path`."""
         shape = tuple(shape)
         return GradientSpec(
             path,
@@ -158,7 +158,7 @@ class Policy:
         return self
 
     def _paths(self) -> set[str]:
-        """Those of the variables that it says something of."""
+        """Returns the variables that it says something of."""
         single = (self.first, self.first_kernel, self.last_kernel)
         return {*self.kinds, *self.positions, *filter(None, single)}
 

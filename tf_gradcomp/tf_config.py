@@ -40,7 +40,7 @@ class TFConfig:
 
     @property
     def num_workers(self) -> int:
-        """How many processes train."""
+        """The number of processes that train."""
         return len(self.worker_addresses)
 
     @property
@@ -54,7 +54,7 @@ class TFConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that saves and logs for all: the one of rank 0."""
+        """Tells whether this process is the one that saves and logs for all: the one of rank 0."""
         return self.rank == 0
 
 

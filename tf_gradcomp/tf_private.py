@@ -73,7 +73,7 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
 
 
 def is_collective(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy's replicas talk by TensorFlow's collectives."""
+    """Tells whether the strategy's replicas talk by TensorFlow's collectives."""
     return isinstance(cross_device_ops(strategy), CollectiveAllReduce)
 
 
@@ -302,7 +302,7 @@ def _by_numpy(number: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def in_loop_or_eager() -> bool:
-    """Whether code runs eagerly, or is traced within a loop or branch of a function.
+    """Tells whether code runs eagerly, or is traced within a loop or branch of a function.
 
     There, the order of collectives that don't wait for each other may differ among workers.
     """
@@ -446,7 +446,7 @@ def use_logical_cpus(replicas: int) -> None:
 
 
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy spans several workers; public API only tells the number of replicas."""
+    """Tells whether the strategy spans several workers; public API tells the replicas only."""
     return strategy.extended._in_multi_worker_mode()
 
 
@@ -474,7 +474,7 @@ def anonymous_name() -> str:
 
 
 def in_xla() -> bool:
-    """Whether the code being traced is to be compiled by XLA, which has no kernel for our ops."""
+    """Tells whether XLA, which has no kernel for our ops, is to compile the traced code."""
     graph = tf.compat.v1.get_default_graph()
     return _control_flow_util.GraphOrParentsInXlaContext(graph)
 

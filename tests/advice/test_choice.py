@@ -1,4 +1,4 @@
-"""What is chosen by predicted times."""
+"""Tests the choice of a method by predicted times."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""What a probe of a job finds out about its methods and collectives."""
+"""Tests the measurements of a job's methods and collectives."""
 
 import importlib
 import math

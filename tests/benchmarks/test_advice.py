@@ -1,4 +1,4 @@
-"""What is predicted on links of known speed, beside what is measured there in the same run."""
+"""Compares predictions on links of known speed with measurements of the same run."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""How benchmarks/convergence.py computes its figures from what the runs wrote down."""
+"""Tests the figures that benchmarks/convergence.py computes from its runs' files."""
 
 import convergence
 import numpy as np

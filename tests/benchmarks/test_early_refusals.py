@@ -1,4 +1,4 @@
-"""What a benchmark needs in the end is looked at before hours of work begin."""
+"""Benchmarks check all they need before hours of work begin."""
 
 import convergence
 import layerwise

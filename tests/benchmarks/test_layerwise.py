@@ -1,4 +1,4 @@
-"""How benchmarks/layerwise.py computes its figures from what the runs wrote down."""
+"""Tests the figures that benchmarks/layerwise.py computes from its runs' files."""
 
 import layerwise
 import numpy as np

@@ -1,4 +1,4 @@
-"""What benchmarks/learned.py reads off the runs of LGC and of what it is compared with."""
+"""Tests the figures of benchmarks/learned.py for LGC and the methods beside it."""
 
 import json
 

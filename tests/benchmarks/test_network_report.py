@@ -1,4 +1,4 @@
-"""What the network benchmark makes of its figures."""
+"""Tests the report of the network benchmark."""
 
 import jobs
 import network_forecasts

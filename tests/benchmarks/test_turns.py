@@ -1,4 +1,4 @@
-"""How contenders take turns, without any network."""
+"""Tests the turns of contenders, without any network."""
 
 import dataclasses
 import itertools

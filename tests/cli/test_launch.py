@@ -55,7 +55,7 @@ def run(source, workers=2, **settings):
 
 
 def is_alive(pid):
-    """Whether the process still runs; a zombie does not."""
+    """Tells whether the process still runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

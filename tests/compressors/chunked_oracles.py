@@ -121,7 +121,7 @@ def _in_few_bits(
 def _summed(
     parts: Sequence[Arrays], leads: int, flags: Sequence[bool]
 ) -> tuple[Arrays, list[Arrays], Arrays]:
-    """What replicas sum in 16 bits, what each has sent with it, and the sums; by scale."""
+    """Returns the 16-bit terms of the replicas, their values, and the sums; by scale."""
     scales = [value_bits.largest(values) for values in parts[leads]]
     shares = [value_bits.shares(of_one, scales, len(parts)) for of_one in parts]
     payloads = [

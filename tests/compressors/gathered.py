@@ -1,4 +1,4 @@
-"""What a step of a gathered method gives, once it is known what each replica sends."""
+"""Computes the step of a gathered method from the tensors that each replica sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What LGC's replicas send, keep and get before their autoencoder is trained, by NumPy."""
+"""Computes LGC's steps before its autoencoder is trained, by NumPy."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ State = dict[str, Arrays]  # of one replica, by name
 
 
 class Outcome(NamedTuple):
-    """What one step gave; the outer lists are by replica, the inner ones by tensor."""
+    """The results of one step; the outer lists are by replica, the inner ones by tensor."""
 
     reduced: list[Arrays]
     finite: list[bool]
@@ -70,7 +70,7 @@ class Lockstep:
 
     @property
     def traces(self) -> int:
-        """How often the step was traced, in a graph."""
+        """Returns how often the step was traced into a graph."""
         return self._exchange.experimental_get_tracing_count()
 
     @property

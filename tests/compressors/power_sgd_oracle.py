@@ -1,4 +1,4 @@
-"""What PowerSGD does in one step, for the conformance tests."""
+"""Computes one step of PowerSGD, for the conformance tests."""
 
 from __future__ import annotations
 

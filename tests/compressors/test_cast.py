@@ -1,4 +1,4 @@
-"""What is Cast's own; the rest is in test_conformance."""
+"""Tests properties of Cast alone; test_conformance has the others."""
 
 import numpy as np
 import pytest

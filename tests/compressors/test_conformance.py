@@ -1,4 +1,4 @@
-"""What every compressor must do, run on all of `METHODS` in lockstep."""
+"""Tests what every compressor must do, on all of `METHODS` in lockstep."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def assert_as_oracle(method: Method, steps, *, graph=False, plans=None):
 
 
 def conserved(method, before, gradients, outcome):
-    """Whether what all replicas had and got is what was reduced and what they keep, if any.
+    """Tells whether what all replicas had and got is what was reduced and what they keep, if any.
 
     `before` is their state.
     """

@@ -1,4 +1,4 @@
-"""Which replica leads a step of ScaleCom and LGC."""
+"""Tests the choice of the replica that leads a step of ScaleCom and LGC."""
 
 import numpy as np
 import pytest

@@ -87,7 +87,7 @@ def rounded(before, given):
 
 
 def lost(before, given, outcome):
-    """How much of residuals and gradients is neither reduced nor kept, at most."""
+    """Returns the largest part of residuals and gradients that is neither reduced nor kept."""
     missed = []
     for place, reduced in enumerate(outcome.reduced[0]):
         had = sum(state[RESIDUAL][place].astype(np.float64) for state in before)
@@ -207,7 +207,7 @@ def test_an_identity_is_top_k_by_a_leader():
 
 
 def as_reference(values, compressor, leads, parts, pattern):
-    """What the reference makes of the coded tensors; values by replica, flat."""
+    """Encodes the coded tensors by the reference; values by replica, flat."""
     entries = compressor.phase_settings.layout(SPECS).entries
     sizes = [SPECS[place].elements for place in CODED]
     rows = np.stack([np.concatenate([of_one[place] for place in CODED]) for of_one in values])

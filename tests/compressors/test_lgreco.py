@@ -109,7 +109,7 @@ class Exchanging:
             self.exchange.build(self.variables)
 
     def step(self, gradients, places):
-        """What the gradients of the variables at some places are reduced to."""
+        """Returns the reduced gradients of the variables at some places."""
         variables = [self.variables[place] for place in places]
         self.reduced.clear()
 
@@ -352,7 +352,7 @@ def planner_of(compressor, shapes=((60, 80), (40, 60)), dtype="float32"):
 
 
 def uneven_sums():
-    """Of one layer few entries are large, of the other all."""
+    """One layer has few large entries, and the other has only large ones."""
     sums = random_gradients([(60, 80), (40, 60)], 1)[0]
     sums[0][np.random.default_rng(0).random((60, 80)) > 0.02] *= 0.001
     return sums

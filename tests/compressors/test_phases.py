@@ -79,7 +79,7 @@ class Exchanging:
 
     @property
     def delayed(self):
-        """Whether each step was delayed, on the first replica."""
+        """Tells whether each step was delayed, on the first replica."""
         return self._delayed[::2]
 
     def step_of(self, gradient):
@@ -87,7 +87,7 @@ class Exchanging:
         self._step([[gradient]] * 2)
 
     def steps(self, values):
-        """What the sum of two equal gradients of each value is."""
+        """Returns the sum of two equal gradients, for each value."""
         self.reduced.clear()
         for value in values:
             self.step_of(np.full(3, value, "float32"))

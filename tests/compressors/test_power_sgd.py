@@ -1,4 +1,4 @@
-"""What is PowerSGD's own; what it shares with other compressors is in test_conformance.py."""
+"""Tests properties of PowerSGD alone; test_conformance has the others."""
 
 import numpy as np
 import pytest

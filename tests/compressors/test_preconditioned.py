@@ -43,7 +43,7 @@ class Replicas:
         return [end.result for end in in_lockstep(talks)]
 
     def arrays(self, name):
-        """What each replica keeps by a name."""
+        """Returns the tensors that each replica keeps by a name."""
         return [[v.numpy() for v in state.get(name, [])] for state in self.state]
 
 

@@ -1,4 +1,4 @@
-"""What is QSGD's own; the rest is in test_conformance."""
+"""Tests properties of QSGD alone; test_conformance has the others."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is SignSGD's own; the rest is in test_conformance."""
+"""Tests properties of SignSGD alone; test_conformance has the others."""
 
 import numpy as np
 

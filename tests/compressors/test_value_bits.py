@@ -25,7 +25,7 @@ def total(arrays):
 
 
 def lost(outcome, gradients):
-    """What was given, but neither sent nor kept, from residuals of zero; the largest."""
+    """Returns the largest part of gradients that was neither sent nor kept, without residuals."""
     given, kept = (zip(*arrays, strict=True) for arrays in (gradients, outcome.residuals))
     of_all = zip(given, outcome.reduced[0], kept, strict=True)
     return max(np.abs(total(had) - reduced - total(left)).max() for had, reduced, left in of_all)

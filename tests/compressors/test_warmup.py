@@ -74,7 +74,7 @@ class WarmingUp:
 
     @property
     def left(self):
-        """What is in the residual of each replica."""
+        """Returns the residual of each replica."""
         return [np.unique(of_one[RESIDUAL][0].numpy()).item() for of_one in self._state]
 
 

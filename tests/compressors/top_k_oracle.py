@@ -54,7 +54,7 @@ def top_k_oracle(
 
 
 def top_k_added(compressor: TopK, size: int, state: State, gradients: Arrays) -> Arrays:
-    """What the gradients of one of `size` replicas add to its residuals."""
+    """Returns the amount that one of `size` replicas adds to its residuals."""
     if not compressor.momentum and compressor.clip_norm is None:
         return gradients
     limit = np.inf if compressor.clip_norm is None else compressor.clip_norm / np.sqrt(size)

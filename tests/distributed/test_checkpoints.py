@@ -1,4 +1,4 @@
-"""What two workers save, any number of workers loads; the sum of the residuals is kept."""
+"""Any number of workers loads what two saved, and keeps the sum of the residuals."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ KEPT = [case for case in CASES if case != ("strategy", "mixed_float16")]
 
 @pytest.fixture(scope="module")
 def steps_of():
-    """What each step left behind, by way and setting, on each worker."""
+    """Returns the state after each step, by way and setting, on each worker."""
     seen = {}
     for way in SETTINGS:
         for worker in run_workers(PROGRAMS / "faults.py", 2, [way]):

@@ -58,7 +58,7 @@ CHECKS = {
 
 @functools.cache
 def seen(way):
-    """What each of two workers saw, by check."""
+    """Returns the findings of two workers, by check."""
     with tempfile.TemporaryDirectory() as folder:
         args = [folder, way, ",".join(CHECKS[way])]
         workers = run_workers(PROGRAMS / "fit.py", 2, args, deadline=240)

@@ -46,7 +46,7 @@ def test_all_workers_go_through_all_phases_together(way, request):
 
 
 def assert_goes_on(job, saved):
-    """What was saved is there again, and all phases that are left follow."""
+    """The saved state is there again, and all phases that are left follow."""
     for name in ("weights", "phase", "skipped", "job"):
         assert job["restored"][name] == saved[name], name
     assert job["phases"] == sorted(job["phases"])

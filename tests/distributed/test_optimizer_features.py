@@ -1,4 +1,4 @@
-"""What is set on the inner optimizer acts as it would in one process with the whole batch.
+"""Settings of the inner optimizer act as in one process with the whole batch.
 
 The oracle is the bare Keras optimizer in one process. With every gradient sent whole, as float32,
 two workers must train as it does.
@@ -105,7 +105,7 @@ def test_clipping_clips(alone, feature):
 
 @pytest.fixture(scope="module", params=["stock", "strategy", "mirrored"])
 def loop(request):
-    """What a loop under the strategy saw, on each worker."""
+    """Returns the findings of a loop under the strategy, on each worker."""
     return reports("loops.py", 1 if request.param == "mirrored" else 2, request.param)
 
 

@@ -32,7 +32,7 @@ def code(page, alone=False):
 
 
 def given(strategy, folder):
-    """What the pages leave to the reader."""
+    """Defines the names that the pages leave to the reader."""
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(1024, 8)).astype("float32")
     y = x.sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""What the page on clusters says that they set, and what the image is made of."""
+"""Compares the page on clusters with their variables, and the image with its parts."""
 
 import json
 import re

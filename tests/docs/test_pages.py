@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    """What each of two workers found, by page."""
+    """Returns the findings of two workers, by page."""
     random = np.random.default_rng(1)
     for number, rows in enumerate(ROWS_OF_FILES):
         with tf.io.TFRecordWriter(str(folder / f"{number}.tfrecord")) as writer:

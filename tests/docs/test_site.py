@@ -27,7 +27,7 @@ def without_code(text):
 
 @functools.cache
 def anchors(page):
-    """Of the headings, as GitHub and mkdocs make them."""
+    """Yields the anchors of the headings, as GitHub and mkdocs make them."""
     headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.M)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings)
     return {heading.replace(" ", "-") for heading in plain}

@@ -15,7 +15,7 @@ NAMES = "|".join(gc.compressors.names())
 
 
 def named():
-    """What stands in code and is a compressor, with a number for what is left open."""
+    """Finds the compressors in code, with a number for each open setting."""
     for text in re.findall(r"`\"?([^`\n]+?)\"?`", PAGE):
         if re.fullmatch(rf"({NAMES})(\(.*\))?", text):
             yield re.sub(r"=(N|\.\.\.)", "=100", text)

@@ -197,7 +197,7 @@ ROWS = {
 
 
 def said(cell):
-    """What a cell of the table says."""
+    """Returns the text of a cell of the table."""
     return cell if isinstance(cell, str) else "yes"
 
 

@@ -35,7 +35,7 @@ ALSO_DENSE = "digits_cnn.py"
 
 @functools.cache
 def trained(program, workers, compressor):
-    """What a short run of the program wrote down; each is run once."""
+    """Returns the log of a short run of the program; each is run once."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "history.json")
         args = ["--compressor", compressor, "--history", str(file), *SHORT[program]]

@@ -1,4 +1,4 @@
-"""What the README shows first: its programs, and the shortest example."""
+"""Runs the README's programs and the shortest example."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ print("exchanged by", strategy.gradient_exchange(model.trainable_variables).comp
 
 
 def programs():
-    """Those of the README that use a strategy."""
+    """Returns the README's programs that use a strategy."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     return [block for block in blocks if "MultiWorkerMirroredStrategy" in block]
 

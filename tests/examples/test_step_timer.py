@@ -1,4 +1,4 @@
-"""How long a step takes, as the examples log it."""
+"""Tests the times of steps that the examples log."""
 
 import math
 import runpy

@@ -51,7 +51,7 @@ def largest(arrays):
 
 
 def only(of_ranks):
-    """What all ranks have, which is the same."""
+    """Returns the value of all ranks, which must be the same."""
     assert all(one == of_ranks[0] for one in of_ranks)
     return of_ranks[0]
 

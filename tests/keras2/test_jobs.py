@@ -66,7 +66,7 @@ def by_strategy(program, *args):
 
 @contextlib.contextmanager
 def horovod_workers(n, hosts=1):
-    """How to run a program on so many ranks."""
+    """Returns a function that runs a program on so many ranks."""
     env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if hosts > 1 else {}
     with horovod_ranks(n, hosts) as each:
         yield functools.partial(run_workers, n=n, env=env, per_worker_env=each)
@@ -328,7 +328,7 @@ def one_of_three():
     scope="module", params=["strategy", pytest.param("horovod", marks=[needs_horovod, tf_keras])]
 )
 def three(request, tmp_path_factory):
-    """What each of two saved, and three workers that went on from it, until one was killed."""
+    """Returns the state that two saved, and that of three who went on until one was killed."""
     folder = tmp_path_factory.mktemp("three")
     if request.param == "strategy":
         two = by_strategy("three.py", folder)

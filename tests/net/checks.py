@@ -1,4 +1,4 @@
-"""What must hold of a program, each check by running it."""
+"""Properties of every program; each check runs it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _exchanges(running: Running) -> int:
 
 
 def _lost(running: Running, before: Running | None) -> list[np.ndarray]:
-    """What is lost with the job before: all that was left, where nothing has a place for it."""
+    """Returns the residuals that are lost with the job before, for want of a place."""
     if before is None or running.keeps_residuals():
         return [np.zeros(shape) for shape in running.program.shapes]
     return before.left()

@@ -1,4 +1,4 @@
-"""What a program should do: the Keras optimizer alone, in one process, on the sums of gradients."""
+"""Runs a program by the Keras optimizer alone, in one process, on the sums of gradients."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Plain:
         self.optimizer.apply(gradients, [self.variables[i] for i in step.given])
 
     def _average(self) -> None:
-        """What Keras does on a step that accumulates, besides."""
+        """Does what else Keras does on a step that accumulates."""
         optimizer = self.optimizer
         if not optimizer.use_ema:
             return
@@ -95,7 +95,7 @@ class Plain:
 def means(
     program: Program, job: Job, steps: Sequence[Step], without: Set[int] = frozenset()
 ) -> dict[int, np.ndarray]:
-    """Of steps that lead to one update, by variable: the mean of what replicas give in sum."""
+    """Returns the mean of the replicas' sums over the steps of one update, by variable."""
     total: dict[int, np.ndarray] = collections.defaultdict(lambda: np.float64(0))
     for step in steps:
         for replica in set(range(job.replicas)) - without:
@@ -111,7 +111,7 @@ def bad_of(steps: Sequence[Step]) -> set[int]:
 
 
 def keeps_gradients(job: Job, exchanges: int) -> bool:
-    """Whether a replica keeps its gradient of a step that is skipped by another's fault.
+    """Tells whether a replica keeps its gradient of a step that is skipped by another's fault.
 
     Args:
         job: Whose step it is.

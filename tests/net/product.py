@@ -92,7 +92,7 @@ class Running:
         return _core(self.compressed).variables
 
     def left(self) -> list[np.ndarray]:
-        """What is not applied yet of the gradients of each variable."""
+        """Returns the part of each variable's gradients that is not applied yet."""
         exchange = self.compressed.exchange
         if not self.keeps_residuals():
             return [np.zeros(shape) for shape in self.program.shapes]
@@ -101,11 +101,11 @@ class Running:
         return [np.float64(residual.numpy()) / scale for residual, scale in pairs]
 
     def keeps_residuals(self) -> bool:
-        """Whether there is a place for what is not applied yet."""
+        """Tells whether it keeps residuals."""
         return bool(self.compressed.exchange.residuals)
 
     def unequal(self) -> list[str]:
-        """Of which variables the replicas have different values."""
+        """Returns the names of variables whose values differ among the replicas."""
         outer = [self.outer] if self.outer is not self.compressed else []
         own = [v for optimizer in outer for v in (optimizer.dynamic_scale, optimizer.step_counter)]
         found = []

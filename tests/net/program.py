@@ -49,7 +49,7 @@ class Step(Short):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Job(Short):
-    """What one start of a program does.
+    """One start of a program.
 
     Attributes:
         replicas: How many take part.
@@ -97,7 +97,7 @@ class Program(Short):
 
     @property
     def micro_steps(self) -> int:
-        """Of how many steps one updates."""
+        """The number of steps to one update."""
         return self.settings.get("gradient_accumulation_steps") or 1
 
     def rounds(self, job: Job) -> list[tuple[Step, ...]]:
@@ -111,7 +111,7 @@ class Program(Short):
         return [steps[i : i + size] for i in range(0, len(steps), size)]
 
     def stays_sparse(self, variable: int) -> bool:
-        """Whether a gradient is exchanged as slices; means of accumulated ones are dense."""
+        """Tells whether a gradient is exchanged as slices; means of accumulated ones are dense."""
         is_large = int(np.prod(self.shapes[variable])) > self.max_dense_elements
         return variable in self.tables and is_large and self.micro_steps == 1
 

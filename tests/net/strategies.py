@@ -89,7 +89,7 @@ def _maybe(settings: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dic
 
 @st.composite
 def settings_of(draw: Any, optimizer: str) -> dict[str, Any]:
-    """Of an optimizer: each of its own and of those that all have, or not."""
+    """Draws settings of an optimizer: some of its own, and some that all optimizers have."""
     own = OPTIMIZERS[optimizer]
     return {
         "learning_rate": draw(_RATES),
@@ -158,7 +158,7 @@ def jobs(
 
 @st.composite
 def dense_programs(draw: Any, *, accumulating: bool = False) -> Program:
-    """Of methods that send everything."""
+    """Draws programs of methods that send everything."""
     optimizer = draw(st.sampled_from(sorted(OPTIMIZERS)))
     settings = {
         **draw(settings_of(optimizer)),
@@ -245,7 +245,7 @@ def _with_rivals(draw: Any, program: Program) -> Program:
 
 @st.composite
 def paced_programs(draw: Any) -> Program:
-    """Of Adam's family in two jobs, with other settings each."""
+    """Draws two jobs of Adam's family with other settings each."""
     optimizer = draw(st.sampled_from(PRECONDITIONED))
     settings = {"learning_rate": 0.01, **draw(_maybe(st.just({"amsgrad": True})))}
     if optimizer not in ("Adam", "AdamW"):

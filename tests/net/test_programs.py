@@ -41,7 +41,7 @@ def programs(random: st.SearchStrategy[Program], count: int, *always: Program) -
 
 
 def by_sgd(*jobs: Job, **settings: Any) -> Program:
-    """Of two variables."""
+    """Returns a program of two variables."""
     return Program(((3,), (7,)), "SGD", {"learning_rate": 1.0, **settings}, jobs)
 
 

@@ -73,7 +73,7 @@ def numbers(seed, scale=1.0):
 
 
 def same(one, other):
-    """Whether all are, to the bit; but a NaN of a GPU's has other bits than a CPU's."""
+    """Tells whether all are equal to the bit, NaNs aside: a GPU's have other bits than a CPU's."""
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
         assert bits(a) == bits(b)
@@ -251,7 +251,7 @@ def compare_all_fixed(wrap, dtype):
 
 
 def step_in_chunks(residuals, gradients, lead, own_finite, with_rests):
-    """What the ops for chunks give in a step."""
+    """Runs the ops for chunks as in a step."""
     chunked = ops.Chunked(residuals, gradients, CHUNK_SIZES, GROUPS)
     selected, finite = ops.chunk_select(chunked, lead)
     offsets = selected if lead else ops.chunk_draw(chunked, STEP, seed=5)
@@ -292,7 +292,7 @@ def matrices(seed, scale=1.0):
 
 
 def step_by_factors(variables, gradients, by_others, keep):
-    """What PowerSGD's ops give in a step, with sums of what others send."""
+    """Runs PowerSGD's ops as in a step, with sums of what others send."""
     residuals, factors = variables
     left, finite = ops.power_sgd_left(residuals, gradients, factors, STEP, ranks=RANKS)
     sent, right, summed = ops.power_sgd_right(residuals, gradients, left * by_others, ranks=RANKS)

@@ -76,7 +76,7 @@ def resealed(payload, body, **changes):
 
 
 def qsgd_tensor(body, bits=3, size=33, **layout):
-    """What is said of a payload of one tensor with such words."""
+    """Returns the error for a payload of one tensor with such words."""
     header = payload_format.Header(2, FINGERPRINT, STEP, 1, payload_format.plan_of([bits]))
     return ops.qsgd_decode(
         payload_format.write(header, body)[None],

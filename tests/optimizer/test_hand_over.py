@@ -59,12 +59,12 @@ class Job:
         return [variable.numpy() for variable in self.variables]
 
     def left(self, name):
-        """What is not sent yet of a variable's gradients, on all replicas together."""
+        """Returns a variable's residual, summed over the replicas."""
         residual = self.optimizer.exchange.residuals[PATHS.index(name)]
         return np.sum(copies(self.strategy, residual), 0)
 
     def saved(self):
-        """What Keras would save of it: of the optimizer, of the inner one, and the weights."""
+        """Returns what Keras would save of the optimizer, of the inner one, and the weights."""
         stores = [{}, {}]
         for optimizer, store in zip(self.optimizers(), stores, strict=True):
             optimizer.save_own_variables(store)
@@ -172,7 +172,7 @@ HAND_OVERS = {
 
 @functools.cache
 def uninterrupted(inner, replicas, settings):
-    """What is saved of a job after 20 steps, and the largest move of a weight in the next ten."""
+    """Returns a job's state after 20 steps, and its largest move of a weight in the next ten."""
     job = Job(replicas, inner, **dict(settings))
     job.train(range(20))
     return job.saved(), max(job.train(range(20, 30)))

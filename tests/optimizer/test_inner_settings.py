@@ -1,4 +1,4 @@
-"""What is set on the inner optimizer of a `CompressedOptimizer` counts."""
+"""Settings of the inner optimizer of a `CompressedOptimizer` count."""
 
 from __future__ import annotations
 

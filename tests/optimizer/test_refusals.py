@@ -1,4 +1,4 @@
-"""What `CompressedOptimizer` refuses, each with one clear error."""
+"""Tests the clear errors of `CompressedOptimizer`."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_what_is_set_on_the_wrapper_instead_of_the_optimizer_inside_is_refused(n
 
 
 class MyAdam(keras.optimizers.Adam):
-    """Who knows what it does."""
+    """An optimizer of unknown behaviour."""
 
 
 @pytest.mark.parametrize("precondition", ["local", None])

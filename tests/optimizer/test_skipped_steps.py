@@ -219,7 +219,7 @@ def test_a_bad_gradient_while_accumulating_skips_the_update_and_no_more():
 
 @pytest.mark.parametrize("name", names_without_turns())
 def test_a_sum_that_float16_cannot_hold_does_not_come_back(name):
-    """What was not sent is as large: methods that send little went on skipping for long."""
+    """Residuals are as large: methods that send little went on skipping for long."""
     strategy = mirrored(2)
     with strategy.scope():
         variable = keras.Variable(np.zeros((40, 30), "float16"), dtype="float16", name="kernel")

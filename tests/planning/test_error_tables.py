@@ -1,4 +1,4 @@
-"""What a setting sends and misses is what the method itself would send and keep."""
+"""Error tables hold the bytes and the errors of the methods themselves."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def table_of(compressor, settings, *, spec=SPEC, gradient=None):
 
 
 def simulated(compressor):
-    """What one replica sends and keeps of a gradient: bytes and the norm of its residual."""
+    """Encodes a gradient; returns the bytes sent and the norm of the residual."""
     outcome = Lockstep(compressor, [SPEC], 1).step([[gradient_of()]])
     return outcome.tensor_bytes[0][0], np.linalg.norm(outcome.residuals[0][0].astype(np.float64))
 

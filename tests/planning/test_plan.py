@@ -235,7 +235,7 @@ def test_other_methods_have_no_choices():
 
 
 def uniform_ratio(compressor, model):
-    """What the payload of a model is smaller than its gradients."""
+    """Returns the size of a model's gradients over that of their payload."""
     gradients = [np.zeros(spec.shape, np.float32) for spec in model]
     plan = plan_layers(compressor, model, gradients, choices=[None] * len(model))
     return 4 * sum(spec.elements for spec in model) / plan.uniform_bytes

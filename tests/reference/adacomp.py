@@ -20,7 +20,7 @@ BLOCK_SIZE = 2**16
 
 
 class Step(NamedTuple):
-    """What AdaComp makes of one tensor in one step."""
+    """The results of one step of AdaComp for one tensor."""
 
     mask: np.ndarray  # bool [n], what is sent
     accumulated: np.ndarray  # float32 [n], G
@@ -67,7 +67,7 @@ def encode_codes(mask: np.ndarray, accumulated: np.ndarray, bin_size: int) -> np
 
 
 def decode_codes(codes: np.ndarray, scale: np.float32, size: int, bin_size: int) -> np.ndarray:
-    """What the codes of a tensor of `size` elements stand for; float32 [size]."""
+    """Returns the values of a tensor's codes; float32 [size]."""
     _, escape = _code_type(bin_size)
     codes = codes.astype(np.int64)
     bins = np.r_[0, np.cumsum(codes & 1)][:-1]
@@ -89,7 +89,7 @@ def encode_payload(
     fingerprint: int,
     scale_factor: float = 2.0,
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
-    """What `tf_gradcomp.ops.adacomp_encode` does.
+    """Does the work of `tf_gradcomp.ops.adacomp_encode`.
 
     Returns:
         The payload, the residuals after the step, and the bytes of the payload per tensor. If not
@@ -118,7 +118,7 @@ def encode_payload(
 def decode_payload(
     payload: np.ndarray, shapes: Sequence[Sequence[int]], bin_sizes: Sequence[int]
 ) -> list[np.ndarray] | None:
-    """What one replica sent, one array per tensor; None if it was not finite."""
+    """Decodes a replica's payload, one array per tensor; None if it was not finite."""
     header, body = payload_format.read(payload)
     if header.flags & payload_format.NON_FINITE:
         return None

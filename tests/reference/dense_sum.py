@@ -10,7 +10,7 @@ import numpy as np
 def sum_as(
     dtype: np.dtype, gradients: Sequence[Sequence[np.ndarray]]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What replicas send, as one vector each, and what they get back.
+    """Returns the vector that each replica sends, and the sums that they get back.
 
     Args:
         dtype: In which they sum, replica after replica.

@@ -12,13 +12,13 @@ from tests.reference import payload as payload_format
 
 
 class Codec(Protocol):
-    """How a method writes one tensor."""
+    """The format in which a method writes one tensor."""
 
     def encode(self, values: np.ndarray) -> bytes:
         """Whole words that say something of `values`, which are float32 [n] and finite."""
 
     def decode(self, data: bytes, size: int) -> np.ndarray:
-        """What the words say; float32 [size]."""
+        """Returns the values of the words; float32 [size]."""
 
 
 class Whole:
@@ -39,7 +39,7 @@ def encode_payload(
     residuals: Sequence[np.ndarray],
     gradients: Sequence[np.ndarray],
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
-    """What the ops `<method>_encode` do.
+    """Does the work of the ops `<method>_encode`.
 
     Returns:
         The payload, the residuals after the step, and the bytes of the payload per tensor. If not
@@ -65,7 +65,7 @@ def encode_payload(
 def decode_payload(
     payload: np.ndarray, codecs: Sequence[Codec], shapes: Sequence[Sequence[int]]
 ) -> list[np.ndarray] | None:
-    """What one replica sent, one array per tensor; None if it was not finite."""
+    """Decodes a replica's payload, one array per tensor; None if it was not finite."""
     header, body = payload_format.read(payload)
     if header.flags & payload_format.NON_FINITE:
         return None

@@ -1,4 +1,4 @@
-"""Which replica leads a step, of ScaleCom and LGC."""
+"""Chooses the replica that leads a step of ScaleCom and LGC."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def leader(step: int, size: int) -> int:
 
 
 def _int64(number: int) -> int:
-    """What is left of it in 64 bits with a sign."""
+    """Wraps it to 64 bits with a sign."""
     return (number + 2**63) % 2**64 - 2**63

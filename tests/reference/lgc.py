@@ -17,7 +17,7 @@ Arrays = Sequence[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a step gives.
+    """The results of a step.
 
     Attributes:
         total: The sum of what all replicas sent, dense; equal on all.
@@ -263,7 +263,7 @@ def _transposed(x: np.ndarray, kernel: np.ndarray, stride: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What the bytes of a step follow from (specification, section 4).
+    """The numbers from which the bytes of a step follow (specification, section 4).
 
     Attributes:
         elements: Of all gradients.

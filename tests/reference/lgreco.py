@@ -20,7 +20,7 @@ def plan(
     steps: int = 10_000,
     budget: float = 1.0,
 ) -> list[int]:
-    """What `tf_gradcomp.ops.knapsack` does.
+    """Does the work of `tf_gradcomp.ops.knapsack`.
 
     Where two choices of a layer are equally good, the first one counts.
     """

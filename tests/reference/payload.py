@@ -20,7 +20,7 @@ _ROTATION = 31
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What the fixed header says, apart from length and checksum."""
+    """The fields of the fixed header, apart from length and checksum."""
 
     method: int
     fingerprint: int

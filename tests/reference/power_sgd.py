@@ -15,7 +15,7 @@ VANISHED = 1e-4
 
 
 class Step(NamedTuple):
-    """What PowerSGD makes of one tensor in one step; all float64."""
+    """The results of one step of PowerSGD for one tensor; all float64."""
 
     rights: list[np.ndarray]  # by replica, [m, r]: what is summed second
     reduced: np.ndarray  # in the tensor's shape

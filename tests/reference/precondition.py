@@ -16,7 +16,7 @@ def precondition(
     squares: np.ndarray | None = None,
     corrects_epsilon: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a gradient is divided to, and its second moment afterwards; float32.
+    """Returns a gradient's quotient, and its second moment afterwards; float32.
 
     Args:
         second_moment: float32, before the step.

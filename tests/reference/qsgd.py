@@ -90,7 +90,7 @@ def encode_payload(
     seed: int,
     fingerprint: int,
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
-    """What `tf_gradcomp.ops.qsgd_encode` does: see `fixed_length.encode_payload`."""
+    """Does the work of `tf_gradcomp.ops.qsgd_encode`: see `fixed_length.encode_payload`."""
     codecs = _codecs(bits, bucket_size)
     if stochastic:
         codecs = [
@@ -109,7 +109,7 @@ def encode_payload(
 def decode_payload(
     payload: np.ndarray, shapes: Sequence[Sequence[int]], bits: Sequence[int], bucket_size: int
 ) -> list[np.ndarray] | None:
-    """What one replica sent, one array per tensor; None if it was not finite."""
+    """Decodes a replica's payload, one array per tensor; None if it was not finite."""
     return fixed_length.decode_payload(payload, _codecs(bits, bucket_size), shapes)
 
 

@@ -52,14 +52,14 @@ def mean_magnitude(values: np.ndarray) -> np.float32:
 def encode_payload(
     residuals: Sequence[np.ndarray], gradients: Sequence[np.ndarray], step: int, *, fingerprint: int
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
-    """What `tf_gradcomp.ops.sign_sgd_encode` does: see `fixed_length.encode_payload`."""
+    """Does the work of `tf_gradcomp.ops.sign_sgd_encode`: see `fixed_length.encode_payload`."""
     plan = payload_format.plan_of()
     header = payload_format.Header(METHOD, fingerprint, step, len(residuals), plan)
     return fixed_length.encode_payload(header, [SignSgd()] * len(residuals), residuals, gradients)
 
 
 def decode_payload(payload: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
-    """What one replica sent, one array per tensor; None if it was not finite."""
+    """Decodes a replica's payload, one array per tensor; None if it was not finite."""
     return fixed_length.decode_payload(payload, [SignSgd()] * len(shapes), shapes)
 
 

@@ -34,7 +34,7 @@ def momentum_correction(
 
 
 def clip_scale(gradients: Arrays, clip_norm: float) -> np.float32:
-    """What makes the norm of all gradients together at most `clip_norm` (paper, section 3.2)."""
+    """Returns the factor that clips the norm of all gradients (paper, section 3.2)."""
     blocks = [
         gradient.reshape(-1)[i : i + BLOCK_SIZE].astype(np.float64)
         for gradient in gradients
@@ -69,7 +69,7 @@ class TopK:
 def encode_payload(
     residuals: Arrays, gradients: Arrays, step: int, *, entries: Sequence[int], fingerprint: int
 ) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
-    """What `tf_gradcomp.ops.top_k_encode` does: see `fixed_length.encode_payload`."""
+    """Does the work of `tf_gradcomp.ops.top_k_encode`: see `fixed_length.encode_payload`."""
     plan = payload_format.plan_of(entries)
     header = payload_format.Header(METHOD, fingerprint, step, len(residuals), plan)
     return fixed_length.encode_payload(header, _codecs(entries), residuals, gradients)
@@ -78,7 +78,7 @@ def encode_payload(
 def decode_payload(
     payload: np.ndarray, shapes: Sequence[Sequence[int]], entries: Sequence[int]
 ) -> list[np.ndarray] | None:
-    """What one replica sent, one array per tensor; None if it was not finite."""
+    """Decodes a replica's payload, one array per tensor; None if it was not finite."""
     return fixed_length.decode_payload(payload, _codecs(entries), shapes)
 
 
@@ -89,7 +89,7 @@ def kept_velocities(
     entries: Sequence[int],
     sent: bool,
 ) -> list[np.ndarray]:
-    """What `tf_gradcomp.ops.top_k_keep_velocity` does (paper, section 3.3)."""
+    """Does the work of `tf_gradcomp.ops.top_k_keep_velocity` (paper, section 3.3)."""
     header, body = payload_format.read(payload)
     if header.flags & payload_format.NON_FINITE:
         return list(velocities)

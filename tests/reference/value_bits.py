@@ -24,7 +24,7 @@ def largest(values: np.ndarray) -> np.float32:
 
 
 def shares(parts: Sequence[np.ndarray], scales: Sequence[np.float32], replicas: int) -> Arrays:
-    """What one of so many replicas gives to be summed in 16 bits, as float32.
+    """Returns a replica's 16-bit terms of a sum, as float32.
 
     The scale has a power of two of steps, so many that no sum is rounded.
     """
@@ -53,7 +53,7 @@ def encode(parts: Sequence[np.ndarray], bits: int) -> np.ndarray:
 
 
 def decode(body: np.ndarray, sizes: Sequence[int], bits: int) -> Arrays:
-    """What a body says; one array per part, of `sizes` values."""
+    """Decodes a body; one array per part, of `sizes` values."""
     scales = body[: len(sizes)].view("<f4")
     codes = fixed_length.unpack_bits(body[len(sizes) :].tobytes(), bits, sum(sizes))
     numbers = codes.astype(np.float32)

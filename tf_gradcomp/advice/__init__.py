@@ -1,4 +1,4 @@
-"""Whether compression pays: times the job's collectives and the methods, and adds them up."""
+"""Predicts whether compression pays, from times of the job's collectives and of the methods."""
 
 # Of measuring mode. Here, for the command line knows them and does not load TensorFlow.
 VARIABLE = "GRADCOMP_ADVISE"  # the file that the chief writes its advice to, as text or as .json

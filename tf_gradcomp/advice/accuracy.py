@@ -1,4 +1,4 @@
-"""Which methods train as well as dense, as far as that was measured."""
+"""Lists the methods that were measured to train as well as dense."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BEHIND = ("scalecom", "random_k", "sign_sgd", "qsgd", "power_sgd")
 
 
 def trains_like_dense(candidate: Candidate) -> bool | None:
-    """Whether a method was measured to train like dense; None if these settings were not.
+    """Tells whether a method was measured to train like dense; None if these settings were not.
 
     Methods that are helped by Adam's second moment in front of them were measured with it.
     """

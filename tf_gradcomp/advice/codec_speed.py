@@ -1,4 +1,4 @@
-"""How long a method encodes and decodes by itself, and what it would communicate."""
+"""Measures a method's own work, and the collectives that it asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step takes with a method: computing, encoding, its collectives, decoding."""
+"""Predicts the time of a step: computing, encoding, collectives and decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Kind(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """How long collectives for one kind of request take, by the bytes that they make a worker send.
+    """The times of collectives for one kind of request, by the bytes that a worker sends.
 
     Between two points it is a straight line. Beyond the last point it goes on as between the last
     two: a latency, plus bytes divided by a bandwidth.
@@ -72,7 +72,7 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a method does in a step.
+    """The work of a method in one step.
 
     Attributes:
         encode: Seconds until it asks for the last of its requests.

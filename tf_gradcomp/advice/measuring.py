@@ -29,7 +29,7 @@ _SIGNAL = signal.SIGUSR1
 
 
 def is_on() -> bool:
-    """Whether this program is to be measured."""
+    """Tells whether this program is to be measured."""
     return VARIABLE in os.environ
 
 

@@ -20,7 +20,7 @@ from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 
 class Effort(NamedTuple):
-    """How large gradients and collectives a probe tries.
+    """The sizes of the gradients and collectives that a probe tries.
 
     Attributes:
         elements: About how many elements of gradients it tries at most; the times of a larger model
@@ -37,7 +37,7 @@ THOROUGH = Effort(8_000_000, 0.5)  # to say how long a step will take
 
 
 class Probed(NamedTuple):
-    """What the probe of a job found; equal on all workers.
+    """The findings of a job's probe; equal on all workers.
 
     Attributes:
         predictions: For the candidates, in their order; `compute` is 0 in all of them.

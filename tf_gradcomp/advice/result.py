@@ -12,7 +12,7 @@ from tf_gradcomp.advice.probe import Probed
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Which compressor to use in a job; as text a table, and a sentence.
+    """The advice for a job; as text a table and a sentence.
 
     Attributes:
         predictions: For each method; the dense baseline first. Empty with one replica.
@@ -28,7 +28,7 @@ class Advice:
     verdict: str
 
     def as_dict(self) -> dict[str, Any]:
-        """What was found, JSON-serializable; times are in seconds."""
+        """Returns the findings, JSON-serializable; times are in seconds."""
         predictions = [
             {**dataclasses.asdict(one), "exchange": one.exchange, "step": one.step}
             for one in self.predictions

@@ -61,7 +61,7 @@ class Sample:
     def work(
         self, compressor: Compressor, preconditioner: Preconditioner | None, agree: Agree
     ) -> Work:
-        """What a method does in a step of the whole model; see `CodecSpeed`."""
+        """Returns the work of a method in a step of the whole model; see `CodecSpeed`."""
         job_state = new_job_state(compressor, self._specs)
         compressor = _settled(compressor)
         state = new_state(compressor, self._specs, preconditioner)
@@ -108,7 +108,7 @@ class Sample:
         return dataclasses.replace(measured, late=agree([_late(waits, sent)])[0])
 
     def _bytes_factor(self, compressor: Compressor) -> float:
-        """How many times the bytes of the tried gradients those of the whole model are."""
+        """The bytes of all the model's gradients over those of the tried ones."""
         of_model = compressor.payload_bytes(self._of_model)
         tried = compressor.payload_bytes(self._specs)
         return of_model / tried if of_model and tried else self._factor

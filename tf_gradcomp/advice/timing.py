@@ -16,7 +16,7 @@ _REPEATS = 7
 
 
 def timed(run: Callable[[], Result]) -> tuple[float, Result]:
-    """How long a call takes, and its result; freeing the result's memory is not timed."""
+    """Returns the seconds of a call, and its result; the time to free the result does not count."""
     start = time.perf_counter()
     done = run()
     return time.perf_counter() - start, done

@@ -13,7 +13,7 @@ _LIST = ("nvidia-smi", "--list-gpus")
 def gpus_of_workers(
     workers: int, each: int, env: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """What tells each worker its own GPUs: neighbours, in the order of the workers.
+    """Returns the variables that give workers their own GPUs: neighbours, in workers' order.
 
     Args:
         workers: How many workers there are on this machine.

@@ -214,12 +214,12 @@ class LocalJob:
 
     @property
     def seconds(self) -> float:
-        """How long ago the job was started."""
+        """The seconds since the start of the job."""
         return time.monotonic() - self._started
 
     @property
     def ends(self) -> tuple[WorkerEnd, ...]:
-        """How those workers ended that have ended, in the order in which they did."""
+        """The ends of the workers that have ended, in that order."""
         return tuple(self._ends)
 
     def run(self) -> JobResult:

@@ -24,7 +24,7 @@ class LineReader:
 
     @property
     def progress(self) -> str:
-        """What a line that is being redrawn shows now; empty if no line is."""
+        """The text of the line that is being redrawn; empty if no line is."""
         if "\r" in self._open or "\b" in self._open:
             return visible(self._open)
         return ""

@@ -1,4 +1,4 @@
-"""How a job and its workers ended, in words."""
+"""Describes the end of a job and of its workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FATAL = re.compile(r"^(F\d{4} |\d{4}-\d\d-\d\d \S+ F |Fatal Python error: )")
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How one worker ended.
+    """The end of one worker.
 
     Attributes:
         index: Which worker.
@@ -43,7 +43,7 @@ class WorkerEnd:
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether it failed, and not because the launcher ended it."""
+        """Tells whether it failed, and not because the launcher ended it."""
         return self.returncode != 0 and not self.ended_by_launcher
 
     @property
@@ -73,7 +73,7 @@ class WorkerEnd:
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
         ends: How the workers ended, in the order in which they did.
@@ -108,7 +108,7 @@ class JobResult:
         return 124 if self.timed_out is not None else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """How the job and each worker ended, JSON-serializable."""
+        """Returns the end of the job and of each worker, JSON-serializable."""
         workers = [
             {
                 "worker": end.index,

@@ -1,4 +1,4 @@
-"""Which worker of a job this process is, where `srun` or `mpirun` has started it.
+"""Finds this process' rank in a job that `srun` or `mpirun` has started.
 
 Slurm tells in its variables where all tasks are. MPI launchers tell only a rank and a number: there
 the ranks tell each other their addresses, by one collective of the MPI that has started them.
@@ -40,7 +40,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Rank:
-    """What a scheduler says of this process.
+    """This process' place in a scheduler's job.
 
     Attributes:
         scheduler: `"srun"` or `"mpirun"`.
@@ -56,7 +56,7 @@ class Rank:
 
 
 def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
-    """What started this process as one of several, or None."""
+    """Returns the scheduler that started this process as one of several, or None."""
     for scheduler, *names in _VARIABLES:
         if all(name in env for name in names):
             rank, size = (int(env[name]) for name in names[:2])
@@ -66,7 +66,7 @@ def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:
 
 
 def _beside(rank: int, counts: str) -> int:
-    """How many ranks are on the machine of one: `counts` is of all machines, or of that alone."""
+    """Returns the ranks on one rank's machine: `counts` has all machines, or that one alone."""
     of_each = [count for count in expand_counts(counts) for _ in range(count)]
     return of_each[min(rank, len(of_each) - 1)]
 
@@ -202,7 +202,7 @@ def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]
 
 
 def _mpi_library(env: Mapping[str, str]) -> str:
-    """What `dlopen` is to load: the library beside the launcher, or the one that it finds."""
+    """Returns the library for `dlopen`: that beside the launcher, or the one that it finds."""
     name = "libmpi.so.40" if "OMPI_COMM_WORLD_RANK" in env else "libmpi.so.12"
     launcher = shutil.which("mpirun", path=env.get("PATH"))
     homes = [Path(launcher).resolve().parents[1]] if launcher else []

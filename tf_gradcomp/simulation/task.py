@@ -1,4 +1,4 @@
-"""What learners are to train, and how a program provides it."""
+"""Defines tasks that learners train, and loads them from a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_gradcomp.keras.common.version import keras
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What learners are to train.
+    """A task that learners train.
 
     Attributes:
         model: Built, and compiled with a loss and a plain Keras optimizer.

@@ -87,7 +87,7 @@ def load():
 
 
 def loaded(model):
-    """What was loaded, and what a step does with it."""
+    """Returns the loaded state, and the results of a step on it."""
     before = state(model)
     fit(model, 24)
     return {

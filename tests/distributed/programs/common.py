@@ -1,4 +1,4 @@
-"""What the worker programs of these tests share.
+"""Code that the worker programs of these tests share.
 
 A program runs in this folder on each worker, makes several checks, and reports what it saw. The
 tests decide whether that is right: only they see all workers.
@@ -88,7 +88,7 @@ def dense_model(features=8, classes=3):
 
 
 def state_digest(model):
-    """Of the weights, and of the slots and counters of the optimizer."""
+    """Returns digests of the weights, and of the optimizer's slots and counters."""
     return {
         "weights": digest(model.trainable_variables),
         "slots": digest(inner_of(model.optimizer).variables),

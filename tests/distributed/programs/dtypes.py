@@ -1,4 +1,4 @@
-"""What a model may keep and return besides float32: on several workers as in one process.
+"""Models of other types than float32 do the same on several workers as in one process.
 
 Each check sees what `alone` sees in one process, where initial values are those of rank 0.
 """

@@ -26,7 +26,7 @@ def data():
 
 
 class Watch(keras.callbacks.Callback):
-    """What each step left behind."""
+    """The state after each step."""
 
     def __init__(self):
         super().__init__()

@@ -121,7 +121,7 @@ def data_of_each(setup):
 
 
 def unknown_sizes(setup):
-    """What became of a model by data whose end is known, and by data whose end is not."""
+    """Trains a model by data whose end is known, and by data whose end is not."""
     data = tf.data.Dataset.from_tensor_slices(digits(5 * BATCH)).batch(BATCH)
     steps = 2 if setup.way == "optimizer" else None
     seen = []
@@ -325,7 +325,7 @@ def values_of_each_class(setup):
 
 
 def two_optimizers(setup):
-    """What an optimizer moves whose gradients are zeros, when another one has sent only a part."""
+    """Returns the moves by zero gradients, after another optimizer has sent only a part."""
     with setup.strategy.scope():
         shared, own = (keras.Variable(np.zeros((40, 40), "float32"), name=n) for n in "ab")
         both, one = keras.optimizers.SGD(1e-6), keras.optimizers.SGD(1.0)

@@ -20,7 +20,7 @@ def die_if_last(step):
 
 
 class Dying(compressors.ScaleCom):
-    """What ScaleCom does, up to a broadcast."""
+    """ScaleCom's step up to a broadcast."""
 
     def exchange(self, inputs):
         talk, answer = super().exchange(inputs), None

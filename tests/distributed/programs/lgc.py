@@ -49,7 +49,7 @@ def built(way, pattern, **compile_args):
 
 
 def seen(model, exchange):
-    """What is equal on all workers; and `job`, which is so in a job that goes on from here."""
+    """Returns the state that is equal on all workers; `job` is so in a resumed job, too."""
     state = exchange.autoencoder
     job = {name: np.asarray(value).tolist() for name, value in exchange.job_state.items()}
     for own in ("lgc_share_error", "lgc_norms", "lgc_vectors"):
@@ -68,7 +68,7 @@ def seen(model, exchange):
 
 
 class Epochs(keras.callbacks.Callback):
-    """What is seen after each epoch, and the phase after each step."""
+    """Records the state after each epoch, and the phase after each step."""
 
     def __init__(self, exchange, checkpoint=None):
         super().__init__()
@@ -122,7 +122,7 @@ def train():
 
 
 def error_with_other_weights(model, exchange):
-    """How training goes on where the autoencoder of worker 1 is another one."""
+    """Trains on where worker 1 has another autoencoder."""
     (weights,) = exchange.job_state["lgc_weights"].values
     if RANK == 1:
         weights.assign(weights + 1e-6)

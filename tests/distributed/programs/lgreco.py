@@ -52,7 +52,7 @@ def fit(model, *callbacks):
 
 
 def seen(model, exchange):
-    """What a checkpoint has of the plan, and which plan would be made now."""
+    """Returns a checkpoint's plan, and the plan that would be made now."""
     state = state_sums(exchange)
     sums = state[GRADIENT_SUM]
     return {
@@ -104,7 +104,7 @@ def strategy():
 
 
 def error_with_another_plan(model, exchange):
-    """How training goes on where worker 1 has another plan, and so shorter vectors."""
+    """Trains on where worker 1 has another plan, and so shorter vectors."""
     (plan,) = exchange.job_state["power_sgd_plan"].values
     settings = np.array(exchange.plan_in_force().settings) + 1
     if RANK == 1:

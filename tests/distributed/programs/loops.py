@@ -169,7 +169,7 @@ def values(model):
 
 
 def collectives(function, *args):
-    """How many collectives of each type one call runs; of a branch, those of the longer one."""
+    """Counts the collectives of one call by type; of two branches, those of the longer one."""
     graph = function.get_concrete_function(*args).graph.as_graph_def()
     bodies = {f.signature.name: f.node_def for f in graph.library.function}
 

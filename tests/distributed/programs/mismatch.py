@@ -4,10 +4,11 @@ import sys
 
 import keras
 from common import digits
-from tf_gradcomp.distribute import handshake, tf_private
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, report
+from tf_gradcomp import tf_private
+from tf_gradcomp.groups import handshake
 
 ODD = RANK == 1
 x, y = digits(64, features=8)

@@ -1,4 +1,4 @@
-"""Whether training changes the data of a program, for each way into Keras: FOLDER."""
+"""Trains on a program's own data by each way into Keras, and looks for changes: FOLDER."""
 
 import hashlib
 from pathlib import Path

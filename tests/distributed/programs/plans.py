@@ -17,7 +17,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def reduced_by_step(compressor, shapes, plans):
-    """What a step of each plan reduces each gradient to; and how often it is traced."""
+    """Returns the reduced gradients of a step with each plan, and the number of traces."""
     kinds = ["dense", "vector", "vector"]
     specs = [
         GradientSpec(f"layer_{i}", tuple(shape), "float32", kind)

@@ -12,7 +12,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def replica_call(fn):
-    """What `fn(context)` gives in this worker's replica, in a graph."""
+    """Returns the result of `fn(context)` in this worker's replica, in a graph."""
     run = tf.function(lambda: strategy.run(lambda: fn(tf.distribute.get_replica_context())))
     return run().numpy()
 
@@ -144,7 +144,7 @@ def is_collective():
 
 
 def announced():
-    """What each worker has told, and whether all came to three meetings: one misses the second."""
+    """Returns the workers' words at three meetings, of which one worker misses the second."""
     tf_private.announce(f"test/{RANK}", f"by {RANK}")
     told = [tf_private.announced(f"test/{rank}", 60) for rank in range(2)]
     come = [tf_private.all_come("test/first", 60)]

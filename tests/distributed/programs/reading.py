@@ -1,4 +1,4 @@
-"""What each step is given of a `PyDataset` and of a Python generator."""
+"""Records the batches that each step gets of a `PyDataset` and of a Python generator."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What users are told of data that workers read in different orders, and of empty batches."""
+"""Collects the warnings about data in different orders and about empty batches."""
 
 import logging
 import pathlib

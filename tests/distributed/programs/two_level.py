@@ -111,7 +111,7 @@ def seen_of(model):
 
 
 def sums(exchange):
-    """What a checkpoint holds; a collective."""
+    """Returns the contents of a checkpoint; a collective."""
     return {
         name: [exchange.saving.read(variable) for variable in of_all]
         for name, of_all in exchange.state.items()
@@ -147,7 +147,7 @@ def handed_over():
 
 
 def taken_over():
-    """What the only replica of a job accumulated in the middle of a round, shared out."""
+    """Shares out the gradients that a job of one replica had accumulated amid a round."""
     model = built(adam(gradient_accumulation_steps=2), ADACOMP)
     for accumulator in keras_private.accumulators(inner_of(model.optimizer)):
         accumulator.assign(np.ones(accumulator.shape))
@@ -156,7 +156,7 @@ def taken_over():
 
 
 def of_any_way():
-    """What a job with one replica in each process does as well."""
+    """Runs the checks that suit one replica in each process, too."""
     scalecom = gc.compressors.ScaleCom(20, warmup_steps=2)
     return {
         "no_compression": train(sgd(momentum=0.9), "no_compression"),
@@ -243,7 +243,7 @@ def error_in_a_branch():
 
 
 def means_of_a_step():
-    """What Keras makes of what a step returns: numbers of each replica, and one of all alike."""
+    """Returns Keras' means of a step's results: numbers of each replica, and one of all alike."""
 
     def step():
         rank = tf.distribute.get_replica_context().replica_id_in_sync_group

@@ -1,4 +1,4 @@
-"""What the programs of these tests share; each trains under Horovod or, to compare, a strategy."""
+"""Code that these programs share; each trains under Horovod or, to compare, a strategy."""
 
 import keras
 import tensorflow as tf

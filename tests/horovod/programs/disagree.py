@@ -6,12 +6,13 @@ from functools import partial
 import keras
 import tensorflow as tf
 from common import compiled, fit, told
-from tf_gradcomp.distribute import handshake, saving
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, compressed, data, report
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
+from tf_gradcomp.exchange import saving
+from tf_gradcomp.groups import handshake
 
 
 def variables_of(*shapes):

@@ -1,4 +1,4 @@
-"""What else `fit` is used with: FOLDER is where backups go."""
+"""Uses `fit` in all other ways: FOLDER is where backups go."""
 
 import os
 import pathlib

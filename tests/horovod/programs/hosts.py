@@ -36,7 +36,7 @@ def model_with(optimizer, method):
 
 
 def by_ranks(method, rows):
-    """What a rank has after steps in each of which it gets some rows of the batch."""
+    """Trains a rank on its rows of each batch, and returns its state."""
     optimizer = gc.CompressedOptimizer(
         keras.optimizers.Adam(0.01, epsilon=EPSILON), method, group=group
     )
@@ -70,7 +70,7 @@ def by_ranks(method, rows):
 
 
 def by_learners(method):
-    """What as many learners as hosts have after the same steps."""
+    """Trains as many learners as hosts by the same steps, and returns their state."""
     model = model_with(adam(), method)
     learners = gc.simulation.Learners(model, HOSTS, method)
     x, y = data(STEPS)
@@ -101,7 +101,7 @@ def skipped():
 
 
 def saved_amid_a_round():
-    """What a job has that is saved and gone on with where a gradient has been accumulated."""
+    """Saves and resumes a job amid a round of accumulation, and returns its state."""
     variable = keras.Variable(np.zeros(3, "float32"), name="kernel")
     inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
     optimizer = gc.CompressedOptimizer(inner, "no_compression", group=group)

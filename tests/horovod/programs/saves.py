@@ -31,7 +31,7 @@ def own(model, name):
 
 
 def sums_of(model, name):
-    """What a checkpoint holds of something that each replica has for itself."""
+    """Returns a checkpoint's value of something that each replica has for itself."""
     exchange = model.optimizer.exchange
     with exchange.saving.all_save():
         return values(map(exchange.saving.read, exchange.state[name]))
@@ -105,7 +105,7 @@ def two_parts():
 
 
 def save_of_wrappers(model, name):
-    """What rank 0 has collected, of each wrapper, and what ranks have."""
+    """Returns the state that rank 0 collected of each wrapper, and that of the ranks."""
     callbacks = [gc.callbacks.CollectState()]
     if RANK == 0:
         path = FOLDER / f"{name}.weights.h5"

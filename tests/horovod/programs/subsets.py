@@ -33,7 +33,7 @@ except ValueError as error:
 
 
 def backed_up(folder):
-    """What a set of ranks begins with, and what it restores: wrappers in a `MultiOptimizer`."""
+    """Returns the state of wrappers in a `MultiOptimizer` at the start and once restored."""
 
     def new_model(seed):
         keras.utils.set_random_seed(seed)

@@ -1,4 +1,4 @@
-"""What the programs of these tests share; each trains under a strategy, or under Horovod."""
+"""Code that these programs share; each trains under a strategy, or under Horovod."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""What Horovod's own wrapper makes of an optimizer of tensorflow-addons, without an error."""
+"""Trains an optimizer of tensorflow-addons by Horovod's own wrapper, which drifts in silence."""
 
 import horovod.tensorflow.keras as hvd
 import numpy as np

@@ -9,7 +9,7 @@ FEW = ["accuracy"]
 
 
 class Counted(keras.metrics.Metric):
-    """How many rows and steps there were, in variables of several kinds."""
+    """Counts rows and steps, in variables of several kinds."""
 
     def __init__(self):
         super().__init__(name="counted")
@@ -42,7 +42,7 @@ class Own(keras.Sequential):
 
 
 def collectives(function):
-    """How many sums its graph asks for."""
+    """Counts the sums in its graph."""
     graph = function._list_all_concrete_functions_for_serialization()[0].graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     return sum(node.op.startswith("CollectiveReduce") for node in nodes)
