@@ -20,7 +20,6 @@ ROOMS = [
     "policy",
     "compressors",
     "adam",
-    "planning",
     "chief",
     "checkpoints",
     "groups",

@@ -110,7 +110,7 @@ def test_a_step_with_the_own_settings_given_is_the_step_without(method, plans):
 
 @pytest.mark.parametrize("compressor", [Cast(), SignSGD()], ids=lambda one: one.name)
 def test_a_method_without_such_a_setting_refuses_them(compressor):
-    assert compressor.settings(inputs_of(compressor).specs) is None
+    assert compressor.settings_in_force(inputs_of(compressor)) is None
     inputs = inputs_of(compressor, settings=tf.constant([4], tf.int64))
     with pytest.raises(ValueError, match="has no setting that differs by variable"):
         compressor.conversation(inputs)

@@ -27,9 +27,9 @@ from tf_gradcomp.compressors import (
     TopK,
 )
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
+from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.layer_plans import LayerPlanner
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.groups.current import current_group

@@ -14,6 +14,7 @@ from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.leader import leader
+from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec
@@ -109,6 +110,8 @@ class Sample:
 
     def _bytes_factor(self, compressor: Compressor) -> float:
         """The bytes of all the model's gradients over those of the tried ones."""
+        if not isinstance(compressor, HasSettings):
+            return self._factor
         of_model = compressor.payload_bytes(self._of_model)
         tried = compressor.payload_bytes(self._specs)
         return of_model / tried if of_model and tried else self._factor
@@ -141,7 +144,9 @@ def _merged(
     """About a share of all elements; gradients that differ in their names alone become one."""
     alike: dict[Any, list[GradientSpec]] = {}
     for spec in specs:
-        settings = tuple(tuple(method.settings([spec]) or ()) for method in methods)
+        settings = tuple(
+            tuple(method.settings([spec])) for method in methods if isinstance(method, HasSettings)
+        )
         alike.setdefault((dataclasses.replace(spec, path=""), settings), []).append(spec)
     return [_stretched(group[0], share * len(group)) for group in alike.values()]
 

@@ -11,8 +11,9 @@ from tf_gradcomp.compressors.base import (
 )
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.lgc.method import LGC
-from tf_gradcomp.compressors.lgreco import LGreCo
+from tf_gradcomp.compressors.lgreco.method import LGreCo
 from tf_gradcomp.compressors.no_compression import NoCompression
+from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.power_sgd import PowerSGD
 from tf_gradcomp.compressors.qsgd import QSGD
 from tf_gradcomp.compressors.random_k import RandomK
@@ -20,6 +21,7 @@ from tf_gradcomp.compressors.registry import deserialize, get, names, serialize,
 from tf_gradcomp.compressors.scalecom import ScaleCom
 from tf_gradcomp.compressors.sign_sgd import SignSGD
 from tf_gradcomp.compressors.top_k import TopK
+from tf_gradcomp.compressors.variable_settings import HasSettings
 
 __all__ = [
     "LGC",
@@ -30,9 +32,11 @@ __all__ = [
     "Compressor",
     "ExchangeInputs",
     "Exchanged",
+    "HasSettings",
     "JobStateSpec",
     "LGreCo",
     "NoCompression",
+    "Plannable",
     "PowerSGD",
     "RandomK",
     "ScaleCom",

@@ -7,13 +7,14 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.choices import distinct, geometric, is_planned
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
+from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, geometric, is_planned
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import (
     CONVOLUTION,
@@ -29,7 +30,7 @@ SENT_WHOLE = 0  # in place of a bin size, to the ops
 _DEFAULT_BIN_SIZES = {CONVOLUTION: 50, DENSE: 500, RECURRENT: 500, EMBEDDING: 500, VECTOR: 500}
 
 
-class AdaComp(Compressor):
+class AdaComp(Plannable):
     """Adaptive residual gradient compression.
 
     The residual plus gradient of each variable is cut into bins. A bin sends every entry that
@@ -93,6 +94,28 @@ class AdaComp(Compressor):
             return geometric(bin_size, MAX_BIN_SIZE)
         self.bin_sizes.check_choices(values)
         return distinct(value or SENT_WHOLE for value in values)
+
+    def costs(
+        self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
+    ) -> list[Cost]:
+        """Returns what the encoder packs, and leaves in a residual of zeros."""
+        zeros = tf.zeros(spec.shape)
+        residual = tf.Variable(zeros)
+        gradient = tf.constant(values)
+
+        def cost(bin_size: int) -> Cost:
+            residual.assign(zeros)
+            _, sent = ops.adacomp_encode(
+                [residual],
+                [gradient],
+                0,
+                bin_sizes=[bin_size],
+                scale_factor=self.scale_factor,
+                fingerprint=0,
+            )
+            return float(sent[0]), math.sqrt(2 * float(tf.nn.l2_loss(residual)))
+
+        return [cost(bin_size) for bin_size in settings]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""

@@ -161,8 +161,6 @@ class Compressor(abc.ABC):
         keeps_slices: Whether `tf.IndexedSlices` are gathered, and not made dense and compressed.
         slices_dtype: In what their values then travel, and those of tables too large to be made
             dense.
-        delays_unless: For a method by which most entries wait in the residual until they are sent:
-            the main setting with which a variable is sent whole, and nothing of it waits.
     """
 
     name: ClassVar[str]
@@ -172,7 +170,6 @@ class Compressor(abc.ABC):
     settles_in: ClassVar[int] = -1
     keeps_slices: ClassVar[bool] = False
     slices_dtype: tf.DType = tf.float32
-    delays_unless: ClassVar[int | None] = None
     residual_scale: float = 1.0
     phases: tuple[Compressor, ...] = ()
 
@@ -203,83 +200,25 @@ class Compressor(abc.ABC):
         """The variables that it keeps for one gradient, by name; by default, a residual."""
         return {RESIDUAL: StateSpec(spec.shape)}
 
-    def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
-        """The variables with which steps may bring any of these main settings; `state` by default.
-
-        Args:
-            spec: What is known of the gradient.
-            settings: Numbers as `Compressor.settings` has them.
-        """
-        return self.state(spec)
-
-    def settings(self, specs: Sequence[GradientSpec]) -> list[int] | None:
-        """Its main setting of each variable; None for a method without one.
-
-        Args:
-            specs: What is known of each variable's gradient.
-
-        Returns:
-            Numbers as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, elements
-            in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. A step may bring other ones:
-            see `ExchangeInputs.settings`.
-        """
-        return None
-
-    def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
-        """The bytes that a replica gives in a step, if the shapes of gradients tell them.
-
-        Advice asks; it tries gradients of other shapes than the model's.
-
-        Args:
-            specs: What is known of each variable's gradient.
-
-        Returns:
-            None if bytes grow with the number of elements, whatever the shapes, or with what is in
-            the gradients.
-        """
-        return None
-
-    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """The main settings that a plan may give a variable, such as L-GreCo's.
-
-        Args:
-            spec: What is known of the variable's gradient.
-            values: Values of the main setting, as the constructor takes them. By default, a range
-                around the method's own one.
-
-        Returns:
-            Numbers as `settings` has them, each once. None where the variable keeps its own: it is
-            small, a vector or sent whole, or the method has no choices.
+    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor | None:
+        """Returns the main settings of this step, int64 [tensors]; None for a method without any.
 
         Raises:
-            ValueError: If one of the values is not good.
+            ValueError: If the step brings settings to a method without any.
         """
-        return None
-
-    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """The main settings that count in this step; int64 [tensors].
-
-        Raises:
-            ValueError: If the method has none.
-        """
-        own = self.settings(inputs.specs)
-        if own is None:
+        if inputs.settings is not None:
             raise ValueError(f"{self!r} has no setting that differs by variable.")
-        return tf.convert_to_tensor(own if inputs.settings is None else inputs.settings, tf.int64)
+        return None
 
     def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Of which gradients most entries wait, and are sent with what came meanwhile.
+        """Returns which gradients are mostly delayed in the residual until they are sent.
 
         The only entry of a variable is sent in every step, by every method.
 
         Returns:
             bool [tensors].
         """
-        tensors = len(inputs.specs)
-        if self.delays_unless is None:
-            return tf.zeros([tensors], tf.bool)
-        waits = tf.not_equal(self.settings_in_force(inputs)[:tensors], self.delays_unless)
-        return tf.logical_and(waits, [spec.elements > 1 for spec in inputs.specs])
+        return tf.zeros([len(inputs.specs)], tf.bool)
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """What it keeps for the whole job, by name: nothing, unless a method says otherwise."""

@@ -7,22 +7,32 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
-from tf_gradcomp.compressors.choices import distinct, is_planned
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs, StateSpec
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.plannable import (
+    Cost,
+    Plannable,
+    distinct,
+    is_planned,
+    sum_of_squares,
+    whole,
+)
 from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"
 SENT_WHOLE = 0  # in place of a rank, to the ops
+LARGEST_GRAM = 2048  # rows of a matrix whose eigenvalues are computed
+_POWER_ITERATIONS = 5
 _DEFAULT_RANKS = dict.fromkeys(LAYER_KINDS, 4)
 
 
-class PowerSGD(Compressor):
+class PowerSGD(Plannable):
     """Low-rank gradient compression by one step of power iteration, with error feedback.
 
     The residual plus gradient of each variable is seen as a matrix of n rows and m columns, its
@@ -101,6 +111,27 @@ class PowerSGD(Compressor):
         shape = (_matrix(spec)[1], rank) if rank else (0,)
         return {**super().state(spec), FACTOR: StateSpec(shape, shared=True)}
 
+    def costs(
+        self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
+    ) -> list[Cost]:
+        """Returns bytes and errors; one decomposition serves all ranks.
+
+        The error is that of the best approximation. PowerSGD comes close to it, because each step
+        begins with the factors of the step before.
+        """
+        if max(settings) == SENT_WHOLE:
+            return [whole(spec)]
+        matrix = values.reshape(-1, spec.shape[-1]).astype(np.float64)
+        captured = np.cumsum(_captured(matrix, max(settings)))
+        total = sum_of_squares(matrix)
+
+        def cost(rank: int) -> Cost:
+            if rank == SENT_WHOLE:
+                return whole(spec)
+            return 4.0 * rank * sum(matrix.shape), math.sqrt(max(0.0, total - captured[rank - 1]))
+
+        return [cost(rank) for rank in settings]
+
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
         """Sums the left factors, then the right ones (paper, Algorithms 1 and 2)."""
         residuals, factors, gradients = inputs.residuals, inputs.state[FACTOR], inputs.gradients
@@ -154,3 +185,15 @@ def _matrix(spec: GradientSpec) -> tuple[int, int]:
 
 def _expected_rank(rank: Any) -> str:
     return "" if is_whole_number(rank, 1, sys.maxsize) else "a whole number of at least 1"
+
+
+def _captured(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """Returns the squares of the largest singular values, the largest first; float64 [rank]."""
+    if len(matrix) < matrix.shape[1]:
+        matrix = matrix.T
+    if matrix.shape[1] > LARGEST_GRAM:
+        basis = np.random.default_rng(0).standard_normal((matrix.shape[1], rank))
+        for _ in range(_POWER_ITERATIONS):
+            basis = np.linalg.qr(matrix.T @ (matrix @ basis))[0]
+        matrix = matrix @ basis
+    return np.linalg.eigvalsh(matrix.T @ matrix)[::-1][:rank]

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.choices import distinct, is_planned
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
+from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
 
@@ -22,7 +23,7 @@ SENT_WHOLE = 0  # in place of bits, to the ops
 _QUANTIZED = tuple(kind for kind in LAYER_KINDS if kind != VECTOR)
 
 
-class QSGD(Compressor):
+class QSGD(Plannable):
     """Quantization to a few bits per element, with error feedback.
 
     The residual plus gradient of each variable is cut into buckets. A bucket sends its smallest
@@ -107,6 +108,22 @@ class QSGD(Compressor):
             values = range(max(MIN_BITS, bits // 2), min(MAX_BITS, 2 * bits) + 1)
         self.bits.check_choices(values)
         return distinct(value or SENT_WHOLE for value in values)
+
+    def costs(
+        self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
+    ) -> list[Cost]:
+        """Returns bytes and errors; of random rounding, the root of the expected square."""
+        errors = ops.qsgd_errors(
+            values, settings, bucket_size=self.bucket_size, stochastic=self.stochastic
+        )
+
+        def cost(bits: int, error: float) -> Cost:
+            if bits == SENT_WHOLE:
+                return whole(spec)
+            scales = 8 * -(-spec.elements // self.bucket_size)
+            return float(scales + 4 * -(-bits * spec.elements // 32)), error
+
+        return list(map(cost, settings, errors.numpy().tolist()))
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (QSGD paper, Algorithm 1)."""

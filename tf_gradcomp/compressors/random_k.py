@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_whole_number
 from tf_gradcomp.compressors.requests import AllReduce
+from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
@@ -20,7 +21,7 @@ _SENT_WHOLE = 1  # a chunk of one entry
 _LEAST_DENSITY = 1 / MAX_CHUNK_SIZE
 
 
-class RandomK(Compressor):
+class RandomK(HasSettings):
     """Sums a random share of the entries, and keeps the others in the residual.
 
     Each variable is cut into chunks, of 1 / density entries, rounded; in each step one entry of

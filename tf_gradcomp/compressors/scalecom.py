@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.choices import distinct, geometric, is_planned
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
+from tf_gradcomp.compressors.plannable import (
+    Cost,
+    Plannable,
+    distinct,
+    geometric,
+    is_planned,
+    sum_of_squares,
+)
 from tf_gradcomp.compressors.requests import Broadcast, Request
 from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
@@ -37,7 +46,7 @@ _DEFAULT_RATES: dict[str, int | str | None] = {
 _SENT_WHOLE = 1  # a chunk of one entry
 
 
-class ScaleCom(Compressor):
+class ScaleCom(Plannable):
     """Scalable sparsified gradient compression: cyclic local top-k with a filtered residual.
 
     In each step one replica leads: it finds the largest entry of residual plus gradient in each
@@ -133,6 +142,25 @@ class ScaleCom(Compressor):
             return geometric(rate, MAX_CHUNK_SIZE)
         self.rates.check_choices(values)
         return distinct(_rate(spec, value) for value in values)
+
+    def costs(
+        self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
+    ) -> list[Cost]:
+        """Returns what a leader sends, and misses apart from rounding."""
+        residual = tf.Variable(tf.zeros(spec.shape))
+        gradient = tf.constant(values)
+        total = sum_of_squares(values)
+
+        def error(rate: int) -> float:
+            chunked = ops.Chunked([residual], [gradient], [rate], [0])
+            offsets, finite = ops.chunk_select(chunked, lead=True)
+            sent = ops.chunk_take(chunked, offsets, finite).numpy()
+            return math.sqrt(max(0.0, total - sum_of_squares(sent)))
+
+        each_alone = ops.Chunked([], [], settings, range(len(settings)))
+        elements = [spec.elements] * len(settings)
+        sizes = tensor_bytes(each_alone, elements, leaders=replicas, value_bits=self.value_bits)
+        return list(zip(sizes.numpy().tolist(), map(error, settings), strict=True))
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them (paper, section 3)."""

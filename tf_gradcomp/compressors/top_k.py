@@ -8,19 +8,19 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import (
     VELOCITY,
-    Compressor,
     Exchanged,
     ExchangeInputs,
     StateSpec,
 )
-from tf_gradcomp.compressors.choices import distinct, is_planned
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_share
+from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
@@ -28,7 +28,7 @@ SENT_WHOLE = 0  # in place of a number of entries, to the ops
 _DEFAULT_DENSITY = 0.01
 
 
-class TopK(Compressor):
+class TopK(Plannable):
     """The largest entries of each variable, gathered, with error feedback.
 
     Of the residual plus gradient of a variable with N elements, the max(1, floor(density N)) with
@@ -133,6 +133,21 @@ class TopK(Compressor):
             values = [min(density * tenths / 10, 1.0) for tenths in range(1, 101)]
         self.density.check_choices(values)
         return distinct(_entries(spec, value) for value in values)
+
+    def costs(
+        self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
+    ) -> list[Cost]:
+        """Returns bytes and errors; one sort of the magnitudes serves all settings."""
+        sums = np.square(np.sort(np.abs(values), axis=None), dtype=np.float64)
+        np.cumsum(sums, out=sums)
+
+        def cost(entries: int) -> Cost:
+            if entries == SENT_WHOLE:
+                return whole(spec)
+            left = max(0, spec.elements - entries)
+            return 8.0 * (spec.elements - left), math.sqrt(sums[left - 1]) if left else 0.0
+
+        return [cost(entries) for entries in settings]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""

@@ -14,6 +14,7 @@ from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
 from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderState, lgc_in
+from tf_gradcomp.compressors.lgreco.planner import LayerPlanner, PlanInForce
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.announcements import announce, announce_one_replica
 from tf_gradcomp.exchange.gradients import (
@@ -25,7 +26,6 @@ from tf_gradcomp.exchange.gradients import (
     path_of,
     with_gradients_to_exchange,
 )
-from tf_gradcomp.exchange.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.exchange.method import Method
 from tf_gradcomp.exchange.replica_exchange import Gradients, Parts, ReplicaExchange
 from tf_gradcomp.exchange.saving import Saving

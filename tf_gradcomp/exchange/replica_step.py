@@ -225,9 +225,7 @@ class ReplicaStep:
     ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
         size, dtype = self.inputs.size, request.values.dtype
         fingerprint = compressor.fingerprint(self.inputs.specs)
-        settings = None
-        if compressor.settings(self.inputs.specs) is not None:
-            settings = compressor.settings_in_force(self.inputs)
+        settings = compressor.settings_in_force(self.inputs)
         tag = metadata.tag(fingerprint, self.inputs.step, dtype, size, settings)
         numbers = metadata.rows_as_numbers(own, dtype, size)
         tags, bits = tag.shape.num_elements(), own.shape.num_elements()

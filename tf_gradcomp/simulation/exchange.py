@@ -15,9 +15,9 @@ from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderState, lgc_in
+from tf_gradcomp.compressors.lgreco.planner import LayerPlanner, PlanInForce
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite, check_dtypes, gradient_specs
-from tf_gradcomp.exchange.layer_plans import LayerPlanner, PlanInForce
 from tf_gradcomp.exchange.replica_step import ReplicaStep, Stepped, by_stage
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state, residual_scale
 from tf_gradcomp.groups.communicator import Sent

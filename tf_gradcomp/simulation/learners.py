@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors, tf_private
+from tf_gradcomp.compressors.lgreco.planner import PlanInForce
 from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.exchange.gradients import native
-from tf_gradcomp.exchange.layer_plans import PlanInForce
 from tf_gradcomp.groups.communicator import measures_per_step
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange

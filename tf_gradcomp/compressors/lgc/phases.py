@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.lgc.autoencoder import Network
 from tf_gradcomp.compressors.lgc.leader_selection import LeaderStep
 from tf_gradcomp.compressors.lgc.settings import (
@@ -32,6 +32,7 @@ from tf_gradcomp.compressors.lgc.settings import (
 )
 from tf_gradcomp.compressors.requests import AllGather, Broadcast, Request
 from tf_gradcomp.compressors.value_bits import gather_codes
+from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.ops.payload import LGC as LGC_PAYLOAD
 from tf_gradcomp.policy import GradientSpec
 
@@ -39,7 +40,7 @@ _LARGEST = 1e6  # of a vector for the autoencoder; with its own scale, none is s
 _FALLBACK_BITS = 8
 
 
-class Phase(Compressor, registered=False):
+class Phase(HasSettings, registered=False):
     """A phase; it has the settings and the state of `LGC`."""
 
     delays_unless = 0

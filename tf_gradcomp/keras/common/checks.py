@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors.base import Compressor, in_turn
+from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.exchange.gradients import native, path_of
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.handshake import WorkersDisagreeError
@@ -259,8 +260,9 @@ def check_keeps_zeros(
         return
     for stage in in_turn(compressor):
         method = getattr(stage, "method", stage)
-        whole = method.delays_unless
-        if whole is None or all(one == whole for one in method.settings(matrices) or [None]):
+        if not isinstance(method, HasSettings) or method.delays_unless is None:
+            continue
+        if all(setting == method.delays_unless for setting in method.settings(matrices)):
             continue
         raise ValueError(
             f"{type(optimizer).__name__} makes NaN of gradients that are zero in a whole row and "

@@ -9,16 +9,72 @@ from typing import NamedTuple
 import numpy as np
 
 from tf_gradcomp import ops
-from tf_gradcomp.compressors import Compressor
-from tf_gradcomp.planning.error_tables import Table, table
+from tf_gradcomp.compressors.plannable import Plannable, distinct
 from tf_gradcomp.policy import GradientSpec
+
+
+class Table(NamedTuple):
+    """One layer's choices.
+
+    Attributes:
+        settings: As `HasSettings.settings` has them.
+        bytes: float64 [settings], of the payload.
+        errors: float64 [settings]; NaN if the gradient is not finite.
+        default: The place of the uniform setting among them.
+    """
+
+    settings: list[int]
+    bytes: np.ndarray
+    errors: np.ndarray
+    default: int
+
+
+def table(
+    compressor: Plannable,
+    spec: GradientSpec,
+    gradient: np.ndarray,
+    choices: Sequence[int],
+    default: int,
+    replicas: int = 1,
+) -> Table:
+    """What one layer would send and miss at each of some settings.
+
+    Args:
+        compressor: The method.
+        spec: What is known of the layer's gradient.
+        gradient: In the shape of `spec`; any float.
+        choices: Settings as `HasSettings.settings` has them.
+        default: The uniform setting, which need not be among them.
+        replicas: How many there are. Where one of them leads, bytes are the mean over all.
+
+    Returns:
+        The choices in their order, then the uniform setting if it is not among them.
+    """
+    settings = distinct([*choices, default])
+    values = np.asarray(gradient, np.float32)
+    finite = bool(np.isfinite(values).all())
+    values = values if finite else np.zeros_like(values)
+    values, exponent = _scaled(values)
+    costs = compressor.costs(spec, values, settings, replicas)
+    sizes, errors = (np.array(column, np.float64) for column in zip(*costs, strict=True))
+    errors = np.ldexp(errors, exponent) if finite else np.full_like(errors, np.nan)
+    return Table(settings, sizes, errors, settings.index(default))
+
+
+def _scaled(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Divides by a power of two so that the largest magnitude is from 0.5 to 1; also its exponent.
+
+    Squares of small values would be zero in float32, and sums of large ones infinite.
+    """
+    exponent = int(np.frexp(np.abs(values).max(initial=0))[1])
+    return np.ldexp(values, -exponent), exponent
 
 
 class Plan(NamedTuple):
     """Which settings to use, and what they are expected to send and to miss.
 
     Attributes:
-        settings: One for each variable, as `Compressor.settings` has them; the uniform setting
+        settings: One for each variable, as `HasSettings.settings` has them; the uniform setting
             where the variable is outside the plan.
         budget_used: The summed error of the planned layers over the budget; NaN without a budget.
         bytes: Of a replica's payload of all variables, without its header.
@@ -38,7 +94,7 @@ class Plan(NamedTuple):
 
 
 def plan_layers(
-    compressor: Compressor,
+    compressor: Plannable,
     specs: Sequence[GradientSpec],
     gradients: Sequence[np.ndarray],
     choices: Sequence[Sequence[int] | None] | None = None,
@@ -57,23 +113,18 @@ def plan_layers(
         gradients: One for each variable, such as the sum of those of many steps: what would be
             compressed, without a residual.
         choices: For each variable, the settings that it may have; None keeps its own. By default,
-            what `Compressor.choices` says.
+            what `Plannable.choices` says.
         budget: How many times the error of the reference is allowed.
-        defaults: The uniform setting of each variable. By default, what `Compressor.settings` says.
+        defaults: The uniform setting of each variable. By default, its own.
         steady: Of which variables the reference is the choice with the fewest bytes; by default,
             of none.
         replicas: How many there are.
 
     Returns:
         The plan; where there is none, the uniform settings, with the reason.
-
-    Raises:
-        ValueError: If the method has no such setting.
     """
     if defaults is None:
         defaults = compressor.settings(specs)
-    if defaults is None:
-        raise ValueError(f"{compressor!r} has no setting that differs by variable.")
     if choices is None:
         choices = [compressor.choices(spec) for spec in specs]
     tables = [

@@ -19,7 +19,9 @@ from tf_gradcomp.compressors.base import (
     JobStateSpec,
     StateSpec,
 )
+from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.requests import Request
+from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 UNIFORM, ACCORDION = "uniform", "accordion"
@@ -27,7 +29,7 @@ _NO_SETTING = -1  # a plan has settings plus one, and 0 where there is none yet
 _PLANNABLE = GradientSpec("", (4096, 4096), "float32", "")
 
 
-class LGreCo(Compressor):
+class LGreCo(HasSettings):
     """Another method, with a setting for each layer that is planned while the job trains.
 
     The method's own settings are the reference. In each period of training, a plan chooses for each
@@ -131,15 +133,15 @@ class LGreCo(Compressor):
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The reference: the method's own settings."""
-        return self.method.settings(specs) or []
+        return self.method.settings(specs)
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
         """The method's, without a plan."""
         return self.method.payload_bytes(specs)
 
-    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """What the method says of the values that were given."""
-        return self.method.choices(spec, self.values if values is None else values)
+    def choices(self, spec: GradientSpec) -> list[int] | None:
+        """Returns the settings that a plan may give a variable; see `Plannable.choices`."""
+        return self.method.choices(spec, self.values)
 
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
         """Those of the plan, unless the step brings others."""
@@ -211,14 +213,13 @@ class LGreCo(Compressor):
         }
 
 
-def _checked(method: Any) -> Compressor:
+def _checked(method: Any) -> Plannable:
     """The method, if its settings can be planned.
 
     Raises:
         ValueError: If they can't, or it takes turns with others.
     """
-    planned = isinstance(method, Compressor) and not isinstance(method, LGreCo)
-    if not planned or type(method).choices is Compressor.choices:
+    if not isinstance(method, Plannable):
         raise ValueError(
             f"LGreCo: {method!r} has no setting that can be planned for each layer; use "
             "'power_sgd', 'qsgd', 'top_k', 'adacomp' or 'scalecom'."

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors import Compressor, LGreCo, text_of
-from tf_gradcomp.compressors.base import GRADIENT_NORMS, stages
-from tf_gradcomp.compressors.lgreco import ACCORDION
-from tf_gradcomp.planning.plan import plan_layers
+from tf_gradcomp.compressors.base import GRADIENT_NORMS, Compressor, stages
+from tf_gradcomp.compressors.lgreco.method import ACCORDION, LGreCo
+from tf_gradcomp.compressors.lgreco.plan import plan_layers
+from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.policy import GradientSpec
 
 _STEADY = 0.5  # Accordion: by which part a norm may differ from that of the period before
@@ -24,7 +24,7 @@ class PlanInForce(NamedTuple):
     """The settings in use, and what the plan that chose them is expected to do.
 
     Attributes:
-        settings: One for each variable, as `Compressor.settings` has them.
+        settings: One for each variable, as `HasSettings.settings` has them.
         ratio: The bytes of the method's own settings over those of the plan; 1 without a plan.
         budget_used: Which part of the error that was allowed the plan has; 1 without a plan.
         at_bound: How many layers have the setting with the fewest bytes among their choices.

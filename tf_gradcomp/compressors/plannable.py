@@ -1,0 +1,91 @@
+"""Methods whose setting of each variable can be planned, as `LGreCo` does."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tf_gradcomp.compressors.base import StateSpec
+from tf_gradcomp.compressors.variable_settings import HasSettings
+from tf_gradcomp.policy import VECTOR, GradientSpec
+
+LEAST_ELEMENTS = 1024  # of a variable that is planned, as in CGX
+_RANGE, _STEPS = 10, 5  # geometric: from a tenth to ten times, with 5 steps down and 5 up
+
+Cost: TypeAlias = tuple[float, float]  # bytes and error
+
+
+class Plannable(HasSettings):
+    """A method that can tell what each setting of a variable would send and miss."""
+
+    @abc.abstractmethod
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """Returns the settings that a plan may give a variable.
+
+        Args:
+            spec: What is known of the variable's gradient.
+            values: Values of the main setting, as the constructor takes them. By default, a range
+                around the method's own value.
+
+        Returns:
+            Numbers as `settings` has them, each once. None where the variable keeps its own: it is
+            small, a vector or sent whole.
+
+        Raises:
+            ValueError: If one of the values is not valid.
+        """
+
+    @abc.abstractmethod
+    def costs(
+        self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
+    ) -> list[Cost]:
+        """Returns what each setting would cost, after one pass over the values where possible.
+
+        Args:
+            spec: What is known of the variable's gradient.
+            values: The gradient: float32, finite, of magnitudes up to 1.
+            settings: Numbers as `settings` has them.
+            replicas: The number of replicas. Where one of them leads, bytes are the mean over all.
+
+        Returns:
+            For each setting the bytes of the payload, as `Exchanged.tensor_bytes` counts them, and
+            the L2 norm of the values minus what is sent of them, from a residual of zeros.
+        """
+
+    def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
+        """Returns the variables with which steps may bring any of these settings.
+
+        Args:
+            spec: What is known of the gradient.
+            settings: Numbers as `settings` has them.
+        """
+        return self.state(spec)
+
+
+def is_planned(spec: GradientSpec) -> bool:
+    """Returns whether the variable is large enough for a plan of its own, and no vector."""
+    return spec.kind != VECTOR and spec.elements >= LEAST_ELEMENTS
+
+
+def geometric(setting: int, most: int) -> list[int]:
+    """Returns whole numbers from a tenth of a setting to ten times it, from 1 to `most`."""
+    scales = [_RANGE ** (step / _STEPS) for step in range(-_STEPS, _STEPS + 1)]
+    return distinct(min(max(1, round(setting * scale)), most) for scale in scales)
+
+
+def distinct(settings: Iterable[int]) -> list[int]:
+    """Returns each setting once, where it comes first."""
+    return list(dict.fromkeys(settings))
+
+
+def whole(spec: GradientSpec) -> Cost:
+    """Returns the cost of a variable that is sent as it is."""
+    return 4.0 * spec.elements, 0.0
+
+
+def sum_of_squares(values: np.ndarray) -> float:
+    """Returns the sum of squares in float64."""
+    return float(np.sum(np.square(values, dtype=np.float64)))
