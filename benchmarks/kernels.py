@@ -33,7 +33,8 @@ from rich.table import Table
 
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.compressors import ExchangeInputs
-from tf_gradcomp.groups.lockstep import handles, in_lockstep, new_state
+from tf_gradcomp.exchange.state import handles, new_state
+from tf_gradcomp.groups.lockstep import in_lockstep
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import DENSE, GradientSpec
 

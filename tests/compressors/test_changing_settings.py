@@ -21,7 +21,8 @@ from tests.compressors.methods import (
 from tests.compressors.test_conformance import assert_as_oracle, random_gradients
 from tf_gradcomp.compressors import Cast, ExchangeInputs, PowerSGD, RandomK, ScaleCom, SignSGD
 from tf_gradcomp.compressors.power_sgd import FACTOR
-from tf_gradcomp.groups.lockstep import handles, in_lockstep, new_state
+from tf_gradcomp.exchange.state import handles, new_state
+from tf_gradcomp.groups.lockstep import in_lockstep
 
 SHAPES = [(40, 60), (3, 3, 8, 32), (50,), (60, 80), (70, 20), (0, 6), (90, 41), (33,)]
 SIZE = 3

@@ -32,8 +32,9 @@ from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.lockstep import handles, in_lockstep, new_job_state, new_state
+from tf_gradcomp.groups.lockstep import in_lockstep
 from tf_gradcomp.policy import GradientSpec
 
 SHAPES = [(40, 60), (50,), (60, 80), (3, 3, 8, 32), (20, 10)]  # two are not planned

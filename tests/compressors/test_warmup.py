@@ -13,8 +13,8 @@ from tf_gradcomp import compressors
 from tf_gradcomp.compressors import AdaComp, Compressor
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.exchange.replica_step import ReplicaStep
-from tf_gradcomp.exchange.state import state_specs
-from tf_gradcomp.groups.lockstep import handles, in_lockstep, new_state
+from tf_gradcomp.exchange.state import handles, new_state, state_specs
+from tf_gradcomp.groups.lockstep import in_lockstep
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,)]
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)

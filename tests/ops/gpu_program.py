@@ -32,8 +32,9 @@ from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage
+from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.lockstep import handles, in_lockstep, new_state
+from tf_gradcomp.groups.lockstep import in_lockstep
 from tf_gradcomp.ops import gpu, library
 from tf_gradcomp.policy import DENSE, GradientSpec
 

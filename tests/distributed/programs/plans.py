@@ -8,9 +8,9 @@ import tensorflow as tf
 from tests.ranks import RANK, SIZE, argument, report
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import ExchangeInputs
+from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.communicator import converse
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.lockstep import handles, new_state
 from tf_gradcomp.policy import GradientSpec
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
