@@ -30,7 +30,7 @@ print("trained", flush=True)
 """
 
 
-@pytest.mark.parametrize("keras_module", ["optimizer", "strategy"])
+@pytest.mark.parametrize("door", ["optimizer", "strategy"])
 def test_python_takes_a_job_apart_without_a_word(door):
     for worker in run_workers(PROGRAM, args=[door]):
         assert worker.stdout.endswith("trained")
