@@ -1,6 +1,6 @@
-"""For mkdocs: the site also has the pages and programs that lie outside of this folder.
+"""Adds the pages and programs outside this folder to the mkdocs site.
 
-In the site the README is the first page, and `docs/` is not there: links are changed to fit.
+The site has no `docs/`, and its first page is the README. Links are changed to fit.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+FIRST_PAGE = (Path("README.md"), Path("docs/README.md"))  # the site's contents replace the index
 PROGRAMS = ["benchmarks/*.png", "keras_examples/*.py", "Dockerfile"]
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)]+)(?=\))")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds what lies outside."""
-    files.remove(files.src_uris["hooks.py"])
+    """Adds the files outside this folder."""
+    for name in ("hooks.py", "README.md"):
+        files.remove(files.src_uris[name])
     files.append(_outside("index.md", ROOT / "README.md", config))
     for name in OUTSIDE:
         files.append(_outside(name, ROOT / name, config))
@@ -35,14 +37,14 @@ def _outside(uri: str, path: Path, config: Any) -> File:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Makes links fit the places that pages have in the site."""
+    """Rewrites links for the places of pages in the site."""
     uri = page.file.src_uri
     source = Path(page.file.abs_src_path)
 
     def changed(link: re.Match[str]) -> str:
         target, hash_sign, anchor = link[1].partition("#")
         path = (source.parent / target).resolve().relative_to(ROOT)
-        name = "index.md" if path == Path("README.md") else str(path).removeprefix("docs/")
+        name = "index.md" if path in FIRST_PAGE else str(path).removeprefix("docs/")
         depth = uri.count("/")
         return f"{'../' * depth}{name}{hash_sign}{anchor}"
 
