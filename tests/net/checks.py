@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -90,14 +89,13 @@ def keeps_its_pace(program: Program) -> None:
     settings, nor less than a third of it.
     """
     first, second = program.jobs
-    steps = first.steps + second.steps
-    straight = [
-        dataclasses.replace(program, jobs=(dataclasses.replace(job, steps=steps),))
-        for job in (first, second)
-    ]
-    before = len(program.rounds(first))
-    wanted = [max(_lengths(other)[before:]) for other in straight]
-    found = _lengths(program)[before:]
+    before, throughout = Running(program, first), Running(program, second)
+    for running in (before, throughout):
+        _lengths(running, program.rounds(first))
+    resumed = Running(program, second)
+    resumed.resume(before)
+    found = _lengths(resumed, program.rounds(second))
+    wanted = [max(_lengths(running, program.rounds(second))) for running in (before, throughout)]
     assert max(found) <= 1.5 * max(wanted), f"steps of {found}, instead of {wanted} at most"
     assert max(found) >= min(wanted) / 3, f"steps of {found}, instead of {wanted} at most"
 
@@ -128,15 +126,16 @@ def _assert_said(running: Running, lost: Sequence[np.ndarray]) -> None:
         assert any("residual" in text for text in running.said), f"lost in silence: {lost}"
 
 
-def _lengths(program: Program) -> list[float]:
-    """The largest change of a weight in each step."""
+def _lengths(running: Running, rounds: Sequence[Sequence[Step]]) -> list[float]:
+    """Takes steps; returns the largest change of a weight in each round."""
     lengths = []
-    for running, _ in jobs_of(program):
-        for steps in program.rounds(running.job):
-            start = running.weights()
-            _take(running, steps)
-            changes = zip(running.weights(), start, strict=True)
-            lengths.append(max(float(np.abs(now - then).max()) for now, then in changes))
+    for steps in rounds:
+        start = running.weights()
+        for step in steps:
+            running.step(step)
+        changes = zip(running.weights(), start, strict=True)
+        lengths.append(max(float(np.abs(now - then).max()) for now, then in changes))
+    assert not running.unequal(), f"replicas differ in {running.unequal()}"
     return lengths
 
 
