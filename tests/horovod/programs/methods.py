@@ -1,4 +1,6 @@
-"""Every method in a training loop of one's own, a gradient of the last rank once not finite."""
+"""Trains by METHOD ... or all, in an own loop; a gradient of the last rank is once not finite."""
+
+import sys
 
 import keras
 import numpy as np
@@ -83,4 +85,4 @@ def train(method):
 
 
 if __name__ == "__main__":
-    report({method: train(method) for method in METHODS})
+    report({method: train(method) for method in sys.argv[1:] or METHODS})
