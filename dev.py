@@ -212,12 +212,13 @@ def parse_arguments() -> argparse.Namespace:
         ),
         (
             "lint",
-            "run ruff and mypy",
+            "run ruff, mypy and tests/prose.py",
             ("lint",),
             [
                 ["-m", "ruff", "check"],
                 ["-m", "ruff", "format", "--check"],
                 ["-m", "mypy", "tf_gradcomp"],
+                ["tests/prose.py"],
             ],
         ),
     ):

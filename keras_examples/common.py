@@ -1,4 +1,4 @@
-"""What the example programs share: their data, how long a step takes, and their report."""
+"""Code that the example programs share: their data, times of steps, and reports."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class StepTimer(keras.callbacks.Callback):
 
 
 def make_callbacks(job: Job | None = None) -> list[keras.callbacks.Callback]:
-    """What all programs have; it comes first, so that other callbacks see what it logs."""
+    """Returns the callbacks of all programs; the monitor is first, so that others see its logs."""
     callbacks = [
         gc.callbacks.CompressionMonitor(),
         gc.callbacks.LayerwisePlan(),  # for --compressor lgreco; does nothing with other methods

@@ -78,7 +78,7 @@ def sent_bytes_by_epoch(record: Record) -> np.ndarray:
 
 
 def measures(record: Record) -> dict[str, float]:
-    """What the table shows of a run."""
+    """Returns the values of a run in the table."""
     history, traffic = record["history"], record["traffic"]
     dense = 4 * record["weights"]
     payload = traffic["payload_bytes"] / traffic["exchanges"]
@@ -121,7 +121,7 @@ def comparison(records: dict[str, Record]) -> Table:
 
 
 def verdict_on_time(dense: Record, compressed: Record) -> str:
-    """What the time of a step says, and what it does not."""
+    """Explains the time of a step."""
     one, other = measures(dense), measures(compressed)
     extra = other["seconds"] - one["seconds"]
     if extra <= 0:

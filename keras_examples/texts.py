@@ -88,6 +88,6 @@ def in_order(text: np.ndarray, batch_size: int) -> tf.data.Dataset:
 
 
 def bits_per_character(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """What each character takes: float32 [batch, sequence], two to whose mean is the perplexity."""
+    """Returns the bits of each character; the perplexity is 2 to the power of their mean."""
     nats = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
     return nats / math.log(2)

@@ -48,7 +48,7 @@ class Denoiser(keras.Model):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Those that `fit` resets before each epoch."""
+        """The metrics that `fit` resets before each epoch."""
         return [self.error]
 
 

@@ -1,0 +1,134 @@
+"""Checks what ruff does not: first words of docstrings, cells of tables, subjects of commits.
+
+    python tests/prose.py
+
+`python3 dev.py lint` runs it. The lists of exceptions only shrink.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("benchmarks", "keras_examples", "tests", "tf_gradcomp", "dev.py", "setup.py")
+# A docstring begins with a verb or a plain noun.
+NOT_FIRST = {"How", "Of", "That", "Those", "What", "Whether", "Which", "Who"}
+CODE_TO_DO = (
+    "benchmarks",
+    "tf_gradcomp/adam",
+    "tf_gradcomp/compressors",
+    "tf_gradcomp/exchange",
+    "tf_gradcomp/groups",
+    "tf_gradcomp/keras",
+    "tf_gradcomp/ops",
+    "tf_gradcomp/simulation",
+    "tf_gradcomp/strategy",
+)
+PAGES = ("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+MOST_WORDS = 15  # of a cell: a table holds values, and a paragraph explains
+PAGES_TO_DO = (
+    "README.md",
+    "docs/comparison.md",
+    "docs/gpu.md",
+    "docs/keras2.md",
+    "docs/learning_rate.md",
+    "docs/memory.md",
+    "docs/methods.md",
+    "docs/payload_format.md",
+    "docs/two_levels.md",
+)
+LONGEST_SUBJECT = 72
+MAIN = ("origin/main", "main")
+
+
+def files(places: tuple[str, ...], suffix: str, to_do: tuple[str, ...]) -> Iterator[Path]:
+    """Yields the files to check, by path."""
+    for place in places:
+        found = [ROOT / place] if place.endswith(suffix) else sorted((ROOT / place).rglob("*"))
+        for file in found:
+            name = str(file.relative_to(ROOT))
+            exempt = any(is_in(name, one) for one in to_do)
+            if file.suffix == suffix and not exempt:
+                yield file
+
+
+def first_words(to_do: tuple[str, ...] = CODE_TO_DO) -> Iterator[str]:
+    """Yields the docstrings that begin with a word of `NOT_FIRST`."""
+    for file in files(CODE, ".py", to_do):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            first, _, rest = (ast.get_docstring(node) or "").partition(" ")
+            if first in NOT_FIRST:
+                line = node.body[0].lineno
+                yield f"{place(file, line)}: begin with a verb or a noun: {first} {rest[:50]}"
+
+
+def long_cells(to_do: tuple[str, ...] = PAGES_TO_DO) -> Iterator[str]:
+    """Yields the cells of tables that have more than `MOST_WORDS`."""
+    for file in files(PAGES, ".md", to_do):
+        text = re.sub(r"^```.*?^```$", blank, file.read_text(), flags=re.M | re.S)
+        for number, line in enumerate(text.splitlines(), 1):
+            cells = line.strip().strip("|").split("|") if line.startswith("|") else []
+            for cell in cells:
+                if (words := len(cell.split())) > MOST_WORDS:
+                    yield f"{place(file, number)}: {words} words in a cell: {cell.strip()[:50]}"
+
+
+def blank(code: re.Match) -> str:
+    """Returns as many empty lines as the code has."""
+    return "\n" * code[0].count("\n")
+
+
+def done() -> Iterator[str]:
+    """Yields the exceptions without faults, which are to be deleted."""
+    for to_do, faults in ((CODE_TO_DO, first_words(())), (PAGES_TO_DO, long_cells(()))):
+        places = [fault.partition(":")[0] for fault in faults]
+        for name in to_do:
+            if not any(is_in(place, name) for place in places):
+                yield f"tests/prose.py: {name} has no faults left: delete it from the list"
+
+
+def is_in(name: str, folder: str) -> bool:
+    return name == folder or name.startswith(f"{folder}/")
+
+
+def place(file: Path, line: int) -> str:
+    return f"{file.relative_to(ROOT)}:{line}"
+
+
+def long_subjects() -> Iterator[str]:
+    """Yields the long subjects of the commits that main does not have, or of the last commit."""
+    try:
+        base = next(filter(None, (git("merge-base", "HEAD", name) for name in MAIN)), None)
+    except FileNotFoundError:
+        print("subjects of commits: not checked, for git is not installed")
+        return
+    if base is None:
+        print(f"subjects of commits: not checked, for there is no {' or '.join(MAIN)} here")
+        return
+    subjects = git("log", "--format=%h %s", f"{base}..HEAD") or git("log", "-1", "--format=%h %s")
+    for line in (subjects or "").splitlines():
+        name, _, subject = line.partition(" ")
+        if len(subject) > LONGEST_SUBJECT:
+            yield f"commit {name}: {len(subject)} characters in the subject: {subject}"
+
+
+def git(*arguments: str) -> str | None:
+    """Returns what git prints, or None if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return None if done.returncode else done.stdout.strip()
+
+
+def main() -> int:
+    """Prints all faults; returns the exit code."""
+    faults = [*first_words(), *long_cells(), *long_subjects(), *done()]
+    print("\n".join(faults or ["prose: no faults"]))
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
