@@ -67,8 +67,7 @@ def train(
     if not is_chief:
         return
     print(f"Test accuracy {accuracy:.2%}, loss {loss:.4f}")
-    state = optimizer.exchange.autoencoder
-    vectors = state.last_vectors() if state else None
+    vectors = training.last_vectors
     autoencoder = training.autoencoder
     if vectors is None or autoencoder is None:
         print("Nothing was learnt: start several workers, for more steps.")

@@ -12,7 +12,7 @@ from tests.bounds import assert_close
 from tests.reference.lgc import whole_run_ratio
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc.autoencoder_state import Learnt
+from tf_gradcomp.compressors.lgc.autoencoder_state import Learnt, autoencoder_of
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
@@ -182,7 +182,7 @@ def test_phases_follow_each_other_on_all_replicas_and_logs_tell(pattern, caplog)
     first, second = copies(collective(), exchange.job_state[WEIGHTS])
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(training.autoencoder.flat_weights(), first)
-    assert exchange.autoencoder.facts.keys() == {
+    assert autoencoder_of(exchange).facts.keys() == {
         "phase of LGC",
         "checksum of the autoencoder's weights",
     }
@@ -326,7 +326,7 @@ def test_weights_that_the_last_step_made_not_finite_do_not_come_into_use(value, 
     model = compiled(method())
     with collective().scope():
         model.optimizer.build(model.trainable_variables)
-    state = model.optimizer.exchange.autoencoder
+    state = autoencoder_of(model.optimizer.exchange)
     weights = np.full(state.job_state[WEIGHTS].shape, value, "float32")
     state.learn(weights, [Learnt(TRAINING, loss=0.1, error=0.1)])
     assert state.job_state[WANTED].numpy() == wanted
@@ -346,7 +346,7 @@ def test_with_other_methods_or_one_replica_it_does_nothing():
     training = gc.callbacks.AutoencoderTraining()
     for model in (compiled("top_k"), compiled(method(), tf.distribute.get_strategy())):
         model.optimizer.build(model.trainable_variables)
-        assert model.optimizer.exchange.autoencoder is None
+        assert autoencoder_of(model.optimizer.exchange) is None
         assert training.train(model.optimizer.exchange) == {}
     plain = layers()
     plain.compile("sgd", "mse")
@@ -383,7 +383,7 @@ def test_learners_train_it_and_count_the_whole_run(pattern, number):
 
     def note(report):
         payloads.append(report.payload_bytes)
-        phases.append(group.exchange.autoencoder.phase)
+        phases.append(autoencoder_of(group.exchange).phase)
         assert len({int(state[PHASE]) for state in group.exchange.job_state}) == 1
 
     history = group.fit(batches(), epochs=3, on_step=note)
@@ -414,8 +414,8 @@ def test_training_starts_from_the_weights_of_a_model_that_is_given():
     group = learners(2, method(autoencoder=given))
     training = gc.callbacks.AutoencoderTraining(keras.optimizers.SGD(0.0))
     group.fit(batches(), training=training)
-    assert group.exchange.autoencoder.last_learnt >= 4
-    np.testing.assert_array_equal(group.exchange.autoencoder.weights, given.flat_weights())
+    assert autoencoder_of(group.exchange).last_learnt >= 4
+    np.testing.assert_array_equal(autoencoder_of(group.exchange).weights, given.flat_weights())
 
 
 def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwritten(
@@ -428,14 +428,14 @@ def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwr
     for _step in range(DENSE + 2):
         group.train_on_batch(x[:BATCH], y[:BATCH])
         training.train(group.exchange)
-    before = group.exchange.autoencoder.last_learnt
+    before = autoencoder_of(group.exchange).last_learnt
     for missed, steps in ((False, 3), (True, 5)):
         for _ in range(steps):
             group.train_on_batch(x[:BATCH], y[:BATCH])
-        numbers = [of_one.number for of_one in group.exchange.autoencoder.new_vectors()]
+        numbers = [of_one.number for of_one in autoencoder_of(group.exchange).new_vectors()]
         collected = int(group.exchange.job_state[0][COLLECTED])
         assert numbers == list(range(collected - 2, collected + 1))
         training.train(group.exchange)
-        assert group.exchange.autoencoder.last_learnt == collected
+        assert autoencoder_of(group.exchange).last_learnt == collected
         assert ("vectors of 2 steps were overwritten" in caplog.text) == missed
     assert collected == before + 8

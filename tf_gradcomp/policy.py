@@ -72,8 +72,8 @@ class Policy:
         positions: By variable path, the number of places in the layer's output, per sample, where
             the layer uses each entry. Some methods compress more where there are fewer places.
         first: Path of the kernel of the first convolution, which some methods leave dense.
-        ends: Paths of the kernels of the first and of the last layer that has one, which `LGC`
-            treats apart; None where it is not known.
+        ends: Paths of the kernels of the first and of the last layer that has one; some methods
+            leave these dense. None where it is not known.
         max_dense_elements: `tf.IndexedSlices`, the gradient of Keras' `Embedding`, are merged and
             made dense, to be compressed like any other gradient, up to this number of elements in
             the table. Those of larger tables are sent as slices (by `Cast` in 16 bits), or as the

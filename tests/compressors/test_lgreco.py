@@ -131,7 +131,7 @@ class Exchanging:
 
 
 def install_in(exchange, plan):
-    name = exchange.planner.lgreco.plan_name
+    name = exchange.hook(LayerPlanner).lgreco.plan_name
     for own in copies_of(exchange.job_state[name]):
         own.assign([setting + 1 for setting in plan])
 
@@ -344,12 +344,12 @@ def test_a_plan_for_another_method_is_not_used(method):
     before = job(LGreCo(PowerSGD(3)))
     install_in(before.optimizer.exchange, [4, -1])
     exchange = resumed(before, LGreCo(method)).optimizer.exchange
-    assert 4 in exchange.planner.lgreco.choices(exchange.specs[0])
+    assert 4 in exchange.hook(LayerPlanner).lgreco.choices(exchange.specs[0])
     assert exchange.plan_in_force().settings == method.settings(exchange.specs)
 
 
 def planner_of(compressor, shapes=((60, 80), (40, 60)), dtype="float32"):
-    return LayerPlanner.of(compressor, dense_specs(shapes, dtype), replicas=1)
+    return compressor.between_steps(dense_specs(shapes, dtype), replicas=1)
 
 
 def uneven_sums():
@@ -455,11 +455,11 @@ def test_it_may_be_a_warm_up_or_a_candidate_but_only_one_stage_is_planned():
     warm_up = NoCompression(warmup_steps=3, warmup=LGreCo(QSGD(4)))
     assert planner_of(warm_up).lgreco is warm_up.warmup
     assert planner_of(Cast()) is None
-    with pytest.raises(ValueError, match="only one of its stages can be planned"):
+    with pytest.raises(ValueError, match="only one of its stages can be LGreCo"):
         planner_of(LGreCo(QSGD(4), warmup_steps=3, warmup=LGreCo(QSGD(8))))
     choice = Auto([LGreCo(QSGD(4)), LGreCo(TopK(0.01)), LGreCo(PowerSGD(2))])
     exchange = Exchanging(choice.candidates[0]).exchange
-    assert exchange.planner.lgreco.method.name == "qsgd"
+    assert exchange.hook(LayerPlanner).lgreco.method.name == "qsgd"
 
 
 def test_one_replica_has_nothing_to_plan():

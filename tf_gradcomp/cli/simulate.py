@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tf_gradcomp.cli.json_output import json_option, print_json
 from tf_gradcomp.cli.results import check_plots, results_folder, results_options
+from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.environment import COMPRESSOR
 
 if TYPE_CHECKING:
@@ -236,5 +237,6 @@ def _run(
     batches = _Epochs(task.batches, task.steps_per_epoch)
     history = trained.fit(batches, epochs, task.validation_data, on_step)
     seconds = (time.perf_counter() - started) / steps
-    settings = trained.exchange.settings_over_time(trained.plans)
+    planner = trained.exchange.hook(LayerPlanner)
+    settings = planner.settings_over_time(trained.plans) if planner else {}
     return Simulated(compressor, learners, seed, seconds, history, settings)

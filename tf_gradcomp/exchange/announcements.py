@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tf_gradcomp.exchange.replica_exchange import Parts
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.ops import gpu
 
 _WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
 _COPIED = "Gradients are copied from the GPU to the host for compression"
-_WHO_PLANS = (
-    "L-GreCo uses the settings of its method until a plan is made: by "
-    "gc.callbacks.LayerwisePlan, or by exchange.plan_settings() in a training loop of your own."
-)
-_WHO_TRAINS = (
-    "LGC sums the entries that a leader chooses until its autoencoder is trained: by "
-    "gc.callbacks.AutoencoderTraining, or by its train(exchange) after each step of a training "
-    "loop of your own."
-)
-_ENDS_UNKNOWN = (
-    "LGC does not know the first and the last layer, and codes their kernels as those of the "
-    "others; gc.Policy.from_model(model) tells them."
-)
 
 
 def announce_one_replica() -> None:
@@ -31,13 +20,12 @@ def announce_one_replica() -> None:
     tell_user("One replica: gradients are not exchanged.")
 
 
-def announce(parts: Parts, plans: bool, trains: bool) -> None:
+def announce(parts: Parts, notices: Iterable[str]) -> None:
     """Tells what differs from what a reader of the program would expect.
 
     Args:
         parts: What the exchange is made of.
-        plans: Whether settings are to be planned.
-        trains: Whether an autoencoder is to be trained.
+        notices: Those of the method's hooks.
     """
     if parts.group.size == 1:
         return
@@ -51,9 +39,5 @@ def announce(parts: Parts, plans: bool, trains: bool) -> None:
         tell_user(f"{_COPIED}.")
     elif problem := next(filter(None, map(gpu.problem, gpus)), None):
         tell_user(f"{_COPIED}: {problem}.")
-    if plans:
-        tell_user(_WHO_PLANS)
-    if trains:
-        tell_user(_WHO_TRAINS)
-        if all(spec.end is None for spec in parts.specs):
-            tell_user(_ENDS_UNKNOWN)
+    for notice in notices:
+        tell_user(notice)

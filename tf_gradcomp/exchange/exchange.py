@@ -12,9 +12,8 @@ import tensorflow as tf
 from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
-from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL, Compressor
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderState, lgc_in
-from tf_gradcomp.compressors.lgreco.planner import LayerPlanner, PlanInForce
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor
+from tf_gradcomp.compressors.between_steps import Hook, Hooks, Proposing
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.announcements import announce, announce_one_replica
 from tf_gradcomp.exchange.gradients import (
@@ -160,13 +159,12 @@ class GradientExchange(tf.Module):
                 label=group.label([spec.path for spec in specs]),
                 max_dense_elements=self.policy.max_dense_elements,
             )
-        self._planner = LayerPlanner.of(chosen.compressor, specs, group.size)
-        self._lgc = lgc_in(chosen.compressor)
+        self._hooks = Hooks(chosen.compressor, specs, group.size)
         self._numbers = VariableNumbers(variables)
         self._agreement = GradientAgreement(group)
         self.specs = specs
         self._built = True
-        announce(self._parts, plans=bool(self.planner), trains=bool(self.autoencoder))
+        announce(self._parts, self._hooks.notices())
 
     @property
     def compressor(self) -> Compressor:
@@ -210,18 +208,19 @@ class GradientExchange(tf.Module):
         """Whether the gradients of a variable are divided before they are exchanged."""
         return self.preconditioner is not None and self._number(variable) in self._together
 
-    @property
-    def planner(self) -> LayerPlanner | None:
-        """Plans settings; None if there are none to plan, or if nothing is exchanged."""
-        return self._planner if self.built and self._parts.group.size > 1 else None
+    def hook(self, kind: type[Hook]) -> Hook | None:
+        """Returns the method's hook of a kind; None if it has none, or if nothing is exchanged."""
+        return self._hooks.get(kind) if self.built else None
+
+    def local_job_state(self, replica: int) -> dict[str, tf.Variable]:
+        """Returns what one of the process's replicas keeps for the job."""
+        group = self._parts.group
+        return {name: group.local(variable, replica) for name, variable in self.job_state.items()}
 
     @property
-    def autoencoder(self) -> AutoencoderState | None:
-        """That of `LGC`; None with other methods, or if nothing is exchanged."""
-        if not self.built or self._lgc is None or self._parts.group.size == 1:
-            return None
-        group = self._parts.group
-        return AutoencoderState(self._lgc, self._local_job_state(0), self.specs, group.is_first)
+    def is_first(self) -> bool:
+        """Returns whether the process has the job's first replica."""
+        return self._parts.group.is_first
 
     @property
     def exchanges(self) -> int:
@@ -372,11 +371,11 @@ class GradientExchange(tf.Module):
         """Whether a bool scalar is true on all replicas; each calls it, in its own context."""
         return self.group.all_replicas.true_on_all(flag, f"{self._parts.label}_flag")
 
-    def plan_settings(self) -> PlanInForce | None:
-        """Has `LGreCo` plan the settings of all variables anew; called between two steps.
+    def plan_settings(self) -> Any:
+        """Has the method plan its settings anew, if it can; called between two steps.
 
-        The process with the first replica plans, with the gradients since the plan before, and all
-        replicas take its plan at once. All workers must call it between the same two steps.
+        The process with the first replica makes a plan, and all replicas install it at once. All
+        workers must call it between the same two steps.
 
         Returns:
             What counts from the next step on; None if there is nothing to plan: another method is
@@ -385,30 +384,29 @@ class GradientExchange(tf.Module):
         Raises:
             WorkersDisagreeError: If the other workers do something else, or are at another step.
         """
-        planner = self.planner
-        if planner is None:
+        hook = self.hook(Proposing)
+        if hook is None:
             return None
         group = self._parts.group
-        facts = {"next action": "planning settings", **self._progress()}
-        group.agree(facts, LATER_LIST_SECONDS)
-        sums = self.state[GRADIENT_SUM]
-        proposed = planner.no_plan()
+        group.agree({"next action": hook.action, **self._progress()}, LATER_LIST_SECONDS)
+        state = self.state[hook.state_name]
+        proposed = hook.no_change()
         if group.is_first:
-            of_first = [group.local(total, 0).numpy() for total in sums]
-            job_state = self._local_job_state(0)
-            # Other workers wait for the plan, and could not meet for a variable.
-            proposed = out_of_scope(lambda: planner.propose(of_first, job_state))
+            of_first = [group.local(variable, 0).numpy() for variable in state]
+            job_state = self.local_job_state(0)
+            # Other workers wait for the proposal, and could not meet for a variable.
+            proposed = out_of_scope(lambda: hook.propose(of_first, job_state))
         proposed = group.from_first(proposed)
         for replica in range(group.local_size):
-            job_state = self._local_job_state(replica)
-            own = [group.local(total, replica) for total in sums]
-            planner.install(proposed, job_state, own)
+            own = [group.local(variable, replica) for variable in state]
+            hook.install(proposed, self.local_job_state(replica), own)
         self.saving.recollect()
         return self.plan_in_force()
 
-    def plan_in_force(self) -> PlanInForce | None:
-        """The settings of the next step, if they are planned."""
-        return self.planner.in_force(self._local_job_state(0)) if self.planner else None
+    def plan_in_force(self) -> Any:
+        """Returns the plan that counts in the next step; None if nothing is planned."""
+        hook = self.hook(Proposing)
+        return hook.in_force(self.local_job_state(0)) if hook else None
 
     def traffic(self) -> Traffic:
         """What this process's first replica has exchanged since the program started."""
@@ -483,19 +481,13 @@ class GradientExchange(tf.Module):
             )
         self._apart, self._together = all_apart, all_together
 
-    def _local_job_state(self, replica: int) -> dict[str, tf.Variable]:
-        group = self._parts.group
-        return {name: group.local(variable, replica) for name, variable in self.job_state.items()}
-
     def _progress(self) -> dict[str, Any]:
         """What must be equal on all workers whenever they begin to exchange or to plan."""
-        plan = self.plan_in_force()
-        settings = zip(self.specs, plan.settings, strict=True) if plan else ()
+        proposing = self.hook(Proposing)
         return {
             "exchanges so far": self.exchanges,
-            **({"plans of L-GreCo by": self.plans_by} if self.planner else {}),
-            **(self.autoencoder.facts if self.autoencoder else {}),
-            **{f"planned setting of {spec.path!r}": setting for spec, setting in settings},
+            **({proposing.caller_fact: self.plans_by} if proposing else {}),
+            **self._hooks.facts(self.local_job_state(0)),
         }
 
     def _facts_of(self, group: Group, specs: Sequence[GradientSpec]) -> dict[str, Any]:

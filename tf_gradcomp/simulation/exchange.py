@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,9 +12,8 @@ import tensorflow as tf
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
 from tf_gradcomp.adam.preconditioner import Preconditioner
-from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderState, lgc_in
-from tf_gradcomp.compressors.lgreco.planner import LayerPlanner, PlanInForce
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.between_steps import Hook, Hooks, Proposing
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite, check_dtypes, gradient_specs
 from tf_gradcomp.exchange.replica_step import ReplicaStep, Stepped, by_stage
@@ -95,8 +93,7 @@ class LearnersExchange:
         )
         self.state = [new_state(compressor, self.specs, self._preconditioner) for _ in range(size)]
         self.job_state = [new_job_state(compressor, self.specs) for _ in range(size)]
-        self._planner = LayerPlanner.of(compressor, self.specs, size) if several else None
-        self._lgc = lgc_in(compressor) if several else None
+        self._hooks = Hooks(compressor, self.specs, size)
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._moments_since = tf.Variable(np.zeros(len(self.specs), "int64"), trainable=False)
         # Whether a large table is summed whole depends on the step's gradients: not in a graph.
@@ -136,42 +133,34 @@ class LearnersExchange:
                 moments.give_back(place)
         self._taken.clear()
 
-    def plan_settings(self) -> PlanInForce | None:
-        """Has `LGreCo` plan the settings of all variables anew, with the gradients since the last.
-
-        Returns:
-            What counts from the next step on; None if another method is in use, or there is one
-            learner, which exchanges nothing.
-        """
-        if self._planner is None:
+    def plan_settings(self) -> Any:
+        """Has the method plan its settings anew, as `GradientExchange.plan_settings` does."""
+        hook = self.hook(Proposing)
+        if hook is None:
             return None
-        sums = [total.numpy() for total in self.state[0][GRADIENT_SUM]]
-        proposed = self._planner.propose(sums, self.job_state[0])
+        of_first = [variable.numpy() for variable in self.state[0][hook.state_name]]
+        proposed = hook.propose(of_first, self.job_state[0])
         for job_state, state in zip(self.job_state, self.state, strict=True):
-            self._planner.install(proposed, job_state, state[GRADIENT_SUM])
+            hook.install(proposed, job_state, state[hook.state_name])
         return self.plan_in_force()
 
-    def plan_in_force(self) -> PlanInForce | None:
-        """The settings of the next step, if they are planned."""
-        return self._planner.in_force(self.job_state[0]) if self._planner else None
+    def plan_in_force(self) -> Any:
+        """Returns the plan that counts in the next step; None if nothing is planned."""
+        hook = self.hook(Proposing)
+        return hook.in_force(self.job_state[0]) if hook else None
 
-    def settings_over_time(self, plans: Sequence[PlanInForce]) -> dict[str, list[int]]:
-        """By path, each planned layer's own setting, and that of each of some plans."""
-        if self._planner is None:
-            return {}
-        own = self._planner.lgreco.settings(self.specs)
-        over_time = [own, *(plan.settings for plan in plans)]
-        return {
-            self.specs[place].path: [settings[place] for settings in over_time]
-            for place in self._planner.layers
-        }
+    def hook(self, kind: type[Hook]) -> Hook | None:
+        """Returns the method's hook of a kind; None if it has none, or there is one learner."""
+        return self._hooks.get(kind)
+
+    def local_job_state(self, replica: int) -> dict[str, tf.Variable]:
+        """Returns what one of the learners keeps for the job."""
+        return self.job_state[replica]
 
     @property
-    def autoencoder(self) -> AutoencoderState | None:
-        """That of `LGC`; None with other methods, or if there is one learner."""
-        if self._lgc is None:
-            return None
-        return AutoencoderState(self._lgc, self.job_state[0], self.specs, True)
+    def is_first(self) -> bool:
+        """Returns True: the process has all learners."""
+        return True
 
     @property
     def exchanges(self) -> int:

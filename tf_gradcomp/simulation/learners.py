@@ -11,13 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors, tf_private
-from tf_gradcomp.compressors.lgreco.planner import PlanInForce
 from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.communicator import measures_per_step
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras.callbacks.layerwise_plan import measures
 from tf_gradcomp.keras.common import checks
 from tf_gradcomp.keras.common.precondition import AUTO
 from tf_gradcomp.keras.common.version import keras, keras_module
@@ -83,7 +81,7 @@ class Learners:
     Attributes:
         model: The model.
         exchange: What the learners exchange and keep: their state, residuals and plans.
-        plans: The plans of `LGreCo` that `fit` has made, one for each epoch.
+        plans: The plans of settings that `fit` has made, one for each epoch.
 
     Example:
         ```python
@@ -115,7 +113,7 @@ class Learners:
         core = checks.in_loss_scaler(model.optimizer)[-1]
         checks.check_keeps_zeros(core, method, self.exchange.specs, learners)
         checks.check_no_overwriting(model.trainable_variables, learners)
-        self.plans: list[PlanInForce] = []
+        self.plans: list[Any] = []
         self._size = learners
         self._optimizer = model.optimizer
         self._skipped_steps = 0
@@ -178,10 +176,10 @@ class Learners:
     ) -> dict[str, list[float]]:
         """Trains, and returns for each epoch what Keras and `CompressionMonitor` would log.
 
-        With it come the measures of `Similarity`, of the last step of each epoch. For `LGreCo`, a
-        plan is made after each epoch, and the logs have what `LayerwisePlan` adds to them. For
-        `LGC`, the autoencoder is trained after each step. One learner sends nothing: ratios are
-        NaN.
+        The logs also have the measures of `Similarity`, of the last step of each epoch. If the
+        method's settings can be planned, each epoch ends with a plan, and the logs have what
+        `LayerwisePlan` adds to them. If the method is trained, that happens after each step. One
+        learner sends nothing: ratios are NaN.
 
         In the end, the model's optimizer has all that Keras' own `fit` goes on from, and weights
         are their averages if it keeps these (`use_ema`).
@@ -192,7 +190,8 @@ class Learners:
             epochs: The number of epochs.
             validation_data: As for `model.evaluate`: a dataset, or a pair of arrays.
             on_step: Called after each step.
-            training: Trains the autoencoder of `LGC`; by default one with default settings.
+            training: The callback for methods that are trained after each step; by default one with
+                default settings.
         """
         try:
             history = self._epochs(batches, epochs, validation_data, on_step, training)
@@ -224,7 +223,7 @@ class Learners:
             plan = self.exchange.plan_settings()
             if plan:
                 self.plans.append(plan)
-                logs |= measures(plan)
+                logs |= plan.measures()
             logs |= training.measures(self.exchange)
             if validation_data is not None:
                 seen = self._validate(validation_data)

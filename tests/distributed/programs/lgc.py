@@ -16,6 +16,7 @@ from common import Setup, digits, scalar, state_digest
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, exchange_of, report
+from tf_gradcomp.compressors.lgc.autoencoder_state import autoencoder_of
 
 BATCH, STEPS, EPOCHS, BAD_STEP = 24, 8, 4, 5
 # Epochs end in phase 1, in phase 2 and in phase 3.
@@ -50,7 +51,7 @@ def built(way, pattern, **compile_args):
 
 def seen(model, exchange):
     """Returns the state that is equal on all workers; `job` is so in a resumed job, too."""
-    state = exchange.autoencoder
+    state = autoencoder_of(exchange)
     job = {name: np.asarray(value).tolist() for name, value in exchange.job_state.items()}
     for own in ("lgc_share_error", "lgc_norms", "lgc_vectors"):
         del job[own]

@@ -18,6 +18,7 @@ from common import Setup, digits, state_digest, state_sums
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, exchange_of, report
 from tf_gradcomp.compressors.base import GRADIENT_SUM
+from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 
 BATCH, STEPS, EPOCHS = 32, 4, 5
 PERIOD, LAST_STEP = 6, 9
@@ -60,7 +61,7 @@ def seen(model, exchange):
         "plan": exchange.plan_in_force(),
         "sums": sums,
         "factors": state["factor"],
-        "next plan": exchange.planner.propose(sums, exchange.job_state),
+        "next plan": exchange.hook(LayerPlanner).propose(sums, exchange.job_state),
     }
 
 

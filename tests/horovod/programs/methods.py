@@ -10,6 +10,7 @@ from common import strategy
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, compressed, digest, report, values
 from tf_gradcomp import compressors
+from tf_gradcomp.compressors.lgc.autoencoder_state import autoencoder_of
 
 STEPS, BAD_STEP, PLANNED, ROWS = 50, 20, 30, 12
 PAIRS = {  # an autoencoder that keeps the mean of two
@@ -79,7 +80,7 @@ def train(method):
         "payload": traffic.payload_bytes,
         "sent": traffic.sent_bytes,
         "exchanges": traffic.exchanges,
-        "phase": method == "lgc" and optimizer.exchange.autoencoder.phase,
+        "phase": method == "lgc" and autoencoder_of(optimizer.exchange).phase,
         "plan": method == "lgreco" and optimizer.exchange.plan_in_force().settings,
     }
 

@@ -1,17 +1,16 @@
-"""What the state of a job tells of LGC's autoencoder, and what its training changes there."""
+"""LGC's autoencoder in the state of a job: its phase, training vectors and weights."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import Compressor, stages
+from tf_gradcomp.compressors.between_steps import BetweenSteps, Hook
 from tf_gradcomp.compressors.digests import digest_of_floats
-from tf_gradcomp.compressors.lgc.method import LGC
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
@@ -32,6 +31,19 @@ from tf_gradcomp.compressors.lgc.settings import (
     WEIGHTS,
 )
 from tf_gradcomp.policy import GradientSpec
+
+if TYPE_CHECKING:
+    from tf_gradcomp.compressors.lgc.method import LGC
+
+_WHO_TRAINS = (
+    "LGC sums the entries that a leader chooses until its autoencoder is trained: by "
+    "gc.callbacks.AutoencoderTraining, or by its train(exchange) after each step of a training "
+    "loop of your own."
+)
+_ENDS_UNKNOWN = (
+    "LGC does not know the first and the last layer, and codes their kernels as those of the "
+    "others; gc.Policy.from_model(model) tells them."
+)
 
 
 class Collected(NamedTuple):
@@ -188,16 +200,51 @@ class AutoencoderState:
         return ROUNDING if steps >= 2 * self.lgc.training_steps else COLLECTING
 
 
-def lgc_in(compressor: Compressor) -> LGC | None:
-    """The LGC in a method, its warm-up or phases; None if there is none.
+@dataclasses.dataclass(frozen=True)
+class AutoencoderHook(BetweenSteps):
+    """The hook by which `LGC`'s autoencoder is trained.
 
-    Raises:
-        ValueError: If there are several, which would share an autoencoder.
+    Attributes:
+        lgc: The method.
+        specs: What is known of all gradients of the job.
     """
-    found = [stage for stage in stages(compressor) if isinstance(stage, LGC)]
-    if len(found) > 1:
-        raise ValueError(
-            f"{compressor!r}: only one of its stages can have an autoencoder; use LGC in one of "
-            "them."
-        )
-    return found[0] if found else None
+
+    lgc: LGC
+    specs: Sequence[GradientSpec]
+
+    def notices(self) -> list[str]:
+        """Returns who trains the autoencoder, and what the policy lacks."""
+        unknown = all(spec.end is None for spec in self.specs)
+        return [_WHO_TRAINS, _ENDS_UNKNOWN] if unknown else [_WHO_TRAINS]
+
+    def facts(self, job_state: Mapping[str, tf.Variable]) -> dict[str, Any]:
+        """Returns the phase, and a checksum of weights in use."""
+        return self.state(job_state, trains=False).facts
+
+    def state(self, job_state: Mapping[str, tf.Variable], trains: bool) -> AutoencoderState:
+        """Returns the autoencoder as one process sees it; see `AutoencoderState`."""
+        return AutoencoderState(self.lgc, job_state, self.specs, trains)
+
+
+class HasHooks(Protocol):
+    """An exchange: that of a job, or of simulated learners."""
+
+    def hook(self, kind: type[Hook]) -> Hook | None:
+        """Returns a hook of its method."""
+
+    def local_job_state(self, replica: int) -> Mapping[str, tf.Variable]:
+        """Returns what one of the process's replicas keeps for the job."""
+
+    @property
+    def is_first(self) -> bool:
+        """Returns whether the process has the job's first replica."""
+
+    @property
+    def exchanges(self) -> int:
+        """Returns the number of exchanges so far."""
+
+
+def autoencoder_of(exchange: HasHooks) -> AutoencoderState | None:
+    """Returns the autoencoder of an exchange; None with other methods, or a single replica."""
+    hook = exchange.hook(AutoencoderHook)
+    return hook.state(exchange.local_job_state(0), exchange.is_first) if hook else None

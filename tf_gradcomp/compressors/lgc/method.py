@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_gradcomp.compressors import registry
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Described, weights_text
+from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook
 from tf_gradcomp.compressors.lgc.coding import Coding
 from tf_gradcomp.compressors.lgc.leader_selection import BY_VALUE, ORDERS
 from tf_gradcomp.compressors.lgc.phases import Collecting, Rounding, Summing, Switching
@@ -145,6 +146,10 @@ class LGC(Compressor):
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """The phase, the autoencoder's weights, and the vectors that it is trained with."""
         return self.phase_settings.job_state(specs)
+
+    def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> AutoencoderHook:
+        """Returns the hook by which the autoencoder is trained."""
+        return AutoencoderHook(self, specs)
 
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
         """That of the job; see `settings.py`."""

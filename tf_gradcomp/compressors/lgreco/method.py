@@ -19,6 +19,7 @@ from tf_gradcomp.compressors.base import (
     JobStateSpec,
     StateSpec,
 )
+from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.compressors.variable_settings import HasSettings
@@ -119,17 +120,25 @@ class LGreCo(HasSettings):
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """The plan, what it is expected to do, and of Accordion the norms that it was made with."""
-        accordion = self.reference == ACCORDION
         return {
             **self.method.job_state(specs),
             self.plan_name: JobStateSpec((len(specs),), "int64"),
             self.outcome_name: JobStateSpec((3,)),
             **(
                 {GRADIENT_NORMS: JobStateSpec((len(specs),), of_gradients=True)}
-                if accordion
+                if self.keeps_norms
                 else {}
             ),
         }
+
+    def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> LayerPlanner:
+        """Returns the hook that makes plans."""
+        return LayerPlanner(self, specs, replicas)
+
+    @property
+    def keeps_norms(self) -> bool:
+        """Returns whether plans compare the norms of gradients with those of the period before."""
+        return self.reference == ACCORDION
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The reference: the method's own settings."""

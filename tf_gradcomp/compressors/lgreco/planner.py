@@ -1,22 +1,29 @@
-"""Plans the settings of `LGreCo` for all replicas of a job, and tells which are in force."""
+"""Plans the settings of `LGreCo` for all replicas of a job."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import GRADIENT_NORMS, Compressor, stages
-from tf_gradcomp.compressors.lgreco.method import ACCORDION, LGreCo
+from tf_gradcomp.compressors.base import GRADIENT_NORMS, GRADIENT_SUM
+from tf_gradcomp.compressors.between_steps import Proposing
 from tf_gradcomp.compressors.lgreco.plan import plan_layers
 from tf_gradcomp.compressors.registry import text_of
 from tf_gradcomp.policy import GradientSpec
 
+if TYPE_CHECKING:
+    from tf_gradcomp.compressors.lgreco.method import LGreCo
+
 _STEADY = 0.5  # Accordion: by which part a norm may differ from that of the period before
 _LOG = tf.get_logger()
+_WHO_PLANS = (
+    "L-GreCo uses the settings of its method until a plan is made: by "
+    "gc.callbacks.LayerwisePlan, or by exchange.plan_settings() in a training loop of your own."
+)
 _KEPT = "L-GreCo keeps the settings of %s for all layers: %s."
 
 
@@ -35,9 +42,17 @@ class PlanInForce(NamedTuple):
     budget_used: float
     at_bound: int
 
+    def measures(self) -> dict[str, float]:
+        """Returns what is logged of the plan."""
+        return {
+            "plan_ratio": self.ratio,
+            "plan_budget_used": self.budget_used,
+            "plan_at_bound": self.at_bound,
+        }
+
 
 @dataclasses.dataclass(frozen=True)
-class LayerPlanner:
+class LayerPlanner(Proposing):
     """Plans for the gradients of a job.
 
     Attributes:
@@ -50,46 +65,47 @@ class LayerPlanner:
     specs: Sequence[GradientSpec]
     replicas: int
 
-    @classmethod
-    def of(
-        cls, compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
-    ) -> LayerPlanner | None:
-        """The planner for a method, its warm-up or phases; None if nothing in it is planned.
-
-        Raises:
-            ValueError: If several would share the sum of the gradients.
-        """
-        planned = [stage for stage in stages(compressor) if isinstance(stage, LGreCo)]
-        if len(planned) > 1:
-            raise ValueError(
-                f"{compressor!r}: only one of its stages can be planned; use LGreCo in one of them."
-            )
-        return cls(planned[0], specs, replicas) if planned else None
+    action: ClassVar[str] = "planning settings"
+    caller_fact: ClassVar[str] = "plans of L-GreCo by"
+    state_name: ClassVar[str] = GRADIENT_SUM
 
     @property
     def layers(self) -> list[int]:
-        """The places of the variables that plans may give other settings than their own."""
+        """Returns the places of the variables whose settings can be planned."""
         return [place for place, spec in enumerate(self.specs) if self.lgreco.choices(spec)]
 
-    def no_plan(self) -> np.ndarray:
-        """What `propose` returns if there is none: all keep their own settings."""
-        parts = 2 if self.lgreco.reference == ACCORDION else 1
+    def settings_over_time(self, plans: Sequence[PlanInForce]) -> dict[str, list[int]]:
+        """Returns by path each planned layer's own setting, and that of each of some plans."""
+        over_time = [self.lgreco.settings(self.specs), *(plan.settings for plan in plans)]
+        return {
+            self.specs[place].path: [settings[place] for settings in over_time]
+            for place in self.layers
+        }
+
+    def notices(self) -> list[str]:
+        """Returns who makes plans."""
+        return [_WHO_PLANS]
+
+    def facts(self, job_state: Mapping[str, tf.Variable]) -> dict[str, Any]:
+        """Returns the settings in force."""
+        settings = zip(self.specs, self.in_force(job_state).settings, strict=True)
+        return {f"planned setting of {spec.path!r}": setting for spec, setting in settings}
+
+    def no_change(self) -> np.ndarray:
+        """Returns the proposal by which all layers keep their own settings."""
+        parts = 2 if self.lgreco.keeps_norms else 1
         return np.zeros(3 + parts * len(self.specs))
 
     def propose(
-        self, sums: Sequence[np.ndarray], job_state: Mapping[str, tf.Variable]
+        self, state: Sequence[np.ndarray], job_state: Mapping[str, tf.Variable]
     ) -> np.ndarray:
-        """Makes a plan; the chief says why, if there is none.
-
-        Args:
-            sums: The sum of each variable's gradients.
-            job_state: What a replica keeps for the job.
+        """Makes a plan from the sum of each variable's gradients; logs the reason if there is none.
 
         Returns:
-            float64 [3 + variables], for `install`: what the plan is expected to do, and the plan.
-            With Accordion, the norms of the sums follow. Without any gradients, what is in force.
+            float64 [3 + variables]: the plan's expected outcome, and the plan. With Accordion, the
+            norms of the sums follow. Without any gradients, what is in force.
         """
-        proposed = self.no_plan()
+        proposed, sums = self.no_change(), state
         # Not those that are exchanged in no step, such as tables that are sent as slices.
         places = [place for place, total in enumerate(sums) if total.any()]
         if not places:
@@ -99,7 +115,7 @@ class LayerPlanner:
         choices = [self.lgreco.choices(spec) for spec in specs]
         of_places = [sums[place] for place in places]
         steady = None
-        if self.lgreco.reference == ACCORDION:
+        if self.lgreco.keeps_norms:
             norms = np.array([np.linalg.norm(total) for total in sums])
             before = job_state[GRADIENT_NORMS].numpy()
             steady = (np.abs(norms - before) < _STEADY * before)[places]
@@ -124,26 +140,26 @@ class LayerPlanner:
         self,
         proposed: np.ndarray,
         job_state: Mapping[str, tf.Variable],
-        sums: Sequence[tf.Variable],
+        state: Sequence[tf.Variable],
     ) -> None:
         """Gives one replica a plan, and sets its sums of gradients to zero."""
         outcome, plan, norms = np.split(proposed, [3, 3 + len(self.specs)])
         job_state[self.lgreco.plan_name].assign(plan.astype(np.int64))
         job_state[self.lgreco.outcome_name].assign(outcome.astype(np.float32))
-        if self.lgreco.reference == ACCORDION:
+        if self.lgreco.keeps_norms:
             job_state[GRADIENT_NORMS].assign(norms.astype(np.float32))
-        for total in sums:
+        for total in state:
             total.assign(tf.zeros_like(total))
 
     def _installed(self, job_state: Mapping[str, tf.Variable]) -> np.ndarray:
-        """What `install` has given a replica."""
+        """Returns the proposal that a replica has installed."""
         names = [self.lgreco.outcome_name, self.lgreco.plan_name]
-        if self.lgreco.reference == ACCORDION:
+        if self.lgreco.keeps_norms:
             names.append(GRADIENT_NORMS)
         return np.concatenate([job_state[name].numpy().astype(np.float64) for name in names])
 
     def in_force(self, job_state: Mapping[str, tf.Variable]) -> PlanInForce:
-        """The settings of the next step, by what a replica keeps for the job."""
+        """Returns the settings of the next step."""
         plan = job_state[self.lgreco.plan_name].read_value()
         settings = self.lgreco.planned(self.specs, plan).numpy()
         ratio, used, at_bound = job_state[self.lgreco.outcome_name].numpy().tolist()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderState, Collected, Learnt
+from tf_gradcomp.compressors.lgc.autoencoder_state import (
+    AutoencoderState,
+    Collected,
+    HasHooks,
+    Learnt,
+    autoencoder_of,
+)
 from tf_gradcomp.compressors.lgc.settings import WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
@@ -35,18 +41,6 @@ _OVERWRITTEN = (
     "them; use fewer steps_per_execution, or call train after each step."
 )
 _LOG = tf.get_logger()
-
-
-class HasAutoencoder(Protocol):
-    """What gradients go through: the exchange of a job, or of simulated learners."""
-
-    @property
-    def autoencoder(self) -> AutoencoderState | None:
-        """The autoencoder of `LGC`; None with other methods."""
-
-    @property
-    def exchanges(self) -> int:
-        """How many exchanges there were so far."""
 
 
 class AutoencoderTraining(keras.callbacks.Callback):
@@ -118,10 +112,10 @@ class AutoencoderTraining(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the epoch's logs."""
-        if self._exchange and self._exchange.autoencoder:
+        if self._exchange and autoencoder_of(self._exchange):
             self._add_to(logs, self.measures(self._exchange))
 
-    def train(self, exchange: HasAutoencoder) -> dict[str, float]:
+    def train(self, exchange: HasHooks) -> dict[str, float]:
         """Trains with all vectors that are new; called after each step, on all workers.
 
         Args:
@@ -130,7 +124,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         Returns:
             What is logged; empty with another method, or one replica.
         """
-        state = exchange.autoencoder
+        state = autoencoder_of(exchange)
         if state is None:
             return {}
         self._state = state
@@ -145,9 +139,9 @@ class AutoencoderTraining(keras.callbacks.Callback):
             self._warn_once(_FELL_BACK, state.lgc.guard, limit, only_if=state.trains)
         return self.measures(exchange)
 
-    def measures(self, exchange: HasAutoencoder) -> dict[str, float]:
+    def measures(self, exchange: HasHooks) -> dict[str, float]:
         """What is logged; empty with another method, or one replica."""
-        state = exchange.autoencoder
+        state = autoencoder_of(exchange)
         if state is None:
             return {}
         loss, error = state.told
@@ -172,6 +166,14 @@ class AutoencoderTraining(keras.callbacks.Callback):
         return out_of_scope(
             lambda: Autoencoder.of(settings.architecture, settings.innovations, weights)
         )
+
+    @property
+    def last_vectors(self) -> np.ndarray | None:
+        """Returns the training vectors of the last step that had some; None without any.
+
+        Only the process with the first replica has vectors.
+        """
+        return self._state.last_vectors() if self._state else None
 
     def _learn(self, state: AutoencoderState, collected: Sequence[Collected]) -> None:
         first = collected[0].number

@@ -95,10 +95,11 @@ class LayerwisePlan(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Prints the table."""
         exchange = self._planned_exchange()
-        if not (exchange and exchange.planner and self._plan and self._table):
+        planner = exchange.hook(LayerPlanner) if exchange else None
+        if not (planner and self._plan and self._table):
             return
         if is_chief(self.model.distribute_strategy):
-            rich.console.Console().print(self._by_layer(exchange.planner, self._plan))
+            rich.console.Console().print(self._by_layer(planner, self._plan))
 
     def _plan_now(self) -> None:
         exchange = self._planned_exchange()
@@ -113,7 +114,7 @@ class LayerwisePlan(keras.callbacks.Callback):
         if self._plan is None and exchange:
             self._plan = exchange.plan_in_force()
         if self._plan and logs is not None:
-            logs.update(measures(self._plan))
+            logs.update(self._plan.measures())
 
     def _steps(self) -> int:
         exchange = self._planned_exchange()
@@ -123,7 +124,8 @@ class LayerwisePlan(keras.callbacks.Callback):
         """The model's exchange, if its settings can be planned."""
         if self._exchange is None:  # a strategy's own exists from the first step on
             self._exchange = find_exchange(self.model)
-        return self._exchange if self._exchange and self._exchange.planner else None
+        exchange = self._exchange
+        return exchange if exchange and exchange.hook(LayerPlanner) else None
 
     def _by_layer(self, planner: LayerPlanner, plan: PlanInForce) -> rich.table.Table:
         table = rich.table.Table(
@@ -144,12 +146,3 @@ class LayerwisePlan(keras.callbacks.Callback):
             numbers = (f"{own[place]:,}", of_all, f"{plan.settings[place]:,}")
             table.add_row(spec.path, spec.kind, f"{spec.elements:,}", *numbers)
         return table
-
-
-def measures(plan: PlanInForce) -> dict[str, float]:
-    """What is logged of a plan."""
-    return {
-        "plan_ratio": plan.ratio,
-        "plan_budget_used": plan.budget_used,
-        "plan_at_bound": plan.at_bound,
-    }

@@ -1,0 +1,134 @@
+"""Hooks by which a method changes its own state between two steps of a job."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp.compressors.base import Compressor, stages
+from tf_gradcomp.policy import GradientSpec
+
+JobState = Mapping[str, tf.Variable]
+
+
+class BetweenSteps(abc.ABC):
+    """A hook of a method between two steps, such as training or planning."""
+
+    @abc.abstractmethod
+    def notices(self) -> list[str]:
+        """Returns what to tell the user, once, when the exchange is built."""
+
+    @abc.abstractmethod
+    def facts(self, job_state: JobState) -> dict[str, Any]:
+        """Returns what must be equal on all workers whenever they begin to exchange.
+
+        Args:
+            job_state: What one replica keeps for the job.
+        """
+
+
+class Proposing(BetweenSteps):
+    """A hook with which the first replica proposes a change, and all replicas install it at once.
+
+    Attributes:
+        action: What workers say that they do meanwhile.
+        caller_fact: The name of the fact that tells who calls the hook.
+        state_name: The state of each gradient from which it proposes.
+    """
+
+    action: ClassVar[str]
+    caller_fact: ClassVar[str]
+    state_name: ClassVar[str]
+
+    @abc.abstractmethod
+    def no_change(self) -> np.ndarray:
+        """Returns an array of a proposal's shape and dtype, on workers that wait for the first."""
+
+    @abc.abstractmethod
+    def propose(self, state: Sequence[np.ndarray], job_state: JobState) -> np.ndarray:
+        """Returns the proposal of the first replica.
+
+        Args:
+            state: The state `state_name` of each gradient on that replica.
+            job_state: What the replica keeps for the job.
+        """
+
+    @abc.abstractmethod
+    def install(
+        self, proposed: np.ndarray, job_state: JobState, state: Sequence[tf.Variable]
+    ) -> None:
+        """Changes the state of one replica as proposed.
+
+        Args:
+            proposed: What `propose` returned on the first replica.
+            job_state: What the replica keeps for the job.
+            state: The state `state_name` of each gradient on the replica.
+        """
+
+    @abc.abstractmethod
+    def in_force(self, job_state: JobState) -> Any:
+        """Returns what counts in the next step, by what a replica keeps for the job."""
+
+
+@runtime_checkable
+class Hooked(Protocol):
+    """A method with a hook."""
+
+    def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> BetweenSteps:
+        """Returns the hook.
+
+        Args:
+            specs: What is known of all gradients of the job.
+            replicas: The number of replicas.
+        """
+
+
+Hook = TypeVar("Hook", bound=BetweenSteps)
+
+
+class Hooks:
+    """The hooks of a method, its warm-up and its phases, at most one of each class.
+
+    Args:
+        compressor: The method.
+        specs: What is known of all gradients of the job.
+        replicas: The number of replicas. A single replica exchanges nothing and has no hooks.
+
+    Raises:
+        ValueError: If two stages have a hook of the same class: they would share their state.
+    """
+
+    def __init__(
+        self, compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
+    ) -> None:
+        self._hooks: dict[type[BetweenSteps], BetweenSteps] = {}
+        for stage in stages(compressor):
+            if isinstance(stage, Hooked):
+                hook = stage.between_steps(specs, replicas)
+                if type(hook) in self._hooks:
+                    raise ValueError(
+                        f"{compressor!r}: only one of its stages can be {type(stage).__name__}, "
+                        "because its state is that of the job; use another method in the others."
+                    )
+                self._hooks[type(hook)] = hook
+        if replicas == 1:
+            self._hooks.clear()
+
+    def get(self, kind: type[Hook]) -> Hook | None:
+        """Returns the hook that is a `kind`; None if there is none."""
+        return next((hook for hook in self._hooks.values() if isinstance(hook, kind)), None)
+
+    def notices(self) -> list[str]:
+        """Returns the notices of all hooks."""
+        return [notice for hook in self._hooks.values() for notice in hook.notices()]
+
+    def facts(self, job_state: JobState) -> dict[str, Any]:
+        """Returns the facts of all hooks."""
+        facts: dict[str, Any] = {}
+        for hook in self._hooks.values():
+            facts |= hook.facts(job_state)
+        return facts
