@@ -1,6 +1,6 @@
-"""The kernels for GPUs: what device there is, and whether they are used on it.
+"""The GPU kernels: the device, and whether they are used on it.
 
-They are compiled for the device when they are first asked for, and checked against the CPU's.
+The first use compiles the kernels for the device and checks them against the CPU kernels.
 `GRADCOMP_GPU=0` in the environment switches them off.
 """
 
@@ -17,11 +17,11 @@ from tf_gradcomp.ops import library
 
 @dataclasses.dataclass(frozen=True)
 class GpuInfo:
-    """What is known of one device of CUDA's."""
+    """A description of a CUDA device."""
 
     name: str  # empty without a driver
     capability: int  # 90: compute capability 9.0; 0 without a driver
-    error: str  # why the kernels are not used on it; empty if they are
+    error: str  # why the kernels are not used; empty if they are used
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def info(ordinal: int) -> GpuInfo:
         ordinal: CUDA's number of the device, among those that are visible.
 
     Returns:
-        What is known of it, also if it is not there.
+        Its description, even if the device does not exist.
     """
     native = _native()
     return GpuInfo(
@@ -43,7 +43,7 @@ def info(ordinal: int) -> GpuInfo:
 
 
 def problem(device: str) -> str:
-    """Why the kernels are not used on a device of TensorFlow's; empty if they are.
+    """Returns why a TensorFlow device does not use the kernels; empty if it does.
 
     Args:
         device: Its name.
@@ -57,13 +57,13 @@ def problem(device: str) -> str:
 
 
 def compile_for(capability: int) -> str:
-    """Compiles the kernels, also where there is no GPU.
+    """Compiles the kernels, even without a GPU.
 
     Args:
         capability: The compute capability, 90 for 9.0.
 
     Returns:
-        What is wrong; empty if nothing is.
+        The error; empty on success.
     """
     return _native().tf_gradcomp_gpu_compile(capability).decode()
 

@@ -1,4 +1,4 @@
-"""Variables as the ops take them."""
+"""Resource handles of variables."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import tensorflow as tf
 
 
 def handles_of(variables: Sequence[tf.Tensor | tf.Variable]) -> list[tf.Tensor]:
-    """The resource handles of variables; handles are taken as they are."""
+    """Returns the resource handles of variables; a handle stays as it is."""
     return [variable.handle if hasattr(variable, "handle") else variable for variable in variables]

@@ -1,8 +1,8 @@
-"""L-GreCo's plan: the op that chooses for all layers together.
+"""The op that plans the settings of all layers for L-GreCo.
 
 Source: Markov et al., "L-GreCo: Layerwise-Adaptive Gradient Compression for Efficient Data-parallel
 Deep Learning", MLSys 2024, https://arxiv.org/abs/2210.17357, Algorithm 1.
-`tests.reference.lgreco` is the same in NumPy.
+`tests.reference.lgreco` computes the same in NumPy.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ def knapsack(
     steps: int = 10_000,
     budget: float = 1.0,
 ) -> list[int]:
-    """Chooses for each layer, so that all together are smallest and their errors within a budget.
+    """Makes one choice per layer that minimizes the total size within a budget of errors.
 
     Each error is rounded up to a whole number of steps, so the budget is never exceeded.
 
     Args:
-        sizes: For each layer, float64 [choices]: what each choice sends.
-        errors: The same shapes: what each choice misses, 0 or more. One that is not finite is not
-            chosen.
-        default: For each layer, the place of its uniform choice. The sum of their errors, times
-            `budget`, is what may be used.
-        steps: Into how many steps the budget is divided, 1 to 2^20.
+        sizes: The size of each choice; float64 [choices] for each layer.
+        errors: The error of each choice, 0 or more, in the same shapes. A choice whose error is not
+            finite is never made.
+        default: The index of each layer's uniform choice. The budget is the sum of the errors of
+            these choices, times `budget`.
+        steps: The number of steps that the budget is divided into, 1 to 2^20.
         budget: At least 0.
 
     Returns:
-        For each layer, the place of what is chosen. `default`, if the budget is zero or not finite,
-        or nothing within it is smaller than `default` while that is within it, too.
+        The index of each layer's choice. Returns `default` if the budget is zero or not finite, or
+        if `default` is within the budget and no smaller choices are.
 
     Raises:
         tf.errors.InvalidArgumentError: If numbers of choices differ, or a default is not one of

@@ -30,12 +30,12 @@ class LibraryError(ImportError):
 
 @dataclasses.dataclass(frozen=True)
 class LibraryInfo:
-    """What is known of the library of native ops."""
+    """A description of the library of native ops."""
 
     path: Path
     built_for: str | None  # version of TensorFlow; None without a library
     simd: str | None  # the variant of the kernels that runs here; None if it can't be loaded
-    cpu_features: tuple[str, ...]  # those that the kernels ask for, and this processor has
+    cpu_features: tuple[str, ...]  # features that the kernels use and this processor has
     error: str | None  # why it can't be loaded
 
 
@@ -49,7 +49,7 @@ def load() -> ModuleType:
     Raises:
         LibraryError: If the library is not there, or is for another TensorFlow.
     """
-    # Before it is opened: what TensorFlow says of a library for another version is a raw symbol.
+    # TensorFlow's error on a library for another version is a raw symbol, so check beforehand.
     _check_version(built_for(PATH), tf.__version__)
     _check_simd_limit(os.environ.get("GRADCOMP_SIMD", ""))
     try:
@@ -119,7 +119,7 @@ def _simd() -> str:
 
 
 def _tell_where_nvrtc_is() -> None:
-    """CUDA's compiler where pip puts it; elsewhere it is left to the system to find."""
+    """Passes the path of pip's NVRTC to the library; the system finds any other NVRTC."""
     try:
         spec = importlib.util.find_spec(_NVRTC_PACKAGE)
     except ModuleNotFoundError:

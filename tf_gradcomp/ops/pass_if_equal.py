@@ -1,4 +1,4 @@
-"""A check that holds up nothing but what needs its answer."""
+"""An equality check without a side effect."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def pass_if_equal(
 ) -> tf.Tensor:
     """Returns `value`, unless `actual` and `expected` differ.
 
-    `tf.debugging.assert_equal` has a side effect, so TensorFlow runs those of a graph one after
-    another. Where several replicas are in one process, one of them would wait there for the check
-    of another, which waits for a collective that both must have begun.
+    `tf.debugging.assert_equal` has a side effect, so TensorFlow runs all such checks of a graph in
+    sequence. With several replicas in one process, the check of one replica would wait for the
+    check of another, which waits for a collective that both must have begun.
 
     Args:
         value: Of any shape and dtype.

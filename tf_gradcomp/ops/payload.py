@@ -1,6 +1,6 @@
-"""The header of payloads whose body is written in plain TensorFlow: see docs/payload_format.md.
+"""The header of payloads whose body is plain TensorFlow: see docs/payload_format.md.
 
-`tests.reference.payload` is the same in NumPy.
+`tests.reference.payload` computes the same in NumPy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tf_gradcomp.ops import library
 from tf_gradcomp.ops.settings import Settings, tensor_of
 
 SCALECOM, LGC = 5, 6  # numbers of methods
-_FLAGS = 8  # the word of the header that has them
+_FLAGS = 8  # the header word with the flags
 
 
 def payload_write(
@@ -31,7 +31,7 @@ def payload_write(
         finite: bool scalar. If false, the payload has the non-finite flag, and zeros as its body.
         settings: One per tensor; the header has a digest of them.
         method: The number of the method.
-        fingerprint: Signed 64-bit; payloads with another one are refused by the reader.
+        fingerprint: Signed 64-bit; the reader refuses payloads with another fingerprint.
 
     Returns:
         int32 [words + 14].
@@ -49,11 +49,11 @@ def payload_write(
 def payload_read(
     payloads: tf.Tensor, step: tf.Tensor, *, settings: Settings, method: int, fingerprint: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Checks and takes off the headers of the payloads of all replicas, which fill their rows.
+    """Checks and removes the headers of all replicas' payloads, which fill their rows.
 
     Args:
         payloads: int32 [replicas, words + 14], a payload in each row.
-        step: int64 scalar, the step that all of them must be of.
+        step: int64 scalar, the step in which all payloads must have been encoded.
         settings: The same as for writing.
         method: The same as for writing.
         fingerprint: The same as for writing.
@@ -63,8 +63,8 @@ def payload_read(
         flagged non-finite.
 
     Raises:
-        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step, plan or
-            version. The message names the replica.
+        tf.errors.InvalidArgumentError: If a payload is broken, or comes from another program, step,
+            plan or version. The message names the replica.
     """
     return library.load().payload_read(
         payloads=payloads,
@@ -76,9 +76,9 @@ def payload_read(
 
 
 def payloads_finite(payloads: tf.Tensor) -> tf.Tensor:
-    """Whether no replica was flagged non-finite: bool scalar.
+    """Returns whether no payload has the non-finite flag; bool scalar.
 
     Args:
-        payloads: int32 [replicas, words], payloads of any method, which its decoder has checked.
+        payloads: int32 [replicas, words], payloads of any method, checked by its decoder.
     """
     return tf.reduce_all(tf.equal(payloads[:, _FLAGS], 0))

@@ -2,10 +2,10 @@
 
 Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727, Algorithms 1 and 2.
-`tests.reference.power_sgd` is the same in NumPy.
+`tests.reference.power_sgd` computes the same in NumPy.
 
-A tensor of rank r above 0 is seen as a matrix M of n rows and m columns, its last axis being the
-columns; of rank 0, it is sent whole. With E the residual, G the gradient and Q the factor:
+A tensor of rank r above 0 is a matrix M of n rows and m columns. Its last axis is the columns. A
+tensor of rank 0 is sent whole. With E the residual, G the gradient and Q the factor:
 
     M = E + G
     P = M Q                        `power_sgd_left`, summed over the replicas
@@ -15,8 +15,7 @@ columns; of rank 0, it is sent whole. With E the residual, G the gradient and Q 
     E <- M - P R^T
     Q <- S, columns scaled to length 1
 
-Whatever all replicas compute from sums is equal on all to the bit. Results don't depend on the
-number of threads.
+All replicas compute the same bits from the sums. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ def power_sgd_left(
     *,
     ranks: Settings,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What a replica gives to the first sum. No variable is changed.
+    """Computes a replica's contribution to the first sum, and changes no variable.
 
-    A column of a factor that is zero counts as pseudo-random values, from -1 to 1, which depend on
-    `step` and the place of the tensor alone: of a column of zeros nothing would ever be sent.
+    Pseudo-random values from -1 to 1 replace each zero column of a factor, because a zero column
+    would never send anything. The values depend on `step` and the index of the tensor alone.
 
     Args:
         residuals: float32 variables or their resource handles.
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        factors: float32 variables or their resource handles, of shape [m, R], R being r or more, of
-            which the first r columns count; for a tensor that is sent whole, also [0].
+        factors: float32 variables or their resource handles, of shape [m, R] with R of r or
+            more; the first r columns are used. [0] is allowed for a tensor that is sent whole.
         step: int64 scalar, the same on all replicas.
         ranks: One per tensor, 1 to min(n, m), or 0 to send the tensor whole. They may change
             between steps.
@@ -77,10 +76,10 @@ def power_sgd_right(
     *,
     ranks: Settings,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Makes P orthonormal, and computes what a replica gives to the second sum.
+    """Makes P orthonormal, and computes a replica's contribution to the second sum.
 
-    A column of P that is, to 1e-4 of its length, a combination of the columns before it becomes
-    zero. No variable is changed.
+    A column of P becomes zero if it is a combination of the columns before it, to 1e-4 of its
+    length. No variable changes.
 
     Args:
         residuals: As for `power_sgd_left`.
@@ -90,8 +89,8 @@ def power_sgd_right(
 
     Returns:
         left, left_sum with orthonormal P; right, float32 [elements]: for each tensor R as [r, m],
-        and nothing for those sent whole; and finite, bool scalar: whether left_sum is. If not,
-        right is zeros.
+        and nothing for tensors sent whole; and finite, bool scalar: whether left_sum is finite.
+        If it is not, right is zeros.
 
     Raises:
         tf.errors.InvalidArgumentError: If shapes, types or ranks are wrong.
@@ -122,21 +121,20 @@ def power_sgd_reduce(
     Args:
         residuals: As for `power_sgd_left`; updated in place.
         gradients: As for `power_sgd_left`.
-        factors: As for `power_sgd_left`; updated in place. Columns behind the first r become zero,
-            so that they begin anew, alike on all replicas, where the rank grows again.
+        factors: As for `power_sgd_left`; updated in place. Columns after the first r become zero,
+            so that a rank that grows later restarts them alike on all replicas.
         left: From `power_sgd_right`.
         right: From `power_sgd_right`.
         right_sum: float32, `right` summed over the replicas.
-        keep: bool scalar: if the step is skipped, whether this replica's gradients are added to its
-            residuals. But where the flag in `left` says that all replicas are finite, the residuals
-            of tensors whose sums or products are too large become zero: they would be so again in
-            the next step.
+        keep: bool scalar: whether a skipped step adds this replica's gradients to its residuals.
+            If the flag in `left` says that all replicas are finite, tensors whose sums or products
+            are too large get zero residuals instead, because the next step would overflow again.
         finite: bool scalar, the same on all replicas; false skips the step.
         ranks: As for `power_sgd_left`.
 
     Returns:
         reduced, one float32 tensor per gradient, in its shape; and all_finite, bool scalar: whether
-        `finite` and all products are. If not, reduced are zeros and factors stay as they are.
+        the step is taken. If it is not, reduced are zeros and factors stay as they are.
 
     Raises:
         tf.errors.InvalidArgumentError: If shapes, types or ranks are wrong.

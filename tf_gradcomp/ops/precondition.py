@@ -12,7 +12,7 @@ from tf_gradcomp.ops.handles import handles_of
 
 
 class SecondMoments(NamedTuple):
-    """The second moments of a replica's gradients, and what it takes to divide by their roots.
+    """The second moments of a replica's gradients, and the settings of Adam's division.
 
     Attributes:
         variables: float32 variables or their resource handles, updated in place.
@@ -20,14 +20,14 @@ class SecondMoments(NamedTuple):
             correction.
         beta_2: Adam's decay rate, from 0 to less than 1.
         epsilon: Adam's small number that is added to roots, positive.
-        corrects_epsilon: Whether it is added before the bias of the second moment is corrected, as
-            Keras' Adam does: the "epsilon hat" of the paper. Else afterwards.
-        scale: Positive; multiplies second moments. With the number of replicas, those of one
-            replica's gradients estimate those of the sum of all.
-        largest: For AMSGrad, like `variables`: the largest values that these have had, which divide
-            in their place. Empty without AMSGrad.
-        squares: For each gradient, float32 in its shape: what is taken in place of its elements'
-            squares; None for those whose own are taken. Empty if that holds for all.
+        corrects_epsilon: Whether epsilon is added before the bias of the second moment is
+            corrected, as Keras' Adam does: the "epsilon hat" of the paper.
+        scale: Positive; multiplies second moments. If `scale` is the number of replicas, the second
+            moments of one replica's gradients estimate the second moments of the summed gradients.
+        largest: For AMSGrad, like `variables`: their largest values so far, which divide in place
+            of `variables`. Empty without AMSGrad.
+        squares: For each gradient, float32 in its shape: values used in place of the squares of its
+            elements; or None to use its own squares. Empty if all gradients use their own squares.
     """
 
     variables: Sequence[tf.Tensor | tf.Variable]
@@ -40,22 +40,21 @@ class SecondMoments(NamedTuple):
     corrects_epsilon: bool = False
 
     def squares_or_empty(self) -> list[tf.Tensor]:
-        """The squares as the ops take them: empty where a gradient's own are taken."""
+        """Returns the squares, with an empty tensor for a gradient that uses its own squares."""
         if all(one is None for one in self.squares):
             return []
         return [tf.zeros([0]) if one is None else one for one in self.squares]
 
 
 def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Updates the second moments of a replica by its gradients, and divides these by their roots.
+    """Updates a replica's second moments, and divides its gradients by their roots.
 
-    With `v` a second moment, `g` its gradient and `s` the squares that are given, or `g**2`:
-    `v += (1 - beta_2) * (s - v)`; and what is returned is
-    `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`, with `epsilon / sqrt(1 - beta_2**step)`
-    in the place of `epsilon` where that is corrected, too. All arithmetic is float32, without fused
-    multiply-add. Where any gradient or its square is not finite, no second moment changes, and all
-    that is returned is NaN. AMSGrad's largest second moments divide in passes of
-    their own.
+    With `v` a second moment, `g` its gradient and `s` the given squares, or `g**2`, the update is
+    `v += (1 - beta_2) * (s - v)`. The result is
+    `g / (sqrt(scale * v / (1 - beta_2**step)) + epsilon)`. If epsilon is corrected too,
+    `epsilon / sqrt(1 - beta_2**step)` takes its place. All arithmetic is float32, without fused
+    multiply-add. If any gradient or its square is not finite, no second moment changes and all
+    results are NaN. AMSGrad's largest second moments divide in passes of their own.
 
     Args:
         second_moments: One for each gradient, in its shape.
@@ -65,7 +64,7 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
         float32, in the shapes of the gradients.
 
     Raises:
-        tf.errors.InvalidArgumentError: If a shape or an argument is not as said.
+        tf.errors.InvalidArgumentError: If a shape or an argument is wrong.
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1;
     Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", ICLR 2018, algorithm 2.
@@ -93,7 +92,7 @@ def precondition(second_moments: SecondMoments, gradients: Sequence[tf.Tensor]) 
 def _root_by_largest(
     second_moments: SecondMoments, own: tf.Tensor, largest: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
-    """The ratio of what a gradient was divided by to AMSGrad's divisor, which is updated."""
+    """Updates AMSGrad's largest moments; returns the ratio of Adam's divisor to AMSGrad's."""
     now = tf.raw_ops.ReadVariableOp(resource=own, dtype=tf.float32)
     most = tf.maximum(now, tf.raw_ops.ReadVariableOp(resource=largest, dtype=tf.float32))
     tf.raw_ops.AssignVariableOp(resource=largest, value=most)

@@ -2,9 +2,8 @@
 
 Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
 NeurIPS 2017, https://arxiv.org/abs/1610.02132, in the form with a minimum and a unit per bucket of
-CGX (https://arxiv.org/abs/2111.08617) and L-GreCo (https://arxiv.org/abs/2210.17357). The layout of
-a payload is documented in docs/payload_format.md, and `tests.reference.qsgd` is the same in
-NumPy.
+CGX (https://arxiv.org/abs/2111.08617) and L-GreCo (https://arxiv.org/abs/2210.17357).
+`tests.reference.qsgd` computes the same in NumPy.
 
 With e the residual and g the gradient of a variable, in each bucket:
 
@@ -12,12 +11,12 @@ With e the residual and g the gradient of a variable, in each bucket:
     unit = (max p - min p) / (2^bits - 1)
     level = floor((p - min p) / unit + offset), at most 2^bits - 1
     sent: min p + unit * level
-    e <- p - what was sent
+    e <- p - sent
 
-The offset is 1/2 to round to the nearest, or random, uniform between 0 and 1: then what is sent is
-p on average. Random numbers come from Philox, a counter-based generator, with (seed, replica) as
-key and (element, tensor, step) as counter. All arithmetic is float32, in the order of the oracle,
-without fused multiply-add. Results don't depend on the number of threads or on the processor.
+The offset is 1/2 to round to the nearest level. A random offset, uniform between 0 and 1, makes the
+sent value equal p on average. Random numbers come from Philox, a counter-based generator, with
+(seed, replica) as key and (element, tensor, step) as counter. All arithmetic is float32, in the
+order of the reference, without fused multiply-add.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.ops import library
-from tf_gradcomp.ops.handles import handles_of
+from tf_gradcomp.ops import coding, library
 from tf_gradcomp.ops.settings import Settings, tensor_of
 
 
@@ -43,36 +41,27 @@ def qsgd_encode(
     seed: int,
     fingerprint: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs the gradients of one step into one payload, and keeps the rest in the residuals.
+    """Packs gradients as levels in buckets, as `ops.coding.encode` describes.
 
-    If a residual plus gradient is not finite anywhere, the payload has the non-finite flag and
-    zeros, the gradients are discarded and the residuals are untouched.
+    The payload's length depends on the shapes and settings alone.
 
     Args:
-        residuals: float32 variables or their resource handles, updated in place.
-        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        step: int64 scalar, the same on all replicas.
-        replica: Integer scalar, the replica's number: each draws numbers of its own.
+        residuals: See `ops.coding.encode`.
+        gradients: See `ops.coding.encode`.
+        step: See `ops.coding.encode`.
+        replica: Integer scalar, the replica's index: each replica draws its own random numbers.
         bits: One per tensor, 2 to 8, or 0 to send the tensor whole, as float32. They may change
-            between steps; the header of the payload has a digest of them.
+            between steps; the payload's header has a digest.
         bucket_size: Elements in a bucket, a multiple of 32 up to 65536.
         stochastic: Whether values are rounded at random; otherwise to the nearest level.
-        seed: Signed 64-bit, of the random numbers.
-        fingerprint: Signed 64-bit; payloads with another one are refused by the decoder.
-
-    Returns:
-        payload, int32 [words], as many for the same shapes and settings; and tensor_bytes, int64
-        [number of tensors]: the bytes of the payload that each tensor takes, which with the header
-        of 56 bytes are all of it.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If shapes, types, bits or bucket size are wrong.
-        tf.errors.FailedPreconditionError: If a residual is not initialized.
+        seed: The seed of the random numbers, signed 64-bit.
+        fingerprint: See `ops.coding.encode`.
     """
-    return library.load().qsgd_encode(
-        residuals=handles_of(residuals),
-        gradients=list(gradients),
-        step=tf.convert_to_tensor(step, tf.int64),
+    return coding.encode(
+        "qsgd",
+        residuals,
+        gradients,
+        step,
         replica=tf.cast(replica, tf.int64),
         bits=tensor_of(bits),
         bucket_size=bucket_size,
@@ -91,30 +80,12 @@ def qsgd_decode(
     bucket_size: int,
     fingerprint: int,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Adds up the payloads of all replicas.
-
-    Args:
-        payloads: int32 [replicas, words], a payload in each row.
-        step: int64 scalar, the step that all of them must be of.
-        shapes: The shapes of the tensors, fully known.
-        bits: The same as for encoding.
-        bucket_size: The same as for encoding.
-        fingerprint: The same as for encoding.
-
-    Returns:
-        reduced, one float32 tensor per shape: the sum over the replicas, added in their order; and
-        finite, bool scalar: whether no replica was flagged non-finite and no sum overflowed (if
-        not, reduced are zeros).
-
-    Raises:
-        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step, plan or
-            version. The message names the replica.
-    """
-    return library.load().qsgd_decode(
-        payloads=payloads,
-        step=tf.convert_to_tensor(step, tf.int64),
-        N=len(shapes),
-        shapes=list(shapes),
+    """Sums the payloads of all replicas, as `ops.coding.decode` describes."""
+    return coding.decode(
+        "qsgd",
+        payloads,
+        step,
+        shapes,
         bits=tensor_of(bits),
         bucket_size=bucket_size,
         fingerprint=fingerprint,
@@ -129,26 +100,11 @@ def qsgd_put_back(
     bucket_size: int,
     fingerprint: int,
 ) -> tf.Operation | None:
-    """Adds what a replica had packed back into its residuals, because the step is skipped.
-
-    A payload with the non-finite flag puts nothing back.
-
-    Args:
-        residuals: float32 variables or their resource handles, updated in place.
-        payload: int32 [words], the replica's own.
-        bits: The same as for encoding.
-        bucket_size: The same as for encoding.
-        fingerprint: The same as for encoding.
-
-    Returns:
-        The operation in a graph, None in eager execution.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If the payload is broken; the residuals are then untouched.
-    """
-    return library.load().qsgd_put_back(
-        residuals=handles_of(residuals),
-        payload=payload,
+    """Adds a payload back into the residuals, as `ops.coding.put_back` describes."""
+    return coding.put_back(
+        "qsgd",
+        residuals,
+        payload,
         bits=tensor_of(bits),
         bucket_size=bucket_size,
         fingerprint=fingerprint,
@@ -158,13 +114,13 @@ def qsgd_put_back(
 def qsgd_errors(
     values: tf.Tensor, bits: Settings, *, bucket_size: int, stochastic: bool
 ) -> tf.Tensor:
-    """The L2 norms of what rounding would take off a tensor, at several numbers of bits.
+    """Computes the L2 norms of a tensor's rounding errors at several numbers of bits.
 
     Args:
         values: float32, finite, any shape.
-        bits: 2 to 8 each, or 0 for none, which takes nothing off.
+        bits: 2 to 8 each, or 0 to send the tensor whole, without an error.
         bucket_size: As for encoding.
-        stochastic: As for encoding. Then it is the root of the expected square.
+        stochastic: As for encoding. A random error counts by the root of its expected square.
 
     Returns:
         float64 [numbers of bits].

@@ -1,4 +1,4 @@
-"""Settings that differ by tensor and may change between steps, as the ops take them."""
+"""Settings of each tensor that may change between steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Settings: TypeAlias = Sequence[int] | tf.Tensor | tf.Variable
 
 
 def tensor_of(settings: Settings) -> tf.Tensor:
-    """One setting for each tensor; int64 [tensors]."""
+    """Returns the settings as int64 [tensors]."""
     if not isinstance(settings, (tf.Tensor, tf.Variable)):
         settings = list(settings)
     return tf.convert_to_tensor(settings, tf.int64)

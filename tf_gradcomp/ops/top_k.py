@@ -1,8 +1,7 @@
 """TopK: the ops of one step.
 
-The layout of a payload is documented in docs/payload_format.md, and
-`tests.reference.top_k` is the same in NumPy. Results don't depend on the number of threads
-or on the processor.
+`tests.reference.top_k` computes the same in NumPy. Results depend neither on the number of threads
+nor on the processor.
 
 Source of the momentum correction: Lin et al., "Deep Gradient Compression: Reducing the
 Communication Bandwidth for Distributed Training", ICLR 2018, https://arxiv.org/abs/1712.01887.
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_gradcomp.ops import library
+from tf_gradcomp.ops import coding, library
 from tf_gradcomp.ops.handles import handles_of
 from tf_gradcomp.ops.settings import Settings, tensor_of
 
@@ -27,17 +26,16 @@ def momentum_correction(
     momentum: float,
     clip_norm: float = math.inf,
 ) -> list[tf.Tensor]:
-    """Clips the gradients of a replica and adds them to what is left of its velocities.
+    """Clips the gradients of a replica and adds them to its decayed velocities.
 
     All arithmetic is float32, without fused multiply-add; the norm is summed in float64, in a fixed
     order.
 
     Args:
-        velocities: float32, one per gradient and of its shape; or none at all.
+        velocities: float32, one per gradient in its shape; or an empty list.
         gradients: float32, float16 or bfloat16, any shapes.
-        momentum: How much of the velocities stays.
-        clip_norm: The gradients are scaled down to this norm if that of all of them together is
-            above it.
+        momentum: The factor of the velocities.
+        clip_norm: The largest global norm of the gradients; larger gradients are scaled down to it.
 
     Returns:
         For each gradient g with velocity u: momentum u + scale g, float32 (paper, section 3.2); or
@@ -63,33 +61,24 @@ def top_k_encode(
     entries: Settings,
     fingerprint: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Packs the largest entries of residuals plus gradients into one payload, and keeps the rest.
+    """Packs the largest entries of residuals plus gradients, as `ops.coding.encode` describes.
 
-    Of entries with equal magnitudes, the first ones are sent. If a residual plus gradient is not
-    finite anywhere, the payload is as long, with the non-finite flag and zeros, and the residuals
-    are as before.
+    Of entries with equal magnitudes, the first are sent. A tensor takes 2 words of the payload for
+    each entry, or one word for each element if it is sent whole.
 
     Args:
-        residuals: float32 variables or their resource handles, updated in place.
-        gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        step: int64 scalar, the same on all replicas.
-        entries: One per tensor: how many of its entries are sent, at most all; or 0 to send the
-            tensor whole, without indices. They may change between steps; the header of the payload
-            has a digest of them.
-        fingerprint: Signed 64-bit; payloads with another one are refused by the decoder.
-
-    Returns:
-        payload, int32 [14 + words of all tensors], where a tensor takes 2 words for each entry, or
-        one for each element if it is sent whole; and tensor_bytes, int64 [number of tensors].
-
-    Raises:
-        tf.errors.InvalidArgumentError: If shapes, types or numbers of entries are wrong.
-        tf.errors.FailedPreconditionError: If a residual is not initialized.
+        residuals: See `ops.coding.encode`.
+        gradients: See `ops.coding.encode`.
+        step: See `ops.coding.encode`.
+        entries: The number of entries to send of each tensor, or 0 to send the tensor whole,
+            without indices. They may change between steps; the payload's header has a digest.
+        fingerprint: See `ops.coding.encode`.
     """
-    return library.load().top_k_encode(
-        residuals=handles_of(residuals),
-        gradients=list(gradients),
-        step=tf.convert_to_tensor(step, tf.int64),
+    return coding.encode(
+        "top_k",
+        residuals,
+        gradients,
+        step,
         entries=tensor_of(entries),
         fingerprint=fingerprint,
     )
@@ -103,31 +92,9 @@ def top_k_decode(
     entries: Settings,
     fingerprint: int,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Adds up the payloads of all replicas.
-
-    Args:
-        payloads: int32 [replicas, words], a payload in each row.
-        step: int64 scalar, the step that all of them must be of.
-        shapes: The shapes of the tensors, fully known.
-        entries: The same as for encoding.
-        fingerprint: The same as for encoding.
-
-    Returns:
-        reduced, one float32 tensor per shape: the sum over the replicas, added in their order; and
-        finite, bool scalar: whether no replica was flagged non-finite and no sum overflowed (if
-        not, reduced are zeros).
-
-    Raises:
-        tf.errors.InvalidArgumentError: If a payload is broken, or of another program, step, plan or
-            version. The message names the replica.
-    """
-    return library.load().top_k_decode(
-        payloads=payloads,
-        step=tf.convert_to_tensor(step, tf.int64),
-        N=len(shapes),
-        shapes=list(shapes),
-        entries=tensor_of(entries),
-        fingerprint=fingerprint,
+    """Sums the payloads of all replicas, as `ops.coding.decode` describes."""
+    return coding.decode(
+        "top_k", payloads, step, shapes, entries=tensor_of(entries), fingerprint=fingerprint
     )
 
 
@@ -138,27 +105,9 @@ def top_k_put_back(
     entries: Settings,
     fingerprint: int,
 ) -> tf.Operation | None:
-    """Adds what a replica had packed back into its residuals, because the step is skipped.
-
-    A payload with the non-finite flag puts nothing back.
-
-    Args:
-        residuals: float32 variables or their resource handles, updated in place.
-        payload: int32 [words], the replica's own.
-        entries: The same as for encoding.
-        fingerprint: The same as for encoding.
-
-    Returns:
-        The operation in a graph, None in eager execution.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If the payload is broken; the residuals are then untouched.
-    """
-    return library.load().top_k_put_back(
-        residuals=handles_of(residuals),
-        payload=payload,
-        entries=tensor_of(entries),
-        fingerprint=fingerprint,
+    """Adds a payload back into the residuals, as `ops.coding.put_back` describes."""
+    return coding.put_back(
+        "top_k", residuals, payload, entries=tensor_of(entries), fingerprint=fingerprint
     )
 
 
@@ -171,17 +120,17 @@ def top_k_keep_velocity(
     entries: Settings,
     fingerprint: int,
 ) -> tf.Operation | None:
-    """Ends a step of momentum: corrected gradients become the velocities, masked where sent.
+    """Ends a step of momentum: stores the corrected gradients as velocities, masked where sent.
 
-    A replica whose payload has the non-finite flag keeps the velocities that it had.
+    A replica whose payload has the non-finite flag keeps its old velocities.
 
     Args:
         velocities: float32 variables or their resource handles, updated in place.
-        corrected: What `momentum_correction` returned.
+        corrected: The result of `momentum_correction`.
         payload: int32 [words], the replica's own, encoded from `corrected`.
-        sent: bool scalar: whether the step counts. Then velocities become zero where the payload
-            names an entry (paper, section 3.3: momentum factor masking); those of tensors sent
-            whole stay, for nothing in them is late.
+        sent: bool scalar: whether the step is taken. Velocities then become zero where the payload
+            names an entry (paper, section 3.3: momentum factor masking). The velocities of tensors
+            sent whole stay, because none of their entries is delayed.
         entries: The same as for encoding.
         fingerprint: The same as for encoding.
 
