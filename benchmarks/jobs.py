@@ -6,6 +6,8 @@ import numpy as np
 
 NAMES = EXCHANGE, MLP, LSTM, RESNET = "exchange", "mlp", "lstm", "resnet"
 
+TWO_LEVELS = "two levels"  # of two_levels.py
+
 ALL_REDUCE, FLOAT16, NOTHING = "all-reduce", "float16 all-reduce", "no communication"
 TORCH_ALL_REDUCE = "PyTorch DDP"
 TORCH_FLOAT16 = "PyTorch DDP, fp16 hook"
@@ -16,6 +18,11 @@ HOROVOD_FLOAT16 = "Horovod, fp16"
 HOROVOD_ADACOMP = "Horovod, adacomp"
 HOROVOD = (HOROVOD_ALL_REDUCE, HOROVOD_FLOAT16, HOROVOD_ADACOMP)
 TENSORFLOW_NAME, HOROVOD_NAME, TORCH_NAME = "TensorFlow", "Horovod", "PyTorch"
+BACKENDS = {  # the module of each, which worker.py imports
+    TENSORFLOW_NAME: "tensorflow_backend",
+    HOROVOD_NAME: "horovod_backend",
+    TORCH_NAME: "torch_backend",
+}
 DENSE = {  # what the others of their framework are compared with
     TENSORFLOW_NAME: ALL_REDUCE,
     HOROVOD_NAME: HOROVOD_ALL_REDUCE,

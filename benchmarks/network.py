@@ -41,11 +41,6 @@ from turns import Plan
 from tf_gradcomp.cli.results import results_folder, results_options
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = {
-    jobs.TENSORFLOW_NAME: "network_worker.py",
-    jobs.HOROVOD_NAME: "horovod_worker.py",
-    jobs.TORCH_NAME: "torch_worker.py",
-}
 FILES = ("network.json", "network.md")  # and the plots of what was measured
 
 
@@ -106,16 +101,16 @@ class Bench:
             )
             of_torch = framework == jobs.TORCH_NAME
             python = self._settings.torch_python if of_torch else sys.executable
-            self._measure_by(PROGRAMS[framework], plan, python)
+            self._measure_by(framework, plan, python)
 
-    def _measure_by(self, program: str, plan: Plan, python: str) -> None:
+    def _measure_by(self, framework: str, plan: Plan, python: str) -> None:
         def on_line(worker: int, stream: str, line: str) -> None:
             if (worker, stream) == (0, "stdout"):
-                what = f"{plan.network.workers} workers, {program}: {line}"
+                what = f"{plan.network.workers} workers, {framework}: {line}"
                 self._progress.update(self._bar, description=what, advance=1)
                 self._progress.console.print(what)
 
-        self._run(program, plan, python, on_line)
+        self._run("worker.py", plan, python, on_line)
         self.records += json.loads(Path(plan.output).read_text())
 
     def _run(

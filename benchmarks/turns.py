@@ -27,6 +27,7 @@ class Plan:
         seconds: About how long a turn lasts, but one step at least.
         warm_up: Steps before all of what keeps a residual: as long as that is small, more is sent.
         output: Where worker 0 writes what was measured.
+        replicas: Logical CPU devices of each worker.
     """
 
     job: str
@@ -37,6 +38,7 @@ class Plan:
     seconds: float = 1.0
     warm_up: int = 100
     output: str = ""
+    replicas: int = 1
 
     def to_text(self) -> str:
         """For the command line of a worker."""
@@ -72,6 +74,27 @@ class Contender:
 
 Mean = Callable[[float], float]
 """The mean over all workers, which all have to ask for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A worker's connection to the others, by one framework.
+
+    Attributes:
+        rank: The index of this worker.
+        mean: Averages a number over all workers.
+        contender: Makes the contender of a name.
+        predict: Returns the predicted seconds of exchanges on the present link, by name.
+        stages: Returns the seconds of each contender's encoding and decoding, by name.
+        leave: Ends the connection.
+    """
+
+    rank: int
+    mean: Mean
+    contender: Callable[[str], Contender]
+    predict: Callable[[], Mapping[str, float]] = dict
+    stages: Callable[[], Mapping[str, Mapping[str, float]]] = dict
+    leave: Callable[[], object] = lambda: None
 
 
 @dataclasses.dataclass

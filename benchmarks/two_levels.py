@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import jobs
 import links
 import rich.console
 import rich.table
@@ -29,7 +30,7 @@ from machine import processor
 from placed import placed_job, shared_out_threads
 from turns import Plan
 
-PROGRAM = Path(__file__).resolve().parent / "two_levels_worker.py"
+PROGRAM = Path(__file__).resolve().parent / "worker.py"
 CONTENDERS = (
     "all-reduce",
     "no_compression, two levels",
@@ -60,8 +61,18 @@ def main(
     with tempfile.TemporaryDirectory(prefix="gradcomp-two-levels-") as folder:
         output = str(Path(folder, "measured.json"))
         with links.network(hosts) as network:
-            plan = Plan("exchange", CONTENDERS, speeds, network, rounds, seconds, warm_up, output)
-            command = [sys.executable, str(PROGRAM), plan.to_text(), str(replicas)]
+            plan = Plan(
+                jobs.TWO_LEVELS,
+                CONTENDERS,
+                speeds,
+                network,
+                rounds,
+                seconds,
+                warm_up,
+                output,
+                replicas,
+            )
+            command = [sys.executable, str(PROGRAM), plan.to_text()]
             network.shape(links.UNSHAPED)
 
             def on_line(worker: int, stream: str, line: str) -> None:

@@ -1,11 +1,11 @@
-"""The contenders of TensorFlow: ways to exchange a gradient, and to do a whole step of training."""
+"""The contenders of TensorFlow: exchanges of a gradient, and whole steps of training."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jobs
 import keras
@@ -20,6 +20,8 @@ from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.groups.host_group import HostGroup
+from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.keras3 import keras_private
 
 PLAIN: dict[str, Reduction] = {
@@ -31,7 +33,7 @@ _ELEMENT_BYTES = {jobs.ALL_REDUCE: 4, jobs.FLOAT16: 2, jobs.NOTHING: 0}
 
 
 class Source(Protocol):
-    """Where gradients come from that a method can be tried on."""
+    """A source of gradients to try a method on."""
 
     values: Sequence[tf.Variable]
 
@@ -40,7 +42,7 @@ class Source(Protocol):
 
 
 class Entry(NamedTuple):
-    """A contender; with its exchange, and gradients to try that on, if it is one of ours."""
+    """A contender, with its exchange, if it has any, and a source of gradients."""
 
     contender: Contender
     exchange: GradientExchange | None
@@ -48,7 +50,7 @@ class Entry(NamedTuple):
 
 
 class Exchanges:
-    """The gradient of a ResNet-50 is exchanged, and nothing else done."""
+    """Contenders that only exchange the gradient of a ResNet-50."""
 
     def __init__(self, strategy: gc.MultiWorkerMirroredStrategy) -> None:
         self._strategy = strategy
@@ -59,8 +61,10 @@ class Exchanges:
         self._gradients = Gradients(self._variables, strategy.cluster_resolver.task_id)
 
     def entry(self, name: str) -> Entry:
-        """The contender of that name."""
-        exchange = None if name in PLAIN else self._exchange(name)
+        """Makes the contender of a name."""
+        exchange = None
+        if name not in PLAIN:
+            exchange = _exchange(name, self._strategy, self._variables, policy=self._policy)
 
         def reduction(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
             if exchange is None:
@@ -73,23 +77,53 @@ class Exchanges:
         contender = _renewable(contender, name, lambda: self.entry(name))
         return Entry(contender, exchange, self._gradients)
 
-    def _exchange(self, name: str) -> GradientExchange:
-        candidates = [Candidate(m) for m in gc.compressors.methods_of(gc.compressors.get(name))]
-        exchange = GradientExchange(Method(name, candidates, choose), self._policy)
-        with self._strategy.scope():
-            exchange.build(self._variables)
-        return exchange
+
+class Levels:
+    """Contenders that only exchange the gradient of a ResNet-50, on several replicas per host.
+
+    Their names end in "one level" or "two levels": all replicas exchange, or only hosts do.
+    """
+
+    def __init__(self, strategy: gc.MultiWorkerMirroredStrategy) -> None:
+        self._strategy = strategy
+        with strategy.scope():
+            self._variables = [tf.Variable(tf.zeros(shape)) for shape in jobs.resnet50_shapes()]
+        self._gradients = Gradients(self._variables, strategy.cluster_resolver.task_id)
+
+    def contender(self, name: str) -> Contender:
+        """Makes the contender of a name."""
+        values, draw = self._gradients.values, self._gradients.draw
+        if name == jobs.ALL_REDUCE:
+            return Contender(on_replica(self._strategy, all_reduce, values), draw)
+        method, levels = name.split(", ")
+        group = (HostGroup if levels == "two levels" else StrategyGroup)(self._strategy)
+        exchange = _exchange(method, self._strategy, self._variables, find_group=lambda: group)
+        step = on_replica(self._strategy, self._reduction(exchange), values)
+        return Contender(step, draw, keeps_residual=exchange.keeps_residual)
+
+    def _reduction(self, exchange: GradientExchange) -> Reduction:
+        group = exchange.group
+
+        def reduce(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+            return exchange.reduce(gradients, self._variables, group.member())[0]
+
+        def reduce_together(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+            context = tf.distribute.get_replica_context()
+            totals = context.merge_call(lambda _, each: group.on_each(reduce, each), (gradients,))
+            return [tf.identity(total) for total in totals]  # on this replica's device
+
+        return reduce if group.all_replicas is group else reduce_together
 
 
 class Trainings:
-    """Whole steps of training; each contender has a model of its own."""
+    """Contenders that do whole steps of training, each with its own model."""
 
     def __init__(self, strategy: gc.MultiWorkerMirroredStrategy, job: str) -> None:
         self._strategy = strategy
         self._job = job
 
     def entry(self, name: str) -> Entry:
-        """The contender of that name."""
+        """Makes the contender of a name."""
         training = _Training(self._strategy, self._job, name)
         exchange = None if name in PLAIN else training.optimizer.exchange
         step, variables = training.step, training.variables
@@ -116,7 +150,7 @@ class _Training:
         self._train(*next(self._batches))
 
     def draw(self) -> None:
-        """Computes the gradients of the next batch, and leaves them in `values`."""
+        """Computes the gradients of the next batch into `values`."""
         self._keep_gradients(*next(self._batches))
 
     @tf.function(autograph=False)
@@ -144,6 +178,19 @@ class _Training:
         return tape.gradient(loss, self.variables)
 
 
+def _exchange(
+    name: str,
+    strategy: gc.MultiWorkerMirroredStrategy,
+    variables: Sequence[tf.Variable],
+    **arguments: Any,
+) -> GradientExchange:
+    candidates = [Candidate(m) for m in gc.compressors.methods_of(gc.compressors.get(name))]
+    exchange = GradientExchange(Method(name, candidates, choose), **arguments)
+    with strategy.scope():
+        exchange.build(variables)
+    return exchange
+
+
 def _optimizer(name: str, model: keras.Model) -> keras.optimizers.Optimizer:
     optimizer = keras.optimizers.SGD(jobs.LEARNING_RATE, jobs.MOMENTUM)
     if name in PLAIN:
@@ -152,7 +199,7 @@ def _optimizer(name: str, model: keras.Model) -> keras.optimizers.Optimizer:
 
 
 def _renewable(contender: Contender, name: str, make: Callable[[], Entry]) -> Contender:
-    """A choice between methods is made anew on each link."""
+    """Lets `auto` choose its method again on each link."""
     if name in PLAIN or not isinstance(gc.compressors.get(name), gc.compressors.Auto):
         return contender
     return dataclasses.replace(contender, renew=lambda: make().contender)

@@ -27,7 +27,7 @@ def rows(tmp_path_factory):
     lines = []
     with links.network(2) as network:
         plan = Plan(jobs.LSTM, CONTENDERS, (LINK,), network, 2, 0.1, 10, str(output))
-        command = [sys.executable, str(BENCHMARKS / "network_worker.py"), plan.to_text()]
+        command = [sys.executable, str(BENCHMARKS / "worker.py"), plan.to_text()]
         with placed.placed_job(command, network, 1, lambda *line: lines.append(line)) as job:
             result = job.run()
     assert result.exit_code == 0, lines

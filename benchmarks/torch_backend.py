@@ -1,11 +1,10 @@
-"""One PyTorch worker of the network benchmark: DDP over gloo; `network.py` starts it."""
+"""The contenders of PyTorch: DDP over gloo, with and without its communication hooks."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-from pathlib import Path
 
 import jobs
 import torch
@@ -16,8 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 POWER_SGD_RANK = 4
 
 
-def main() -> None:
-    plan = turns.Plan.from_command_line()
+def join(plan: turns.Plan) -> turns.Job:
+    """Connects this worker to the others."""
     config = json.loads(os.environ["TF_CONFIG"])
     rank, addresses = config["task"]["index"], config["cluster"]["worker"]
     os.environ["GLOO_SOCKET_IFNAME"] = plan.network.interface
@@ -25,11 +24,12 @@ def main() -> None:
         "gloo", f"tcp://{addresses[0]}", rank=rank, world_size=len(addresses)
     )
     work = exchange if plan.job == jobs.EXCHANGE else training
-    contenders = {name: work(name, plan, rank) for name in plan.contenders}
-    records = turns.take_turns(plan, contenders, mean_over_workers, rank)
-    if rank == 0:
-        Path(plan.output).write_text(json.dumps(records))
-    distributed.destroy_process_group()
+    return turns.Job(
+        rank,
+        mean_over_workers,
+        lambda name: work(name, rank),
+        leave=distributed.destroy_process_group,
+    )
 
 
 def mean_over_workers(number: float) -> float:
@@ -39,8 +39,8 @@ def mean_over_workers(number: float) -> float:
 
 
 def data_parallel(name: str, model: nn.Module) -> nn.parallel.DistributedDataParallel:
-    # PowerSGD's hook talks of several buckets at once, in an order that gloo leaves to chance and
-    # that may differ from rank to rank, which ends the job. So all goes into one bucket for it.
+    # PowerSGD's hook handles several buckets at once. With gloo, their order may differ between
+    # ranks, which ends the job, so PowerSGD gets one bucket.
     bucket_mb = 1000 if name == jobs.TORCH_POWER_SGD else 25
     model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
     if name == jobs.TORCH_FLOAT16:
@@ -54,7 +54,7 @@ def data_parallel(name: str, model: nn.Module) -> nn.parallel.DistributedDataPar
 
 
 def contender(name: str, step, model: nn.Module, prepare=None) -> turns.Contender:
-    """Its dense steps come first in the warm-up, where there is PowerSGD behind them."""
+    """Makes a contender; PowerSGD's first steps are dense, and belong to the warm-up."""
     elements = sum(parameter.numel() for parameter in model.parameters())
     sent = {jobs.TORCH_ALL_REDUCE: 4, jobs.TORCH_FLOAT16: 2}
     workers = distributed.get_world_size()
@@ -64,8 +64,8 @@ def contender(name: str, step, model: nn.Module, prepare=None) -> turns.Contende
     return turns.Contender(step, prepare, step_bytes=step_bytes, keeps_residual=name not in sent)
 
 
-def training(name: str, plan: turns.Plan, rank: int) -> turns.Contender:
-    """Whole steps of training the MLP."""
+def training(name: str, rank: int) -> turns.Contender:
+    """Makes a contender that trains the MLP."""
     sizes = itertools.pairwise(jobs.MLP_LAYERS)
     layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.ReLU())]
     model = data_parallel(name, nn.Sequential(*layers[:-1]))
@@ -83,23 +83,23 @@ def training(name: str, plan: turns.Plan, rank: int) -> turns.Contender:
 
 
 class GivenGradients(torch.autograd.Function):
-    """A loss whose gradients are those given, at no cost."""
+    """A loss with given gradients, at no cost."""
 
     @staticmethod
     def forward(ctx, given, *parameters):
-        """Some number."""
+        """Returns zero."""
         ctx.given = given
         return torch.zeros((), requires_grad=True)
 
     @staticmethod
     def backward(ctx, _gradient):
-        """What was given; nobody else may hold it, or it would be copied."""
+        """Returns the given gradients; a second reference to them would cause a copy."""
         given = [ctx.given.pop(0) for _ in range(len(ctx.given))]
         return None, *given
 
 
 class ExchangedModel(nn.Module):
-    """Parameters of given shapes, whose gradients are drawn at random."""
+    """Parameters of given shapes with random gradients."""
 
     def __init__(self, shapes, rank):
         super().__init__()
@@ -121,12 +121,12 @@ class ExchangedModel(nn.Module):
             place += mean.numel()
 
     def forward(self):
-        """The loss."""
+        """Returns the loss."""
         return GivenGradients.apply(self.given, *self.weights)
 
 
-def exchange(name: str, plan: turns.Plan, rank: int) -> turns.Contender:
-    """The gradient of a ResNet-50 is exchanged, and nothing else done."""
+def exchange(name: str, rank: int) -> turns.Contender:
+    """Makes a contender that only exchanges the gradient of a ResNet-50."""
     inner = ExchangedModel(jobs.resnet50_shapes(), rank)
     model = data_parallel(name, inner)
 
@@ -135,7 +135,3 @@ def exchange(name: str, plan: turns.Plan, rank: int) -> turns.Contender:
         inner.draw()
 
     return contender(name, lambda: model().backward(), model, prepare)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""One rank of Horovod in the network benchmark, over gloo; `network.py` starts it."""
+"""The contenders of Horovod, over gloo."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import horovod.tensorflow as hvd
 import jobs
@@ -33,21 +32,17 @@ COMPRESSORS = {jobs.HOROVOD_ADACOMP: "adacomp"}
 _ELEMENT_BYTES = {jobs.HOROVOD_ALL_REDUCE: 4, jobs.HOROVOD_FLOAT16: 2}
 
 
-def main() -> None:
-    plan = turns.Plan.from_command_line()
-    join(json.loads(os.environ.pop("TF_CONFIG")), plan.network.interface)
-    work = Exchanges().contender if plan.job == jobs.EXCHANGE else training
-    contenders = {name: work(name) for name in plan.contenders}
-    records = turns.take_turns(plan, contenders, mean_over_ranks(), hvd.rank())
-    if hvd.rank() == 0:
-        Path(plan.output).write_text(json.dumps(records))
-    hvd.shutdown()
+def join(plan: turns.Plan) -> turns.Job:
+    """Connects this rank to the others."""
+    initialize(json.loads(os.environ.pop("TF_CONFIG")), plan.network.interface)
+    contender = Exchanges().contender if plan.job == jobs.EXCHANGE else training
+    return turns.Job(hvd.rank(), mean_over_ranks(), contender, leave=hvd.shutdown)
 
 
-def join(tf_config: dict, interface: str) -> None:
-    """Initializes Horovod: the first rank tells all of each other, at the first worker's address.
+def initialize(tf_config: dict, interface: str) -> None:
+    """Initializes Horovod, with a rendezvous server at the first rank's address.
 
-    `horovodrun` would serve them from this machine, which the workers' network does not reach.
+    `horovodrun` would serve from this machine, which the workers' network does not reach.
     """
     rank, addresses = tf_config["task"]["index"], tf_config["cluster"]["worker"]
     hosts = [address.rpartition(":")[0] for address in addresses]
@@ -65,13 +60,13 @@ def join(tf_config: dict, interface: str) -> None:
 
 
 def mean_over_ranks() -> Callable[[float], float]:
-    """The mean of a number of each rank; it is there when all have asked for it."""
+    """Returns a function that averages a number over all ranks, once all ranks call it."""
     on_all = tf.function(lambda number: hvd.allreduce(number, op=hvd.Average), autograph=False)
     return lambda number: float(on_all(tf.constant(number, tf.float64)))
 
 
 class Exchanges:
-    """The gradient of a ResNet-50 is exchanged, and nothing else done."""
+    """Contenders that only exchange the gradient of a ResNet-50."""
 
     def __init__(self) -> None:
         model = keras.applications.ResNet50(weights=None)
@@ -80,7 +75,7 @@ class Exchanges:
         self._gradients = Gradients(self._variables, hvd.rank())
 
     def contender(self, name: str) -> turns.Contender:
-        """The one of that name."""
+        """Makes the contender of a name."""
         exchange = None if name in PLAIN else self._exchange(COMPRESSORS[name])
         reduce = self._reduction(name, exchange)
         values = self._gradients.values
@@ -104,7 +99,7 @@ class Exchanges:
 
 
 def training(name: str) -> turns.Contender:
-    """Whole steps of training the MLP."""
+    """Makes a contender that trains the MLP."""
     batches = models.batches(jobs.MLP, hvd.rank())
     model = models.build(jobs.MLP)
     variables = model.trainable_variables
@@ -147,7 +142,3 @@ def _contender(
         sent_bytes=lambda: exchange.traffic().sent_bytes,
         keeps_residual=exchange.keeps_residual,
     )
-
-
-if __name__ == "__main__":
-    main()
