@@ -59,6 +59,47 @@ GRADCOMP_INLINE uint32_t SentLanes(__m256 accumulated, __m256 boosted, __m256i m
   return static_cast<uint8_t>(~_mm256_movemask_ps(_mm256_castsi256_ps(kept)));
 }
 
+// For each set of lanes, the byte shuffle that moves their 16-bit codes to the front.
+struct Shuffles {
+  alignas(16) uint8_t bytes[256][16] = {};
+
+  constexpr Shuffles() {
+    for (int sent = 0; sent < 256; ++sent) {
+      int to = 0;
+      for (int lane = 0; lane < kWidth; ++lane) {
+        if ((sent >> lane & 1) == 0) continue;
+        bytes[sent][to++] = 2 * lane;
+        bytes[sent][to++] = 2 * lane + 1;
+      }
+    }
+  }
+};
+constexpr Shuffles kShuffles;
+
+GRADCOMP_INLINE void StoreCodes(__m128i codes, Code8* to) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(codes, codes));
+}
+GRADCOMP_INLINE void StoreCodes(__m128i codes, Code16* to) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), codes);
+}
+
+// Appends the codes of the sent lanes without a branch on which lanes are sent, because that is
+// random.
+template <typename Code>
+GRADCOMP_INLINE Code* AppendCodes(__m256 accumulated, uint32_t sent, int64_t first, Code* codes) {
+  const __m256i lanes = _mm256_add_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0),
+                                         _mm256_set1_epi32(static_cast<int>(first)));
+  const __m256i sign = _mm256_srli_epi32(_mm256_castps_si256(accumulated), 30);
+  const __m256i negative = _mm256_and_si256(sign, _mm256_set1_epi32(kNegative));
+  const __m256i code = _mm256_or_si256(_mm256_slli_epi32(lanes, 2), negative);
+  const __m128i short_code =
+      _mm_packus_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+  const __m128i shuffle =
+      _mm_load_si128(reinterpret_cast<const __m128i*>(kShuffles.bytes[sent]));
+  StoreCodes(_mm_shuffle_epi8(short_code, shuffle), codes);
+  return codes + _mm_popcnt_u32(sent);
+}
+
 template <typename Gradient, typename Code>
 GRADCOMP_TARGET inline Code* SelectBin(float* residual, const Gradient* gradient, int64_t size,
                                        float boost, uint32_t maximum, Code* codes) {
@@ -71,11 +112,7 @@ GRADCOMP_TARGET inline Code* SelectBin(float* residual, const Gradient* gradient
     const __m256 accumulated = _mm256_add_ps(Load(residual + i), g);
     const __m256 boosted = _mm256_add_ps(accumulated, _mm256_mul_ps(boosts, g));
     _mm256_storeu_ps(residual + i, accumulated);
-    const uint32_t negative = _mm256_movemask_ps(accumulated);
-    for (uint32_t sent = SentLanes(accumulated, boosted, maxima); sent; sent &= sent - 1) {
-      const uint32_t lane = __builtin_ctz(sent);
-      *codes++ = static_cast<Code>((i + lane) << 2 | (negative >> lane & 1) * kNegative);
-    }
+    codes = AppendCodes(accumulated, SentLanes(accumulated, boosted, maxima), i, codes);
   }
   return ScalarSelect(residual, gradient, i, size, boost, maximum, codes);
 }
