@@ -151,21 +151,15 @@ class Chunks(OnGpu):
             gradient=self.gradient,
             output=self.output,
             gradient_type=inputs.gradient_type,
+            width=self.width,
             size=self.size,
-        )
-        group = STRUCTURES["ChunkGroup"](
             chunk_size=chunk_size,
             bits=bits,
-            size=self.size,
             num_chunks=self.chunks,
-            num_tensors=1,
-            width=self.width,
         )
         self.step = STRUCTURES["ChunkStep"](
             tensors=gpu.put(tensor),
             num_tensors=1,
-            groups=gpu.put(group),
-            num_groups=1,
             num_chunks=self.chunks,
             num_words=self.words,
             chosen=gpu.room(4 * self.chunks),

@@ -81,7 +81,7 @@ class ScaleComLeader:
 
     def select(self, gradient):
         """What is done before the broadcast."""
-        ops.chunk_select(ops.Chunked([self._residual], [gradient], [self._rate], [0]), lead=True)
+        ops.chunk_select(ops.Chunked([self._residual], [gradient], [self._rate]), lead=True)
 
 
 class Adam:

@@ -1,3 +1,4 @@
+// The checks of AdaComp's kernels and of Adam's division.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -6,12 +7,22 @@
 #include "../kernels/adacomp_decoder.h"
 #include "../kernels/adacomp_encoder.h"
 #include "../kernels/payload.h"
+#include "../kernels/precondition.h"
 #include "adacomp_on_gpu.h"
 #include "check_support.h"
-#include "self_check.h"
+#include "precondition_on_gpu.h"
 
 namespace gradcomp {
 namespace {
+
+constexpr AdamSettings kAdam{0.999f, 1e-7f, 10.0f};
+
+Tensors Squared(Tensors tensors) {
+  for (auto& tensor : tensors) {
+    for (float& value : tensor) value *= value;
+  }
+  return tensors;
+}
 
 // Large and small bins, short last ones, two blocks, and a tensor that is sent whole.
 const std::vector<int64_t> kAdaCompSizes = {70001, 5003, 70, 6000, 777, 3000};
@@ -34,16 +45,12 @@ std::vector<EncoderTensor> Encoded(const std::vector<float*>& residuals,
 Status CheckEncode(bool divides, DriverQueue* queue, std::vector<int32_t>* payload) {
   Tensors residuals = Numbers(1);
   Tensors gradients = Numbers(2);
-  Tensors moments = divides ? Numbers(3) : Tensors();
-  for (auto& moment : moments) {
-    for (float& value : moment) value *= value;
-  }
+  Tensors moments = divides ? Squared(Numbers(3)) : Tensors();
   const std::vector<float*> gpu_residuals = Upload(residuals, queue);
   const std::vector<float*> gpu_moments = Upload(moments, queue);
   const EncodedOnGpu on_gpu = EncodeAdaComp(
       Encoded(gpu_residuals, Upload(gradients, queue), gpu_moments), 2, queue);
-  gpu::EncodeSummary summary = {};
-  queue->Download(on_gpu.summary, sizeof summary, &summary);
+  const gpu::EncodeSummary summary = Downloaded(on_gpu.summary, queue);
 
   AdaCompEncoder encoder(Encoded(Pointers(&residuals), Pointers(&gradients), Pointers(&moments)),
                          2, OnThisThread);
@@ -80,8 +87,7 @@ Status CheckNotFinite(DriverQueue* queue) {
   const std::vector<float*> gpu_residuals = Upload(residuals, queue);
   const EncodedOnGpu on_gpu =
       EncodeAdaComp(Encoded(gpu_residuals, Upload(gradients, queue), {}), 2, queue);
-  gpu::EncodeSummary summary = {1, 1};
-  queue->Download(on_gpu.summary, sizeof summary, &summary);
+  const gpu::EncodeSummary summary = Downloaded(on_gpu.summary, queue);
   // These sums and differences are exact.
   const bool given_back = AreEqual(gpu_residuals, residuals, queue);
   if (!queue->status().ok()) return queue->status();
@@ -135,6 +141,40 @@ Status CheckDecode(std::vector<int32_t> payload, DriverQueue* queue) {
   return queue->status();
 }
 
+const std::vector<int64_t> kPreconditionSizes = {9001, 70, 4096};
+
+// Where there are squares, the first tensor has them.
+std::vector<PreconditionTensor> Divided(const std::vector<float*>& moments,
+                                        const std::vector<float*>& gradients,
+                                        const std::vector<float*>& squares,
+                                        const std::vector<float*>& outputs) {
+  std::vector<PreconditionTensor> tensors;
+  for (size_t i = 0; i < kPreconditionSizes.size(); ++i) {
+    tensors.push_back({moments[i], gradients[i], GradientType::kFloat, kPreconditionSizes[i],
+                       outputs[i], i == 0 ? squares[i] : nullptr, kAdam});
+  }
+  return tensors;
+}
+
+Status CheckDivision(bool finite, DriverQueue* queue) {
+  Tensors moments = Squared(NumbersOf(kPreconditionSizes, 11));
+  Tensors gradients = NumbersOf(kPreconditionSizes, 12);
+  Tensors squares = Squared(NumbersOf(kPreconditionSizes, 13));
+  Tensors outputs = NumbersOf(kPreconditionSizes, 14);
+  if (!finite) gradients[2][4000] = std::numeric_limits<float>::infinity();
+  const std::vector<float*> gpu_moments = Upload(moments, queue);
+  const std::vector<float*> gpu_outputs = Upload(outputs, queue);
+  PreconditionOnGpu(Divided(gpu_moments, Upload(gradients, queue), Upload(squares, queue),
+                            gpu_outputs),
+                    queue);
+  Precondition(Divided(Pointers(&moments), Pointers(&gradients), Pointers(&squares),
+                       Pointers(&outputs)),
+               OnThisThread);
+  if (!AreEqual(gpu_moments, moments, queue)) return {"second moments are not the CPU's"};
+  if (!AreEqual(gpu_outputs, outputs, queue)) return {"divided gradients are not the CPU's"};
+  return {};
+}
+
 }  // namespace
 
 Status CheckAdaComp(DriverQueue* queue) {
@@ -145,6 +185,11 @@ Status CheckAdaComp(DriverQueue* queue) {
   if (status.ok()) status = CheckTakeBack(queue);
   if (status.ok()) status = CheckDecode(payload, queue);
   return status;
+}
+
+Status CheckPrecondition(DriverQueue* queue) {
+  const Status status = CheckDivision(/*finite=*/true, queue);
+  return status.ok() ? CheckDivision(/*finite=*/false, queue) : status;
 }
 
 }  // namespace gradcomp

@@ -1,14 +1,29 @@
-#include "check_fixed.h"
-
+// The checks of the methods whose payloads have a fixed length: TopK, QSGD and SignSGD.
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "../kernels/qsgd_codec.h"
+#include "../kernels/sign_sgd_codec.h"
+#include "../kernels/top_k_codec.h"
+#include "../kernels/whole_codec.h"
 #include "check_support.h"
+#include "fixed_on_gpu.h"
+#include "qsgd_on_gpu.h"
+#include "sign_sgd_on_gpu.h"
+#include "top_k_on_gpu.h"
 
 namespace gradcomp {
 namespace {
+
+struct CheckedMethod {
+  const char* name;
+  Method method;
+  EncodeOnGpu* encode;
+  DecodeOnGpu* decode;
+};
 
 std::vector<int64_t> SizesOf(const Codecs& codecs) {
   std::vector<int64_t> sizes;
@@ -30,10 +45,9 @@ Status CheckEncode(const CheckedMethod& method, const Codecs& codecs, bool finit
   EncodeFixedLength(codecs, Sources(Pointers(&residuals), Pointers(&gradients)), sender,
                     OnThisThread, payload->data());
   std::vector<int32_t> body(payload->size() - kHeaderWords);
-  int not_finite = -1;
   queue->Download(encoded.body, 4 * body.size(), body.data());
-  queue->Download(encoded.not_finite, sizeof not_finite, &not_finite);
-  if (not_finite == finite || !std::equal(body.begin(), body.end(), &(*payload)[kHeaderWords])) {
+  const bool found_finite = !Downloaded(encoded.not_finite, queue);
+  if (found_finite != finite || !std::equal(body.begin(), body.end(), &(*payload)[kHeaderWords])) {
     return {Concat(method.name, "'s payload is not the CPU's")};
   }
   if (!AreEqual(gpu_residuals, residuals, queue)) {
@@ -63,14 +77,49 @@ Status CheckDecode(const CheckedMethod& method, const Codecs& codecs,
   return {};
 }
 
-}  // namespace
-
+// Checks payloads, residuals and sums, and that values that are not finite are found.
 Status CheckFixed(const CheckedMethod& method, const Codecs& codecs, DriverQueue* queue) {
   std::vector<int32_t> payload;
   Status status = CheckEncode(method, codecs, /*finite=*/false, queue, &payload);
   if (status.ok()) status = CheckEncode(method, codecs, /*finite=*/true, queue, &payload);
   if (status.ok()) status = CheckDecode(method, codecs, payload, queue);
   return status;
+}
+
+}  // namespace
+
+Status CheckTopK(DriverQueue* queue) {
+  Codecs codecs;
+  codecs.push_back(std::make_unique<TopKCodec>(9001, 90));
+  codecs.push_back(std::make_unique<TopKCodec>(70, 70));
+  codecs.push_back(std::make_unique<WholeCodec>(300));
+  codecs.push_back(std::make_unique<TopKCodec>(4096, 2000));
+  return CheckFixed({"top-k", Method::kTopK, EncodeTopKOnGpu, DecodeTopKOnGpu}, codecs, queue);
+}
+
+// Buckets that warps measure and those that blocks do, and both ways to round.
+Status CheckQsgd(DriverQueue* queue) {
+  for (int64_t bucket_size : {96, 8192}) {
+    const bool stochastic = bucket_size == 96;
+    Codecs codecs;
+    codecs.push_back(std::make_unique<WholeCodec>(300));
+    for (int bits = kMinQsgdBits; bits <= kMaxQsgdBits; ++bits) {
+      const QsgdSettings settings = {bits, bucket_size, stochastic, 7};
+      codecs.push_back(std::make_unique<QsgdCodec>(bits == 4 ? 9001 : 1000 + bits, settings));
+    }
+    const Status status =
+        CheckFixed({"QSGD", Method::kQsgd, EncodeQsgdOnGpu, DecodeQsgdOnGpu}, codecs, queue);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+// Some of more than one block.
+Status CheckSignSgd(DriverQueue* queue) {
+  Codecs codecs;
+  for (int64_t size : {70, 70001, 9001}) codecs.push_back(std::make_unique<SignSgdCodec>(size));
+  return CheckFixed({"SignSGD", Method::kSignSgd, EncodeSignSgdOnGpu, DecodeSignSgdOnGpu}, codecs,
+                    queue);
 }
 
 }  // namespace gradcomp

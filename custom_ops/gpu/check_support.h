@@ -1,19 +1,16 @@
-// What the checks of all methods are made of.
+// The checks of each method, and the helpers that they share.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_CHECK_SUPPORT_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_CHECK_SUPPORT_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "../kernels/precondition.h"
 #include "../kernels/source.h"
 #include "kernels_on_gpu.h"
 
 namespace gradcomp {
 
 using Tensors = std::vector<std::vector<float>>;
-
-inline constexpr AdamSettings kAdam{0.999f, 1e-7f, 10.0f};
 
 void OnThisThread(int64_t count, int64_t cost, const Work& work);
 
@@ -27,8 +24,24 @@ std::vector<Source> Sources(const std::vector<float*>& residuals,
 
 std::vector<float*> Upload(const Tensors& tensors, DriverQueue* queue);
 
+// Returns what lies at a place on the GPU.
+template <typename Value>
+Value Downloaded(const Value* on_gpu, DriverQueue* queue) {
+  Value value = {};
+  queue->Download(on_gpu, sizeof value, &value);
+  return value;
+}
+
 // Whether tensors on a GPU are the expected ones, to the bit.
 bool AreEqual(const std::vector<float*>& on_gpu, const Tensors& expected, DriverQueue* queue);
+
+Status CheckAdaComp(DriverQueue* queue);
+Status CheckPrecondition(DriverQueue* queue);
+Status CheckChunks(DriverQueue* queue);
+Status CheckPowerSgd(DriverQueue* queue);
+Status CheckTopK(DriverQueue* queue);
+Status CheckQsgd(DriverQueue* queue);
+Status CheckSignSgd(DriverQueue* queue);
 
 }  // namespace gradcomp
 

@@ -1,6 +1,6 @@
 // Chunks of ScaleCom and RandomK on a GPU: what kernels/chunks.cc does, to the bit.
 //
-//   select: choose  a block for each piece of a group
+//   select: choose  a block for each piece of a tensor
 //           pack    a thread for each word of the offsets
 //   take:   take    a thread for each chunk
 //   apply:  keep    a thread for each chunk: what its chosen place will keep
@@ -11,25 +11,6 @@
 
 namespace gradcomp {
 namespace gpu {
-
-// Finds the tensors of places in a group that are asked for in ascending order.
-struct ChunkCursor {
-  const ChunkTensor* tensors;
-  long long num_tensors;
-  const ChunkTensor* tensor;
-  long long end;  // of the tensor, in the group
-};
-
-__device__ inline ChunkCursor CursorOf(const ChunkStep& step, const ChunkGroup& group) {
-  return {step.tensors + group.first_tensor, group.num_tensors, nullptr, 0};
-}
-
-__device__ inline void MoveTo(long long place, ChunkCursor* cursor) {
-  if (place < cursor->end) return;
-  cursor->tensor = cursor->tensors + LastUpTo(cursor->tensors, cursor->num_tensors,
-                                              &ChunkTensor::start, place);
-  cursor->end = cursor->tensor->start + cursor->tensor->size;
-}
 
 __device__ inline float ChunkSum(const ChunkTensor& tensor, long long i) {
   return __fadd_rn(tensor.residual[i], LoadGradient(tensor.gradient, tensor.gradient_type, i));
@@ -42,35 +23,34 @@ __device__ inline unsigned long long Rank(unsigned magnitude, unsigned offset) {
 
 // kWidth threads have a chunk together.
 template <int kWidth>
-__device__ void ChooseInPiece(const ChunkStep& step, const ChunkGroup& group, long long piece) {
+__device__ void ChooseInPiece(const ChunkStep& step, const ChunkTensor& tensor, long long piece) {
   const long long chunk = piece * (kThreads / kWidth) + threadIdx.x / kWidth;
-  const long long begin = chunk * group.chunk_size;
+  const long long begin = chunk * tensor.chunk_size;
   const long long end =
-      begin + group.chunk_size < group.size ? begin + group.chunk_size : group.size;
-  ChunkCursor cursor = CursorOf(step, group);
+      begin + tensor.chunk_size < tensor.size ? begin + tensor.chunk_size : tensor.size;
   unsigned long long first = 0;
   for (long long place = begin + threadIdx.x % kWidth; place < end; place += kWidth) {
-    MoveTo(place, &cursor);
-    const float sum = ChunkSum(*cursor.tensor, place - cursor.tensor->start);
-    const unsigned long long rank = Rank(Magnitude(sum), static_cast<unsigned>(place - begin));
+    const unsigned magnitude = Magnitude(ChunkSum(tensor, place));
+    const unsigned long long rank = Rank(magnitude, static_cast<unsigned>(place - begin));
     first = rank > first ? rank : first;
   }
   first = Maximum<kWidth>(first);
-  if (threadIdx.x % kWidth != 0 || chunk >= group.num_chunks) return;
+  if (threadIdx.x % kWidth != 0 || chunk >= tensor.num_chunks) return;
   if (static_cast<unsigned>(first >> 32) >= kInfinity) atomicExch(step.not_finite, 1);
-  if (step.chosen) step.chosen[group.first_chunk + chunk] = ~static_cast<unsigned>(first);
+  if (step.chosen) step.chosen[tensor.first_chunk + chunk] = ~static_cast<unsigned>(first);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_choose(ChunkStep step) {
-  const long long group = LastUpTo(step.groups, step.num_groups, &ChunkGroup::first_piece,
-                                   static_cast<long long>(blockIdx.x));
-  const long long piece = blockIdx.x - step.groups[group].first_piece;
-  if (step.groups[group].width == 1) {
-    ChooseInPiece<1>(step, step.groups[group], piece);
-  } else if (step.groups[group].width == kLanes) {
-    ChooseInPiece<kLanes>(step, step.groups[group], piece);
+  const ChunkTensor& tensor =
+      step.tensors[LastUpTo(step.tensors, step.num_tensors, &ChunkTensor::first_piece,
+                            static_cast<long long>(blockIdx.x))];
+  const long long piece = blockIdx.x - tensor.first_piece;
+  if (tensor.width == 1) {
+    ChooseInPiece<1>(step, tensor, piece);
+  } else if (tensor.width == kLanes) {
+    ChooseInPiece<kLanes>(step, tensor, piece);
   } else {
-    ChooseInPiece<kThreads>(step, step.groups[group], piece);
+    ChooseInPiece<kThreads>(step, tensor, piece);
   }
 }
 
@@ -81,11 +61,11 @@ __device__ inline long long OwnNumber() {
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_pack(ChunkStep step) {
   const long long word = OwnNumber();
   if (word >= step.num_words) return;
-  const ChunkGroup& group =
-      step.groups[LastUpTo(step.groups, step.num_groups, &ChunkGroup::first_word, word)];
+  const ChunkTensor& tensor =
+      step.tensors[LastUpTo(step.tensors, step.num_tensors, &ChunkTensor::first_word, word)];
   const unsigned packed = PackedWord(
-      word - group.first_word, group.bits, group.num_chunks,
-      [&](long long chunk) { return step.chosen[group.first_chunk + chunk]; });
+      word - tensor.first_word, tensor.bits, tensor.num_chunks,
+      [&](long long chunk) { return step.chosen[tensor.first_chunk + chunk]; });
   step.offsets[word] = static_cast<int>(packed);
 }
 
@@ -95,16 +75,14 @@ struct ChosenPlace {
 };
 
 __device__ inline ChosenPlace FindChosen(const ChunkStep& step, long long number) {
-  const ChunkGroup& group =
-      step.groups[LastUpTo(step.groups, step.num_groups, &ChunkGroup::first_chunk, number)];
-  const long long chunk = number - group.first_chunk;
-  long long place = chunk * group.chunk_size;
-  if (group.bits > 0) {
-    place += UnpackedCode(step.offsets + group.first_word, chunk, group.bits);
+  const ChunkTensor& tensor =
+      step.tensors[LastUpTo(step.tensors, step.num_tensors, &ChunkTensor::first_chunk, number)];
+  const long long chunk = number - tensor.first_chunk;
+  long long element = chunk * tensor.chunk_size;
+  if (tensor.bits > 0) {
+    element += UnpackedCode(step.offsets + tensor.first_word, chunk, tensor.bits);
   }
-  ChunkCursor cursor = CursorOf(step, group);
-  MoveTo(place, &cursor);
-  return {cursor.tensor, place - cursor.tensor->start};
+  return {&tensor, element};
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_take(ChunkStep step) {

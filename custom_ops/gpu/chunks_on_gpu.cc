@@ -13,7 +13,7 @@ int WidthOf(int64_t chunk_size) {
   return chunk_size < kLargeChunk ? gpu::kLanes : gpu::kThreads;
 }
 
-// Tensors and groups in the memory of the device, and how many blocks there are to launch.
+// Tensors in the memory of the device, and how many blocks there are to launch.
 struct Planned {
   gpu::ChunkStep step = {};
   int64_t num_pieces = 0;
@@ -21,38 +21,22 @@ struct Planned {
 };
 
 Planned ChunkPlan(const ChunkLayout& layout, const std::vector<Source>& sources,
-             const std::vector<float*>& outputs, GpuQueue* queue) {
+                  const std::vector<float*>& outputs, GpuQueue* queue) {
   Planned planned;
   std::vector<gpu::ChunkTensor> tensors;
-  std::vector<gpu::ChunkGroup> groups;
-  for (const ChunkLayout::Group& group : layout.groups()) {
-    gpu::ChunkGroup to = {};
-    to.chunk_size = group.chunk_size;
-    to.bits = group.bits;
-    to.size = group.size;
-    to.num_chunks = CeilDiv(group.size, group.chunk_size);
-    to.first_chunk = group.first_chunk;
-    to.first_word = group.first_word;
-    to.first_tensor = tensors.size();
-    to.num_tensors = group.tensors.size();
-    to.first_piece = planned.num_pieces;
-    to.width = WidthOf(group.chunk_size);
-    groups.push_back(to);
-    planned.num_pieces += CeilDiv(to.num_chunks, gpu::kThreads / to.width);
-    for (size_t i = 0; i < group.tensors.size(); ++i) {
-      const Source& source = sources[group.tensors[i]];
-      const int64_t size = group.starts[i + 1] - group.starts[i];
-      tensors.push_back({source.residual, source.gradient,
-                         outputs.empty() ? nullptr : outputs[group.tensors[i]],
-                         static_cast<int>(source.type), group.starts[i], size,
-                         planned.num_slices});
-      planned.num_slices += CeilDiv(size, gpu::kSliceElements);
-    }
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const ChunkLayout::Chunked& chunked = layout.tensors()[i];
+    const int width = WidthOf(chunked.chunk_size);
+    tensors.push_back({sources[i].residual, sources[i].gradient,
+                       outputs.empty() ? nullptr : outputs[i], static_cast<int>(sources[i].type),
+                       width, chunked.size, chunked.chunk_size, chunked.bits, chunked.num_chunks,
+                       chunked.first_chunk, chunked.first_word, planned.num_pieces,
+                       planned.num_slices});
+    planned.num_pieces += CeilDiv(chunked.num_chunks, gpu::kThreads / width);
+    planned.num_slices += CeilDiv(chunked.size, gpu::kSliceElements);
   }
   planned.step.tensors = CopyToGpu(queue, tensors);
   planned.step.num_tensors = tensors.size();
-  planned.step.groups = CopyToGpu(queue, groups);
-  planned.step.num_groups = groups.size();
   planned.step.num_chunks = layout.num_chunks();
   planned.step.num_words = layout.num_words();
   return planned;

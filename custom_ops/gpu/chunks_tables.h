@@ -7,37 +7,27 @@
 namespace gradcomp {
 namespace gpu {
 
-// Those of a group follow each other.
+// As ChunkLayout::Chunked. A piece is the chunks that a CUDA block chooses in.
 struct ChunkTensor {
   float* residual;
   const void* gradient;
   float* output;  // of apply; null: there is none
   int gradient_type;  // GradientType: float, half, bfloat16
-  long long start;    // in its group
-  long long size;     // elements
-  long long first_slice;
-};
-
-// As ChunkLayout::Group. A piece is the chunks that a CUDA block chooses in.
-struct ChunkGroup {
+  int width;  // how many threads choose in a chunk together: 1, those of a warp, or all of a block
+  long long size;  // elements
   long long chunk_size;
   long long bits;
-  long long size;
   long long num_chunks;
   long long first_chunk;
   long long first_word;
-  long long first_tensor;
-  long long num_tensors;
   long long first_piece;
-  int width;  // how many threads choose in a chunk together: 1, those of a warp, or all of a block
+  long long first_slice;
 };
 
 // One launch of each kernel of an op.
 struct ChunkStep {
   const ChunkTensor* tensors;
   long long num_tensors;
-  const ChunkGroup* groups;
-  long long num_groups;
   long long num_chunks;
   long long num_words;
   unsigned* chosen;      // in each chunk; null: only whether all is finite counts

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
-#include <map>
 
 namespace gradcomp {
 namespace {
@@ -18,21 +17,6 @@ int64_t OffsetBits(int64_t chunk_size) {
   return bits;
 }
 
-// Calls work(tensor, begin, end, at) for the parts of tensors that make up the elements
-// [first, last) of a group; `at` counts from `first`.
-template <typename DoPart>
-void ForEachPart(const ChunkLayout::Group& group, int64_t first, int64_t last,
-                 const DoPart& work) {
-  const auto after = std::upper_bound(group.starts.begin(), group.starts.end(), first);
-  for (int64_t i = after - group.starts.begin() - 1; first < last; ++i) {
-    const int64_t end = std::min(last, group.starts[i + 1]);
-    if (first < end) {
-      work(group.tensors[i], first - group.starts[i], end - group.starts[i], first);
-      first = end;
-    }
-  }
-}
-
 void ForEachBlock(const ChunkLayout& layout, const ParallelFor& parallel_for,
                   const std::function<void(const ChunkLayout::Block&)>& work) {
   parallel_for(layout.blocks().size(), kBlockSize, [&](int64_t begin, int64_t end) {
@@ -41,23 +25,14 @@ void ForEachBlock(const ChunkLayout& layout, const ParallelFor& parallel_for,
   });
 }
 
-int64_t FirstElement(const ChunkLayout::Block& block) {
-  return block.first_chunk * block.group->chunk_size;
-}
-
-int64_t LastElement(const ChunkLayout::Block& block) {
-  return std::min(block.group->size,
-                  (block.first_chunk + block.num_chunks) * block.group->chunk_size);
-}
-
-int64_t ChunkLength(const ChunkLayout::Group& group, int64_t chunk) {
-  return std::min(group.chunk_size, group.size - chunk * group.chunk_size);
+int64_t ChunkLength(const ChunkLayout::Block& block, int64_t chunk) {
+  return std::min(block.chunk_size, block.end - block.begin - chunk * block.chunk_size);
 }
 
 void Pack(const ChunkLayout::Block& block, const std::vector<uint32_t>& values, int32_t* offsets) {
-  const int64_t bits = block.group->bits;
+  const int64_t bits = block.bits;
   if (bits == 0) return;
-  int32_t* to = offsets + block.group->first_word + block.first_chunk * bits / 32;
+  int32_t* to = offsets + block.first_word;
   uint64_t pending = 0;
   int64_t filled = 0;
   for (uint32_t value : values) {
@@ -71,9 +46,9 @@ void Pack(const ChunkLayout::Block& block, const std::vector<uint32_t>& values, 
 
 std::vector<uint32_t> Unpack(const ChunkLayout::Block& block, const int32_t* offsets) {
   std::vector<uint32_t> values(block.num_chunks, 0);
-  const int64_t bits = block.group->bits;
+  const int64_t bits = block.bits;
   if (bits == 0) return values;
-  const int32_t* from = offsets + block.group->first_word + block.first_chunk * bits / 32;
+  const int32_t* from = offsets + block.first_word;
   uint64_t pending = 0;
   int64_t filled = 0;
   for (uint32_t& value : values) {
@@ -121,64 +96,40 @@ GRADCOMP_VARIANTS int32_t Choose(const float* sums, int64_t size, int64_t chunk_
   return largest;
 }
 
-// Calls work(sums, size) for strips of whole chunks: residual plus gradient, side by side even where
-// a chunk spans tensors.
-template <typename DoStrip>
-void ForEachStrip(const ChunkLayout::Block& block, const std::vector<Source>& tensors,
-                  const DoStrip& work) {
-  const int64_t chunk_size = block.group->chunk_size;
-  const int64_t strip = std::max<int64_t>(1, kStripElements / chunk_size) * chunk_size;
+// Returns the largest magnitude of the block, and chooses if `chosen` is given.
+int32_t SelectInBlock(const ChunkLayout::Block& block, const Source& tensor, uint32_t* chosen) {
+  const int64_t strip =
+      std::max<int64_t>(1, kStripElements / block.chunk_size) * block.chunk_size;
   thread_local std::vector<float> sums;
   sums.resize(strip);
-  const int64_t last = LastElement(block);
-  for (int64_t first = FirstElement(block); first < last; first += strip) {
-    const int64_t end = std::min(last, first + strip);
-    ForEachPart(*block.group, first, end,
-                [&](int64_t tensor, int64_t from, int64_t to, int64_t at) {
-                  Accumulate(tensors[tensor], from, to - from, sums.data() + (at - first));
-                });
-    work(sums.data(), end - first);
-  }
-}
-
-// Returns the largest magnitude of the block, and chooses if `chosen` is given.
-int32_t SelectInBlock(const ChunkLayout::Block& block, const std::vector<Source>& tensors,
-                      uint32_t* chosen) {
-  const int64_t chunk_size = block.group->chunk_size;
   int32_t largest = 0;
-  ForEachStrip(block, tensors, [&](const float* sums, int64_t size) {
-    const int32_t of_strip =
-        chosen ? Choose(sums, size, chunk_size, chosen) : Largest(sums, size);
-    if (chosen) chosen += CeilDiv(size, chunk_size);
+  for (int64_t begin = block.begin; begin < block.end; begin += strip) {
+    const int64_t size = std::min(strip, block.end - begin);
+    Accumulate(tensor, begin, size, sums.data());
+    const int32_t of_strip = chosen ? Choose(sums.data(), size, block.chunk_size, chosen)
+                                    : Largest(sums.data(), size);
+    if (chosen) chosen += CeilDiv(size, block.chunk_size);
     largest = std::max(largest, of_strip);
-  });
+  }
   return largest;
 }
 
-// Calls work(tensor, element, chunk) for the places chosen in the chunks of a block.
+// Calls work(element, chunk) for the places chosen in the chunks of a block.
 template <typename DoPlace>
 void ForEachChosen(const ChunkLayout::Block& block, const int32_t* offsets, const DoPlace& work) {
-  const ChunkLayout::Group& group = *block.group;
   const std::vector<uint32_t> chosen = Unpack(block, offsets);
-  int64_t tensor = 0;
   for (int64_t i = 0; i < block.num_chunks; ++i) {
-    const int64_t chunk = block.first_chunk + i;
-    const int64_t element = chunk * group.chunk_size + chosen[i];
-    while (element >= group.starts[tensor + 1]) ++tensor;
-    work(group.tensors[tensor], element - group.starts[tensor], group.first_chunk + chunk);
+    work(block.begin + i * block.chunk_size + chosen[i], block.first_chunk + i);
   }
 }
 
-void AddFiltered(const ChunkLayout::Block& block, const std::vector<Source>& tensors,
-                 float filter) {
-  ForEachPart(*block.group, FirstElement(block), LastElement(block),
-              [&](int64_t tensor, int64_t from, int64_t to, int64_t) {
-                const Source& source = tensors[tensor];
-                float* residual = source.residual;
-                WithGradient(source.type, source.gradient, [&](const auto* gradient) {
-                  for (int64_t i = from; i < to; ++i) residual[i] += filter * ToFloat(gradient[i]);
-                });
-              });
+void AddFiltered(const ChunkLayout::Block& block, const Source& source, float filter) {
+  float* residual = source.residual;
+  WithGradient(source.type, source.gradient, [&](const auto* gradient) {
+    for (int64_t i = block.begin; i < block.end; ++i) {
+      residual[i] += filter * ToFloat(gradient[i]);
+    }
+  });
 }
 
 uint64_t Mix(uint64_t value) {  // splitmix64
@@ -191,54 +142,34 @@ uint64_t Mix(uint64_t value) {  // splitmix64
 }  // namespace
 
 ChunkLayout::ChunkLayout(const std::vector<int64_t>& sizes,
-                         const std::vector<int64_t>& chunk_sizes,
-                         const std::vector<int64_t>& groups) {
-  std::map<int64_t, size_t> places;
+                         const std::vector<int64_t>& chunk_sizes) {
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const auto [found, is_new] = places.emplace(groups[i], groups_.size());
-    if (is_new) {
-      groups_.push_back({});
-      groups_.back().chunk_size = chunk_sizes[i];
-      groups_.back().bits = OffsetBits(chunk_sizes[i]);
-    }
-    Group& group = groups_[found->second];
-    group.tensors.push_back(i);
-    group.starts.push_back(group.size);
-    group.size += sizes[i];
-  }
-  for (Group& group : groups_) {
-    group.starts.push_back(group.size);
-    group.first_chunk = num_chunks_;
-    group.first_word = num_words_;
-    const int64_t chunks = CeilDiv(group.size, group.chunk_size);
-    num_chunks_ += chunks;
-    num_words_ += CeilDiv(chunks * group.bits, 32);
-    const int64_t step =
-        kChunksPerWords * CeilDiv(kBlockSize, kChunksPerWords * group.chunk_size);
+    const int64_t size = sizes[i];
+    const int64_t chunk_size = chunk_sizes[i];
+    const int64_t bits = OffsetBits(chunk_size);
+    const int64_t chunks = CeilDiv(size, chunk_size);
+    tensors_.push_back({size, chunk_size, bits, chunks, num_chunks_, num_words_});
+    const int64_t step = kChunksPerWords * CeilDiv(kBlockSize, kChunksPerWords * chunk_size);
     for (int64_t first = 0; first < chunks; first += step) {
-      blocks_.push_back({&group, first, std::min(step, chunks - first)});
+      const int64_t count = std::min(step, chunks - first);
+      blocks_.push_back({static_cast<int64_t>(i), first * chunk_size,
+                         std::min(size, (first + count) * chunk_size), chunk_size, bits, count,
+                         num_chunks_ + first, num_words_ + first * bits / 32});
     }
+    num_chunks_ += chunks;
+    num_words_ += CeilDiv(chunks * bits, 32);
   }
 }
 
-Status CheckChunks(const std::vector<int64_t>& chunk_sizes, const std::vector<int64_t>& groups,
-                   int64_t num_tensors) {
-  for (const auto* of_all : {&chunk_sizes, &groups}) {
-    if (static_cast<int64_t>(of_all->size()) != num_tensors) {
-      return {Concat("chunk_sizes or groups has ", of_all->size(), " entries; expected ",
-                     num_tensors, ": give one for each tensor")};
-    }
+Status CheckChunks(const std::vector<int64_t>& chunk_sizes, int64_t num_tensors) {
+  if (static_cast<int64_t>(chunk_sizes.size()) != num_tensors) {
+    return {Concat("chunk_sizes has ", chunk_sizes.size(), " entries; expected ", num_tensors,
+                   ": give one for each tensor")};
   }
-  std::map<int64_t, int64_t> of_groups;
   for (size_t i = 0; i < chunk_sizes.size(); ++i) {
     if (chunk_sizes[i] < 1 || chunk_sizes[i] > kMaxChunkSize) {
       return {Concat("chunk_sizes[", i, "] is ", chunk_sizes[i], "; expected 1 to ", kMaxChunkSize,
                      ": choose a chunk size in this range")};
-    }
-    const int64_t of_group = of_groups.emplace(groups[i], chunk_sizes[i]).first->second;
-    if (chunk_sizes[i] != of_group) {
-      return {Concat("chunk_sizes[", i, "] is ", chunk_sizes[i], "; expected ", of_group,
-                     ", that of the others of its group")};
     }
   }
   return {};
@@ -249,7 +180,7 @@ bool SelectLargest(const ChunkLayout& layout, const std::vector<Source>& tensors
   std::atomic<bool> finite{true};
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
     std::vector<uint32_t> chosen(offsets ? block.num_chunks : 0);
-    const int32_t largest = SelectInBlock(block, tensors, offsets ? chosen.data() : nullptr);
+    const int32_t largest = SelectInBlock(block, tensors[block.tensor], offsets ? chosen.data() : nullptr);
     if (!IsFiniteMagnitude(largest)) finite = false;
     if (offsets != nullptr) Pack(block, chosen, offsets);
   });
@@ -261,9 +192,8 @@ void DrawOffsets(const ChunkLayout& layout, uint64_t seed, uint64_t step, int32_
   for (const ChunkLayout::Block& block : layout.blocks()) {
     std::vector<uint32_t> drawn(block.num_chunks);
     for (int64_t i = 0; i < block.num_chunks; ++i) {
-      const int64_t chunk = block.first_chunk + i;
-      const uint64_t random = Mix(stream ^ (block.group->first_chunk + chunk)) >> 32;
-      drawn[i] = random * ChunkLength(*block.group, chunk) >> 32;
+      const uint64_t random = Mix(stream ^ (block.first_chunk + i)) >> 32;
+      drawn[i] = random * ChunkLength(block, i) >> 32;
     }
     Pack(block, drawn, offsets);
   }
@@ -273,10 +203,10 @@ Status CheckOffsets(const ChunkLayout& layout, const int32_t* offsets) {
   for (const ChunkLayout::Block& block : layout.blocks()) {
     const std::vector<uint32_t> chosen = Unpack(block, offsets);
     for (int64_t i = 0; i < block.num_chunks; ++i) {
-      const int64_t length = ChunkLength(*block.group, block.first_chunk + i);
+      const int64_t length = ChunkLength(block, i);
       if (chosen[i] < length) continue;
-      return {Concat("tensor ", block.group->tensors[0], ": offset ", chosen[i], " in chunk ",
-                     block.first_chunk + i, "; expected one below ", length)};
+      return {Concat("tensor ", block.tensor, ": offset ", chosen[i], " in chunk ",
+                     block.begin / block.chunk_size + i, "; expected one below ", length)};
     }
   }
   return {};
@@ -285,8 +215,8 @@ Status CheckOffsets(const ChunkLayout& layout, const int32_t* offsets) {
 void TakeChosen(const ChunkLayout& layout, const std::vector<Source>& tensors,
                 const int32_t* offsets, const ParallelFor& parallel_for, float* values) {
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
-    ForEachChosen(block, offsets, [&](int64_t tensor, int64_t element, int64_t chunk) {
-      Accumulate(tensors[tensor], element, 1, values + chunk);
+    ForEachChosen(block, offsets, [&](int64_t element, int64_t chunk) {
+      Accumulate(tensors[block.tensor], element, 1, values + chunk);
     });
   });
 }
@@ -295,29 +225,29 @@ void ApplyTotals(const ChunkLayout& layout, const std::vector<Source>& tensors,
                  const int32_t* offsets, const float* totals, const float* rests, float filter,
                  const ParallelFor& parallel_for, const std::vector<float*>& outputs) {
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
+    const Source& source = tensors[block.tensor];
+    float* output = outputs[block.tensor];
     std::vector<float> kept;
     kept.reserve(block.num_chunks);
-    ForEachChosen(block, offsets, [&](int64_t tensor, int64_t element, int64_t chunk) {
-      kept.push_back((1 - filter) * tensors[tensor].residual[element]);
+    ForEachChosen(block, offsets, [&](int64_t element, int64_t chunk) {
+      kept.push_back((1 - filter) * source.residual[element]);
       if (rests != nullptr) kept.back() += filter * rests[chunk];
     });
-    AddFiltered(block, tensors, filter);
-    ForEachPart(*block.group, FirstElement(block), LastElement(block),
-                [&](int64_t tensor, int64_t from, int64_t to, int64_t) {
-                  std::memset(outputs[tensor] + from, 0, (to - from) * sizeof(float));
-                });
+    AddFiltered(block, source, filter);
+    std::memset(output + block.begin, 0, (block.end - block.begin) * sizeof(float));
     const float* next = kept.data();
-    ForEachChosen(block, offsets, [&](int64_t tensor, int64_t element, int64_t chunk) {
-      tensors[tensor].residual[element] = *next++;
-      outputs[tensor][element] = totals[chunk];
+    ForEachChosen(block, offsets, [&](int64_t element, int64_t chunk) {
+      source.residual[element] = *next++;
+      output[element] = totals[chunk];
     });
   });
 }
 
 void KeepGradients(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    float filter, const ParallelFor& parallel_for) {
-  ForEachBlock(layout, parallel_for,
-               [&](const ChunkLayout::Block& block) { AddFiltered(block, tensors, filter); });
+  ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
+    AddFiltered(block, tensors[block.tensor], filter);
+  });
 }
 
 }  // namespace gradcomp

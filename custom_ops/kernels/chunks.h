@@ -1,7 +1,7 @@
 // Sums of one entry per chunk, at places that all replicas agree on: ScaleCom and RandomK.
 //
-// Tensors of one group are cut into chunks as if they lay one behind the other. The places travel as
-// offsets within the chunks, packed: docs/payload_format.md.
+// Each tensor is cut into chunks. The places travel as offsets within the chunks, packed:
+// docs/payload_format.md.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_CHUNKS_H_
 #define TF_GRADCOMP_CUSTOM_OPS_KERNELS_CHUNKS_H_
 
@@ -15,48 +15,46 @@ namespace gradcomp {
 
 inline constexpr int64_t kMaxChunkSize = 65536;
 
-// How tensors are grouped and cut. It depends on nothing else, so neither do results.
+// How tensors are cut into chunks, by their sizes alone.
 class ChunkLayout {
  public:
-  // One entry per tensor; those of the same group have one chunk size. Groups are in the order in
-  // which they first occur.
-  ChunkLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& chunk_sizes,
-              const std::vector<int64_t>& groups);
-  ChunkLayout(const ChunkLayout&) = delete;  // blocks point to groups
+  struct Chunked {
+    int64_t size;
+    int64_t chunk_size;
+    int64_t bits;  // of an offset
+    int64_t num_chunks;
+    int64_t first_chunk;  // counted over all tensors
+    int64_t first_word;   // counted over all tensors
+  };
+
+  // Chunks that one thread works on. Their offsets begin and end with a word.
+  struct Block {
+    int64_t tensor;
+    int64_t begin;  // the elements [begin, end) of the tensor
+    int64_t end;
+    int64_t chunk_size;
+    int64_t bits;
+    int64_t num_chunks;
+    int64_t first_chunk;  // counted over all tensors
+    int64_t first_word;   // counted over all tensors
+  };
+
+  ChunkLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& chunk_sizes);
 
   int64_t num_chunks() const { return num_chunks_; }
   int64_t num_words() const { return num_words_; }  // of packed offsets
-
-  struct Group {
-    int64_t chunk_size;
-    int64_t bits;              // of an offset
-    int64_t size = 0;          // elements
-    int64_t first_chunk;       // of all
-    int64_t first_word;        // of all
-    std::vector<int64_t> tensors;
-    std::vector<int64_t> starts;  // of the tensors in the group; then its size
-  };
-
-  // Chunks that are worked on together: their offsets begin and end with a word.
-  struct Block {
-    const Group* group;
-    int64_t first_chunk;  // in the group
-    int64_t num_chunks;
-  };
-
-  const std::vector<Group>& groups() const { return groups_; }
+  const std::vector<Chunked>& tensors() const { return tensors_; }
   const std::vector<Block>& blocks() const { return blocks_; }
 
  private:
-  std::vector<Group> groups_;
+  std::vector<Chunked> tensors_;
   std::vector<Block> blocks_;
   int64_t num_chunks_ = 0;
   int64_t num_words_ = 0;
 };
 
-// One sentence on the first setting that no layout can have.
-Status CheckChunks(const std::vector<int64_t>& chunk_sizes, const std::vector<int64_t>& groups,
-                   int64_t num_tensors);
+// Describes the first setting that is out of range.
+Status CheckChunks(const std::vector<int64_t>& chunk_sizes, int64_t num_tensors);
 
 // Chooses the entry of largest magnitude of residual + gradient in each chunk, the first of equals,
 // if `offsets` is given. Returns whether all sums are finite.

@@ -12,10 +12,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::shape_inference::DimensionHandle;
-using ::tensorflow::shape_inference::InferenceContext;
-using ::tensorflow::shape_inference::ShapeHandle;
-
 absl::Status AdaCompEncodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(EncodeShape(c));
   int num_tensors;
@@ -89,47 +85,24 @@ REGISTER_OP("TernaryQuantize")
     .Output("residual: float")
     .SetShapeFn(QuantizeShape);
 
-REGISTER_OP("AdaCompEncode")
-    .Input("residuals: N * resource")
-    .Input("gradients: Tgradients")
-    .Input("step: int64")
+GRADCOMP_ENCODE_OP("AdaCompEncode")
     .Input("second_moments: M * resource")
     .Input("adam_step: int64")
     .Input("squares: S * float")
     .Input("bin_sizes: int64")
-    .Output("payload: int32")
-    .Output("tensor_bytes: int64")
-    .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("S: int >= 0")
-    .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
     .Attr("scale_factor: float = 2.0")
-    .Attr("fingerprint: int")
     .Attr("beta_2: float")
     .Attr("epsilon: float")
     .Attr("corrects_epsilon: bool")
     .Attr("scale: float")
-    .SetIsStateful()
     .SetShapeFn(WithSettings<CheckBinSizes, AdaCompEncodeShape>);
-
-REGISTER_OP("AdaCompDecode")
-    .Input("payloads: int32")
-    .Input("step: int64")
+GRADCOMP_DECODE_OP("AdaCompDecode")
     .Input("bin_sizes: int64")
-    .Output("reduced: N * float")
-    .Output("finite: bool")
-    .Attr("N: int >= 1")
-    .Attr("shapes: list(shape)")
-    .Attr("fingerprint: int")
     .SetShapeFn(WithSettings<CheckBinSizes, DecodeShape>);
-
-REGISTER_OP("AdaCompPutBack")
-    .Input("residuals: N * resource")
-    .Input("payload: int32")
+GRADCOMP_PUT_BACK_OP("AdaCompPutBack")
     .Input("bin_sizes: int64")
-    .Attr("N: int >= 1")
-    .Attr("fingerprint: int")
-    .SetIsStateful()
     .SetShapeFn(WithSettings<CheckBinSizes, PutBackShape>);
 
 }  // namespace

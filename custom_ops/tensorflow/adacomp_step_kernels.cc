@@ -7,13 +7,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
-
 absl::Status CheckSameShape(const Tensor& a, const Tensor& b, const char* names) {
   if (a.shape() == b.shape()) return absl::OkStatus();
   return InvalidArgument(names, " have shapes ", a.shape().DebugString(), " and ",

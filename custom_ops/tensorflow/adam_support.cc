@@ -6,11 +6,6 @@
 
 namespace gradcomp {
 
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
-
 absl::Status AdamAttributes::Read(OpKernelConstruction* context) {
   TF_RETURN_IF_ERROR(context->GetAttr("beta_2", &beta_2_));
   TF_RETURN_IF_ERROR(context->GetAttr("epsilon", &epsilon_));

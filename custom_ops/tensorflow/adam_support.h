@@ -14,11 +14,11 @@ namespace gradcomp {
 class AdamAttributes {
  public:
   // Reads and checks beta_2, epsilon and scale.
-  absl::Status Read(tensorflow::OpKernelConstruction* context);
+  absl::Status Read(OpKernelConstruction* context);
 
   // Reads and checks the input, which errors call `name`: Adam's step, from 1 on, for each gradient or,
   // as a scalar, for all.
-  absl::Status At(tensorflow::OpKernelContext* context, int input, const char* name,
+  absl::Status At(OpKernelContext* context, int input, const char* name,
                   int num_gradients, std::vector<AdamSettings>* settings) const;
 
  private:
@@ -35,13 +35,13 @@ class AdamAttributes {
 class SquaresInputs {
  public:
   // Reads and checks the number of squares, the attribute S.
-  absl::Status Read(tensorflow::OpKernelConstruction* context, int num_gradients);
+  absl::Status Read(OpKernelConstruction* context, int num_gradients);
 
   int size() const { return num_squares_; }
 
   // Reads and checks those of a gradient; null if they are its own. `first` is the first of the inputs.
-  absl::Status At(tensorflow::OpKernelContext* context, int first, int i,
-                  const tensorflow::TensorShape& gradient, const float** squares) const;
+  absl::Status At(OpKernelContext* context, int first, int i,
+                  const TensorShape& gradient, const float** squares) const;
 
  private:
   int num_squares_ = 0;

@@ -12,10 +12,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::shape_inference::DimensionHandle;
-using ::tensorflow::shape_inference::InferenceContext;
-using ::tensorflow::shape_inference::ShapeHandle;
-
 // What all of them have in common.
 struct Common {
   int num_tensors;  // the attribute N
@@ -24,23 +20,23 @@ struct Common {
   DimensionHandle values;   // elements, with the flag; likewise
   DimensionHandle whole;    // values of tensors sent whole; likewise
   DimensionHandle coded;    // the others; likewise
-  DimensionHandle scales;   // groups that they are of; likewise
+  DimensionHandle scales;   // tensors that they are of; likewise
 };
 
 absl::Status GetLengths(InferenceContext* c, const std::vector<int64_t>& chunk_sizes,
-                        const std::vector<int64_t>& groups, Common* common) {
-  TF_RETURN_IF_ERROR(ToTensorFlow(CheckChunks(chunk_sizes, groups, common->num_tensors)));
+                        Common* common) {
+  TF_RETURN_IF_ERROR(ToTensorFlow(CheckChunks(chunk_sizes, common->num_tensors)));
   std::vector<int64_t> sizes;
   if (!GetKnownSizes(c, common->num_tensors, &sizes)) return absl::OkStatus();
-  const ChunkLayout layout(sizes, chunk_sizes, groups);
+  const ChunkLayout layout(sizes, chunk_sizes);
   common->offsets = c->MakeDim(layout.num_words());
   common->values = c->MakeDim(layout.num_chunks() + 1);
   int64_t whole = 0;
   int64_t scales = 0;
-  for (const ChunkLayout::Block& block : layout.blocks()) {
-    if (block.group->chunk_size == 1) {
-      whole += block.num_chunks;
-    } else if (block.first_chunk == 0) {
+  for (const ChunkLayout::Chunked& tensor : layout.tensors()) {
+    if (tensor.chunk_size == 1) {
+      whole += tensor.num_chunks;
+    } else if (tensor.num_chunks > 0) {
       ++scales;
     }
   }
@@ -54,14 +50,11 @@ absl::Status CheckCommon(InferenceContext* c, Common* common) {
   TF_RETURN_IF_ERROR(c->GetAttr("N", &common->num_tensors));
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   const int first = 2 * common->num_tensors;
-  *common = {common->num_tensors, first + 2,       c->UnknownDim(), c->UnknownDim(),
+  *common = {common->num_tensors, first + 1,       c->UnknownDim(), c->UnknownDim(),
              c->UnknownDim(),     c->UnknownDim(), c->UnknownDim()};
   std::optional<std::vector<int64_t>> chunk_sizes;
-  std::optional<std::vector<int64_t>> groups;
   TF_RETURN_IF_ERROR(GetKnownSettings(c, first, &chunk_sizes));
-  TF_RETURN_IF_ERROR(GetKnownSettings(c, first + 1, &groups));
-  if (!chunk_sizes || !groups) return absl::OkStatus();
-  return GetLengths(c, *chunk_sizes, *groups, common);
+  return chunk_sizes ? GetLengths(c, *chunk_sizes, common) : absl::OkStatus();
 }
 
 absl::Status OffsetsShape(InferenceContext* c) {
@@ -117,7 +110,6 @@ absl::Status ApplyShape(InferenceContext* c) {
       .Input("residuals: N * resource")                    \
       .Input("gradients: Tgradients")                      \
       .Input("chunk_sizes: int64")                         \
-      .Input("groups: int64")                              \
       .SetIsStateful()
 
 CHUNK_OP("ChunkSelect")

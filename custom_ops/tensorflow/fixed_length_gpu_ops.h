@@ -10,8 +10,7 @@
 #include "../gpu/fixed_on_gpu.h"
 #include "../kernels/fixed_length.h"
 #include "fixed_length_ops.h"
-#include "op_on_gpu.h"
-#include "op_on_host.h"
+#include "op_on_device.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
@@ -21,7 +20,7 @@ class FixedLengthEncodeOnGpu : public FixedLengthEncodeInputs<Settings> {
  public:
   using Step = typename FixedLengthEncodeInputs<Settings>::Step;
 
-  absl::Status OnGpu(tensorflow::OpKernelContext* context, std::shared_ptr<Step> step,
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step,
                      TensorFlowQueue* queue, const DoneCallback& done) const {
     TF_RETURN_IF_ERROR(queue->Unshare(&step->residuals));
     const EncodedFixedOnGpu encoded =
@@ -43,13 +42,13 @@ class FixedLengthDecodeOnGpu : public FixedLengthDecodeInputs<Settings> {
  public:
   using Step = typename FixedLengthDecodeInputs<Settings>::Step;
 
-  absl::Status OnGpu(tensorflow::OpKernelContext* context, Step* step,
+  absl::Status OnGpu(OpKernelContext* context, Step* step,
                      TensorFlowQueue* queue) const {
     // Where a sum may overflow, the host finds out whether one does.
     if (!step->decoder->ReducesToFinite()) return this->OnHost(context, step);
     std::vector<float*> reduced;
     for (int i = 0; i < this->num_tensors_; ++i) {
-      tensorflow::Tensor* output;
+      Tensor* output;
       TF_RETURN_IF_ERROR(context->allocate_output(i, this->shape(i), &output));
       reduced.push_back(output->flat<float>().data());
     }
@@ -64,7 +63,7 @@ class FixedLengthPutBackOnGpu : public FixedLengthPutBackInputs<Settings> {
  public:
   using Step = typename FixedLengthPutBackInputs<Settings>::Step;
 
-  absl::Status OnGpu(tensorflow::OpKernelContext*, Step* step, TensorFlowQueue* queue) const {
+  absl::Status OnGpu(OpKernelContext*, Step* step, TensorFlowQueue* queue) const {
     TF_RETURN_IF_ERROR(queue->Unshare(&step->residuals));
     Settings::kDecodeOnGpu(step->codecs, *step->decoder, step->residuals.all_data(),
                            /*adds=*/true, queue);
@@ -78,27 +77,27 @@ class FixedLengthPutBackOnGpu : public FixedLengthPutBackInputs<Settings> {
 // the method and its settings come the HostMemory(...) of its own inputs: all of Encode's, and what the
 // others have of them.
 #define GRADCOMP_FIXED_LENGTH_KERNELS(method, Settings, encode_inputs, other_inputs)               \
-  REGISTER_KERNEL_BUILDER(Name(method "Encode").Device(tensorflow::DEVICE_CPU),                    \
+  REGISTER_KERNEL_BUILDER(Name(method "Encode").Device(DEVICE_CPU),                    \
                           OpOnHost<FixedLengthEncodeInputs<Settings>>);                            \
-  REGISTER_KERNEL_BUILDER(Name(method "Decode").Device(tensorflow::DEVICE_CPU),                    \
+  REGISTER_KERNEL_BUILDER(Name(method "Decode").Device(DEVICE_CPU),                    \
                           OpOnHost<FixedLengthDecodeInputs<Settings>>);                            \
-  REGISTER_KERNEL_BUILDER(Name(method "PutBack").Device(tensorflow::DEVICE_CPU),                   \
+  REGISTER_KERNEL_BUILDER(Name(method "PutBack").Device(DEVICE_CPU),                   \
                           OpOnHost<FixedLengthPutBackInputs<Settings>>);                           \
   REGISTER_KERNEL_BUILDER(Name(method "Encode")                                                    \
-                              .Device(tensorflow::DEVICE_GPU)                                      \
+                              .Device(DEVICE_GPU)                                      \
                               .HostMemory("residuals")                                             \
                               .HostMemory("step")                                                  \
                               .HostMemory("payload")                                               \
                               .HostMemory("tensor_bytes") encode_inputs,                           \
                           AsyncOpOnGpu<FixedLengthEncodeOnGpu<Settings>>);                         \
   REGISTER_KERNEL_BUILDER(Name(method "Decode")                                                    \
-                              .Device(tensorflow::DEVICE_GPU)                                      \
+                              .Device(DEVICE_GPU)                                      \
                               .HostMemory("payloads")                                              \
                               .HostMemory("step")                                                  \
                               .HostMemory("finite") other_inputs,                                  \
                           OpOnGpu<FixedLengthDecodeOnGpu<Settings>>);                              \
   REGISTER_KERNEL_BUILDER(Name(method "PutBack")                                                   \
-                              .Device(tensorflow::DEVICE_GPU)                                      \
+                              .Device(DEVICE_GPU)                                      \
                               .HostMemory("residuals")                                             \
                               .HostMemory("payload") other_inputs,                                 \
                           OpOnGpu<FixedLengthPutBackOnGpu<Settings>>)

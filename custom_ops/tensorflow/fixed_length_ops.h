@@ -1,5 +1,5 @@
 // The ops of methods whose payloads have a fixed length: <Method>Encode, <Method>Decode and
-// <Method>PutBack. A method registers them by the macros below, and has a class of settings:
+// <Method>PutBack. A method registers them by macros and has a class of settings:
 //
 //   struct Settings {
 //     static constexpr Method kMethod;
@@ -30,7 +30,7 @@ namespace gradcomp {
 template <typename Settings>
 class FixedLengthInputs {
  public:
-  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
     TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
     TF_RETURN_IF_ERROR(context->GetAttr("fingerprint", &fingerprint_));
     return settings_.Read(context);
@@ -40,7 +40,7 @@ class FixedLengthInputs {
   static constexpr int kMainInputs = Settings::kMain == nullptr ? 0 : 1;
 
   // Reads the main settings, the last input; an empty list for a method without any.
-  absl::Status GetMain(tensorflow::OpKernelContext* context, std::vector<int64_t>* main) const {
+  absl::Status GetMain(OpKernelContext* context, std::vector<int64_t>* main) const {
     if constexpr (kMainInputs == 0) {
       return absl::OkStatus();
     } else {
@@ -60,7 +60,7 @@ class FixedLengthInputs {
     return codecs;
   }
 
-  std::unique_ptr<FixedLengthDecoder> NewDecoder(tensorflow::OpKernelContext* context,
+  std::unique_ptr<FixedLengthDecoder> NewDecoder(OpKernelContext* context,
                                                  const Codecs& codecs,
                                                  const std::vector<int64_t>& main) const {
     return std::make_unique<FixedLengthDecoder>(codecs, Settings::kMethod, fingerprint_,
@@ -86,13 +86,13 @@ class FixedLengthEncodeInputs : public FixedLengthInputs<Settings> {
     int32_t* payload;  // the output
   };
 
-  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
     TF_RETURN_IF_ERROR(Base::ReadAttributes(context));
     constexpr int kOwnInputs = (Settings::kDependsOnReplica ? 2 : 1) + Base::kMainInputs;
     return CheckOneGradientEach(context, num_tensors_, kOwnInputs);
   }
 
-  absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const {
+  absl::Status Read(OpKernelContext* context, Step* step) const {
     std::vector<int64_t> main;
     TF_RETURN_IF_ERROR(this->GetMain(context, &main));
     step->sender = {Settings::kMethod, this->fingerprint_, PlanOf(main), 0, 0};
@@ -104,12 +104,9 @@ class FixedLengthEncodeInputs : public FixedLengthInputs<Settings> {
     TF_RETURN_IF_ERROR(step->residuals.Lock(context, num_tensors_));
     TF_RETURN_IF_ERROR(CheckGradientShapes(context, step->residuals, num_tensors_));
     step->codecs = this->NewCodecs(main, step->residuals);
-    tensorflow::Tensor* payload;
-    tensorflow::Tensor* tensor_bytes;
-    tensorflow::AllocatorAttributes attributes = context->output_alloc_attr(0);
-    attributes.set_gpu_compatible(true);  // a GPU copies without waiting then; others don't mind
-    const tensorflow::TensorShape shape({PayloadWords(step->codecs)});
-    TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &payload, attributes));
+    Tensor* payload;
+    Tensor* tensor_bytes;
+    TF_RETURN_IF_ERROR(AllocateOnHost(context, 0, PayloadWords(step->codecs), &payload));
     TF_RETURN_IF_ERROR(context->allocate_output(1, {num_tensors_}, &tensor_bytes));
     for (int i = 0; i < num_tensors_; ++i) {
       tensor_bytes->flat<int64_t>()(i) = 4 * step->codecs[i]->words();
@@ -118,7 +115,7 @@ class FixedLengthEncodeInputs : public FixedLengthInputs<Settings> {
     return absl::OkStatus();
   }
 
-  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const {
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
     HostTensors host(context);
     std::vector<Source> sources;
     TF_RETURN_IF_ERROR(host.Sources(&step->residuals, num_tensors_, /*writes=*/true, &sources));
@@ -141,7 +138,7 @@ class FixedLengthDecodeInputs : public FixedLengthInputs<Settings> {
     bool* finite;                                 // the output
   };
 
-  absl::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
     TF_RETURN_IF_ERROR(Base::ReadAttributes(context));
     TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes_));
     if (static_cast<int>(shapes_.size()) == num_tensors_) return absl::OkStatus();
@@ -149,8 +146,8 @@ class FixedLengthDecodeInputs : public FixedLengthInputs<Settings> {
                            ": give one shape for each tensor");
   }
 
-  absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const {
-    const tensorflow::Tensor& payloads = context->input(0);
+  absl::Status Read(OpKernelContext* context, Step* step) const {
+    const Tensor& payloads = context->input(0);
     int64_t expected_step;
     TF_RETURN_IF_ERROR(GetScalar(context, 1, "step", &expected_step));
     TF_RETURN_IF_ERROR(CheckRows(payloads));
@@ -161,13 +158,13 @@ class FixedLengthDecodeInputs : public FixedLengthInputs<Settings> {
     TF_RETURN_IF_ERROR(
         ToTensorFlow(step->decoder->Read(payloads.flat<int32_t>().data(), payloads.dim_size(0),
                                          payloads.dim_size(1), expected_step)));
-    tensorflow::Tensor* finite;
+    Tensor* finite;
     TF_RETURN_IF_ERROR(context->allocate_output(num_tensors_, {}, &finite));
     step->finite = finite->flat<bool>().data();
     return absl::OkStatus();
   }
 
-  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const {
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
     HostTensors host(context);
     std::vector<float*> reduced(num_tensors_);
     for (int i = 0; i < num_tensors_; ++i) {
@@ -177,13 +174,13 @@ class FixedLengthDecodeInputs : public FixedLengthInputs<Settings> {
     return host.Finish();
   }
 
-  const tensorflow::TensorShape& shape(int i) const { return shapes_[i]; }
+  const TensorShape& shape(int i) const { return shapes_[i]; }
 
  protected:
   using Base::num_tensors_;
 
  private:
-  std::vector<tensorflow::TensorShape> shapes_;
+  std::vector<TensorShape> shapes_;
 };
 
 template <typename Settings>
@@ -195,11 +192,11 @@ class FixedLengthPutBackInputs : public FixedLengthInputs<Settings> {
     std::unique_ptr<FixedLengthDecoder> decoder;  // of a payload that is checked
   };
 
-  absl::Status Read(tensorflow::OpKernelContext* context, Step* step) const {
+  absl::Status Read(OpKernelContext* context, Step* step) const {
     return ReadFrom(context, /*payload_input=*/this->num_tensors_, step);
   }
 
-  absl::Status OnHost(tensorflow::OpKernelContext* context, Step* step) const {
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
     HostTensors host(context);
     std::vector<float*> values;
     TF_RETURN_IF_ERROR(host.Variables(&step->residuals, /*writes=*/true, &values));
@@ -208,9 +205,9 @@ class FixedLengthPutBackInputs : public FixedLengthInputs<Settings> {
   }
 
  protected:
-  absl::Status ReadFrom(tensorflow::OpKernelContext* context, int payload_input,
+  absl::Status ReadFrom(OpKernelContext* context, int payload_input,
                         Step* step) const {
-    const tensorflow::Tensor& payload = context->input(payload_input);
+    const Tensor& payload = context->input(payload_input);
     std::vector<int64_t> main;
     TF_RETURN_IF_ERROR(this->GetMain(context, &main));
     TF_RETURN_IF_ERROR(step->residuals.Lock(context, this->num_tensors_));
@@ -222,37 +219,5 @@ class FixedLengthPutBackInputs : public FixedLengthInputs<Settings> {
 };
 
 }  // namespace gradcomp
-
-// Each takes the method's own inputs and attributes behind it, the main settings last of the inputs,
-// and then EncodeShape, DecodeShape or PutBackShape, with settings in WithSettings.
-#define GRADCOMP_ENCODE_OP(name)                                     \
-  REGISTER_OP(name)                                                  \
-      .Input("residuals: N * resource")                              \
-      .Input("gradients: Tgradients")                                \
-      .Input("step: int64")                                          \
-      .Output("payload: int32")                                      \
-      .Output("tensor_bytes: int64")                                 \
-      .Attr("N: int >= 1")                                           \
-      .Attr("Tgradients: list({float, half, bfloat16}) >= 1")        \
-      .Attr("fingerprint: int")                                      \
-      .SetIsStateful()
-
-#define GRADCOMP_DECODE_OP(name)       \
-  REGISTER_OP(name)                    \
-      .Input("payloads: int32")        \
-      .Input("step: int64")            \
-      .Output("reduced: N * float")    \
-      .Output("finite: bool")          \
-      .Attr("N: int >= 1")             \
-      .Attr("shapes: list(shape)")     \
-      .Attr("fingerprint: int")
-
-#define GRADCOMP_PUT_BACK_OP(name)            \
-  REGISTER_OP(name)                           \
-      .Input("residuals: N * resource")       \
-      .Input("payload: int32")                \
-      .Attr("N: int >= 1")                    \
-      .Attr("fingerprint: int")               \
-      .SetIsStateful()
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_

@@ -12,11 +12,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::AllocatorAttributes;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
-
 CUstream StreamOf(OpKernelContext* context) {
   return static_cast<CUstream>(
       context->op_device_context()->stream()->platform_specific_handle().stream);
@@ -122,14 +117,14 @@ bool TensorFlowQueue::Then(std::function<void()> work) {
   return true;
 }
 
-void TensorFlowQueue::Continue(const tensorflow::AsyncOpKernel::DoneCallback& done,
+void TensorFlowQueue::Continue(const AsyncOpKernel::DoneCallback& done,
                                std::function<void()> work) {
   if (Then(std::move(work))) return;
   context_->SetStatus(KeepUntilDone());
   done();
 }
 
-void TensorFlowQueue::Finish(const tensorflow::AsyncOpKernel::DoneCallback& done,
+void TensorFlowQueue::Finish(const AsyncOpKernel::DoneCallback& done,
                              std::function<void()> work) {
   Continue(done, [done, work = std::move(work)] {
     work();

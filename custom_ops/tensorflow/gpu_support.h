@@ -16,13 +16,13 @@ namespace gradcomp {
 
 // The kernels of the device that an op runs on, checked. Null if they can't be used: the user has been
 // told why, once, and the op does its work on the host.
-const KernelsOnGpu* UsableKernels(tensorflow::OpKernelContext* context);
+const KernelsOnGpu* UsableKernels(OpKernelContext* context);
 
 // TensorFlow's stream and memory. Lives, with all that it has allocated, until its work is done and a
 // callback has run.
 class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<TensorFlowQueue> {
  public:
-  TensorFlowQueue(const KernelsOnGpu& kernels, tensorflow::OpKernelContext* context);
+  TensorFlowQueue(const KernelsOnGpu& kernels, OpKernelContext* context);
 
   void* Allocate(int64_t bytes) override;
   void* Upload(const void* data, int64_t bytes) override;
@@ -42,10 +42,10 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
 
   // Runs `work` on a thread of TensorFlow's once all work so far is done; `work` calls `done`. Where
   // that is not certain, `work` will not run: the op fails, and this calls `done`.
-  void Continue(const tensorflow::AsyncOpKernel::DoneCallback& done, std::function<void()> work);
+  void Continue(const AsyncOpKernel::DoneCallback& done, std::function<void()> work);
 
   // Runs `work` and then `done` once all work so far is done, as Continue does.
-  void Finish(const tensorflow::AsyncOpKernel::DoneCallback& done, std::function<void()> work);
+  void Finish(const AsyncOpKernel::DoneCallback& done, std::function<void()> work);
 
   // What an op returns that waits for nothing: all memory is kept as long as it is in use.
   absl::Status KeepUntilDone();
@@ -53,15 +53,15 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
   absl::Status ToTensorFlow() const;
 
  private:
-  void* AllocateWith(tensorflow::AllocatorAttributes attributes, int64_t bytes);
+  void* AllocateWith(AllocatorAttributes attributes, int64_t bytes);
 
   // Runs `work` on a thread of TensorFlow's once all work so far is done; returns false where it will
   // not run.
   bool Then(std::function<void()> work);
 
-  tensorflow::OpKernelContext* const context_;
+  OpKernelContext* const context_;
   tensorflow::thread::ThreadPool* const threads_;
-  std::vector<tensorflow::Tensor> memory_;
+  std::vector<Tensor> memory_;
 };
 
 }  // namespace gradcomp

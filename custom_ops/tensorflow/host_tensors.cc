@@ -4,12 +4,9 @@
 
 namespace gradcomp {
 
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-
 HostTensors::HostTensors(OpKernelContext* context)
     : context_(context),
-      on_gpu_(context->device()->attributes().device_type() == tensorflow::DEVICE_GPU) {}
+      on_gpu_(context->device()->attributes().device_type() == DEVICE_GPU) {}
 
 absl::Status HostTensors::Input(int i, const Tensor** input) {
   *input = &context_->input(i);
@@ -40,19 +37,20 @@ absl::Status HostTensors::Variables(LockedResiduals* variables, bool writes,
   return absl::OkStatus();
 }
 
-absl::Status HostTensors::Sources(LockedResiduals* residuals, int num_tensors, bool writes,
-                                  std::vector<Source>* sources) {
-  std::vector<float*> variables;
-  TF_RETURN_IF_ERROR(Variables(residuals, writes, &variables));
+absl::Status HostTensors::Sources(LockedResiduals* variables, int num_tensors, bool writes,
+                                  std::vector<Source>* sources, std::vector<float*>* others) {
+  std::vector<float*> data;
+  TF_RETURN_IF_ERROR(Variables(variables, writes, &data));
   for (int i = 0; i < num_tensors; ++i) {
     const Tensor* gradient;
     TF_RETURN_IF_ERROR(Input(num_tensors + i, &gradient));
-    sources->push_back({variables[i], gradient->data(), ToGradientType(gradient->dtype())});
+    sources->push_back({data[i], gradient->data(), ToGradientType(gradient->dtype())});
   }
+  if (others) others->assign(data.begin() + num_tensors, data.end());
   return absl::OkStatus();
 }
 
-absl::Status HostTensors::Output(int i, const tensorflow::TensorShape& shape, float** data,
+absl::Status HostTensors::Output(int i, const TensorShape& shape, float** data,
                                  int in_place_of) {
   Tensor* output;
   if (!on_gpu_ && in_place_of >= 0) {

@@ -15,36 +15,37 @@ namespace gradcomp {
 // used, copies of them; what was written goes to the device with Finish, and is lost without it.
 class HostTensors {
  public:
-  explicit HostTensors(tensorflow::OpKernelContext* context);
+  explicit HostTensors(OpKernelContext* context);
 
   // An input of the op that is on its device.
-  absl::Status Input(int i, const tensorflow::Tensor** input);
+  absl::Status Input(int i, const Tensor** input);
 
   // Variables that are read and, if `writes`, written in place.
   absl::Status Variables(LockedResiduals* variables, bool writes, std::vector<float*>* data);
 
-  // Residuals and their gradients, which are the inputs behind them.
-  absl::Status Sources(LockedResiduals* residuals, int num_tensors, bool writes,
-                       std::vector<Source>* sources);
+  // The first `num_tensors` variables, which are residuals, with their gradients, the inputs behind
+  // them. `others` gets the data of the other variables, if it is given.
+  absl::Status Sources(LockedResiduals* variables, int num_tensors, bool writes,
+                       std::vector<Source>* sources, std::vector<float*>* others = nullptr);
 
   // Allocates an output that is on the op's device; on a CPU in place of an input, if that may be.
-  absl::Status Output(int i, const tensorflow::TensorShape& shape, float** data,
+  absl::Status Output(int i, const TensorShape& shape, float** data,
                       int in_place_of = -1);
 
   absl::Status Finish();
 
  private:
   struct Copy {
-    tensorflow::Tensor on_host;
-    tensorflow::Tensor* on_device;
+    Tensor on_host;
+    Tensor* on_device;
   };
 
-  absl::Status CopyToHost(const tensorflow::Tensor& from, tensorflow::Tensor* to);
-  absl::Status CopyToDevice(const tensorflow::Tensor& from, tensorflow::Tensor* to);
+  absl::Status CopyToHost(const Tensor& from, Tensor* to);
+  absl::Status CopyToDevice(const Tensor& from, Tensor* to);
 
-  tensorflow::OpKernelContext* const context_;
+  OpKernelContext* const context_;
   const bool on_gpu_;
-  std::deque<tensorflow::Tensor> inputs_;
+  std::deque<Tensor> inputs_;
   std::vector<Copy> variables_;
   std::vector<Copy> outputs_;
 };

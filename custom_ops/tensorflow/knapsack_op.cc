@@ -11,13 +11,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::shape_inference::InferenceContext;
-
 constexpr int64_t kMostSteps = 1 << 20;
 
 class KnapsackOp : public OpKernel {

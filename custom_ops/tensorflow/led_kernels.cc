@@ -4,18 +4,12 @@
 #include <vector>
 
 #include "../kernels/led.h"
-#include "op_on_host.h"
+#include "op_on_device.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
 namespace {
-
-using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
 
 // Residuals, gradients and entries are the first inputs; those of the op itself follow.
 class LedInputs {

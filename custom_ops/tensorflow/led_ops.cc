@@ -1,4 +1,4 @@
-// The ops and their shapes. What they compute: tf_gradcomp/ops/led.py.
+// The ops and their shapes. What they compute: tf_gradcomp/ops/leader_selection.py.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -11,10 +11,6 @@
 
 namespace gradcomp {
 namespace {
-
-using ::tensorflow::shape_inference::DimensionHandle;
-using ::tensorflow::shape_inference::InferenceContext;
-using ::tensorflow::shape_inference::ShapeHandle;
 
 // Unknown if shapes or entries are.
 struct LedLengths {

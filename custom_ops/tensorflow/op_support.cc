@@ -8,11 +8,6 @@
 
 namespace gradcomp {
 
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::Var;
-
 GradientType ToGradientType(tensorflow::DataType dtype) {
   switch (dtype) {
     case tensorflow::DT_HALF:
@@ -24,15 +19,15 @@ GradientType ToGradientType(tensorflow::DataType dtype) {
   }
 }
 
-tensorflow::AllocatorAttributes PinnedOnHost() {
-  tensorflow::AllocatorAttributes attributes;
+AllocatorAttributes PinnedOnHost() {
+  AllocatorAttributes attributes;
   attributes.set_on_host(true);
   attributes.set_gpu_compatible(true);
   return attributes;
 }
 
 absl::Status AllocateOnHost(OpKernelContext* context, int i, int64_t size, Tensor** output) {
-  tensorflow::AllocatorAttributes attributes = context->output_alloc_attr(i);
+  AllocatorAttributes attributes = context->output_alloc_attr(i);
   attributes.set_gpu_compatible(true);
   return context->allocate_output(i, TensorShape({size}), output, attributes);
 }
@@ -155,7 +150,7 @@ absl::Status LockedResiduals::Unshare(OpKernelContext* context, const Copy& copy
 absl::Status CheckGradientShapes(OpKernelContext* context, const LockedResiduals& residuals,
                                  int num_tensors) {
   for (int i = 0; i < num_tensors; ++i) {
-    const tensorflow::TensorShape& shape = context->input(num_tensors + i).shape();
+    const TensorShape& shape = context->input(num_tensors + i).shape();
     if (shape == residuals.shape(i)) continue;
     return InvalidArgument("gradient ", i, " has shape ", shape.DebugString(), "; expected ",
                            residuals.shape(i).DebugString(), ", that of its residual");

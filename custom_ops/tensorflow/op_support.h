@@ -19,24 +19,24 @@ namespace gradcomp {
 GradientType ToGradientType(tensorflow::DataType dtype);
 
 // Memory of the host from and to which a device copies without waiting.
-tensorflow::AllocatorAttributes PinnedOnHost();
+AllocatorAttributes PinnedOnHost();
 
 // An output that is a vector there.
-absl::Status AllocateOnHost(tensorflow::OpKernelContext* context, int i, int64_t size,
-                            tensorflow::Tensor** output);
+absl::Status AllocateOnHost(OpKernelContext* context, int i, int64_t size,
+                            Tensor** output);
 
 // TensorFlow's intra-op threads.
-ParallelFor ThreadPool(tensorflow::OpKernelContext* context);
+ParallelFor ThreadPool(OpKernelContext* context);
 
 // Reads the input, a vector that errors call `name`: a setting of each tensor. A method checks it.
-absl::Status GetSettings(tensorflow::OpKernelContext* context, int input, const char* name,
+absl::Status GetSettings(OpKernelContext* context, int input, const char* name,
                          std::vector<int64_t>* settings);
 
 // Reads the input, a scalar that errors call `name`.
 template <typename Value>
-absl::Status GetScalar(tensorflow::OpKernelContext* context, int input, const char* name,
+absl::Status GetScalar(OpKernelContext* context, int input, const char* name,
                        Value* value) {
-  const tensorflow::Tensor& tensor = context->input(input);
+  const Tensor& tensor = context->input(input);
   if (tensor.dims() != 0) {
     return InvalidArgument(name, " has shape ", tensor.shape().DebugString(),
                            "; expected a scalar");
@@ -46,11 +46,11 @@ absl::Status GetScalar(tensorflow::OpKernelContext* context, int input, const ch
 }
 
 // Checks that the inputs are residuals, as many gradients, and what an op has of its own.
-absl::Status CheckOneGradientEach(tensorflow::OpKernelConstruction* context, int num_tensors,
+absl::Status CheckOneGradientEach(OpKernelConstruction* context, int num_tensors,
                                   int num_own_inputs);
 
 // Checks that there is a row for each replica.
-absl::Status CheckRows(const tensorflow::Tensor& payloads);
+absl::Status CheckRows(const Tensor& payloads);
 
 // Inputs of an op that are variables; errors call each of them `name`.
 struct VariableInputs {
@@ -62,31 +62,31 @@ struct VariableInputs {
 // Resource variables, locked for as long as this lives, that may be written in place.
 class LockedResiduals {
  public:
-  absl::Status Lock(tensorflow::OpKernelContext* context, int num_variables, int first_input = 0,
+  absl::Status Lock(OpKernelContext* context, int num_variables, int first_input = 0,
                     const char* name = "residual") {
     return Lock(context, {{first_input, num_variables, name}});
   }
 
   // All that an op locks, at once, so that no two ops wait for each other. They are numbered on.
-  absl::Status Lock(tensorflow::OpKernelContext* context,
+  absl::Status Lock(OpKernelContext* context,
                     const std::vector<VariableInputs>& inputs);
 
-  const tensorflow::TensorShape& shape(int i) const { return variables_[i]->tensor()->shape(); }
+  const TensorShape& shape(int i) const { return variables_[i]->tensor()->shape(); }
 
   // Before the first write: gives a variable a buffer of its own if a value that was read from it
   // still shares it, as TensorFlow's own assignments do.
-  absl::Status Unshare(tensorflow::OpKernelContext* context);
+  absl::Status Unshare(OpKernelContext* context);
 
   // The same, by copy(from, size, to), for variables that are not on the host.
   using Copy = std::function<absl::Status(const float* from, int64_t size, float* to)>;
-  absl::Status Unshare(tensorflow::OpKernelContext* context, const Copy& copy);
+  absl::Status Unshare(OpKernelContext* context, const Copy& copy);
 
   // Before this ends, once all work is given to a stream that works in order.
   void Unlock() { locks_.clear(); }
 
   int size() const { return static_cast<int>(variables_.size()); }
   std::vector<int64_t> all_sizes() const;  // elements
-  tensorflow::Tensor* tensor(int i) const { return variables_[i]->tensor(); }
+  Tensor* tensor(int i) const { return variables_[i]->tensor(); }
 
   // After Unshare.
   float* data(int i) const { return variables_[i]->tensor()->flat<float>().data(); }
@@ -97,21 +97,21 @@ class LockedResiduals {
   }
 
  private:
-  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
+  std::vector<tensorflow::core::RefCountPtr<Var>> variables_;
   std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks_;  // released before the variables
 };
 
 // Checks that the inputs behind the residuals are gradients of the same shapes.
-absl::Status CheckGradientShapes(tensorflow::OpKernelContext* context,
+absl::Status CheckGradientShapes(OpKernelContext* context,
                                  const LockedResiduals& residuals, int num_tensors);
 
 // Allocates the first outputs on the op's device: one in the shape of each of `num_tensors` residuals.
-absl::Status AllocateReduced(tensorflow::OpKernelContext* context, const LockedResiduals& residuals,
+absl::Status AllocateReduced(OpKernelContext* context, const LockedResiduals& residuals,
                              int num_tensors, std::vector<float*>* reduced);
 
 // Residuals and their gradients, which are the inputs behind them, on the op's device. Residuals may
 // be shared as long as they are only read.
-std::vector<Source> SourcesOf(tensorflow::OpKernelContext* context,
+std::vector<Source> SourcesOf(OpKernelContext* context,
                               const LockedResiduals& residuals, int num_tensors);
 
 }  // namespace gradcomp

@@ -9,12 +9,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::shape_inference::InferenceContext;
-
 class PassIfEqualOp : public OpKernel {
  public:
   explicit PassIfEqualOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -57,7 +51,7 @@ REGISTER_OP("PassIfEqual")
     .Attr("message: string")
     .SetShapeFn(SameShape);
 
-REGISTER_KERNEL_BUILDER(Name("PassIfEqual").Device(::tensorflow::DEVICE_CPU), PassIfEqualOp);
+REGISTER_KERNEL_BUILDER(Name("PassIfEqual").Device(DEVICE_CPU), PassIfEqualOp);
 
 }  // namespace
 }  // namespace gradcomp

@@ -1,11 +1,396 @@
-#include "op_on_host.h"
-#include "power_sgd_inputs.h"
+// PowerSGD's ops on CPUs and GPUs. Only factors are copied between a GPU and the host, because all
+// replicas process the summed factors on the host.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../gpu/power_sgd_on_gpu.h"
+#include "../kernels/power_sgd.h"
+#include "host_tensors.h"
+#include "op_on_device.h"
+#include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::DEVICE_CPU;
+int64_t ColumnsOf(const TensorShape& shape) {
+  return shape.dims() == 0 ? 1 : shape.dim_size(shape.dims() - 1);
+}
+
+int64_t RowsOf(const TensorShape& shape) {
+  return shape.num_elements() == 0 ? 0 : shape.num_elements() / ColumnsOf(shape);
+}
+
+// The inputs are residuals, gradients, factors if the op has any, the op's own inputs, and the ranks.
+class PowerSgdInputs {
+ public:
+  // The variables of an op, locked as long as this lives: residuals, then factors.
+  struct Work {
+    std::vector<int64_t> ranks;
+    LockedResiduals variables;
+  };
+
+  absl::Status ReadAttributes(OpKernelConstruction* context, bool has_factors, int num_own_inputs) {
+    has_factors_ = has_factors;
+    TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
+    const int num_others = own_index(num_own_inputs) - 2 * num_tensors_ + 1;
+    return CheckOneGradientEach(context, num_tensors_, num_others);
+  }
+
+  absl::Status Begin(OpKernelContext* context, Work* work) const {
+    TF_RETURN_IF_ERROR(GetSettings(context, context->num_inputs() - 1, "ranks", &work->ranks));
+    TF_RETURN_IF_ERROR(ToTensorFlow(CheckRanks(work->ranks, num_tensors_)));
+    const int num_factors = has_factors_ ? num_tensors_ : 0;
+    TF_RETURN_IF_ERROR(
+        work->variables.Lock(context, {{0, num_tensors_, "residual"},
+                                       {2 * num_tensors_, num_factors, "factor"}}));
+    TF_RETURN_IF_ERROR(CheckGradientShapes(context, work->variables, num_tensors_));
+    for (int i = 0; i < num_tensors_; ++i) {
+      const TensorShape& shape = work->variables.shape(i);
+      TF_RETURN_IF_ERROR(
+          ToTensorFlow(CheckRank(i, work->ranks[i], RowsOf(shape), ColumnsOf(shape))));
+    }
+    return has_factors_ ? CheckFactors(*work) : absl::OkStatus();
+  }
+
+  // On the op's device. Variables may be shared as long as they are only read.
+  std::vector<PowerSgdTensor> Tensors(OpKernelContext* context, const Work& work) const {
+    std::vector<PowerSgdTensor> tensors;
+    const std::vector<Source> sources = SourcesOf(context, work.variables, num_tensors_);
+    for (int i = 0; i < num_tensors_; ++i) tensors.push_back(TensorOf(work, i, sources[i]));
+    return tensors;
+  }
+
+  // On the host, with the variables' data there.
+  absl::Status TensorsOnHost(Work* work, bool writes, HostTensors* host,
+                             std::vector<PowerSgdTensor>* tensors,
+                             std::vector<float*>* factors) const {
+    std::vector<Source> sources;
+    TF_RETURN_IF_ERROR(host->Sources(&work->variables, num_tensors_, writes, &sources, factors));
+    for (int i = 0; i < num_tensors_; ++i) tensors->push_back(TensorOf(*work, i, sources[i]));
+    return absl::OkStatus();
+  }
+
+  // An own input, a vector of `size` elements that errors call `name`.
+  absl::Status GetVector(OpKernelContext* context, int own_input, const char* name, int64_t size,
+                         const float** values) const {
+    const Tensor& tensor = context->input(own_index(own_input));
+    if (tensor.shape() != TensorShape({size})) {
+      return InvalidArgument(name, " has shape ", tensor.shape().DebugString(), "; expected [", size,
+                             "] for these tensors and ranks");
+    }
+    *values = tensor.flat<float>().data();
+    return absl::OkStatus();
+  }
+
+  int own_index(int i) const { return (has_factors_ ? 3 : 2) * num_tensors_ + i; }
+  int num_tensors() const { return num_tensors_; }
+
+ private:
+  // A factor may have more columns than the rank; of a tensor that is sent whole, also none at all.
+  absl::Status CheckFactors(const Work& work) const {
+    for (int i = 0; i < num_tensors_; ++i) {
+      const int64_t rank = work.ranks[i];
+      const int64_t columns = ColumnsOf(work.variables.shape(i));
+      const TensorShape& shape = work.variables.shape(num_tensors_ + i);
+      if (rank == 0 && shape == TensorShape({0})) continue;
+      if (shape.dims() == 2 && shape.dim_size(0) == columns && shape.dim_size(1) >= rank) continue;
+      return InvalidArgument("factor ", i, " has shape ", shape.DebugString(), "; expected [",
+                             columns, ",", rank, "], or more columns", rank == 0 ? ", or [0]" : "");
+    }
+    return absl::OkStatus();
+  }
+
+  PowerSgdTensor TensorOf(const Work& work, int i, const Source& source) const {
+    const TensorShape& shape = work.variables.shape(i);
+    int64_t factor_columns = 0;
+    if (has_factors_ && work.variables.shape(num_tensors_ + i).dims() == 2) {
+      factor_columns = work.variables.shape(num_tensors_ + i).dim_size(1);
+    }
+    return {source.residual, source.gradient, source.type,   RowsOf(shape),
+            ColumnsOf(shape), work.ranks[i],  factor_columns};
+  }
+
+  bool has_factors_;
+  int num_tensors_;
+};
+
+class PowerSgdLeftInputs : public PowerSgdInputs {
+ public:
+  struct Step {
+    Work work;
+    int64_t step = 0;
+    float* left = nullptr;  // the outputs
+    bool* finite = nullptr;
+  };
+
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
+    return PowerSgdInputs::ReadAttributes(context, true, 1);
+  }
+
+  absl::Status Read(OpKernelContext* context, Step* step) const {
+    TF_RETURN_IF_ERROR(GetScalar(context, own_index(0), "step", &step->step));
+    TF_RETURN_IF_ERROR(Begin(context, &step->work));
+    const PowerSgd method(Tensors(context, step->work), ThreadPool(context));
+    Tensor* left;
+    Tensor* finite;
+    TF_RETURN_IF_ERROR(AllocateOnHost(context, 0, method.left_size(), &left));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({}), &finite));
+    step->left = left->flat<float>().data();
+    step->finite = finite->flat<bool>().data();
+    return absl::OkStatus();
+  }
+
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
+    HostTensors host(context);
+    std::vector<PowerSgdTensor> tensors;
+    std::vector<float*> factors;
+    TF_RETURN_IF_ERROR(TensorsOnHost(&step->work, /*writes=*/false, &host, &tensors, &factors));
+    const PowerSgd method(tensors, ThreadPool(context));
+    const std::vector<float> start = method.Start({factors.begin(), factors.end()}, step->step);
+    *step->finite = method.ComputeLeft(start, step->left);
+    return host.Finish();
+  }
+};
+
+class PowerSgdRightInputs : public PowerSgdInputs {
+ public:
+  struct Step {
+    Work work;
+    float* left = nullptr;   // an output, orthonormal if it is finite
+    float* right = nullptr;  // an output, zeros if the other one is not finite
+    bool finite = false;
+  };
+
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
+    return PowerSgdInputs::ReadAttributes(context, false, 1);
+  }
+
+  absl::Status Read(OpKernelContext* context, Step* step) const {
+    TF_RETURN_IF_ERROR(Begin(context, &step->work));
+    const PowerSgd method(Tensors(context, step->work), ThreadPool(context));
+    const float* sum = nullptr;
+    TF_RETURN_IF_ERROR(GetVector(context, 0, "left_sum", method.left_size(), &sum));
+    Tensor* left;
+    Tensor* right;
+    Tensor* finite;
+    TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(
+        {own_index(0)}, 0, TensorShape({method.left_size()}), &left));
+    TF_RETURN_IF_ERROR(AllocateOnHost(context, 1, method.right_size(), &right));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({}), &finite));
+    step->left = left->flat<float>().data();
+    step->right = right->flat<float>().data();
+    if (step->left != sum) std::copy_n(sum, method.left_size(), step->left);
+    step->finite = method.Orthonormalize(step->left);
+    finite->scalar<bool>()() = step->finite;
+    if (!step->finite) std::fill_n(step->right, method.right_size(), 0.0f);
+    return absl::OkStatus();
+  }
+
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
+    if (!step->finite) return absl::OkStatus();
+    HostTensors host(context);
+    std::vector<PowerSgdTensor> tensors;
+    std::vector<float*> factors;
+    TF_RETURN_IF_ERROR(TensorsOnHost(&step->work, /*writes=*/false, &host, &tensors, &factors));
+    const PowerSgd method(tensors, ThreadPool(context));
+    method.ComputeRight(step->left, step->right);
+    method.FlagProducts(step->right);
+    return host.Finish();
+  }
+};
+
+class PowerSgdReduceInputs : public PowerSgdInputs {
+ public:
+  struct Step {
+    Work work;
+    const float* left = nullptr;
+    const float* right = nullptr;
+    const float* right_sum = nullptr;
+    bool keep = false;
+    bool finite = false;  // with the products
+  };
+
+  absl::Status ReadAttributes(OpKernelConstruction* context) {
+    return PowerSgdInputs::ReadAttributes(context, true, 5);
+  }
+
+  // Writes the output `all_finite`, too.
+  absl::Status Read(OpKernelContext* context, Step* step) const {
+    TF_RETURN_IF_ERROR(Begin(context, &step->work));
+    const PowerSgd method(Tensors(context, step->work), ThreadPool(context));
+    const int64_t right_size = method.right_size();
+    TF_RETURN_IF_ERROR(GetVector(context, 0, "left", method.left_size(), &step->left));
+    TF_RETURN_IF_ERROR(GetVector(context, 1, "right", right_size, &step->right));
+    TF_RETURN_IF_ERROR(GetVector(context, 2, "right_sum", right_size, &step->right_sum));
+    TF_RETURN_IF_ERROR(GetScalar(context, own_index(3), "keep", &step->keep));
+    TF_RETURN_IF_ERROR(GetScalar(context, own_index(4), "finite", &step->finite));
+    step->finite = step->finite && method.CanMultiply(step->right_sum);
+    Tensor* all_finite;
+    TF_RETURN_IF_ERROR(context->allocate_output(num_tensors(), TensorShape({}), &all_finite));
+    all_finite->scalar<bool>()() = step->finite;
+    return absl::OkStatus();
+  }
+
+  absl::Status OnHost(OpKernelContext* context, Step* step) const {
+    HostTensors host(context);
+    std::vector<PowerSgdTensor> tensors;
+    std::vector<float*> factors;
+    TF_RETURN_IF_ERROR(TensorsOnHost(&step->work, /*writes=*/true, &host, &tensors, &factors));
+    std::vector<float*> reduced(num_tensors());
+    for (int i = 0; i < num_tensors(); ++i) {
+      const TensorShape& shape = step->work.variables.shape(i);
+      TF_RETURN_IF_ERROR(host.Output(i, shape, &reduced[i], /*in_place_of=*/num_tensors() + i));
+    }
+    const PowerSgd method(tensors, ThreadPool(context));
+    if (step->finite) {
+      method.Reduce(step->left, step->right, step->right_sum, reduced);
+      method.StoreFactors(step->right_sum, factors);
+      return host.Finish();
+    }
+    if (step->keep) method.Keep(method.TooLarge(step->left, step->right_sum));
+    for (int i = 0; i < num_tensors(); ++i) {
+      std::fill_n(reduced[i], step->work.variables.shape(i).num_elements(), 0.0f);
+    }
+    return host.Finish();
+  }
+};
+
+class PowerSgdLeftOnGpu : public PowerSgdLeftInputs {
+ public:
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
+                     const DoneCallback& done) const {
+    LockedResiduals& variables = step->work.variables;
+    Waiting waiting = {step->step, step->left, step->finite, Tensors(context, step->work)};
+    for (int i = 0; i < variables.size(); ++i) waiting.values.push_back(*variables.tensor(i));
+    for (int i = num_tensors(); i < variables.size(); ++i) {
+      const int64_t bytes = 4 * variables.shape(i).num_elements();
+      auto* factor = static_cast<float*>(queue->AllocateOnHost(bytes));
+      queue->CopyToHost(variables.data(i), bytes, factor);
+      waiting.factors.push_back(factor);
+    }
+    variables.Unlock();
+    queue->Continue(done, [context, done, queue, waiting = std::move(waiting)]() mutable {
+      Multiply(context, done, queue, &waiting);
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  // The step until its factors are on the host.
+  struct Waiting {
+    int64_t step;
+    float* left;
+    bool* finite;
+    std::vector<PowerSgdTensor> tensors;
+    std::vector<const float*> factors;
+    std::vector<Tensor> values;  // of all variables as they are, whatever is assigned meanwhile
+  };
+
+  static void Multiply(OpKernelContext* context, const DoneCallback& done, TensorFlowQueue* queue,
+                       Waiting* waiting) {
+    const CurrentContext current(queue->driver(), queue->context());
+    const PowerSgd method(waiting->tensors, ThreadPool(context));
+    const LeftOnGpu found = ComputeLeftOnGpu(
+        waiting->tensors, method.Start(waiting->factors, waiting->step), queue);
+    if (found.not_finite) {
+      queue->CopyToHost(found.left, 4 * (method.left_size() - 1), waiting->left + 1);
+    }
+    const int* not_finite = queue->FlagToHost(found.not_finite);
+    waiting->values.clear();  // so that the ops behind need not copy them
+    queue->Finish(done, [not_finite, left = waiting->left, finite = waiting->finite] {
+      *finite = *not_finite == 0;
+      left[0] = *finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+    });
+  }
+};
+
+class PowerSgdRightOnGpu : public PowerSgdRightInputs {
+ public:
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
+                     const DoneCallback& done) const {
+    if (!step->finite) {  // then the outputs are written already
+      step->work.variables.Unlock();
+      done();
+      return absl::OkStatus();
+    }
+    const std::vector<PowerSgdTensor> tensors = Tensors(context, step->work);
+    auto method = std::make_shared<PowerSgd>(tensors, ThreadPool(context));
+    const float* right = ComputeRightOnGpu(tensors, step->left, queue);
+    queue->CopyToHost(right, 4 * method->right_size(), step->right);
+    step->work.variables.Unlock();
+    queue->Finish(done, [method, right = step->right] { method->FlagProducts(right); });
+    return absl::OkStatus();
+  }
+};
+
+class PowerSgdReduceOnGpu : public PowerSgdReduceInputs {
+ public:
+  absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
+    LockedResiduals& variables = step->work.variables;
+    std::vector<float*> reduced;
+    TF_RETURN_IF_ERROR(AllocateReduced(context, variables, num_tensors(), &reduced));
+    TF_RETURN_IF_ERROR(queue->Unshare(&variables));
+    const std::vector<PowerSgdTensor> tensors = Tensors(context, step->work);
+    const PowerSgd method(tensors, ThreadPool(context));
+    if (step->finite) {
+      ReduceOnGpu(tensors, step->left, step->right, step->right_sum, reduced, queue);
+      StoreFactors(method, step->right_sum, variables, queue);
+      return absl::OkStatus();
+    }
+    for (int i = 0; i < num_tensors(); ++i) {
+      queue->Zero(reduced[i], 4 * variables.shape(i).num_elements());
+    }
+    if (step->keep) KeepOnGpu(tensors, method.TooLarge(step->left, step->right_sum), queue);
+    return absl::OkStatus();
+  }
+
+ private:
+  void StoreFactors(const PowerSgd& method, const float* right_sum,
+                    const LockedResiduals& variables, TensorFlowQueue* queue) const {
+    std::vector<std::vector<float>> factors;
+    std::vector<float*> data;
+    for (int i = num_tensors(); i < variables.size(); ++i) {
+      factors.emplace_back(variables.shape(i).num_elements());
+    }
+    for (std::vector<float>& factor : factors) data.push_back(factor.data());
+    method.StoreFactors(right_sum, data);
+    for (size_t i = 0; i < factors.size(); ++i) {
+      queue->CopyOnGpu(CopyToGpu(queue, factors[i]), 4 * factors[i].size(),
+                       variables.data(num_tensors() + i));
+    }
+  }
+};
+
+#define ON_GPU(name) Name(name).Device(DEVICE_GPU).HostMemory("residuals").HostMemory("ranks")
+
+REGISTER_KERNEL_BUILDER(ON_GPU("PowerSgdLeft")
+                            .HostMemory("factors")
+                            .HostMemory("step")
+                            .HostMemory("left")
+                            .HostMemory("finite"),
+                        AsyncOpOnGpu<PowerSgdLeftOnGpu>);
+REGISTER_KERNEL_BUILDER(ON_GPU("PowerSgdRight")
+                            .HostMemory("left_sum")
+                            .HostMemory("left")
+                            .HostMemory("right")
+                            .HostMemory("finite"),
+                        AsyncOpOnGpu<PowerSgdRightOnGpu>);
+REGISTER_KERNEL_BUILDER(ON_GPU("PowerSgdReduce")
+                            .HostMemory("factors")
+                            .HostMemory("left")
+                            .HostMemory("right")
+                            .HostMemory("right_sum")
+                            .HostMemory("keep")
+                            .HostMemory("finite")
+                            .HostMemory("all_finite"),
+                        OpOnGpu<PowerSgdReduceOnGpu>);
+
+#undef ON_GPU
 
 REGISTER_KERNEL_BUILDER(Name("PowerSgdLeft").Device(DEVICE_CPU), OpOnHost<PowerSgdLeftInputs>);
 REGISTER_KERNEL_BUILDER(Name("PowerSgdRight").Device(DEVICE_CPU), OpOnHost<PowerSgdRightInputs>);

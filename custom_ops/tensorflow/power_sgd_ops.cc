@@ -13,10 +13,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::shape_inference::DimensionHandle;
-using ::tensorflow::shape_inference::InferenceContext;
-using ::tensorflow::shape_inference::ShapeHandle;
-
 // Elements of the two vectors that are summed; unknown if shapes or ranks are.
 struct Lengths {
   DimensionHandle left;

@@ -5,8 +5,7 @@
 #include "../kernels/precondition.h"
 #include "adam_support.h"
 #include "host_tensors.h"
-#include "op_on_gpu.h"
-#include "op_on_host.h"
+#include "op_on_device.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -14,13 +13,6 @@
 
 namespace gradcomp {
 namespace {
-
-using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::DEVICE_GPU;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::shape_inference::InferenceContext;
 
 class PreconditionInputs {
  public:
@@ -62,7 +54,7 @@ class PreconditionInputs {
         TF_RETURN_IF_ERROR(host.Input(first_squares() + i, &given));
         squares = given->flat<float>().data();
       }
-      const tensorflow::TensorShape& shape = step->moments.shape(i);
+      const TensorShape& shape = step->moments.shape(i);
       float* output;
       TF_RETURN_IF_ERROR(host.Output(i, shape, &output));
       tensors.push_back({sources[i].residual, sources[i].gradient, sources[i].type,

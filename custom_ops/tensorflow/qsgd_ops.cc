@@ -12,14 +12,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
-using ::tensorflow::shape_inference::InferenceContext;
-using ::tensorflow::shape_inference::ShapeHandle;
-
 Status CheckBits(const std::vector<int64_t>& bits, int64_t num_tensors) {
   if (static_cast<int64_t>(bits.size()) != num_tensors) {
     return {Concat("bits has ", bits.size(), " entries; expected ", num_tensors,

@@ -7,11 +7,6 @@
 namespace gradcomp {
 
 using ::tensorflow::DataType;
-using ::tensorflow::Tensor;
-using ::tensorflow::TensorShape;
-using ::tensorflow::shape_inference::InferenceContext;
-using ::tensorflow::shape_inference::ShapeHandle;
-
 absl::Status MergeVariableShape(InferenceContext* c, int first, int i, const char* name,
                                 ShapeHandle* shape) {
   const auto* handle = c->input_handle_shapes_and_types(first + i);

@@ -9,8 +9,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::OpKernelConstruction;
-
 struct SignSgdSettings {
   static constexpr Method kMethod = Method::kSignSgd;
   static constexpr bool kDependsOnReplica = false;

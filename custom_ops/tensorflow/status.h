@@ -4,6 +4,7 @@
 
 #include "../kernels/common.h"
 #include "absl/status/status.h"
+#include "names.h"
 
 namespace gradcomp {
 

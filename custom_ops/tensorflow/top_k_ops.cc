@@ -16,16 +16,6 @@
 namespace gradcomp {
 namespace {
 
-using ::tensorflow::DEVICE_CPU;
-using ::tensorflow::OpInputList;
-using ::tensorflow::OpKernel;
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-using ::tensorflow::OpOutputList;
-using ::tensorflow::Tensor;
-using ::tensorflow::shape_inference::InferenceContext;
-using ::tensorflow::shape_inference::ShapeHandle;
-
 Status CheckEntries(const std::vector<int64_t>& entries, int64_t num_tensors) {
   if (static_cast<int64_t>(entries.size()) != num_tensors) {
     return {Concat("entries has ", entries.size(), " entries; expected ", num_tensors,

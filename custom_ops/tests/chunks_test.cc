@@ -28,13 +28,12 @@ struct Chunked {
   }
 };
 
-// Groups that span tensors, empty ones, and chunks of one, of few and of very many.
+// Empty tensors, and chunks of one, of few and of very many.
 void ChunksAreSentAndKeptOnAnyNumberOfThreads() {
   const std::vector<int64_t> sizes = {300001, 7, 0, 60, 0, 70003, 1, 100000, 9};
   const std::vector<int64_t> chunk_sizes = {400, 25, 25, 25, 3, 65536, 25, 1, 25};
-  const std::vector<int64_t> groups = {0, 9, 9, 9, 5, 6, 9, 7, 9};
-  const ChunkLayout layout(sizes, chunk_sizes, groups);
-  CHECK(layout.num_chunks() == 751 + CeilDiv(7 + 60 + 1 + 9, 25) + 2 + 100000);
+  const ChunkLayout layout(sizes, chunk_sizes);
+  CHECK(layout.num_chunks() == 751 + 1 + 3 + 2 + 1 + 100000 + 1);
   std::vector<float> first_values;
   for (int64_t threads : {1, 3}) {
     Chunked chunked(sizes);
@@ -66,7 +65,7 @@ void ChunksAreSentAndKeptOnAnyNumberOfThreads() {
 // Whatever another replica says, nothing out of bounds is read or written.
 void RandomOffsetsAreRefusedOrInBounds() {
   const std::vector<int64_t> sizes = {1001, 3, 77};
-  const ChunkLayout layout(sizes, {100, 7, 7}, {0, 1, 1});
+  const ChunkLayout layout(sizes, {100, 7, 7});
   std::mt19937 engine(3);
   int64_t good = 0;
   for (int64_t round = 0; round < 20000; ++round) {

@@ -17,10 +17,9 @@ using Tensors = std::vector<std::vector<float>>;
 
 const EmulatedKernels kKernels = {GRADCOMP_CHUNKS_KERNELS(EMULATED)};
 
-// Groups that span tensors, empty ones, and chunks of one, of few and of very many.
+// Empty tensors, and chunks of one, of few and of very many.
 const std::vector<int64_t> kSizes = {30001, 7, 0, 60, 0, 70003, 1, 3000, 9, 5000, 4999, 512, 0};
 const std::vector<int64_t> kChunkSizes = {400, 25, 25, 25, 3, 65536, 25, 1, 25, 16, 4096, 4096, 9};
-const std::vector<int64_t> kGroups = {0, 9, 9, 9, 5, 6, 9, 7, 9, 2, 8, 8, 1};
 
 struct Chunked {
   Tensors residuals;
@@ -63,7 +62,7 @@ std::vector<int32_t> SelectOnGpu(const ChunkLayout& layout, const std::vector<So
 
 // A step as the CPU makes it, and then in several orders of threads.
 void CheckStep(GradientType type, float filter, bool with_rests) {
-  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  const ChunkLayout layout(kSizes, kChunkSizes);
   Chunked expected(kSizes);
   std::vector<int32_t> offsets(layout.num_words());
   CHECK(SelectLargest(layout, expected.Of(type), Threads(1), offsets.data()));
@@ -94,7 +93,7 @@ void StepsAreThoseOfTheCpu() {
 }
 
 void OfEqualMagnitudesTheFirstIsChosen() {
-  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  const ChunkLayout layout(kSizes, kChunkSizes);
   for (uint32_t kinds : {1, 2, 5}) {
     Chunked chunked(kSizes);
     std::mt19937 engine(kinds);
@@ -112,7 +111,7 @@ void OfEqualMagnitudesTheFirstIsChosen() {
 }
 
 void DrawnPlacesAreTakenAsOnTheCpu() {
-  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  const ChunkLayout layout(kSizes, kChunkSizes);
   Chunked chunked(kSizes);
   const auto sources = chunked.Of(GradientType::kFloat);
   std::vector<int32_t> offsets(layout.num_words());
@@ -125,7 +124,7 @@ void DrawnPlacesAreTakenAsOnTheCpu() {
 }
 
 void WhatIsNotFiniteIsFoundInEveryKindOfChunk() {
-  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  const ChunkLayout layout(kSizes, kChunkSizes);
   for (size_t i : {0, 3, 5, 7, 9, 11}) {
     for (float bad : {std::nanf(""), -std::numeric_limits<float>::infinity()}) {
       Chunked chunked(kSizes);
@@ -139,7 +138,7 @@ void WhatIsNotFiniteIsFoundInEveryKindOfChunk() {
 }
 
 void SkippedGradientsAreKeptAsOnTheCpu() {
-  const ChunkLayout layout(kSizes, kChunkSizes, kGroups);
+  const ChunkLayout layout(kSizes, kChunkSizes);
   Chunked expected(kSizes);
   KeepGradients(layout, expected.Of(GradientType::kFloat), 0.3f, Threads(1));
   Chunked chunked(kSizes);
@@ -149,7 +148,7 @@ void SkippedGradientsAreKeptAsOnTheCpu() {
 }
 
 void OfNoElementsThereIsNothingToDo() {
-  const ChunkLayout layout({0, 0}, {25, 1}, {0, 1});
+  const ChunkLayout layout({0, 0}, {25, 1});
   Chunked chunked({0, 0});
   const auto sources = chunked.Of(GradientType::kFloat);
   EmulatedQueue queue(kKernels, 1);

@@ -41,7 +41,7 @@ from tf_gradcomp.policy import DENSE, GradientSpec
 KERNEL_NAMES = Path(__file__).parents[2] / "custom_ops" / "gpu" / "kernel_names.h"
 FINGERPRINT, STEP = 7, 3
 SIZES, BIN_SIZES = [5003, 0, 700, 1, 9000, 33], [50, 500, 7, 50, 5000, 0]
-CHUNK_SIZES, GROUPS = [50, 25, 25, 1, 5000, 25], [0, 1, 1, 2, 3, 1]
+CHUNK_SIZES = [50, 25, 25, 1, 5000, 25]
 ENTRIES = [50, 0, 700, 1, 90, 0]
 BITS = [4, 2, 0, 3, 5, 8]
 SHAPES, RANKS = [[5003], [0], [100, 7], [1], [3, 30, 100], [11, 3]], [0, 0, 2, 0, 5, 0]
@@ -253,7 +253,7 @@ def compare_all_fixed(wrap, dtype):
 
 def step_in_chunks(residuals, gradients, lead, own_finite, with_rests):
     """Runs the ops for chunks as in a step."""
-    chunked = ops.Chunked(residuals, gradients, CHUNK_SIZES, GROUPS)
+    chunked = ops.Chunked(residuals, gradients, CHUNK_SIZES)
     selected, finite = ops.chunk_select(chunked, lead)
     offsets = selected if lead else ops.chunk_draw(chunked, STEP, seed=5)
     split = ops.chunk_split(chunked)

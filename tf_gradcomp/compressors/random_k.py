@@ -80,12 +80,8 @@ class RandomK(HasSettings):
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
         """Sums the entries that are drawn for this step."""
-        chunked = ops.Chunked(
-            inputs.residuals,
-            inputs.gradients,
-            self.settings_in_force(inputs),
-            range(len(inputs.specs)),
-        )
+        settings = self.settings_in_force(inputs)
+        chunked = ops.Chunked(inputs.residuals, inputs.gradients, settings)
         _, own_finite = ops.chunk_select(chunked, lead=False)
         offsets = ops.chunk_draw(chunked, inputs.step, seed=self.seed)
         reduced, finite = yield from sum_chosen(chunked, inputs, offsets, own_finite)

@@ -152,12 +152,12 @@ class ScaleCom(Plannable):
         total = sum_of_squares(values)
 
         def error(rate: int) -> float:
-            chunked = ops.Chunked([residual], [gradient], [rate], [0])
+            chunked = ops.Chunked([residual], [gradient], [rate])
             offsets, finite = ops.chunk_select(chunked, lead=True)
             sent = ops.chunk_take(chunked, offsets, finite).numpy()
             return math.sqrt(max(0.0, total - sum_of_squares(sent)))
 
-        each_alone = ops.Chunked([], [], settings, range(len(settings)))
+        each_alone = ops.Chunked([], [], settings)
         elements = [spec.elements] * len(settings)
         sizes = tensor_bytes(each_alone, elements, leaders=replicas, value_bits=self.value_bits)
         return list(zip(sizes.numpy().tolist(), map(error, settings), strict=True))
@@ -165,7 +165,7 @@ class ScaleCom(Plannable):
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them (paper, section 3)."""
         rates = self.settings_in_force(inputs)
-        chunked = ops.Chunked(inputs.residuals, inputs.gradients, rates, range(len(inputs.specs)))
+        chunked = ops.Chunked(inputs.residuals, inputs.gradients, rates)
         leads = leader(inputs.step, inputs.size)
         offsets, own_finite = ops.chunk_select(chunked, tf.equal(leads, inputs.rank))
         if self.value_bits == FLOAT_BITS:

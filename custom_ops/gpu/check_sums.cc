@@ -1,14 +1,67 @@
+// The checks of the methods whose values are summed: ScaleCom, RandomK and PowerSGD.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <vector>
 
+#include "../kernels/chunks.h"
 #include "../kernels/power_sgd.h"
 #include "check_support.h"
+#include "chunks_on_gpu.h"
 #include "power_sgd_on_gpu.h"
-#include "self_check.h"
 
 namespace gradcomp {
 namespace {
+
+// Chunks that are a thread's, a warp's and a block's.
+const std::vector<int64_t> kChunkedSizes = {9001, 70, 5003, 6000, 55, 300};
+const std::vector<int64_t> kChunkSizes = {50, 25, 4500, 7, 25, 1};
+
+Status CheckNotFinite(const ChunkLayout& layout, DriverQueue* queue) {
+  const Tensors residuals = NumbersOf(kChunkedSizes, 21);
+  Tensors gradients = NumbersOf(kChunkedSizes, 22);
+  gradients[2][5000] = std::numeric_limits<float>::infinity();
+  const auto sources = Sources(Upload(residuals, queue), Upload(gradients, queue));
+  const SelectedOnGpu selected = SelectLargestOnGpu(layout, sources, /*chooses=*/false, queue);
+  return Downloaded(selected.not_finite, queue)
+             ? Status()
+             : Status{"a gradient that is not finite is not found in its chunk"};
+}
+
+Status CheckStep(const ChunkLayout& layout, DriverQueue* queue) {
+  Tensors residuals = NumbersOf(kChunkedSizes, 21);
+  Tensors gradients = NumbersOf(kChunkedSizes, 22);
+  Tensors outputs = NumbersOf(kChunkedSizes, 23);
+  const std::vector<float*> gpu_residuals = Upload(residuals, queue);
+  const std::vector<float*> gpu_outputs = Upload(outputs, queue);
+  const auto on_cpu = Sources(Pointers(&residuals), Pointers(&gradients));
+  const auto on_gpu = Sources(gpu_residuals, Upload(gradients, queue));
+
+  std::vector<int32_t> offsets(layout.num_words());
+  std::vector<int32_t> gpu_offsets(layout.num_words());
+  SelectLargest(layout, on_cpu, OnThisThread, offsets.data());
+  const SelectedOnGpu selected = SelectLargestOnGpu(layout, on_gpu, /*chooses=*/true, queue);
+  queue->Download(selected.offsets, 4 * gpu_offsets.size(), gpu_offsets.data());
+  if (Downloaded(selected.not_finite, queue) || gpu_offsets != offsets) return {"what is chosen in chunks is not the CPU's"};
+
+  std::vector<float> values(layout.num_chunks());
+  std::vector<float> gpu_values(layout.num_chunks());
+  const int64_t bytes = 4 * values.size();
+  TakeChosen(layout, on_cpu, offsets.data(), OnThisThread, values.data());
+  queue->Download(TakeChosenOnGpu(layout, on_gpu, offsets.data(), queue), bytes,
+                  gpu_values.data());
+  if (std::memcmp(gpu_values.data(), values.data(), bytes) != 0) {
+    return {"what is taken from chunks is not the CPU's"};
+  }
+  ApplyTotals(layout, on_cpu, offsets.data(), values.data(), values.data(), 0.3f, OnThisThread,
+              Pointers(&outputs));
+  ApplyTotalsOnGpu(layout, on_gpu, offsets.data(), values.data(), values.data(), 0.3f, queue,
+                   gpu_outputs);
+  if (!AreEqual(gpu_residuals, residuals, queue) || !AreEqual(gpu_outputs, outputs, queue)) {
+    return {"what chunks are left with is not the CPU's"};
+  }
+  return {};
+}
 
 // Matrices of several blocks in both directions, and one that is sent whole.
 struct MatrixShape {
@@ -54,10 +107,8 @@ Status CheckProducts(const std::vector<PowerSgdTensor>& on_gpu, CheckedPowerSgd*
                      DriverQueue* queue) {
   cpu->method.ComputeLeft(cpu->start, cpu->left.data());
   const LeftOnGpu left = ComputeLeftOnGpu(on_gpu, cpu->start, queue);
-  int not_finite = 1;
-  queue->Download(left.not_finite, sizeof not_finite, &not_finite);
   const Tensors without_flag = {{cpu->left.begin() + 1, cpu->left.end()}};
-  if (not_finite || !AreEqual({left.left}, without_flag, queue)) {
+  if (Downloaded(left.not_finite, queue) || !AreEqual({left.left}, without_flag, queue)) {
     return {"left factors are not the CPU's"};
   }
   cpu->method.Orthonormalize(cpu->left.data());
@@ -75,13 +126,18 @@ Status CheckNotFiniteMatrix(std::vector<PowerSgdTensor> on_gpu, const CheckedPow
   gradients[0].back() = std::numeric_limits<float>::infinity();
   const std::vector<float*> uploaded = Upload(gradients, queue);
   for (size_t i = 0; i < on_gpu.size(); ++i) on_gpu[i].gradient = uploaded[i];
-  int not_finite = 0;
-  queue->Download(ComputeLeftOnGpu(on_gpu, cpu.start, queue).not_finite, sizeof not_finite,
-                  &not_finite);
-  return not_finite ? Status() : Status{"a gradient that is not finite is not found in a matrix"};
+  return Downloaded(ComputeLeftOnGpu(on_gpu, cpu.start, queue).not_finite, queue)
+             ? Status()
+             : Status{"a gradient that is not finite is not found in a matrix"};
 }
 
 }  // namespace
+
+Status CheckChunks(DriverQueue* queue) {
+  const ChunkLayout layout(kChunkedSizes, kChunkSizes);
+  const Status status = CheckStep(layout, queue);
+  return status.ok() ? CheckNotFinite(layout, queue) : status;
+}
 
 Status CheckPowerSgd(DriverQueue* queue) {
   CheckedPowerSgd cpu;
