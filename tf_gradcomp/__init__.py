@@ -44,6 +44,7 @@ _HOME = {
     "CompressedAllReduce": "tf_gradcomp.strategy.cross_device_ops",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
     "HorovodHosts": "tf_gradcomp.groups.horovod_hosts",
+    "MultiWorkerMirroredStrategy": "tf_gradcomp.keras.common.strategy",
     "Policy": "tf_gradcomp.keras.common.policy",
     "WorkersDisagreeError": "tf_gradcomp.groups.handshake",
     "advise": "tf_gradcomp.keras.common.advise",
@@ -51,8 +52,6 @@ _HOME = {
     "is_chief": "tf_gradcomp.chief",
     "worker_path": "tf_gradcomp.checkpoints",
 }
-# In `keras/keras2` or `keras/keras3`.
-_PER_KERAS_VERSION = {"CompressedOptimizer": "optimizer", "MultiWorkerMirroredStrategy": "strategy"}
 _MODULES = ("callbacks", "compressors", "ops", "simulation")
 
 __all__ = [
@@ -80,9 +79,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _PER_KERAS_VERSION:
+    if name == "CompressedOptimizer":
         version = importlib.import_module("tf_gradcomp.keras.common.version")
-        return getattr(version.keras_module(_PER_KERAS_VERSION[name]), name)
+        return version.keras_module("optimizer").CompressedOptimizer
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,8 +14,10 @@ from tests.bounds import assert_close, rounding
 from tests.keras2.programs.optimizers import OPTIMIZERS
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
-from tf_gradcomp.keras.keras2 import keras_private
+from tf_gradcomp.keras.common.hooks import on_train_function
+from tf_gradcomp.keras.keras2 import hooks, keras_private, patches
 from tf_gradcomp.keras.keras2.adam import momentum_only
+from tf_gradcomp.strategy.patches import TENSORFLOW
 
 pytestmark = pytest.mark.tf_keras
 keras = tf.keras
@@ -343,10 +345,10 @@ def test_slots():
 
 
 def test_on_data(monkeypatch):
-    class_ = keras_private._data_adapter.DataHandler
+    class_ = hooks._data_adapter.DataHandler
     monkeypatch.setattr(class_, "__init__", class_.__init__)
     seen = []
-    keras_private.on_data(lambda *facts: seen.append(facts))
+    hooks.on_data(lambda *facts: seen.append(facts))
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.ones((5, 1), "float32")
@@ -356,6 +358,69 @@ def test_on_data(monkeypatch):
     model.predict(x, batch_size=1, steps=4, verbose=0)
     strategy = tf.distribute.get_strategy()
     assert seen == [(strategy, 3), (strategy, 1), (strategy, None), (strategy, 4)]
+
+
+@pytest.mark.parametrize(
+    "patch", patches.PATCHES[len(TENSORFLOW) :], ids=lambda patch: patch.replaces[0]
+)
+def test_each_patch_has_a_test(patch):
+    assert callable(globals().get(patch.test)), patch.test
+
+
+def test_on_reduce_gradients(monkeypatch):
+    for class_, name in (
+        (keras.optimizers.Optimizer, "aggregate_gradients"),
+        (legacy.Optimizer, "_aggregate_gradients"),
+    ):
+        monkeypatch.setattr(class_, name, getattr(class_, name))
+    seen = []
+
+    def reduce(optimizer, pairs, original):
+        seen.append(optimizer)
+        return [(2 * gradient, variable) for gradient, variable in original(pairs)]
+
+    hooks.on_reduce_gradients(reduce)
+    for optimizer in (keras.optimizers.SGD(1.0), legacy.SGD(1.0)):
+        variable = tf.Variable([0.0])
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+        assert seen.pop() is optimizer
+        assert variable.numpy().tolist() == [-2]
+
+
+def test_on_train_function(monkeypatch):
+    monkeypatch.setattr(keras.Model, "make_train_function", keras.Model.make_train_function)
+    seen = []
+    on_train_function(seen.append)
+    model = small_model("sgd")
+    model.fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
+    assert seen == [model]
+
+
+def test_on_sums_of_steps(monkeypatch):
+    training = hooks._training
+    monkeypatch.setattr(training, "reduce_per_replica", training.reduce_per_replica)
+    seen = []
+    hooks.on_sums_of_steps(lambda strategy, outputs, original: seen.append(1) or original())
+    small_model("sgd").fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
+    assert seen
+
+
+def test_on_result_of_metric(monkeypatch):
+    utils = hooks._metrics_utils
+    monkeypatch.setattr(utils, "result_wrapper", utils.result_wrapper)
+    seen = []
+    hooks.on_result_of_metric(lambda result: seen.append(float(result)))
+    metric = keras.metrics.Mean()
+    metric.update_state([1.0, 3.0])
+    metric.result()
+    assert seen == [2]
+
+
+def test_on_results_of_metrics(monkeypatch):
+    monkeypatch.setattr(keras.Model, "get_metrics_result", keras.Model.get_metrics_result)
+    hooks.on_results_of_metrics(lambda model, original: {**original(), "more": 1.0})
+    history = small_model("sgd").fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
+    assert history.history["more"] == [1]
 
 
 def test_looks_for_nans():

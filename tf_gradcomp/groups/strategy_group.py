@@ -36,7 +36,6 @@ class StrategyGroup(Group):
                 "replicas do not exchange gradients with each other over a network; use "
                 "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
             )
-        tf_private.let_variables_become_numbers()
         self.strategy = strategy
         self.size = strategy.num_replicas_in_sync
         self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.groups.notices import tell_user
@@ -63,7 +62,7 @@ def _comparable(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def _write_checkpoint(
+def write_checkpoint(
     checkpoint: tf.train.Checkpoint,
     path: str,
     original: Callable[[], str],
@@ -76,6 +75,3 @@ def _write_checkpoint(
         if writes:
             return original()
     return only_note()
-
-
-tf_private.on_checkpoint_write(_write_checkpoint)

@@ -35,7 +35,6 @@ BATCHES = (
     "validation_steps or steps on all workers)"
 )
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
-tf_private.on_returned_by_python(lambda value: in_own_memory(value) if _strategies else value)
 
 
 def _kind_of(device: str) -> str:
@@ -409,6 +408,11 @@ def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **kwargs)
 
     return waiting
+
+
+def copied_for_strategies(value: Any) -> Any:
+    """Copies data that Python code returns to TensorFlow, if the program has a strategy."""
+    return in_own_memory(value) if _strategies else value
 
 
 def strategy_of_workers() -> CheckedStrategy | None:

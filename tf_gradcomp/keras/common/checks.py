@@ -155,20 +155,6 @@ def check_not_by_horovod(optimizer: type) -> None:
         )
 
 
-def check_no_scaler_inside(optimizer: Any, wrapper: type[Any]) -> None:
-    """Refuses a wrapper around a loss scaler, where nothing scales the loss for that.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
-    if isinstance(optimizer, wrapper) and in_loss_scaler(optimizer.inner_optimizer)[1:]:
-        raise ValueError(
-            "CompressedOptimizer: in a MultiOptimizer, which does not multiply the loss by their "
-            "scales, there can be no LossScaleOptimizer inside. Put one around the MultiOptimizer: "
-            "LossScaleOptimizer(MultiOptimizer(...))."
-        )
-
-
 _MOMENTS_ARE_TAKEN = "_moments_are_taken"
 
 
@@ -290,14 +276,6 @@ def _as_float32(preconditioner: Preconditioner | None) -> Preconditioner | None:
         return None
     beta_2, epsilon = map(np.float32, (preconditioner.beta_2, preconditioner.epsilon))
     return dataclasses.replace(preconditioner, beta_2=float(beta_2), epsilon=float(epsilon))
-
-
-def reduced_if_moments_are_its_own(
-    optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]
-) -> Any:
-    """Stands in for the reduction of Keras' optimizers, which wrapped ones don't come to."""
-    check_moments_are_its_own(optimizer)
-    return original(grads_and_vars)
 
 
 def check_not_inside(optimizer: Any, applying: Any) -> None:

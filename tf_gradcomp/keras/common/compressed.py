@@ -23,7 +23,7 @@ from tf_gradcomp.exchange.replacing import method_in_place_of
 from tf_gradcomp.groups.current import group_finder, group_here
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import checks, losses
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import Policy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -59,6 +59,7 @@ class Compressed:
         group: str | Group | None,
         reduction: str | None,
     ) -> None:
+        keras_module("patches").install()
         self._find_group = group_finder(group)
         self.reduction = checks.checked_reduction(reduction)
         self.inner_optimizer = inner

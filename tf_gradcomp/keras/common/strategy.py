@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from typing import Any
 
@@ -15,7 +14,7 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replacing import tell_without_effect
 from tf_gradcomp.keras.common.compressed import wrappers_of
-from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.strategy.strategy import CheckedStrategy, check_trains_with_others
 
 _TO_OPTIMIZER = (
@@ -51,6 +50,10 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         WorkersDisagreeError: If workers have other versions or settings.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        keras_module("patches").install()
+        super().__init__(*args, **kwargs)
+
     @staticmethod
     def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
         if measuring.is_on():
@@ -62,25 +65,16 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         return Method(repr(compressor), candidates, choose)
 
 
-def _checked_train_function(original: Any) -> Any:
-    """What makes the step of `fit`, but not for a model that each worker would train alone."""
-
-    @functools.wraps(original)
-    def hooked(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        strategy = self.distribute_strategy
-        check_trains_with_others(strategy)
-        if getattr(strategy, "compressor", None) is None and not any(wrappers_of(self)):
-            tell_without_effect()
-        return original(self, *args, **kwargs)
-
-    return hooked
-
-
-keras.Model.make_train_function = _checked_train_function(keras.Model.make_train_function)
+def check_trains(model: keras.Model) -> None:
+    """Refuses to train a model that each worker would train alone; called before `fit` trains."""
+    strategy = model.distribute_strategy
+    check_trains_with_others(strategy)
+    if getattr(strategy, "compressor", None) is None and not any(wrappers_of(model)):
+        tell_without_effect()
 
 
 def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:
-    """What Keras is to call where it takes data: see `CheckedStrategy.check_batches`."""
+    """Checks the data that Keras takes: see `CheckedStrategy.check_batches`."""
     if isinstance(strategy, CheckedStrategy):
         strategy.check_batches(batches)
 

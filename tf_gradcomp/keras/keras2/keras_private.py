@@ -1,4 +1,4 @@
-"""The one module that touches private API of Keras 2 and of tensorflow-addons.
+"""The one module, with `hooks.py`, that touches private API of Keras 2 and of tensorflow-addons.
 
 Each function says why the public API is not enough. `tests/keras2/test_optimizer.py` has one test
 for each name used here, and fails by that name when a release changes it.
@@ -7,29 +7,23 @@ for each name used here, and fails by that name when a release changes it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.keras.common.after_init import after_init
 from tf_gradcomp.keras.common.behaving_as import behaving_as
-from tf_gradcomp.keras.common.outputs_of_steps import on_outputs_of_steps
 from tf_gradcomp.keras.common.version import keras
 
 Pairs = Sequence[tuple[Any, Any]]  # of gradients and variables
 
 NewStyle = keras.optimizers.Optimizer
 Legacy = keras.optimizers.legacy.Optimizer
-_PACKAGE = NewStyle.__module__.partition(".")[0]  # keras, or tf_keras
-_data_adapter: Any = importlib.import_module(f"{_PACKAGE}.src.engine.data_adapter")
-_metrics_utils: Any = importlib.import_module(f"{_PACKAGE}.src.utils.metrics_utils")
-_training: Any = importlib.import_module(f"{_PACKAGE}.src.engine.training")
-_utils = importlib.import_module(f"{_PACKAGE}.src.optimizers.utils")
+PACKAGE = NewStyle.__module__.partition(".")[0]  # keras, or tf_keras
+_utils = importlib.import_module(f"{PACKAGE}.src.optimizers.utils")
 _all_reduce_sum_gradients = _utils.all_reduce_sum_gradients
 
 
@@ -262,79 +256,6 @@ def decays_in_step(lamb: Any, variable: Any) -> bool:
 def adapts_layer(lamb: Any, variable: Any) -> bool:
     """Whether tensorflow-addons' LAMB scales the update of a variable to the length of it."""
     return lamb._do_layer_adaptation(variable)
-
-
-def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
-    """Has `reduce(optimizer, pairs, original)` called where Keras sums the gradients of replicas.
-
-    It is the only place that knows a tensor to be the gradient of a variable.
-    """
-    for class_, name in ((NewStyle, "aggregate_gradients"), (Legacy, "_aggregate_gradients")):
-        original = getattr(class_, name)
-
-        def hooked(self: Any, grads_and_vars: Any, original: Any = original) -> Any:
-            return reduce(self, grads_and_vars, functools.partial(original, self))
-
-        hooked = functools.wraps(original)(hooked)
-        setattr(class_, name, tf.autograph.experimental.do_not_convert(hooked))
-
-
-def on_results_of_metrics(results: Callable[..., Any]) -> None:
-    """Has `results(model, original)` called where a step of `fit` or `evaluate` asks its metrics.
-
-    Each metric asks for the sum of each of its variables over the replicas, one after another.
-    """
-    original = keras.Model.get_metrics_result
-
-    @functools.wraps(original)
-    def hooked(self: keras.Model) -> Any:
-        return results(self, functools.partial(original, self))
-
-    keras.Model.get_metrics_result = tf.autograph.experimental.do_not_convert(hooked)
-
-
-def on_result_of_metric(note: Callable[[Any], None]) -> None:
-    """Has `note(result)` called for what each metric made from now on is asked for.
-
-    In a replica's context it is of all replicas, and nothing public tells it from what is of one.
-    """
-    original = _metrics_utils.result_wrapper
-
-    @functools.wraps(original)
-    def hooked(result: Callable[..., Any]) -> Callable[..., Any]:
-        of_keras = original(result)
-
-        def noted(*args: Any) -> Any:
-            of_all = of_keras(*args)
-            note(of_all)
-            return of_all
-
-        return tf.__internal__.decorator.make_decorator(of_keras, noted)
-
-    _metrics_utils.result_wrapper = hooked
-
-
-def on_sums_of_steps(sums: Callable[..., Any]) -> None:
-    """Has `sums(strategy, outputs, original)` called for the outputs of a step.
-
-    Keras asks the strategy for the sum of each over the workers, one after another; and by that it
-    multiplies what metrics have counted on all of them by the number of workers.
-    """
-    on_outputs_of_steps(_training, "sum", sums)
-
-
-def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None:
-    """Has `check(strategy, batches)` called where `fit`, `evaluate` or `predict` takes its data.
-
-    `batches` is their number in an epoch: Keras ends it after so many, whatever other workers have.
-    It is None where it goes on until no worker has any more. Nothing public tells it beforehand.
-    """
-
-    def checked(handler: Any, given: Mapping[str, Any]) -> None:
-        if given.get("distribute", True):
-            check(tf.distribute.get_strategy(), handler.inferred_steps)
-
-    after_init(_data_adapter.DataHandler, checked)
 
 
 def looks_for_nans(optimizer: Any) -> bool:

@@ -114,7 +114,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         super().__init__(name=name)
         accepted = (keras_private.NewStyle, keras_private.Legacy)
         inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
-        _check_reduces_not(inner)
+        _check_no_custom_aggregator(inner)
         self._set_up(inner, compressor, policy, precondition, group, reduction)
         self._model_variables: Sequence[tf.Variable] = ()
         self._iterations = inner.iterations  # a SavedModel is loaded with an optimizer that has it
@@ -471,7 +471,7 @@ def _with_gradients(pairs: Pairs) -> list[tuple[Gradient, tf.Variable]]:
     return [(as_tensors(gradient, variable), variable) for gradient, variable in present]
 
 
-def _check_reduces_not(inner: Any) -> None:
+def _check_no_custom_aggregator(inner: Any) -> None:
     for inside in keras_private.within(inner):
         if keras_private.reduces_by_itself(inside):
             raise ValueError(
@@ -480,6 +480,3 @@ def _check_reduces_not(inner: Any) -> None:
                 "out. CompressedOptimizer itself goes around all others: "
                 "CompressedOptimizer(MovingAverage(optimizer))."
             )
-
-
-keras_private.on_reduce_gradients(checks.reduced_if_moments_are_its_own)

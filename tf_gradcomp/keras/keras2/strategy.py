@@ -1,4 +1,4 @@
-"""The hooks by which `gc.MultiWorkerMirroredStrategy` sums gradients and metrics of Keras 2."""
+"""Functions that stand in for those of Keras 2 under `gc.MultiWorkerMirroredStrategy`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import check_variables_in_scope
 from tf_gradcomp.groups.means import sums_over_replicas
 from tf_gradcomp.keras.common import checks
-from tf_gradcomp.keras.common.strategy import MultiWorkerMirroredStrategy, check_batches
 from tf_gradcomp.keras.keras2 import keras_private
 from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.strategy.strategy import CheckedStrategy
-
-__all__ = ["MultiWorkerMirroredStrategy"]
 
 _MEAN = tf.VariableAggregation.MEAN
 _OF_ALL = "_gradcomp_of_all_replicas"  # an attribute of what metrics have counted on all of them
 
 
-def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> Any:
-    """Stands in for the reduction of Keras' optimizers: our strategy checks, and may compress."""
+def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> Any:
+    """Stands in for the reduction of gradients in Keras' optimizers.
+
+    Wrapped optimizers do not reduce. Others are checked, and our strategy may compress.
+    """
+    checks.check_moments_are_its_own(optimizer)
     strategy = tf.distribute.get_strategy()
     ops = tf_private.cross_device_ops(strategy)
     pairs = list(grads_and_vars)
@@ -46,7 +47,7 @@ def _reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> 
     return list(zip(reduced, variables, strict=True))
 
 
-def _results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
+def results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
     """Stands in for asking one metric after another: one collective sums what all have counted."""
     strategy = tf.distribute.get_strategy()
     replica = tf.distribute.get_replica_context()
@@ -65,12 +66,13 @@ def _results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
     return replica.merge_call(of_all)
 
 
-def _note_of_all(results: Any) -> None:
+def note_of_all(results: Any) -> None:
+    """Marks what a metric has returned as counted on all replicas."""
     for result in tf.nest.flatten(results):
         setattr(result, _OF_ALL, True)
 
 
-def _sums_of_step(
+def sums_of_step(
     strategy: tf.distribute.Strategy, outputs: Any, original: Callable[[], Any]
 ) -> Any:
     """Stands in for Keras' sums; what metrics have counted on all replicas stays as it is."""
@@ -92,10 +94,3 @@ def _is_reduced(variable: Any) -> bool:
         and variable.synchronization == tf.VariableSynchronization.ON_READ
         and variable.aggregation in (tf.VariableAggregation.SUM, _MEAN)
     )
-
-
-keras_private.on_sums_of_steps(_sums_of_step)
-keras_private.on_result_of_metric(_note_of_all)
-keras_private.on_results_of_metrics(_results_of_metrics)
-keras_private.on_data(check_batches)
-keras_private.on_reduce_gradients(_reduce_in_optimizer)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_gradcomp.keras.common.compressed import compressed_in
-from tf_gradcomp.keras.keras3 import keras_private
 
 
 def _averaging(optimizer: Any) -> Iterator[Any]:
@@ -20,7 +19,9 @@ def _averaging(optimizer: Any) -> Iterator[Any]:
         yield optimizer
 
 
-def _swap(optimizer: Any, swap: Callable[[Any], None], original: Callable[[], None]) -> None:
+def swap_averages(
+    optimizer: Any, swap: Callable[[Any], None], original: Callable[[], None]
+) -> None:
     """Stands in for Keras' look for averages, which finds none in a wrapper in something else."""
     averaging = list(_averaging(optimizer))
     if not averaging or not any(compressed_in(optimizer)):
@@ -28,6 +29,3 @@ def _swap(optimizer: Any, swap: Callable[[Any], None], original: Callable[[], No
         return
     for one in averaging:
         swap(one)
-
-
-keras_private.on_averages_swapped(_swap)

@@ -150,6 +150,3 @@ def _checked_epoch(weights: str, place: str, optimizer: Any) -> int:
 def _holds_arrays(group: Any) -> bool:
     values = group.values()
     return any(isinstance(value, h5py.Dataset) or _holds_arrays(value) for value in values)
-
-
-keras_private.on_backups(save, restore, delete)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import divided
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.common.compressed import exchanging_in
-from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.keras.common.checks import in_loss_scaler
+from tf_gradcomp.keras.common.compressed import Compressed, exchanging_in
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 
@@ -43,8 +44,46 @@ def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Te
     counter.assign(tf.where(counts, counter.value + 1, 0))
 
 
-def _finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> tf.Tensor:
-    """Whether `finite` is true on all replicas, of a wrapper in the scaler or of our strategy."""
+def is_wrapper(optimizer: Any) -> bool:
+    """Returns whether an optimizer is a `CompressedOptimizer`."""
+    return isinstance(optimizer, Compressed)
+
+
+def apply_scaled(scaler: keras.optimizers.LossScaleOptimizer, *args: Any) -> None:
+    """Stands in for `apply` of a loss scaler around a `CompressedOptimizer`."""
+    scaler.inner_optimizer.apply_scaled(scaler, *args)
+
+
+def load_into_scaler(
+    scaler: keras.optimizers.LossScaleOptimizer, store: Any, original: Callable[..., None]
+) -> None:
+    """Loads a file into a loss scaler, also a file of a job that had none.
+
+    Such a file has the state of the `CompressedOptimizer` where the loss scaler's would be.
+    """
+    compressed = scaler.inner_optimizer
+    if is_wrapper(compressed) and "residual_waits" in store.keys():  # noqa: SIM118
+        compressed.load_without_scaler(store)
+    else:
+        original(store)
+
+
+def check_no_scaler_inside(optimizer: Any) -> None:
+    """Refuses a wrapper around a loss scaler, where nothing scales the loss for that.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if isinstance(optimizer, Compressed) and in_loss_scaler(optimizer.inner_optimizer)[1:]:
+        raise ValueError(
+            "CompressedOptimizer: in a MultiOptimizer, which does not multiply the loss by their "
+            "scales, there can be no LossScaleOptimizer inside. Put one around the MultiOptimizer: "
+            "LossScaleOptimizer(MultiOptimizer(...))."
+        )
+
+
+def finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor) -> tf.Tensor:
+    """Returns whether `finite` is true on all replicas, of a wrapper inside or of our strategy."""
     compressed = next(exchanging_in(scaler), None)
     if compressed is not None:
         return compressed.exchange.true_on_all(finite)
@@ -52,6 +91,3 @@ def _finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tenso
     if context is None or not isinstance(context.strategy, CheckedStrategy):
         return finite
     return StrategyGroup(context.strategy).true_on_all(finite, "finite")
-
-
-keras_private.on_check_finite(_finite_on_all)

@@ -21,13 +21,11 @@ from tf_gradcomp.exchange.gradients import (
 )
 from tf_gradcomp.groups.alone import check_not_alone_by_mistake
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import checks, losses, saved_state
+from tf_gradcomp.keras.common import checks, saved_state
 from tf_gradcomp.keras.common.behaving_as import behaving_as
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.precondition import AUTO
-from tf_gradcomp.keras.keras3 import averages as _averages  # noqa: F401 (has SwapEMAWeights find them)
 from tf_gradcomp.keras.keras3 import keras_private
-from tf_gradcomp.keras.keras3 import saving as _saving  # noqa: F401 (has workers save together)
 from tf_gradcomp.keras.keras3.accumulation import Accumulation
 from tf_gradcomp.keras.keras3.adam import (
     inner_state,
@@ -470,40 +468,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         saved_state.load(self.exchange, self._own_state(), store)
 
 
-def _load_into_scaler(
-    scaler: keras.optimizers.LossScaleOptimizer, store: Any, original: Callable[..., None]
-) -> None:
-    """In the file of a job without the loss scaler, our state is where the scaler's would be."""
-    compressed = scaler.inner_optimizer
-    if isinstance(compressed, CompressedOptimizer) and "residual_waits" in store.keys():  # noqa: SIM118
-        compressed.load_without_scaler(store)
-    else:
-        original(store)
-
-
 def _constrain(variables: Sequence[keras.Variable]) -> None:
     for variable in variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
-
-
-keras_private.on_loss_of_one_number(
-    lambda: losses.note(divided=False), lambda: losses.note(divided=True)
-)
-keras_private.on_scaler_load(_load_into_scaler)
-keras_private.on_loss_scaled_apply(
-    lambda optimizer: isinstance(optimizer, CompressedOptimizer),
-    lambda scaler, *args: scaler.inner_optimizer.apply_scaled(scaler, *args),
-)
-
-
-def _reduce_by_itself(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
-    """Stands in for the reduction of Keras' optimizers, which wrapped ones don't come to."""
-    checks.check_not_inside(optimizer, keras_private.applying())
-    return checks.reduced_if_moments_are_its_own(optimizer, grads_and_vars, original)
-
-
-keras_private.on_reduce_gradients(_reduce_by_itself)
-keras_private.on_multi_optimizer(
-    lambda optimizer: checks.check_no_scaler_inside(optimizer, CompressedOptimizer)
-)
