@@ -177,3 +177,24 @@ def _unique_paths(variables: Sequence[Any]) -> list[str]:
             path, number = f"{path_of(variable)}_{number}", number + 1
         paths.append(path)
     return paths
+
+
+def check_no_overwriting(variables: Sequence[Any], replicas: int) -> None:
+    """Refuses variables, where there are several replicas, whose gradients are new values."""
+    overwritten = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
+    if overwritten and replicas > 1:
+        raise ValueError(
+            f"The gradients of {', '.join(overwritten)} are new values for these variables, as of "
+            "float8 layers, and replicas cannot add them up; train on one replica, or with another "
+            "dtype policy than float8."
+        )
+
+
+def check_created_in_scope(step_counter: Any) -> None:
+    """Refuses an inner optimizer that is not of the strategy in scope."""
+    extended = tf.distribute.get_strategy().extended
+    if not extended.variable_created_in_scope(native(step_counter)):
+        raise ValueError(
+            "CompressedOptimizer: the inner optimizer was created outside of the strategy's scope, "
+            "and replicas would share its state; create it inside `with strategy.scope():`."
+        )

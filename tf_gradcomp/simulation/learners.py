@@ -12,11 +12,12 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors, tf_private
 from tf_gradcomp.compressors.per_variable import is_whole_number
-from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.exchange.gradients import check_no_overwriting, native
 from tf_gradcomp.groups.communicator import measures_per_step
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
-from tf_gradcomp.keras.common import checks
+from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
+from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.precondition import AUTO
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import Policy, checked_policy
@@ -110,9 +111,9 @@ class Learners:
         self.exchange = LearnersExchange(
             model, learners, method, checked_policy(policy), precondition, graph
         )
-        core = checks.in_loss_scaler(model.optimizer)[-1]
-        checks.check_keeps_zeros(core, method, self.exchange.specs, learners)
-        checks.check_no_overwriting(model.trainable_variables, learners)
+        core = in_loss_scaler(model.optimizer)[-1]
+        check_keeps_zeros(core, method, self.exchange.specs, learners)
+        check_no_overwriting(model.trainable_variables, learners)
         self.plans: list[Any] = []
         self._size = learners
         self._optimizer = model.optimizer

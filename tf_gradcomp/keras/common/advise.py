@@ -14,8 +14,8 @@ from tf_gradcomp.exchange.gradients import gradient_specs, with_gradients_to_exc
 from tf_gradcomp.exchange.method import Candidate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common.checks import in_loss_scaler
 from tf_gradcomp.keras.common.compressed import compressed_in
+from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.precondition import AUTO
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import Policy, checked_policy

@@ -22,7 +22,16 @@ from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replacing import method_in_place_of
 from tf_gradcomp.groups.current import group_finder, group_here
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import checks, losses
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras.common import equal_values, losses
+from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
+from tf_gradcomp.keras.common.facts import facts_of
+from tf_gradcomp.keras.common.inner import check_not_by_horovod, in_loss_scaler
+from tf_gradcomp.keras.common.precondition import (
+    check_moments_are_its_own,
+    check_unchanged,
+    take_moments,
+)
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import Policy
 
@@ -61,13 +70,13 @@ class Compressed:
     ) -> None:
         keras_module("patches").install()
         self._find_group = group_finder(group)
-        self.reduction = checks.checked_reduction(reduction)
+        self.reduction = checked_reduction(reduction)
         self.inner_optimizer = inner
         self.precondition = precondition
         self._given = compressors.get(compressor)
         self._used = method_in_place_of(self._given)
         possible = self._prepared_for = self._possible_preconditioner()
-        lags = checks.loses_zeros(self._core) or (bool(possible) and precondition is None)
+        lags = loses_zeros(self._core) or (bool(possible) and precondition is None)
         methods = compressors.methods_of(self._used, lags=lags)
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
@@ -76,11 +85,11 @@ class Compressed:
         self.exchange = GradientExchange(method, policy, self._find_group)
         self._measuring: measuring.Measuring | None = None
         self._values_agreed = False
-        checks.check_group(self.group)
+        check_group(self.group)
 
     _deserialized: ClassVar[Callable[..., Any]] = staticmethod(keras.optimizers.deserialize)
     # Gives an optimizer and all that it wraps.
-    _within: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(checks.in_loss_scaler)
+    _within: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(in_loss_scaler)
 
     @property
     @abc.abstractmethod
@@ -146,16 +155,16 @@ class Compressed:
 
     def _build_exchange(self, variables: Sequence[Any]) -> None:
         for inside in self._within(self.inner_optimizer):
-            checks.check_moments_are_its_own(inside)
+            check_moments_are_its_own(inside)
         with tf.init_scope():  # a config reads variables
-            checks.check_unchanged(self._prepared_for, self._possible_preconditioner())
+            check_unchanged(self._prepared_for, self._possible_preconditioner())
             facts = {
-                **checks.facts_of("inner optimizer", self.inner_optimizer),
+                **facts_of("inner optimizer", self.inner_optimizer),
                 "precondition": self.precondition,
                 "reduction": "mean" if self._takes_means() else "sum",
             }
         self.exchange.build(variables, facts)
-        checks.check_keeps_zeros(
+        check_keeps_zeros(
             self._core, self.exchange.compressor, self.exchange.specs, self.group.size
         )
         if measuring.is_on():
@@ -165,7 +174,7 @@ class Compressed:
         """From now on, the inner optimizer's second moments are of use to this wrapper only."""
         if self.exchange.preconditioner:
             for inside in self._within(self.inner_optimizer):
-                checks.take_moments(inside)
+                take_moments(inside)
 
     def _new_measuring(self) -> measuring.Measuring:
         methods = [*compressors.Auto().candidates, *compressors.methods_of(self._used)]
@@ -215,7 +224,7 @@ class Compressed:
             return
         with tf.init_scope():
             values = self._built_for, self._inner_variables
-            checks.agree_on_values(group, *values, checks.TRAINING)
+            equal_values.agree_on_values(group, *values, equal_values.TRAINING)
         self._values_agreed = True
 
     @property
@@ -257,7 +266,9 @@ class Compressed:
             )
         if not self.group.by_strategy:
             values = self._built_for, self._inner_variables
-            checks.agree_on_values(self.group, *values, checks.SAVING, saving.COLLECT_SECONDS)
+            equal_values.agree_on_values(
+                self.group, *values, equal_values.SAVING, saving.COLLECT_SECONDS
+            )
         self.exchange.saving.collect()
 
     def get_config(self) -> dict[str, Any]:
@@ -283,7 +294,7 @@ class Compressed:
         Raises:
             ValueError: If `hvd.DistributedOptimizer` is around it.
         """
-        checks.check_not_by_horovod(cls)
+        check_not_by_horovod(cls)
         inner = cls._deserialized(config["inner_optimizer"], custom_objects=custom_objects)
         make: Any = cls
         return make(
@@ -339,3 +350,36 @@ def compressed_optimizer(model: keras.Model) -> Any:
     while optimizer is not None and not isinstance(optimizer, Compressed):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer
+
+
+def checked_reduction(reduction: Any) -> str | None:
+    """Returns the reduction that was given.
+
+    Raises:
+        ValueError: If there is no such reduction.
+    """
+    if reduction not in (None, "sum", "mean"):
+        raise ValueError(
+            'CompressedOptimizer: reduction must be "sum", "mean", or None for the sum under a '
+            f"strategy and the mean under Horovod; received {reduction!r}."
+        )
+    return reduction
+
+
+def check_group(group: Group) -> None:
+    """Refuses groups whose replicas do not run here, or exchange their gradients already."""
+    group.check_current()
+    if isinstance(group, StrategyGroup) and getattr(group.strategy, "compressor", None) is not None:
+        raise ValueError(
+            "A compressor is set on both the strategy and the optimizer, and gradients would be "
+            "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
+            "the optimizer without CompressedOptimizer."
+        )
+
+
+def checked_replica_context() -> tf.distribute.ReplicaContext:
+    """The context of the replica that calls; refuses a call from anywhere else."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise ValueError("apply() must be called in a replica context, inside strategy.run.")
+    return context

@@ -1,8 +1,12 @@
-"""What the setting `precondition` means for an inner optimizer."""
+"""Preconditioning: the setting `precondition`, and whose the second moments are."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.compressors import Compressor
@@ -40,3 +44,48 @@ def chosen(
     if setting is None or (setting == AUTO and not compressor.helped_by_precondition):
         return None
     return possible
+
+
+_MOMENTS_ARE_TAKEN = "_moments_are_taken"
+
+
+def take_moments(optimizer: Any) -> None:
+    """Says of an optimizer that its second moments stand still: its wrapper keeps others."""
+    setattr(optimizer, _MOMENTS_ARE_TAKEN, True)
+
+
+def check_moments_are_its_own(optimizer: Any) -> None:
+    """Refuses an optimizer of which `take_moments` was said.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if hasattr(optimizer, _MOMENTS_ARE_TAKEN):
+        raise ValueError(
+            f"{type(optimizer).__name__} was wrapped in a CompressedOptimizer that keeps its "
+            "second moments. Its own stand still, and its steps would be much too long, alone or "
+            "in another CompressedOptimizer. Use a new optimizer. To carry the state over, save "
+            "it with the first CompressedOptimizer (model.save_weights) and load it into another: "
+            "see docs/checkpoints.md."
+        )
+
+
+def check_unchanged(before: Preconditioner | None, now: Preconditioner | None) -> None:
+    """Refuses other settings of second moments than those that the wrapper was made for.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if _as_float32(before) != _as_float32(now):  # which variables of Keras 2's are
+        raise ValueError(
+            "The inner optimizer's beta_2, epsilon or amsgrad was changed after it was wrapped in "
+            f"a CompressedOptimizer, which divides gradients by the earlier ones: {before} then, "
+            f"{now} now. Set them before, and wrap it then."
+        )
+
+
+def _as_float32(preconditioner: Preconditioner | None) -> Preconditioner | None:
+    if preconditioner is None:
+        return None
+    beta_2, epsilon = map(np.float32, (preconditioner.beta_2, preconditioner.epsilon))
+    return dataclasses.replace(preconditioner, beta_2=float(beta_2), epsilon=float(epsilon))

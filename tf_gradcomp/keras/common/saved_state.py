@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -137,3 +138,21 @@ def _kind(name: str) -> str:
     """The kind of a saved variable: its name without the number."""
     kind, _, number = name.rpartition("_")
     return kind if number.isdigit() else name
+
+
+def check_built(optimizer: Any) -> None:
+    """Refuses to set weights of an optimizer that has none yet."""
+    if not optimizer.built:
+        raise ValueError(
+            "CompressedOptimizer: call build(model.trainable_variables) before set_weights."
+        )
+
+
+def check_shapes(variables: Sequence[Any], weights: Sequence[Any]) -> None:
+    """Refuses weights of other shapes than those of the variables that they are for."""
+    for variable, value in zip(variables, weights, strict=True):
+        if tuple(variable.shape) != np.shape(value):
+            raise ValueError(
+                f"CompressedOptimizer: {variable.name} has shape {tuple(variable.shape)}; "
+                f"received {np.shape(value)}."
+            )

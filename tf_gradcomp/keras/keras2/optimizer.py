@@ -16,13 +16,21 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
+    check_created_in_scope,
     check_variables_in_scope,
 )
 from tf_gradcomp.groups.alone import check_not_alone_by_mistake
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import checks, saved_state
-from tf_gradcomp.keras.common.compressed import Compressed, Gradient
+from tf_gradcomp.keras.common import saved_state
+from tf_gradcomp.keras.common.compressed import (
+    Compressed,
+    Gradient,
+    check_group,
+    checked_replica_context,
+)
+from tf_gradcomp.keras.common.inner import checked_inner
 from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.keras2 import addons, keras_private
 from tf_gradcomp.keras.keras2.adam import (
@@ -113,7 +121,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     ) -> None:
         super().__init__(name=name)
         accepted = (keras_private.NewStyle, keras_private.Legacy)
-        inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
+        inner = checked_inner(inner_optimizer, accepted, Compressed, self._within)
         _check_no_custom_aggregator(inner)
         self._set_up(inner, compressor, policy, precondition, group, reduction)
         self._model_variables: Sequence[tf.Variable] = ()
@@ -144,9 +152,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(var_list)
-        checks.check_group(self.group)
+        check_group(self.group)
         if not self.passes_through() and isinstance(self._core, keras_private.NewStyle):
-            checks.check_created_in_scope(self._core.iterations)
+            check_created_in_scope(self._core.iterations)
         if self.group.size > 1 and tf.distribute.has_strategy():
             check_variables_in_scope(tf.distribute.get_strategy(), variables)
         self._build_exchange(variables)
@@ -190,7 +198,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             reduced, finite = self._reduce(grads, variables)
             return [values_unless(finite, gradient, math.nan) for gradient in reduced]
 
-        context = checks.checked_replica_context()
+        context = checked_replica_context()
         shares = self._shares([gradient for gradient, _ in present])
         reduced = iter(context.merge_call(across, args=(shares,)))
         return [(None if g is None else next(reduced), variable) for g, variable in pairs]
@@ -226,7 +234,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if not pairs:
             return self.iterations
         self._prepare(pairs)
-        context = checks.checked_replica_context()
+        context = checked_replica_context()
         present = _with_gradients(pairs)
         variables = [variable for _, variable in present]
         if self.passes_through():
@@ -368,7 +376,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         Raises:
             ValueError: If the number or the shapes of the weights are others.
         """
-        checks.check_built(self)
+        check_built(self)
         inner, own = self._inner_variables, self._saved()
         if len(weights) not in (len(inner), len(inner) + len(own)):
             raise ValueError(
@@ -377,7 +385,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 "optimizer or compressor; tf.train.Checkpoint and the .keras format know them by "
                 "name, and go on from what fits."
             )
-        checks.check_shapes([*inner, *own][: len(weights)], weights)
+        check_shapes([*inner, *own][: len(weights)], weights)
         for variable, value in zip(inner, weights, strict=False):
             variable.assign(value[()])
         names = [saved.key for saved in own]

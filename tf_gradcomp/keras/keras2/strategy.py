@@ -11,7 +11,8 @@ import tensorflow as tf
 from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import check_variables_in_scope
 from tf_gradcomp.groups.means import sums_over_replicas
-from tf_gradcomp.keras.common import checks
+from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
+from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.keras2 import keras_private
 from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce, reduce_gradients
 from tf_gradcomp.strategy.strategy import CheckedStrategy
@@ -25,7 +26,7 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> A
 
     Wrapped optimizers do not reduce. Others are checked, and our strategy may compress.
     """
-    checks.check_moments_are_its_own(optimizer)
+    check_moments_are_its_own(optimizer)
     strategy = tf.distribute.get_strategy()
     ops = tf_private.cross_device_ops(strategy)
     pairs = list(grads_and_vars)
@@ -40,7 +41,7 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> A
         return original(pairs)
     exchange = ops.gradient_exchange(variables)
     replicas = exchange.group.size
-    checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
+    check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
     # A loss scaler looks at the sums to know that a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
     reduced = reduce_gradients(ops, gradients, variables, if_skipped)

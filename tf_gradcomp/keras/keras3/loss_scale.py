@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import divided
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.common.checks import in_loss_scaler
 from tf_gradcomp.keras.common.compressed import Compressed, exchanging_in
+from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 

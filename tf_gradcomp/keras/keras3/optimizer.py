@@ -16,15 +16,24 @@ from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
+    check_created_in_scope,
+    check_no_overwriting,
     check_variables_in_scope,
     native,
 )
 from tf_gradcomp.groups.alone import check_not_alone_by_mistake
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import checks, saved_state
+from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.behaving_as import behaving_as
-from tf_gradcomp.keras.common.compressed import Compressed, Gradient
+from tf_gradcomp.keras.common.compressed import (
+    Compressed,
+    Gradient,
+    check_group,
+    checked_replica_context,
+)
+from tf_gradcomp.keras.common.inner import check_set_on_inner, checked_inner, in_loss_scaler
 from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
 from tf_gradcomp.keras.keras3 import keras_private
 from tf_gradcomp.keras.keras3.accumulation import Accumulation
 from tf_gradcomp.keras.keras3.adam import (
@@ -113,7 +122,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
         accepted = keras.optimizers.Optimizer
-        inner = checks.checked_inner(inner_optimizer, accepted, Compressed, self._within)
+        inner = checked_inner(inner_optimizer, accepted, Compressed, self._within)
         self._set_up(inner, compressor, policy, precondition, group, reduction)
         self._accumulation: Accumulation | None = None
         self._loaded_by_scaler = False
@@ -136,13 +145,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if self.built:
             return
         group = self.group
-        checks.check_group(group)
+        check_group(group)
         if not self.passes_through():
-            checks.check_created_in_scope(keras_private.step_counter(self._core))
+            check_created_in_scope(keras_private.step_counter(self._core))
         variables = list(variables)
         if group.size > 1 and tf.distribute.has_strategy():
             check_variables_in_scope(tf.distribute.get_strategy(), variables)
-        checks.check_no_overwriting(variables, group.size)
+        check_no_overwriting(variables, group.size)
         super().build(variables)
         self._build_exchange(variables)
         # Accumulators are there twice, so that checkpoints fit any number of replicas.
@@ -199,7 +208,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             original: What the loss scaler does with both around other optimizers.
         """
         if not scaler.built:
-            scaler.build(list(checks.given_variables(trainable_variables)))
+            scaler.build(list(_given_variables(trainable_variables)))
         if not self.passes_through():
             self._apply(scaler, grads, trainable_variables)
             return
@@ -214,15 +223,15 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         grads: Sequence[Gradient | None],
         trainable_variables: Sequence[keras.Variable] | None,
     ) -> None:
-        context = checks.checked_replica_context()
+        context = checked_replica_context()
         check_not_alone_by_mistake(self.group)
         if not self.built:
-            self.build(checks.given_variables(trainable_variables))
+            self.build(_given_variables(trainable_variables))
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
-        checks.check_one_for_each(grads, trainable_variables)
+        _check_one_for_each(grads, trainable_variables)
         made_with = self._made_with if type(self) is CompressedOptimizer else vars(self)
-        checks.check_set_on_inner(self, checks.in_loss_scaler(self.inner_optimizer), made_with)
+        check_set_on_inner(self, in_loss_scaler(self.inner_optimizer), made_with)
         if not grads:
             return
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
@@ -417,14 +426,14 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             ValueError: If it is not built, the number or the shapes of the weights are others, or
                 gradients are divided by second moments, which are in the exchange's state.
         """
-        checks.check_built(self)
+        check_built(self)
         variables = self.variables
         if len(weights) != len(variables):
             raise ValueError(
                 f"CompressedOptimizer has {len(variables)} variables of its inner optimizer; "
                 f"received {len(weights)} weights. They are those of another optimizer."
             )
-        checks.check_shapes(variables, weights)
+        check_shapes(variables, weights)
         if self.exchange.preconditioner:
             raise ValueError(
                 "CompressedOptimizer: set_weights cannot set the second moments by which gradients "
@@ -472,3 +481,22 @@ def _constrain(variables: Sequence[keras.Variable]) -> None:
     for variable in variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
+
+
+def _given_variables(variables: Sequence[keras.Variable] | None) -> Sequence[keras.Variable]:
+    """The variables, which must be given before the optimizer is built."""
+    if variables is None:
+        raise ValueError(
+            "CompressedOptimizer: gradients were given without variables before the optimizer was "
+            "built; call optimizer.build(variables) first."
+        )
+    return variables
+
+
+def _check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Refuses other numbers of gradients than of variables."""
+    if len(grads) != len(variables):
+        raise ValueError(
+            f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
+            "expected one gradient, or None, for each variable."
+        )

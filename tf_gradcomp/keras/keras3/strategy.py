@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
-from tf_gradcomp.exchange.gradients import check_variables_in_scope
+from tf_gradcomp.exchange.gradients import (
+    check_no_overwriting,
+    check_variables_in_scope,
+    native,
+    path_of,
+)
 from tf_gradcomp.groups.means import means_over_replicas
-from tf_gradcomp.keras.common import checks, losses
+from tf_gradcomp.keras.common import losses
+from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
+from tf_gradcomp.keras.common.inner import check_not_inside
+from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.common.reading import PyDatasetReader
 from tf_gradcomp.keras.common.same_data import tell_of_empty_batch
 from tf_gradcomp.keras.common.strategy import order_of_first
@@ -26,15 +34,15 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
 
     Wrapped optimizers do not reduce. Others are checked, and our strategy may compress.
     """
-    checks.check_not_inside(optimizer, keras_private.applying())
-    checks.check_moments_are_its_own(optimizer)
+    check_not_inside(optimizer, keras_private.applying())
+    check_moments_are_its_own(optimizer)
     strategy = tf.distribute.get_strategy()
     ops = tf_private.cross_device_ops(strategy)
     trained = keras_private.optimizer_variables(optimizer)
     losses.tell_of_wrong_share(means=False)
     if isinstance(strategy, CheckedStrategy):
         check_variables_in_scope(strategy, trained)
-        checks.check_no_overwriting(trained, strategy.num_replicas_in_sync)
+        check_no_overwriting(trained, strategy.num_replicas_in_sync)
     grads_and_vars = list(grads_and_vars)
     if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
         if isinstance(strategy, CheckedStrategy) and grads_and_vars:
@@ -48,7 +56,7 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
     gradients, variables = zip(*grads_and_vars, strict=True)
     exchange = ops.gradient_exchange(trained)
     replicas = exchange.group.size
-    checks.check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
+    check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
     reduced = reduce_gradients(ops, gradients, variables, trained=trained)
     return list(zip(reduced, variables, strict=True))
 
@@ -66,7 +74,7 @@ def check_metrics(model: keras.Model) -> None:
     """Refuses metrics that were created outside of the scope of our strategy."""
     strategy = model.distribute_strategy
     if isinstance(strategy, CheckedStrategy) and strategy.num_replicas_in_sync > 1:
-        checks.check_metrics_created_in_scope(strategy, model.metrics)
+        _check_metrics_created_in_scope(strategy, model.metrics)
 
 
 def may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:
@@ -90,3 +98,20 @@ def reader_of(
     return PyDatasetReader(
         dataset, functools.partial(order_of_first, strategy) if shuffle else None
     )
+
+
+def _check_metrics_created_in_scope(
+    strategy: tf.distribute.Strategy, metrics: Iterable[Any]
+) -> None:
+    """Refuses metrics that are not the strategy's: callbacks would act on each worker's own.
+
+    Raises:
+        ValueError: Naming one of them.
+    """
+    for variable in (v for metric in metrics for v in metric.variables):
+        if not strategy.extended.variable_created_in_scope(native(variable)):
+            raise ValueError(
+                f"{path_of(variable)!r} of a metric was created outside of the strategy's scope, "
+                "and each worker would have its own; create metrics, and call model.compile, "
+                "inside `with strategy.scope():`."
+            )

@@ -1,0 +1,53 @@
+"""Adafactor, which makes NaN of the zeros that sparse methods leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tf_gradcomp.compressors.base import Compressor, in_turn
+from tf_gradcomp.compressors.variable_settings import HasSettings
+from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.policy import GradientSpec
+
+_LEAST_EPSILON_1 = 1e-15
+
+
+def loses_zeros(optimizer: Any) -> bool:
+    """Whether an optimizer makes NaN of zeros, as a sparse method leaves them in whole rows.
+
+    Of a gradient without anything in a row and in a column, Keras' Adafactor estimates the square
+    as about the square of its `epsilon_1`, which vanishes in float32 with the default of 1e-30.
+    """
+    adafactor = getattr(keras.optimizers, "Adafactor", ())
+    return isinstance(optimizer, adafactor) and optimizer.epsilon_1 < _LEAST_EPSILON_1
+
+
+def check_keeps_zeros(
+    optimizer: Any, compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
+) -> None:
+    """Refuses an optimizer of which `loses_zeros` is true behind a sparse method.
+
+    Args:
+        optimizer: What applies the gradients.
+        compressor: What they are exchanged by.
+        specs: What is known of them. Adafactor has no rows and columns of vectors.
+        replicas: How many there are; one exchanges nothing.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    matrices = [spec for spec in specs if len(spec.shape) > 1]
+    if replicas == 1 or not matrices or not loses_zeros(optimizer):
+        return
+    for stage in in_turn(compressor):
+        method = getattr(stage, "method", stage)
+        if not isinstance(method, HasSettings) or method.delays_unless is None:
+            continue
+        if all(setting == method.delays_unless for setting in method.settings(matrices)):
+            continue
+        raise ValueError(
+            f"{type(optimizer).__name__} makes NaN of gradients that are zero in a whole row and "
+            f"column, and {method.name!r} leaves them so until they are sent. Use "
+            f"epsilon_1={_LEAST_EPSILON_1} or more, 'cast' or 'qsgd', or another optimizer."
+        )

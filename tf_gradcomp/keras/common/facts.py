@@ -1,0 +1,46 @@
+"""The settings of an optimizer, which workers compare with each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_gradcomp.keras.common.inner import in_loss_scaler
+from tf_gradcomp.keras.common.version import keras
+
+
+def facts_of(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
+    """An optimizer's settings, as text that is the same on all workers with the same program.
+
+    The class alone, if it cannot be saved, such as with a schedule without `get_config`.
+    """
+    settings = {"class": type(optimizer).__name__}
+    with contextlib.suppress(NotImplementedError, TypeError):
+        settings |= optimizer.get_config()
+    facts = {
+        f"{label}'s {name}": json.dumps(_without_ids(value), sort_keys=True, default=_plain)
+        for name, value in settings.items()
+        if name not in ("name", "inner_optimizer")  # names have numbers, counted by each process
+    }
+    for inside in in_loss_scaler(optimizer)[1:]:
+        facts |= facts_of("loss-scaled optimizer", inside)
+    return facts
+
+
+def _without_ids(value: Any) -> Any:
+    """A value in a config without what Keras notes there of objects that occur twice in a file."""
+    if isinstance(value, Mapping):
+        return {str(k): _without_ids(v) for k, v in value.items() if k != "shared_object_id"}
+    return [*map(_without_ids, value)] if isinstance(value, (list, tuple)) else value
+
+
+def _plain(value: Any) -> Any:
+    """What a value in a config is, for JSON."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    config = value.get_config() if hasattr(value, "get_config") else {}
+    return {"class": type(value).__name__, **config}

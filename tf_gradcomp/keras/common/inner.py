@@ -1,0 +1,147 @@
+"""The optimizer inside a `CompressedOptimizer`: which are accepted, and what is set on which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
+from tf_gradcomp.keras.common.version import IS_KERAS_2, NAME, keras
+
+_WHAT_HOROVOD_DOES = (
+    "gradients would be summed twice, or averages of weights taken without any sum"
+    if IS_KERAS_2
+    else "that one does nothing under Keras 3, so that ranks drift apart without an error"
+)
+
+
+def checked_inner(
+    inner: Any,
+    accepted: type | tuple[type, ...],
+    wrapper: type,
+    within: Callable[[Any], Iterable[Any]],
+) -> Any:
+    """The inner optimizer that was given.
+
+    Args:
+        inner: An optimizer, its config or its name.
+        accepted: The classes of optimizers of the Keras in use.
+        wrapper: The class that wraps it, and must not do so twice.
+        within: Gives an optimizer and all that it wraps.
+
+    Raises:
+        TypeError: If it is none of these.
+        ValueError: If it cannot be wrapped.
+    """
+    if not isinstance(inner, (accepted, Mapping, str)):
+        raise TypeError(
+            f"CompressedOptimizer: expected a {NAME} optimizer such as "
+            f"{keras.__name__}.optimizers.Adam(), its config or its name; received {inner!r}."
+            f"{_of_other_keras(inner)}"
+        )
+    optimizer = keras.optimizers.get(dict(inner) if isinstance(inner, Mapping) else inner)
+    for inside in within(optimizer):
+        check_not_by_horovod(type(inside))
+        check_moments_are_its_own(inside)
+        if isinstance(inside, wrapper):
+            raise ValueError(
+                "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
+            )
+        if isinstance(inside, getattr(keras.optimizers, "MultiOptimizer", ())):
+            raise ValueError(
+                "CompressedOptimizer: each optimizer in a MultiOptimizer reduces gradients by "
+                "itself, so one around all of them would reduce twice. Wrap each of those inside: "
+                "MultiOptimizer(OptimizerMap(CompressedOptimizer(Adam()), {...}))."
+            )
+    return optimizer
+
+
+def in_loss_scaler(optimizer: Any) -> list[Any]:
+    """An optimizer and, if it is a loss scaler, the one inside."""
+    inside = getattr(optimizer, "inner_optimizer", None)
+    return [optimizer] if inside is None else [optimizer, inside]
+
+
+def _of_other_keras(given: Any) -> str:
+    """What to do about an optimizer of the Keras that this process does not train with."""
+    package = type(given).__module__.partition(".")[0]
+    if package == "tf_keras" and not IS_KERAS_2:
+        return (
+            " That is one of Keras 2: set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported, "
+            "and tf_gradcomp works with tf_keras."
+        )
+    if package == "keras" and IS_KERAS_2:
+        return (
+            " tf.keras is Keras 2 here: use tf.keras.optimizers; or, to train with Keras 3, do "
+            "not set TF_USE_LEGACY_KERAS."
+        )
+    return ""
+
+
+def check_not_by_horovod(optimizer: type) -> None:
+    """Refuses what `hvd.DistributedOptimizer` has made of an optimizer's class.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if hasattr(optimizer, "register_local_var"):
+        raise ValueError(
+            "CompressedOptimizer exchanges gradients itself, and does not work inside or around "
+            f"hvd.DistributedOptimizer: {_WHAT_HOROVOD_DOES}, and its compression argument can "
+            "keep no residual. Use "
+            'gc.CompressedOptimizer(optimizer, compressor, group="horovod") alone.'
+        )
+
+
+_OF_INNER = (
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "weight_decay",
+    "use_ema",
+    "ema_overwrite_frequency",
+    "gradient_accumulation_steps",
+)
+
+
+def check_set_on_inner(wrapper: Any, inside: Sequence[Any], made_with: Collection[str]) -> None:
+    """Refuses settings of the wrapper itself, which has no use for them.
+
+    Args:
+        wrapper: The wrapper.
+        inside: The optimizers inside: a loss scaler, if there is one, and what updates.
+        made_with: The attributes that the wrapper had when it was made; all, where a class of the
+            user's has others.
+
+    Raises:
+        ValueError: If one is set, with what to do.
+    """
+    useless = [name for name in _OF_INNER if getattr(wrapper, name, None)]
+    later = [name for name in vars(wrapper) if name not in made_with and name[0] != "_"]
+    # Such as momentum; but not methods, which one may replace by one's own.
+    of_inside = [name for name in later if any(hasattr(one, name) for one in inside)]
+    useless += [name for name in of_inside if not hasattr(type(wrapper), name)]
+    if useless:
+        raise ValueError(
+            f"CompressedOptimizer: {', '.join(useless)} was set on the wrapper, where it has no "
+            f"effect; set it on the optimizer inside: optimizer.inner_optimizer.{useless[0]} = ..."
+        )
+
+
+def check_not_inside(optimizer: Any, applying: Any) -> None:
+    """Refuses an optimizer by which another one applies gradients that are sums already.
+
+    Args:
+        optimizer: The one that is about to reduce.
+        applying: The inner optimizer that applies sums now; None if none does.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if applying is not None:
+        outer, inner = type(applying).__name__, type(optimizer).__name__
+        raise ValueError(
+            f"CompressedOptimizer: its inner optimizer, {outer}, applies gradients by another one, "
+            f"{inner}, which would sum them over the replicas once more. Put {outer} around it: "
+            f"{outer}(CompressedOptimizer({inner}(...)))."
+        )
