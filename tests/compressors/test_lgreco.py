@@ -27,6 +27,7 @@ from tf_gradcomp.compressors import (
     TopK,
 )
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
+from tf_gradcomp.compressors.between_steps import Hooks
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
@@ -349,7 +350,7 @@ def test_a_plan_for_another_method_is_not_used(method):
 
 
 def planner_of(compressor, shapes=((60, 80), (40, 60)), dtype="float32"):
-    return compressor.between_steps(dense_specs(shapes, dtype), replicas=1)
+    return Hooks(compressor, dense_specs(shapes, dtype), replicas=2).get(LayerPlanner)
 
 
 def uneven_sums():
