@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.bounds import assert_close
 from tests.workers import result, run_workers
 from tf_gradcomp import compressors
 
@@ -76,7 +77,7 @@ def test_more_workers_go_on_from_a_backup(workers, resumed, method):
         assert set(after["state"]) == set(saved["state"])
         for name, variables in saved["state"].items():
             for restored, before in zip(after["state"][name], variables, strict=True):
-                np.testing.assert_allclose(restored, before, rtol=1e-5, atol=1e-6)
+                assert_close(restored, before, terms=3 + 1)  # a third of it, three times
         assert after["skipped"] == 1
         assert after["weights"] == resumed[0][method]["weights"]
 
