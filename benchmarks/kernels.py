@@ -34,7 +34,8 @@ from rich.table import Table
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.exchange.state import handles, new_state
-from tf_gradcomp.groups.lockstep import in_lockstep
+from tf_gradcomp.groups.communicator import communicate
+from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import DENSE, GradientSpec
 
@@ -112,7 +113,8 @@ class WholeStep:
         def run(gradient, step):
             given = [tf.reshape(gradient[: side * side], [side, side])]
             inputs = ExchangeInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
-            return in_lockstep([compressor.conversation(inputs)])[0].result
+            results, _ = communicate([compressor.conversation(inputs)], lockstep_communicators(1))
+            return results[0]
 
         self._run = run
 

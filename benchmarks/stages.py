@@ -7,6 +7,7 @@ from workloads import Source
 
 import tf_gradcomp as gc
 from tf_gradcomp.advice.codec_speed import CodecSpeed
+from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 
@@ -25,13 +26,15 @@ def stage_seconds(
 
     def next_step() -> ReplicaStep:
         return ReplicaStep.of(
-            exchange.specs,
-            [strategy.experimental_local_results(v)[0].read_value() for v in source.values],
-            state,
-            step.read_value(),
-            tf.constant(True),
-            strategy.cluster_resolver.task_id,
-            strategy.num_replicas_in_sync,
+            ExchangeInputs(
+                exchange.specs,
+                [strategy.experimental_local_results(v)[0].read_value() for v in source.values],
+                state,
+                step.read_value(),
+                tf.constant(True),
+                strategy.cluster_resolver.task_id,
+                strategy.num_replicas_in_sync,
+            )
         )
 
     work = CodecSpeed(exchange.compressor, next_step, source.draw).measure(REPEATS)

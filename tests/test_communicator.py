@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.replicas import collective, per_replica
-from tf_gradcomp.compressors.requests import AllReduce, WithRider
+from tf_gradcomp.compressors.requests import AllReduce
 from tf_gradcomp.groups import communicator
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
@@ -20,7 +20,7 @@ def sums(dtype="float32"):
     given = [np.arange(ELEMENTS) % 97, np.arange(ELEMENTS) % 89]
 
     def all_reduce(values):
-        return current_group().member().communicator.all_reduce(values)
+        return current_group().member().communicator.sum(AllReduce(values))
 
     run = tf.function(lambda values: strategy.run(all_reduce, (values,)), autograph=False)
     values = per_replica(strategy, [tf.constant(one, dtype) for one in given])
@@ -50,15 +50,15 @@ def test_a_vector_whose_length_is_not_known_is_summed_at_once(monkeypatch):
     length = tf.Variable(ELEMENTS)
 
     def all_reduce():
-        return current_group().member().communicator.all_reduce(tf.ones([length]))
+        return current_group().member().communicator.sum(AllReduce(tf.ones([length])))
 
     run = tf.function(lambda: strategy.run(all_reduce), autograph=False)
     for answer in strategy.experimental_local_results(run()):
         np.testing.assert_array_equal(answer.numpy(), np.full(ELEMENTS, 2.0))
 
 
-@pytest.mark.parametrize(("rider", "more"), [(None, 0), (3, 12)], ids=["alone", "with a rider"])
-def test_counts_more_bytes_than_32_bits_hold(rider, more):
+@pytest.mark.parametrize(("metadata", "more"), [(None, 0), (3, 12)], ids=["alone", "with metadata"])
+def test_counts_more_bytes_than_32_bits_hold(metadata, more):
     class Silent(communicator.CollectiveCommunicator):
         def all_reduce(self, values):
             return values
@@ -67,8 +67,7 @@ def test_counts_more_bytes_than_32_bits_hold(rider, more):
 
     @tf.function  # which makes no tensor that nothing is read of
     def payload_bytes():
-        request = AllReduce(tf.zeros([elements]))
-        request = WithRider(request, tf.zeros([rider])) if rider else request
+        request = AllReduce(tf.zeros([elements]), tf.zeros([metadata]) if metadata else None)
         return Silent(None, size=2, rank=0).answer(request)[1]
 
     assert [int(count) for count in payload_bytes()] == [4 * elements + more] * 2

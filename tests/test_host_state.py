@@ -15,7 +15,9 @@ from tests.replicas import copies
 from tests.test_exchange import Exchanging
 from tf_gradcomp.exchange import host_state
 from tf_gradcomp.exchange.host_state import OnHost
-from tf_gradcomp.exchange.replica_exchange import Parts
+from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.exchange.state import Variables
 
 pytestmark = pytest.mark.oldest
 SHAPE = (3, 4)
@@ -163,7 +165,9 @@ COPIED = gc.compressors.TopK(momentum=0.9)
     ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else None,
 )
 def test_state_stays_on_a_gpu_if_every_op_that_has_it_runs_there(compressor, on_gpu):
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(Parts))
-    parts = Parts(**{**fields, "compressor": compressor, "state": {name: [] for name in ALL}})
-    assert parts.on_gpu == on_gpu
-    assert parts.is_copied == (on_gpu != ALL)
+    kept = dict.fromkeys(Variables._fields) | {"state": {name: [] for name in ALL}}
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Setup))
+    given = {"chosen": Candidate(compressor), "variables": Variables(**kept)}
+    setup = Setup(**{**fields, **given})
+    assert setup.on_gpu == on_gpu
+    assert setup.is_copied == (on_gpu != ALL)

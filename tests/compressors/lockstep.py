@@ -9,10 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, ExchangeInputs
-from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.base import RESIDUAL, Exchanged
+from tf_gradcomp.compressors.requests import given
 from tf_gradcomp.exchange.replica_step import by_stage
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
-from tf_gradcomp.groups.lockstep import InLockstep, in_lockstep
+from tf_gradcomp.groups.communicator import Sent, communicate
+from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.policy import GradientSpec
 
 Arrays = list[np.ndarray]
@@ -33,6 +35,34 @@ class Outcome(NamedTuple):
     @property
     def residuals(self) -> list[Arrays]:
         return [of_one.get(RESIDUAL, []) for of_one in self.state]
+
+
+class End(NamedTuple):
+    """What the exchange gave one replica, what that sent, and the vectors that it gave."""
+
+    result: Exchanged
+    sent: Sent
+    given: list[tf.Tensor]
+
+
+def noting(conversation, vectors):
+    """Does what `conversation` does, and appends the vector of each request to `vectors`."""
+    answer = None
+    while True:
+        try:
+            request = conversation.send(answer)
+        except StopIteration as end:
+            return end.value
+        vectors.append(given(request))
+        answer = yield request
+
+
+def in_lockstep(conversations) -> list[End]:
+    """Runs the conversations of all replicas."""
+    all_given = [[] for _ in conversations]
+    noted = [noting(*pair) for pair in zip(conversations, all_given, strict=True)]
+    results, sent = communicate(noted, lockstep_communicators(len(noted)))
+    return [End(*of_one) for of_one in zip(results, sent, all_given, strict=True)]
 
 
 def specs_of(gradients: Sequence[np.ndarray]) -> list[GradientSpec]:
@@ -90,7 +120,7 @@ class Lockstep:
             [[tensor.numpy() for tensor in end.result.reduced] for end in ends],
             [bool(end.result.finite) for end in ends],
             self.state,
-            [given.numpy() for end in ends for given in end.given[-1:]],
+            [last.numpy() for end in ends for last in end.given[-1:]],
             [end.result.tensor_bytes.numpy() for end in ends],
             [int(end.sent.payload_bytes) for end in ends],
             [int(end.sent.sent_bytes) for end in ends],
@@ -113,7 +143,7 @@ class Lockstep:
         step: tf.Tensor,
         finite: tf.Tensor,
         method: Compressor,
-    ) -> list[InLockstep]:
+    ) -> list[End]:
         size = len(self._state)
         settings = None if self._settings is None else self._settings.read_value()
         inputs = [

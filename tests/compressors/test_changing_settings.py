@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
+from tests.compressors.lockstep import Lockstep, assert_equal_bits, in_lockstep, specs_of
 from tests.compressors.methods import (
     CHUNKED,
     Method,
@@ -22,7 +22,6 @@ from tests.compressors.test_conformance import assert_as_oracle, random_gradient
 from tf_gradcomp.compressors import Cast, ExchangeInputs, PowerSGD, RandomK, ScaleCom, SignSGD
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.exchange.state import handles, new_state
-from tf_gradcomp.groups.lockstep import in_lockstep
 
 SHAPES = [(40, 60), (3, 3, 8, 32), (50,), (60, 80), (70, 20), (0, 6), (90, 41), (33,)]
 SIZE = 3

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.bounds import assert_close
-from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
+from tests.compressors.lockstep import Lockstep, assert_equal_bits, in_lockstep, specs_of
 from tests.compressors.test_conformance import random_gradients
 from tests.optimizer.cases import Replicas, gradients_at
 from tests.replicas import collective, copies, mirrored, stepper
@@ -35,7 +35,6 @@ from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.lockstep import in_lockstep
 from tf_gradcomp.policy import GradientSpec
 
 SHAPES = [(40, 60), (50,), (60, 80), (3, 3, 8, 32), (20, 10)]  # two are not planned

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.compressors.lockstep import in_lockstep
 from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import (
@@ -20,7 +21,6 @@ from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import by_stage
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.lockstep import in_lockstep
 from tf_gradcomp.policy import GradientSpec
 
 FINE = np.float32(1 + 2**-20)  # which float16 cannot tell from 1

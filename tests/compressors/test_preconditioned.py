@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.compressors.lockstep import assert_equal_bits, specs_of
+from tests.compressors.lockstep import assert_equal_bits, in_lockstep, specs_of
 from tests.compressors.methods import METHODS
 from tests.compressors.test_conformance import random_gradients
 from tests.compressors.test_warmup import after_warmup
@@ -12,7 +12,6 @@ from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
-from tf_gradcomp.groups.lockstep import in_lockstep
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,), (0, 3), ()]
 SIZE = 2

@@ -11,10 +11,10 @@ from tests.compressors.methods import METHODS
 from tests.compressors.test_conformance import random_gradients
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import AdaComp, Compressor
-from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
+from tf_gradcomp.exchange.replica_step import ReplicaStep, exchange_by
 from tf_gradcomp.exchange.state import handles, new_state, state_specs
-from tf_gradcomp.groups.lockstep import in_lockstep
+from tf_gradcomp.groups.lockstep import lockstep_communicators
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,)]
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.label)
@@ -58,19 +58,22 @@ class WarmingUp:
         """With one value for each replica; returns the sum, and whether it counts."""
         steps = [
             ReplicaStep.of(
-                self._specs,
-                [tf.fill([4, 5], value)],
-                handles(state),
-                tf.constant(self._step, tf.int64),
-                tf.constant(finite),
-                rank,
-                2,
+                ExchangeInputs(
+                    self._specs,
+                    [tf.fill([4, 5], value)],
+                    handles(state),
+                    tf.constant(self._step, tf.int64),
+                    tf.constant(finite),
+                    rank,
+                    2,
+                )
             )
             for rank, (value, state) in enumerate(zip(values, self._state, strict=True))
         ]
         self._step += 1
-        ends = in_lockstep([one.talk(self._compressor.warmup) for one in steps])
-        return ends[0].result.reduced[0].numpy(), bool(ends[0].result.finite)
+        results = exchange_by(self._compressor.warmup, steps, lockstep_communicators(2))
+        exchanged = results[0].exchanged
+        return exchanged.reduced[0].numpy(), bool(exchanged.finite)
 
     @property
     def left(self):

@@ -28,13 +28,13 @@ from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
-from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage
+from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage, exchange_by
 from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.current import current_group
-from tf_gradcomp.groups.lockstep import in_lockstep
+from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.ops import gpu, library
 from tf_gradcomp.policy import DENSE, GradientSpec
 
@@ -363,13 +363,19 @@ def compare_turns(wrap, compressor):
         def step(number, gradients, states=states, device=device):
             with tf.device(device):
                 replicas = [
-                    ReplicaStep.of(specs, gradients[rank], handles(state), number, True, rank, 2)
+                    ReplicaStep.of(
+                        ExchangeInputs(
+                            specs, gradients[rank], handles(state), number, True, rank, 2
+                        )
+                    )
                     for rank, state in enumerate(states)
                 ]
                 return by_stage(
                     compressor,
                     replicas[0].inputs,
-                    lambda method: in_lockstep([one.talk(method) for one in replicas])[0].result,
+                    lambda method: (
+                        exchange_by(method, replicas, lockstep_communicators(2))[0].exchanged
+                    ),
                 )
 
         turns = wrap(step)

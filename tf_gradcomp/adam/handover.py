@@ -57,7 +57,7 @@ def since_after(
     Args:
         updates: int64 scalar, how many updates the inner optimizer had made before.
         since: int64 [gradients], as of `HandOver`.
-        begins: bool [gradients], whether any replica's own gradient begins; `Stepped.begins`.
+        begins: bool [gradients], whether any replica's own gradient begins; `MethodResult.begins`.
         finite: Whether the step is taken.
     """
     waits = tf.logical_and(not_begun(updates, since), tf.logical_not(begins))

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tf_gradcomp.advice.cost_model import Asked, Kind, Work
 from tf_gradcomp.advice.timing import call_seconds, timed
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
-from tf_gradcomp.compressors.requests import AllGather, Request, WithRider, given
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
+from tf_gradcomp.exchange.replica_step import ReplicaStep, exchange_by
 from tf_gradcomp.groups.communicator import Communicator, Sent
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
@@ -44,13 +44,42 @@ class Echo(Communicator):
         """The sum, or `values` as they are."""
         return values * tf.cast(self._factor, values.dtype) if self._factor > 1 else values
 
-    def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
-        """The same, followed by the sum of equal riders."""
-        return tf.concat([self.all_reduce(values), rider * self.size], 0)
+    def sum(self, request: AllReduce) -> tf.Tensor:
+        """Returns the same, followed by the sum of equal metadata."""
+        total = self.all_reduce(request.values)
+        if request.metadata is None:
+            return total
+        return tf.concat([total, request.metadata * self.size], 0)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
         """Returns `payload` as it is."""
         return payload
+
+
+class Stopwatch(Echo):
+    """Notes when each request is made, what it sends, and its kind.
+
+    Attributes:
+        asked: Seconds since the epoch, when the last request was made.
+        sent: The bytes of each request.
+        kinds: The kind of each request.
+    """
+
+    def __init__(self, start: tf.Tensor, size: int, rank: tf.Tensor | int, sums: bool) -> None:
+        super().__init__(size, rank, sums)
+        self.asked = start
+        self.sent: list[Sent] = []
+        self.kinds: list[Kind] = []
+
+    def answer(self, request: Request) -> tuple[Any, Sent]:
+        """Answers once the request could be sent."""
+        self.kinds.append(kind_of(request))
+        with tf.control_dependencies([given(request)]):
+            self.asked = tf.timestamp()
+        with tf.control_dependencies([self.asked]):
+            answer, sent = super().answer(request)
+        self.sent.append(sent)
+        return answer, sent
 
 
 class CodecSpeed:
@@ -72,7 +101,7 @@ class CodecSpeed:
         self._next = step
         self._prepare = prepare
         self._kinds: list[Kind] = []
-        self._step = tf.function(self._talk, autograph=False)
+        self._step = tf.function(self._exchange, autograph=False)
 
     def run(self, steps: int) -> None:
         """Does some steps."""
@@ -107,29 +136,16 @@ class CodecSpeed:
         asked = [Asked(*request) for request in zip(self._kinds, of_requests, strict=True)]
         return Work(encoding, max(0.0, seconds - encoding), payload, asked)
 
-    def _talk(self) -> _Step:
+    def _exchange(self) -> _Step:
         """A step, in a graph."""
         start = tf.timestamp()
         with tf.control_dependencies([start]):
             step = self._next()
         inputs = step.inputs
-        echo = Echo(inputs.size, inputs.rank, sums=RESIDUAL in inputs.state)
-        talk = step.talk(self._compressor)
-        answer: Any = None
-        asked = start
-        sent: list[Sent] = []
-        self._kinds = []
-        while True:
-            try:
-                request = talk.send(answer)
-            except StopIteration as end:
-                return _Step(end.value.reduced, asked - start, sent)
-            self._kinds.append(kind_of(request))
-            with tf.control_dependencies([given(request)]):
-                asked = tf.timestamp()
-            with tf.control_dependencies([asked]):
-                answer, more = echo.answer(request)
-            sent.append(more)
+        watch = Stopwatch(start, inputs.size, inputs.rank, sums=RESIDUAL in inputs.state)
+        (result,) = exchange_by(self._compressor, [step], [watch])
+        self._kinds = watch.kinds
+        return _Step(result.exchanged.reduced, watch.asked - start, watch.sent)
 
 
 class _Step(NamedTuple):
@@ -142,8 +158,6 @@ class _Step(NamedTuple):
 
 def kind_of(request: Request) -> Kind:
     """The kind of a request."""
-    if isinstance(request, WithRider):
-        request = request.request
     same_length = isinstance(request, AllGather) and request.same_length
     return Kind(type(request).__name__, given(request).dtype.name, same_length)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
 from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.exchange.replica_step import ReplicaStep
@@ -84,15 +84,17 @@ class Sample:
                 )
             now = step.assign_add(1, read_value=True)
             return ReplicaStep.of(
-                self._specs,
-                gradients,
-                of_state,
-                now,
-                tf.constant(True),
-                self._rank,
-                self._size,
-                second_moments,
-                job_state,
+                ExchangeInputs(
+                    self._specs,
+                    gradients,
+                    of_state,
+                    now,
+                    tf.constant(True),
+                    self._rank,
+                    self._size,
+                    second_moments,
+                    job_state=job_state,
+                )
             )
 
         speed = CodecSpeed(compressor, next_step, self._draw)

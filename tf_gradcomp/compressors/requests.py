@@ -21,10 +21,12 @@ class AllGather(NamedTuple):
 class AllReduce(NamedTuple):
     """Asks for the sum of what all replicas give.
 
-    The answer has the shape and dtype of `values`, and the same bits on all replicas.
+    The answer has the dtype of `values`, and the same bits on all replicas. It has the shape of
+    `values`, and the sum of the metadata behind them.
     """
 
     values: tf.Tensor  # [n], float32, float16 or bfloat16; n is equal on all replicas, not 0
+    metadata: tf.Tensor | None = None  # [m], of the same dtype; the exchange adds them
 
 
 class Broadcast(NamedTuple):
@@ -37,22 +39,9 @@ class Broadcast(NamedTuple):
     root: tf.Tensor  # int32 scalar, equal on all replicas: the rank of the one that gives
 
 
-class WithRider(NamedTuple):
-    """Adds a few numbers to a request, to be sent in the same collective.
-
-    The answer is a pair: the answer to the request, and the numbers: a row for each replica if the
-    request gathers, their sum if it sums.
-    """
-
-    request: AllGather | AllReduce
-    rider: tf.Tensor  # [n], n > 0: int32 if the request gathers, else the dtype of its values
-
-
-Request: TypeAlias = AllGather | AllReduce | Broadcast | WithRider
+Request: TypeAlias = AllGather | AllReduce | Broadcast
 
 
 def given(request: Request) -> tf.Tensor:
-    """The vector that a replica gives with a request, without a rider."""
-    if isinstance(request, WithRider):
-        request = request.request
+    """Returns the vector that a replica gives with a request; of a sum, without metadata."""
     return request.values if isinstance(request, AllReduce) else request.payload

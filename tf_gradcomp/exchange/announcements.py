@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tf_gradcomp.exchange.replica_exchange import Parts
+from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.ops import gpu
 
@@ -20,7 +20,7 @@ def announce_one_replica() -> None:
     tell_user("One replica: gradients are not exchanged.")
 
 
-def announce(parts: Parts, notices: Iterable[str]) -> None:
+def announce(parts: Setup, notices: Iterable[str]) -> None:
     """Tells what differs from what a reader of the program would expect.
 
     Args:

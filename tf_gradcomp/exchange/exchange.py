@@ -26,14 +26,12 @@ from tf_gradcomp.exchange.gradients import (
     with_gradients_to_exchange,
 )
 from tf_gradcomp.exchange.method import Method
-from tf_gradcomp.exchange.replica_exchange import Gradients, Parts, ReplicaExchange
+from tf_gradcomp.exchange.replica import Replica
+from tf_gradcomp.exchange.residuals import Gradients
+from tf_gradcomp.exchange.restored import convert_restored
 from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.exchange.state import (
-    Variables,
-    job_state_specs,
-    residual_scale,
-    state_specs,
-)
+from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.exchange.step import take_step
 from tf_gradcomp.exchange.supported import check_warmup
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.exchange.variable_numbers import VariableNumbers
@@ -94,8 +92,8 @@ class GradientExchange(tf.Module):
         self._built = False
         self.told_of_lost_residuals = False  # when a file was loaded
         self.plans_by = "nobody"  # who calls `plan_settings`, and when; all workers must
-        self._apart: set[int] = set()
-        self._together: set[int] = set()
+        self._sparse: set[int] = set()
+        self._dense: set[int] = set()
 
     @property
     def built(self) -> bool:
@@ -125,10 +123,8 @@ class GradientExchange(tf.Module):
             exchanged = with_gradients_to_exchange(specs)
             if group.size > 1 and exchanged:
                 chosen = self._method.choose(group, self._method.candidates, exchanged)
-            kept = state_specs(compressors, specs, self._method.moments)
-            of_job = job_state_specs(compressors, specs)
-            alone_in_process = group.is_collective and group.local_size == 1
-            new = group.create(lambda: Variables.of(kept, of_job, specs, ahead=alone_in_process))
+            self._setup = Setup.new(group, self._method, chosen, specs, self.policy)
+            new = self._setup.variables
             self.facts, self.step = new.facts, new.step
             self.saving = Saving(group)
             self.saving.take_over([], [self.step])
@@ -139,47 +135,27 @@ class GradientExchange(tf.Module):
             # Only now may a checkpoint restore them.
             self.state, self.job_state = new.state, new.job_state
             self.skipped_steps = new.skipped_steps
-            scales = [residual_scale(compressor, specs) for compressor in compressors]
-            scale = scales[compressors.index(chosen.compressor)]
-            self._parts = Parts(
-                group=group,
-                compressor=chosen.compressor,
-                preconditioner=chosen.preconditioner if group.size > 1 else None,
-                possible_preconditioner=self._method.moments,
-                residual_scale=scale if group.size > 1 else None,
-                specs=specs,
-                state=self.state,
-                job_state=self.job_state,
-                of_gradients=[name for name, spec in of_job.items() if spec.of_gradients],
-                facts=self.facts,
-                step=self.step,
-                delayed=new.delayed,
-                traffic=new.traffic,
-                ahead=new.ahead,
-                label=group.label([spec.path for spec in specs]),
-                max_dense_elements=self.policy.max_dense_elements,
-            )
         self._hooks = Hooks(chosen.compressor, specs, group.size)
         self._numbers = VariableNumbers(variables)
         self._agreement = GradientAgreement(group)
         self.specs = specs
         self._built = True
-        announce(self._parts, self._hooks.notices())
+        announce(self._setup, self._hooks.notices())
 
     @property
     def compressor(self) -> Compressor:
         """The method in use; only known once the exchange is built, for `Auto` chooses then."""
-        return self._parts.compressor
+        return self._setup.compressor
 
     @property
     def preconditioner(self) -> Preconditioner | None:
         """What divides gradients before they are compressed; None if nothing does."""
-        return self._parts.preconditioner
+        return self._setup.preconditioner
 
     @property
     def group(self) -> Group:
         """The replicas that it was built for."""
-        return self._parts.group
+        return self._setup.group
 
     def knows(self, variables: Sequence[Any]) -> bool:
         """Whether it was built for all of `variables`."""
@@ -192,7 +168,7 @@ class GradientExchange(tf.Module):
             ValueError: Naming the first of them.
         """
         numbers = [self._number(variable) for variable in variables]
-        if self._parts.group.size > 1:
+        if self._setup.group.size > 1:
             check_dtypes([self.specs[number] for number in numbers])
 
     def is_for(self, variables: Sequence[Any]) -> bool:
@@ -202,11 +178,11 @@ class GradientExchange(tf.Module):
     @property
     def keeps_residual(self) -> bool:
         """Whether the compressor leaves anything for later steps."""
-        return self._parts.residual_scale is not None
+        return self._setup.residual_scale is not None
 
     def is_preconditioned(self, variable: Any) -> bool:
         """Whether the gradients of a variable are divided before they are exchanged."""
-        return self.preconditioner is not None and self._number(variable) in self._together
+        return self.preconditioner is not None and self._number(variable) in self._dense
 
     def hook(self, kind: type[Hook]) -> Hook | None:
         """Returns the method's hook of a kind; None if it has none, or if nothing is exchanged."""
@@ -214,18 +190,18 @@ class GradientExchange(tf.Module):
 
     def local_job_state(self, replica: int) -> dict[str, tf.Variable]:
         """Returns what one of the process's replicas keeps for the job."""
-        group = self._parts.group
+        group = self._setup.group
         return {name: group.local(variable, replica) for name, variable in self.job_state.items()}
 
     @property
     def is_first(self) -> bool:
         """Returns whether the process has the job's first replica."""
-        return self._parts.group.is_first
+        return self._setup.group.is_first
 
     @property
     def exchanges(self) -> int:
         """How many exchanges there were so far, in this job and those it goes on from."""
-        return int(self._parts.group.local(self.step, 0).numpy()) if self.built else 0
+        return int(self._setup.group.local(self.step, 0).numpy()) if self.built else 0
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -238,7 +214,7 @@ class GradientExchange(tf.Module):
     @property
     def job_state_of_gradients(self) -> Sequence[str]:
         """The names in `job_state` of what is in units of gradients."""
-        return self._parts.of_gradients
+        return self._setup.job_state_of_gradients
 
     @property
     def residuals(self) -> list[tf.Variable]:
@@ -260,8 +236,8 @@ class GradientExchange(tf.Module):
             WorkersDisagreeError: As `reduce` does.
         """
         numbers = self._agreed_numbers(gradients, variables)
-        names = [f"{self._parts.label}_{number}" for number in numbers]
-        return self._parts.group.sums_of_processes(gradients, names)
+        names = [f"{self._setup.label}_{number}" for number in numbers]
+        return self._setup.group.sums_of_processes(gradients, names)
 
     def reduce(
         self,
@@ -296,31 +272,13 @@ class GradientExchange(tf.Module):
         if not variables:
             return [], tf.constant(True)
         numbers = self._agreed_numbers(gradients, variables)
-        apart = [i for i, g in enumerate(gradients) if self._parts.stays_sparse(numbers[i], g)]
-        together = [i for i in range(len(gradients)) if i not in apart]
-        self._check_forms([numbers[i] for i in apart], [numbers[i] for i in together])
-        replica = ReplicaExchange(self._parts, numbers, member)
-        replica.hand_over(inner, together)
+        dense = self._check_forms(numbers, gradients)
+        convert_restored(Replica(self._setup, numbers, member), inner, dense)
         self._warn_of_lost_residuals(member.local_replica)
-        gradients, left = replica.with_what_waits(apart, gradients)
-        reduced: list[Any] = list(gradients)
-        finite = tf.constant(True)
-        if apart:
-            sums, finite = replica.sum_apart(apart, [gradients[i] for i in apart])
-            for place, total in zip(apart, sums, strict=True):
-                reduced[place] = total
-        if together:
-            given = [gradients[i] for i in together]
-            stepped = replica.reduce_by_method(together, given, finite, inner)
-            sums, finite = stepped.as_given(given)
-            for place, total in zip(together, sums, strict=True):
-                reduced[place] = total
-            replica.note_beginnings(together, stepped.begins, finite, inner)
-        replica.settle(apart, together, finite, left)
-        with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
-            self.step.assign_add(1)
-        self.count_skip(finite)
-        return reduced, finite
+        updates = inner.updates if inner else None
+        result = take_step(self._setup, [member], numbers, [gradients], updates)
+        self.count_skip(result.finite)
+        return result.gradients, result.finite
 
     def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Of which gradients most entries have waited in residuals until the latest step.
@@ -331,7 +289,7 @@ class GradientExchange(tf.Module):
         Returns:
             For each of them a bool scalar, equal on all replicas.
         """
-        delayed = self._parts.group.local(self._parts.delayed, 0).read_value()
+        delayed = self._setup.group.local(self._setup.variables.delayed, 0).read_value()
         return [delayed[self._number(variable)] for variable in variables]
 
     def flush(
@@ -356,10 +314,10 @@ class GradientExchange(tf.Module):
         announce_one_replica()
         self._warn_of_lost_residuals(0)
         numbers = [self._number(variable) for variable in variables]
-        replica = ReplicaExchange(self._parts, numbers, None)
-        replica.hand_over(inner, [])
+        replica = Replica(self._setup, numbers, None)
+        convert_restored(replica, inner, [])
         places = list(range(len(numbers)))
-        gradients, left = replica.with_what_waits(places, gradients, scale)
+        gradients, left = replica.add_residuals(places, gradients, scale)
         replica.settle(places, [], all_finite(gradients), left)
         return gradients
 
@@ -369,7 +327,7 @@ class GradientExchange(tf.Module):
 
     def true_on_all(self, flag: tf.Tensor) -> tf.Tensor:
         """Whether a bool scalar is true on all replicas; each calls it, in its own context."""
-        return self.group.all_replicas.true_on_all(flag, f"{self._parts.label}_flag")
+        return self.group.all_replicas.true_on_all(flag, f"{self._setup.label}_flag")
 
     def plan_settings(self) -> Any:
         """Has the method plan its settings anew, if it can; called between two steps.
@@ -387,7 +345,7 @@ class GradientExchange(tf.Module):
         hook = self.hook(Proposing)
         if hook is None:
             return None
-        group = self._parts.group
+        group = self._setup.group
         group.agree({"next action": hook.action, **self._progress()}, LATER_LIST_SECONDS)
         state = self.state[hook.state_name]
         proposed = hook.no_change()
@@ -411,12 +369,12 @@ class GradientExchange(tf.Module):
     def traffic(self) -> Traffic:
         """What this process's first replica has exchanged since the program started."""
         paths = [spec.path for spec in self.specs]
-        traffic = self._parts.traffic
-        return traffic.read(self._parts.group.local(traffic.totals, 0), paths)
+        traffic = self._setup.variables.traffic
+        return traffic.read(self._setup.group.local(traffic.totals, 0), paths)
 
     def residual_norm(self) -> float:
         """The Euclidean norm of the residuals of this process's first replica; 0 without any."""
-        return norm([self._parts.group.local(r, 0).read_value() for r in self.residuals])
+        return norm([self._setup.group.local(r, 0).read_value() for r in self.residuals])
 
     def check_scope(self) -> None:
         """Refuses to run by other replicas than those it was built for.
@@ -424,7 +382,7 @@ class GradientExchange(tf.Module):
         Raises:
             ValueError: If it was built for others.
         """
-        self._parts.group.check_current()
+        self._setup.group.check_current()
 
     def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
         """The places of the variables in `specs`, once all workers have gradients for the same."""
@@ -448,7 +406,7 @@ class GradientExchange(tf.Module):
         """Says so in a step that finds residuals restored which nothing here can take."""
         if self.residuals:
             return
-        waits = self._parts.group.local(self.facts.residual_waits, local_replica)
+        waits = self._setup.group.local(self.facts.residual_waits, local_replica)
 
         def warn() -> None:
             if local_replica == 0:
@@ -463,23 +421,25 @@ class GradientExchange(tf.Module):
         if not self.told_of_lost_residuals:
             _LOG.warning(_LOST, self.compressor)
 
-    def _check_forms(self, apart: Sequence[int], together: Sequence[int]) -> None:
-        """Checks that a variable is divided in all steps or in none.
+    def _check_forms(self, numbers: Sequence[int], gradients: Gradients) -> list[int]:
+        """Returns the places of gradients that the compressor exchanges.
 
         Raises:
-            ValueError: If one is not.
+            ValueError: If a variable is divided in some steps and not in others.
         """
-        if not self.preconditioner:
-            return
-        all_apart, all_together = {*self._apart, *apart}, {*self._together, *together}
-        both = [self.specs[number].path for number in all_apart & all_together]
-        if both:
-            raise ValueError(
-                f"The gradients of {', '.join(both)} came dense in one step and as slices in "
-                "another, and Adam's second moment can be kept for one of these only; use "
-                "precondition=None."
-            )
-        self._apart, self._together = all_apart, all_together
+        pairs = zip(numbers, gradients, strict=True)
+        sparse = {number for number, one in pairs if self._setup.stays_sparse(number, one)}
+        if self.preconditioner:
+            all_sparse, all_dense = self._sparse | sparse, self._dense | set(numbers) - sparse
+            both = [self.specs[number].path for number in all_sparse & all_dense]
+            if both:
+                raise ValueError(
+                    f"The gradients of {', '.join(both)} came dense in one step and as slices in "
+                    "another, and Adam's second moment can be kept for one of these only; use "
+                    "precondition=None."
+                )
+            self._sparse, self._dense = all_sparse, all_dense
+        return [place for place, number in enumerate(numbers) if number not in sparse]
 
     def _progress(self) -> dict[str, Any]:
         """What must be equal on all workers whenever they begin to exchange or to plan."""

@@ -1,18 +1,23 @@
-"""Riders: a few numbers that travel with the first collective of a step.
+"""Metadata: a few numbers that travel with the first gather or sum of a step.
 
-There are two kinds. The rows of a table that each replica touched; and a tag, by which replicas
-find out that they do not add up the same things. Gathered payloads need no tag, because their
-header tells the same.
+There are two kinds. Flags are bits of which a replica needs to know whether any replica has set
+them, such as the rows of a table that have a gradient. A tag tells replicas apart that would add up
+different things. Gathered payloads need no tag, because their header tells the same.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.digests import MIXING, digest
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
+
+Result = TypeVar("Result")
 
 _EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8}  # whole numbers up to 2^bits
 _TAG_BITS = 22
@@ -23,56 +28,104 @@ DIFFERENT = (
 )
 
 
-def rows_as_words(touched: tf.Tensor) -> tf.Tensor:
+def with_metadata(
+    conversation: Generator[Request, Any, Result],
+    flags: tf.Tensor,
+    replicas: int,
+    new_tag: Callable[[tf.DType], tf.Tensor],
+) -> Generator[Request, Any, tuple[Result, tf.Tensor]]:
+    """Adds metadata to the first gather or sum of a conversation.
+
+    Args:
+        conversation: Yields the requests of one replica.
+        flags: bool [n], of this replica.
+        replicas: The number of replicas.
+        new_tag: Makes the tag of this step from the dtype of a sum, as `tag` does.
+
+    Returns:
+        The result of the conversation; and bool [n], which flags any replica has set.
+
+    Raises:
+        tf.errors.InvalidArgumentError: In the step, if the replicas do not all have the same tag.
+    """
+    answer: Any = None
+    set_by_any: tf.Tensor | None = None
+    bits = flags.shape.num_elements()
+    while True:
+        try:
+            request = conversation.send(answer)
+        except StopIteration as end:
+            return end.value, flags if set_by_any is None else set_by_any
+        gathers_alone = isinstance(request, AllGather) and not bits
+        if set_by_any is not None or gathers_alone or isinstance(request, Broadcast):
+            answer = yield request
+        elif isinstance(request, AllGather):
+            words = flags_as_words(flags)
+            rows = yield AllGather(tf.concat([words, request.payload], 0), request.same_length)
+            count = words.shape.num_elements()
+            answer, set_by_any = rows[:, count:], flags_from_words(rows[:, :count], bits)
+        else:
+            tag = new_tag(request.values.dtype)
+            numbers = flags_as_numbers(flags, request.values.dtype, replicas)
+            added = tf.concat([tag, numbers], 0)
+            total = yield AllReduce(request.values, added)
+            tags, start = tag.shape.num_elements(), -added.shape.num_elements() or None
+            answer, added = total[:start], total[start:] if start else added
+            answer = checked(answer, added[:tags], tf.cast(tag, tf.float32) * replicas)
+            set_by_any = flags_from_numbers(added[tags:], bits, replicas)
+
+
+def flags_as_words(flags: tf.Tensor) -> tf.Tensor:
     """Packs bits into int32 words, to be gathered.
 
     Args:
-        touched: bool [rows].
+        flags: bool [n].
     """
-    rows = touched.shape.num_elements()
-    bits = tf.reshape(tf.pad(tf.cast(touched, tf.int32), [[0, -rows % 32]]), [-1, 32])
+    missing = -flags.shape.num_elements() % 32
+    bits = tf.reshape(tf.pad(tf.cast(flags, tf.int32), [[0, missing]]), [-1, 32])
     return tf.reduce_sum(tf.bitwise.left_shift(bits, tf.range(32)), 1)
 
 
-def rows_from_words(words: tf.Tensor, rows: int) -> tf.Tensor:
-    """Which rows any replica touched: bool [rows].
+def flags_from_words(words: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns which flags any replica has set: bool [count].
 
     Args:
         words: int32 [replicas, words], what all replicas gave.
-        rows: The number of rows.
+        count: The number of flags.
     """
     bits = tf.bitwise.right_shift(words[:, :, tf.newaxis], tf.range(32))
     any_of_them = tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits, 1), 1), 0)
-    return tf.ensure_shape(tf.reshape(any_of_them, [-1])[:rows], [rows])
+    return tf.ensure_shape(tf.reshape(any_of_them, [-1])[:count], [count])
 
 
-def rows_as_numbers(touched: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Tensor:
-    """Rows as digits of floats, to be summed: no sum of digits overflows into the next.
+def flags_as_numbers(flags: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Tensor:
+    """Packs flags as digits into floats to be summed: no sum of digits overflows into the next.
 
     Args:
-        touched: bool [rows].
+        flags: bool [n].
         dtype: The dtype of the floats.
         replicas: The number of replicas, whose numbers are summed.
     """
-    rows, digits = touched.shape.num_elements(), _digits(dtype, replicas)
-    ones = tf.reshape(tf.pad(tf.cast(touched, tf.float32), [[0, -rows % digits]]), [-1, digits])
+    digits = _digits(dtype, replicas)
+    missing = -flags.shape.num_elements() % digits
+    ones = tf.reshape(tf.pad(tf.cast(flags, tf.float32), [[0, missing]]), [-1, digits])
     return tf.cast(tf.reduce_sum(ones * _places(digits, replicas), 1), dtype)
 
 
-def rows_from_numbers(total: tf.Tensor, rows: int, replicas: int) -> tf.Tensor:
-    """Which rows any replica touched: bool [rows].
+def flags_from_numbers(total: tf.Tensor, count: int, replicas: int) -> tf.Tensor:
+    """Returns which flags any replica has set: bool [count].
 
     Args:
         total: [numbers], the sum of what all replicas gave.
-        rows: The number of rows.
+        count: The number of flags.
         replicas: The number of replicas, whose numbers were summed.
     """
     digits = _digits(total.dtype, replicas)
     if digits == 1:  # perhaps not exact, but never rounded to zero
-        return tf.ensure_shape(total[:rows] > 0, [rows])
+        return tf.ensure_shape(total[:count] > 0, [count])
     places = tf.cast(_places(digits, replicas), tf.int32)
     counts = tf.cast(total, tf.int32)[:, tf.newaxis] // places % (replicas + 1)
-    return tf.ensure_shape(tf.reshape(counts > 0, [-1])[:rows], [rows])
+    return tf.ensure_shape(tf.reshape(counts > 0, [-1])[:count], [count])
 
 
 def tag(
@@ -82,7 +135,7 @@ def tag(
     replicas: int,
     settings: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Whole numbers that differ where replicas differ in what they exchange or in their step.
+    """Returns numbers that differ where replicas differ in their step or in what they exchange.
 
     Args:
         fingerprint: 64 bits, computed from all that must be equal on all replicas and is the same
@@ -103,7 +156,7 @@ def tag(
 
 
 def tag_word(fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = None) -> tf.Tensor:
-    """One number that differs likewise: int32 scalar, to be gathered."""
+    """Returns one number that differs likewise: int32 scalar, to be gathered."""
     facts = tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)
     if settings is not None:
         facts ^= digest(settings)
@@ -113,7 +166,7 @@ def tag_word(fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = Non
 
 
 def checked(answer: tf.Tensor, tags: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
-    """The answer of a collective, if the tags that travelled with it are those expected.
+    """Returns the answer of a collective, if the tags that travelled with it are as expected.
 
     Raises:
         tf.errors.InvalidArgumentError: In the step, if the replicas did not all give the same tag.

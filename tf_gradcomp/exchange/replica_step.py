@@ -1,252 +1,190 @@
-"""One replica's side of a step, written once for real jobs, simulations and predictions."""
+"""The exchange of dense gradients by a compressor: in jobs, simulations and predictions."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import ops
-from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
-from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, WithRider
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite
-from tf_gradcomp.policy import GradientSpec
+from tf_gradcomp.exchange.residuals import add_residuals
+from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 
 Result = TypeVar("Result")
 
-_NO_BITS = np.zeros([0], bool)
 
-
-class Stepped(NamedTuple):
-    """What a step gives each replica.
+class MethodResult(NamedTuple):
+    """What the exchange by a compressor gives one replica.
 
     Attributes:
-        reduced: Dense float32 gradients, summed over the replicas; zeros on a skipped step.
-        finite: bool scalar, equal on all replicas: whether the step is to be taken.
-        tensor_bytes: int64 [tensors], the bytes that each takes in this replica's payload.
+        exchanged: The result of the compressor.
         touched: bool [rows] for each gradient that came as slices, which rows any replica touched;
             None for the others.
-        delayed: bool [tensors], of which gradients most entries have waited; see
-            `Compressor.delayed`.
+        delayed: bool [tensors], which gradients are mostly delayed; see `Compressor.delayed`.
         begins: bool [tensors], equal on all replicas: of which gradients any replica's own is not
             all zeros, among those that `ReplicaStep.begins` is about; false for the others.
+        sent: The bytes that this replica sent.
     """
 
-    reduced: list[tf.Tensor]
-    finite: tf.Tensor
-    tensor_bytes: tf.Tensor
+    exchanged: Exchanged
     touched: list[tf.Tensor | None]
     delayed: tf.Tensor
     begins: tf.Tensor
-
-    def as_given(
-        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices]
-    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], tf.Tensor]:
-        """The reduced gradients in the dtypes and forms that those of this replica came in.
-
-        Args:
-            gradients: The gradients of this replica.
-
-        Returns:
-            The reduced gradients; and whether the step is to be taken: not if a sum does not fit
-            into float16.
-        """
-        reduced = [
-            sparse.as_given(gradient, total, rows)
-            for gradient, total, rows in zip(gradients, self.reduced, self.touched, strict=True)
-        ]
-        halves = [one for one in reduced if one.dtype == tf.float16]
-        return reduced, tf.logical_and(self.finite, all_finite(halves)) if halves else self.finite
+    sent: Sent
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaStep:
-    """What a replica brings to a step.
+    """What a replica brings to the exchange by a compressor.
 
     Attributes:
-        inputs: What the method is given.
+        inputs: The inputs of the compressor; all gradients are dense.
         touched: bool [rows] for each gradient that came as slices, which rows this replica
             touched; None for the others.
-        waits: bool scalar, equal on all replicas: whether anything may be left in the residuals.
+        delayed: bool scalar, equal on all replicas: whether anything may be left in the residuals.
         residual_scale: The residuals divided by this are in units of the gradients.
         begins: bool [tensors], which of this replica's gradients are not all zeros, among those
-            that no replica had before; None where nobody asks. What a replica sends cannot tell
-            it: a gradient may wait for many steps before any of it is sent.
+            that no replica had before; None where nobody asks. The payload cannot tell: a gradient
+            may be delayed for many steps before any of it is sent.
+        overflows: bool [1], whether a gradient is not finite with its residual; None where the
+            compressor adds the residuals.
     """
 
     inputs: ExchangeInputs
     touched: Sequence[tf.Tensor | None]
-    waits: tf.Tensor | bool = True
+    delayed: tf.Tensor | bool = True
     residual_scale: float = 1.0
     begins: tf.Tensor | None = None
+    overflows: tf.Tensor | None = None
 
     @classmethod
     def of(
         cls,
-        specs: Sequence[GradientSpec],
-        gradients: Sequence[tf.Tensor | tf.IndexedSlices],
-        state: Mapping[str, Sequence[tf.Tensor]],
-        step: tf.Tensor,
-        finite: tf.Tensor,
-        rank: tf.Tensor | int,
-        size: int,
-        second_moments: ops.SecondMoments | None = None,
-        job_state: Mapping[str, tf.Variable] | None = None,
-        waits: tf.Tensor | bool = True,
+        inputs: ExchangeInputs,
+        *,
+        delayed: tf.Tensor | bool = True,
         residual_scale: float = 1.0,
-        numbers: Sequence[int] | None = None,
         not_begun: tf.Tensor | None = None,
     ) -> ReplicaStep:
         """Returns the step of a replica whose gradients may be slices.
 
-        `not_begun` is bool [tensors], equal on all replicas: which gradients no replica has had
-        yet; None if nobody asks which begin. The rest is as in `ExchangeInputs` and `ReplicaStep`.
+        Args:
+            inputs: The inputs of the compressor, but for slices among the gradients.
+            delayed: As in `ReplicaStep`.
+            residual_scale: As in `ReplicaStep`.
+            not_begun: bool [tensors], equal on all replicas: which gradients no replica has had
+                yet; None if nobody asks which begin.
         """
+        pairs = list(zip(inputs.gradients, inputs.specs, strict=True))
         touched = [
             sparse.touched_rows(gradient, spec.shape[0])
             if isinstance(gradient, tf.IndexedSlices)
             else None
-            for gradient, spec in zip(gradients, specs, strict=True)
+            for gradient, spec in pairs
         ]
-        inputs = ExchangeInputs(
-            specs,
-            [
-                tf.ensure_shape(sparse.dense(g), s.shape)
-                for g, s in zip(gradients, specs, strict=True)
-            ],
-            state,
-            step,
-            finite,
-            rank,
-            size,
-            second_moments,
-            job_state=job_state or {},
-            numbers=numbers,
-        )
-        begins = None if not_begun is None else _begin(inputs.gradients, not_begun)
-        return cls(inputs, touched, tf.convert_to_tensor(waits), residual_scale, begins)
+        dense = [tf.ensure_shape(sparse.dense(gradient), spec.shape) for gradient, spec in pairs]
+        inputs = dataclasses.replace(inputs, gradients=dense)
+        begins = None if not_begun is None else _begin(dense, not_begun)
+        return cls(inputs, touched, tf.convert_to_tensor(delayed), residual_scale, begins)
 
-    def talk(self, compressor: Compressor) -> Generator[Request, Any, Stepped]:
-        """Runs the method's conversation, with the riders on its first gather or sum."""
-        residuals = self.inputs.state.get(RESIDUAL)
-        keeps = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
-        if keeps or not residuals:
-            stepped, _ = yield from self._ride(compressor, self.inputs, _NO_BITS)
-            self._drop_beside_what_does_not_fit(residuals or [], stepped.reduced)
-            return stepped
-        # Another method, in a warm-up, a phase or an earlier job, left what this one must send.
-        inputs = self._with(residuals, self.inputs.preconditioned())
-        finite = tf.cond(
-            self.waits, lambda: all_finite(inputs.gradients), lambda: tf.constant(True)
-        )
-        stepped, bad = yield from self._ride(compressor, inputs, tf.logical_not([finite]))
+    def with_residuals(self) -> ReplicaStep:
+        """Returns this step with the residuals added to the gradients, where all are finite."""
+        inputs = self.inputs.preconditioned()
+        residuals = [
+            tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
+            for residual in inputs.residuals
+        ]
+        own = [tf.cast(gradient, tf.float32) for gradient in inputs.gradients]
+        sums, _ = add_residuals(own, residuals, self.delayed, self.residual_scale, inputs.size)
+        finite = tf.cond(self.delayed, lambda: all_finite(sums), lambda: tf.constant(True))
+        inputs = dataclasses.replace(inputs, gradients=sums)
+        return dataclasses.replace(self, inputs=inputs, overflows=tf.logical_not([finite]))
 
-        def clear() -> None:
-            for residual, spec in zip(residuals, inputs.specs, strict=True):
-                tf.raw_ops.AssignVariableOp(resource=residual, value=tf.zeros(spec.shape))
+    @property
+    def flags(self) -> list[tf.Tensor]:
+        """The bits of which every replica must know whether any has set them."""
+        touched = [rows for rows in self.touched if rows is not None]
+        rest = [flags for flags in (self.begins, self.overflows) if flags is not None]
+        return [*touched, *rest]
 
-        # Also where the sum is too large, for it would be so in all later steps.
-        gone = tf.logical_and(self.inputs.finite, tf.logical_not(bad[0]))
-        tf.cond(tf.logical_and(self.waits, gone), clear, lambda: None)
-        return stepped
-
-    def _drop_beside_what_does_not_fit(
-        self, residuals: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor]
-    ) -> None:
-        """Clears residuals where float16 cannot hold the sum, so that the step will be skipped.
-
-        What is left there is as large as what was sent, and all later steps would be skipped, too.
-        """
-        for residual, total, spec in zip(residuals, reduced, self.inputs.specs, strict=False):
-            if spec.dtype == "float16":
-                clear = functools.partial(
-                    tf.raw_ops.AssignVariableOp, resource=residual, value=tf.zeros(spec.shape)
-                )
-                fits = all_finite([tf.cast(total, tf.float16)])
-                tf.cond(fits, lambda: None, lambda clear=clear: clear() and None)
-
-    def _with(self, residuals: Sequence[tf.Tensor], inputs: ExchangeInputs) -> ExchangeInputs:
-        """The inputs of a step with what waits in the residuals added to the gradients."""
-        gradients = [tf.cast(gradient, tf.float32) for gradient in inputs.gradients]
-
-        def added() -> list[tf.Tensor]:
-            return [
-                gradient
-                + tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
-                / self.residual_scale
-                for gradient, residual in zip(gradients, residuals, strict=True)
-            ]
-
-        return dataclasses.replace(inputs, gradients=tf.cond(self.waits, added, lambda: gradients))
-
-    def _ride(
-        self, compressor: Compressor, inputs: ExchangeInputs, more: tf.Tensor
-    ) -> Generator[Request, Any, tuple[Stepped, tf.Tensor]]:
-        """The step; and of more bits, which any replica has set: bool [n], as `more` is."""
-        conversation = compressor.conversation(inputs)
-        begins = _NO_BITS if self.begins is None else self.begins
-        own = tf.concat([*(rows for rows in self.touched if rows is not None), begins, more], 0)
-        answer, of_all = None, None
-        while True:
-            try:
-                request = conversation.send(answer)
-            except StopIteration as end:
-                rows, rest = self._split(own if of_all is None else of_all)
-                delayed = compressor.delayed(inputs)
-                begins = tf.zeros_like(delayed)
-                if self.begins is not None:
-                    begins, rest = rest[: len(inputs.specs)], rest[len(inputs.specs) :]
-                reduced, finite, tensor_bytes = end.value
-                stepped = Stepped(reduced, finite, tensor_bytes, rows, delayed, begins)
-                return stepped, rest
-            if of_all is None and isinstance(request, AllGather):
-                answer, of_all = yield from self._gather(request, own)
-            elif of_all is None and isinstance(request, AllReduce):
-                answer, of_all = yield from self._sum(compressor, request, own)
-            else:
-                answer = yield request
-
-    def _gather(
-        self, request: AllGather, own: tf.Tensor
-    ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
-        bits = own.shape.num_elements()
-        if not bits:
-            return (yield request), own
-        answer, words = yield WithRider(request, metadata.rows_as_words(own))
-        return answer, metadata.rows_from_words(words, bits)
-
-    def _sum(
-        self, compressor: Compressor, request: AllReduce, own: tf.Tensor
-    ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
-        size, dtype = self.inputs.size, request.values.dtype
-        fingerprint = compressor.fingerprint(self.inputs.specs)
+    def tag(self, compressor: Compressor, dtype: tf.DType) -> tf.Tensor:
+        """Returns the tag of this step for a sum in a dtype."""
         settings = compressor.settings_in_force(self.inputs)
-        tag = metadata.tag(fingerprint, self.inputs.step, dtype, size, settings)
-        numbers = metadata.rows_as_numbers(own, dtype, size)
-        tags, bits = tag.shape.num_elements(), own.shape.num_elements()
-        if not bits and not tags:
-            return (yield request), own
-        answer, total = yield WithRider(request, tf.concat([tag, numbers], 0))
-        answer = metadata.checked(answer, total[:tags], tf.cast(tag, tf.float32) * size)
-        return answer, metadata.rows_from_numbers(total[tags:], bits, size)
+        fingerprint = compressor.fingerprint(self.inputs.specs)
+        return metadata.tag(fingerprint, self.inputs.step, dtype, self.inputs.size, settings)
 
-    def _split(self, rows: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor]:
-        """Splits the rows of all tables by gradient; and the bits that follow them."""
-        parts: list[tf.Tensor | None] = []
-        start = 0
-        for touched in self.touched:
-            if touched is None:
-                parts.append(None)
-            else:
-                end = start + touched.shape.num_elements()
-                parts.append(rows[start:end])
-                start = end
-        return parts, rows[start:]
+
+def exchange_by(
+    compressor: Compressor, steps: Sequence[ReplicaStep], communicators: Sequence[Communicator]
+) -> list[MethodResult]:
+    """Exchanges gradients by a compressor that is in use in this step.
+
+    Args:
+        compressor: The compressor; its warm-up and its phases are not looked at.
+        steps: One for each replica of this process that takes part.
+        communicators: One for each of them.
+    """
+    inputs = steps[0].inputs
+    has_own = any(RESIDUAL in compressor.state(spec) for spec in inputs.specs)
+    if not has_own and inputs.state.get(RESIDUAL):
+        # Another method, in a warm-up, a phase or an earlier job, left what this one must send.
+        steps = [step.with_residuals() for step in steps]
+    conversations = [
+        metadata.with_metadata(
+            compressor.conversation(step.inputs),
+            tf.concat([tf.zeros([0], tf.bool), *step.flags], 0),
+            step.inputs.size,
+            functools.partial(step.tag, compressor),
+        )
+        for step in steps
+    ]
+    ends, sent = communicate(conversations, communicators)
+    return [
+        _finish(compressor, step, exchanged, flags, of_one)
+        for step, (exchanged, flags), of_one in zip(steps, ends, sent, strict=True)
+    ]
+
+
+def _finish(
+    compressor: Compressor, step: ReplicaStep, exchanged: Exchanged, flags: tf.Tensor, sent: Sent
+) -> MethodResult:
+    """Clears residuals that are sent or that no sum can hold, and returns what a replica gets."""
+    lengths = [part.shape.num_elements() for part in step.flags]
+    parts = iter(tf.split(flags, lengths) if lengths else [])
+    touched = [None if rows is None else next(parts) for rows in step.touched]
+    delayed = compressor.delayed(step.inputs)
+    begins = tf.zeros_like(delayed) if step.begins is None else next(parts)
+    if step.overflows is None:
+        _clear_where_too_large(step.inputs, exchanged.reduced)
+    else:
+        # Also where the sum is too large, for it would be so in all later steps.
+        gone = tf.logical_and(step.inputs.finite, tf.logical_not(next(parts)[0]))
+        clear = functools.partial(_clear, step.inputs.residuals, step.inputs)
+        tf.cond(tf.logical_and(step.delayed, gone), clear, lambda: None)
+    return MethodResult(exchanged, touched, delayed, begins, sent)
+
+
+def _clear_where_too_large(inputs: ExchangeInputs, reduced: Sequence[tf.Tensor]) -> None:
+    """Clears residuals where float16 cannot hold the sum, so that the step will be skipped.
+
+    What is left there is as large as what was sent, and all later steps would be skipped, too.
+    """
+    residuals = inputs.state.get(RESIDUAL, ())
+    for residual, total, spec in zip(residuals, reduced, inputs.specs, strict=False):
+        if spec.dtype == "float16":
+            one = dataclasses.replace(inputs, specs=[spec])
+            clear = functools.partial(_clear, [residual], one)
+            tf.cond(all_finite([tf.cast(total, tf.float16)]), lambda: None, clear)
+
+
+def _clear(residuals: Sequence[tf.Tensor], inputs: ExchangeInputs) -> None:
+    for residual, spec in zip(residuals, inputs.specs, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=residual, value=tf.zeros(spec.shape))
 
 
 def _begin(gradients: Sequence[tf.Tensor], not_begun: tf.Tensor) -> tf.Tensor:
@@ -264,12 +202,12 @@ def _begin(gradients: Sequence[tf.Tensor], not_begun: tf.Tensor) -> tf.Tensor:
 def by_stage(
     compressor: Compressor, inputs: ExchangeInputs, run: Callable[[Compressor], Result]
 ) -> Result:
-    """What `run` gives with the method whose turn it is: a warm-up, a phase, or `compressor`.
+    """Runs the method that is in use in this step: a warm-up, a phase, or the compressor itself.
 
     Args:
-        compressor: A method.
-        inputs: Of the step; the turn depends on what is equal on all replicas in them.
-        run: Called with a method; in a graph once for each.
+        compressor: The compressor.
+        inputs: The inputs of a step; the choice depends on what is equal on all replicas in them.
+        run: Takes the method in use; in a graph it is called once for each.
     """
 
     def in_turn() -> Result:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.requests import AllGather, AllReduce, WithRider
+from tf_gradcomp.compressors.requests import AllGather, AllReduce
 from tf_gradcomp.exchange.metadata import checked
 from tf_gradcomp.policy import GradientSpec
 
@@ -138,7 +138,7 @@ def _unpacked(
 
 def prefer_dense(
     slices: tf.IndexedSlices, rows: int, replicas: int, tag: tf.Tensor
-) -> Generator[WithRider, tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
+) -> Generator[AllReduce, tf.Tensor, tf.Tensor]:
     """Whether summing a whole table sends less than gathering its slices: bool, equal on all.
 
     It does where slices cover most of the table, as for an embedding that is also the output layer:
@@ -154,9 +154,8 @@ def prefer_dense(
         tf.errors.InvalidArgumentError: If the tags differ.
     """
     many = replicas * tf.size(slices.indices, tf.int64) > 2 * rows
-    vote = AllReduce(tf.cast(many, tf.float32)[tf.newaxis])
-    votes, tags = yield WithRider(vote, tag)
-    return checked(votes, tags, replicas * tag)[0] > 0
+    total = yield AllReduce(tf.cast(many, tf.float32)[tf.newaxis], tag)
+    return checked(total[:1], total[1:], replicas * tag)[0] > 0
 
 
 def sum_whole(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
-from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, WithRider
+from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
 from tf_gradcomp.groups.padded_gather import gather_padded
 
 Result = TypeVar("Result")
@@ -54,48 +54,40 @@ class Communicator(abc.ABC):
         self.ahead: tf.Variable | None = None
         self.label = ""
 
+    def meet(self, requests: Sequence[Request]) -> None:
+        """Takes the requests that all replicas of this process make at one point of a step.
+
+        A process that runs several replicas in lockstep needs all their requests to answer one.
+        """
+        if len(requests) > 1:
+            raise RuntimeError(f"{type(self).__name__} reaches others for one replica at a time.")
+
     def answer(self, request: Request) -> tuple[Any, Sent]:
-        """Does what a compressor asks for, and counts what that sends."""
-        if isinstance(request, WithRider):
-            return self._answer_with_rider(*request)
-        if isinstance(request, AllGather):
-            return self._answer_gather(request)
+        """Does what a compressor asks for, and counts the bytes that this sends."""
         if isinstance(request, AllReduce):
-            values = request.values
-            return self.all_reduce(values), self._summed(values)
-        given = 4 * tf.size(request.payload, tf.int64)
-        # All replicas but one pass it on.
-        sent = Sent(given // self.size, (self.size - 1) * given // self.size)
-        return self.broadcast(request.payload, request.root), sent
-
-    def _answer_with_rider(
-        self, request: AllGather | AllReduce, rider: tf.Tensor
-    ) -> tuple[Any, Sent]:
-        riders = rider.shape.num_elements()
-        if isinstance(request, AllGather):
-            payload = tf.concat([rider, request.payload], 0)
-            rows, sent = self._answer_gather(AllGather(payload, request.same_length))
-            return (rows[:, riders:], rows[:, :riders]), sent
-        total = self.all_reduce_with_rider(request.values, rider)
-        return (total[:-riders], total[-riders:]), self._summed(request.values, riders)
-
-    def _answer_gather(self, request: AllGather) -> tuple[tf.Tensor, Sent]:
+            total = self.sum(request)
+            elements = tf.size(request.values, tf.int64)
+            if request.metadata is not None:
+                elements += request.metadata.shape.num_elements()
+            given = self.element_bytes(request.values.dtype) * elements
+            return total, Sent(given, 2 * (self.size - 1) * given // self.size)
         words = tf.size(request.payload)
+        payload_bytes = 4 * tf.cast(words, tf.int64)
+        if isinstance(request, Broadcast):
+            # All replicas but one pass it on.
+            sent = Sent(payload_bytes // self.size, (self.size - 1) * payload_bytes // self.size)
+            return self.broadcast(request.payload, request.root), sent
         if request.same_length:
             rows, gathered = self.all_gather(request.payload), words
         else:
             rows, gathered = self.all_gather_padded(request.payload)
         # A ring passes on all rows but one.
-        sent = 4 * (self.size - 1) * tf.cast(gathered, tf.int64)
-        return rows, Sent(4 * tf.cast(words, tf.int64), sent)
+        sent_bytes = 4 * (self.size - 1) * tf.cast(gathered, tf.int64)
+        return rows, Sent(payload_bytes, sent_bytes)
 
     def element_bytes(self, dtype: tf.DType) -> int:
         """The bytes that each element of a sum has on its way."""
         return dtype.size
-
-    def _summed(self, values: tf.Tensor, riders: int = 0) -> Sent:
-        given = self.element_bytes(values.dtype) * (tf.size(values, tf.int64) + riders)
-        return Sent(given, 2 * (self.size - 1) * given // self.size)
 
     @abc.abstractmethod
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
@@ -109,11 +101,12 @@ class Communicator(abc.ABC):
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
         """The sum of vectors of one length and dtype."""
 
-    def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
-        """The sum of the replicas' vectors, followed by the sum of their riders."""
-        *first, last = _pieces(values)  # only the last piece is copied to have the rider behind it
-        sums = [self.all_reduce(piece) for piece in first]
-        sums.append(self.all_reduce(tf.concat([last, rider], 0)))
+    def sum(self, request: AllReduce) -> tf.Tensor:
+        """Returns the sum of the replicas' vectors, followed by the sum of their metadata."""
+        pieces = _pieces(request.values)
+        if request.metadata is not None:  # only the last piece is copied for it
+            pieces[-1] = tf.concat([pieces[-1], request.metadata], 0)
+        sums = [self.all_reduce(piece) for piece in pieces]
         return sums[0] if len(sums) == 1 else tf.concat(sums, 0)
 
     @abc.abstractmethod
@@ -152,9 +145,8 @@ class CollectiveCommunicator(Communicator):
         return tf_private.launch_all_gather(self._launcher, payload[tf.newaxis])
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum of vectors of one length and dtype; long ones are summed piece by piece."""
-        pieces = [tf_private.launch_all_reduce(self._launcher, piece) for piece in _pieces(values)]
-        return pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0)
+        """Returns the sum of vectors of one length and dtype."""
+        return tf_private.launch_all_reduce(self._launcher, values)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
         """The int32 vector of the replica whose rank is `root`."""
@@ -195,16 +187,33 @@ class ReplicaContextCommunicator(Communicator):
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, only_of_root)
 
 
-def converse(
-    conversation: Generator[Request, tf.Tensor, Result], communicator: Communicator
-) -> tuple[Result, Sent]:
-    """Runs one replica's side of an exchange, answering each of its requests."""
-    answer: Any = None
-    sent = Sent.nothing()
+def communicate(
+    conversations: Sequence[Generator[Request, Any, Result]],
+    communicators: Sequence[Communicator],
+) -> tuple[list[Result], list[Sent]]:
+    """Runs the conversations of this process's replicas: mostly one, in lockstep several.
+
+    Args:
+        conversations: One for each replica; each yields requests and is sent their answers.
+        communicators: One for each replica.
+
+    Returns:
+        The result of each conversation; and what each replica sent.
+    """
+    answers: list[Any] = [None] * len(conversations)
+    sent = [Sent.nothing() for _ in conversations]
     while True:
-        try:
-            request = conversation.send(answer)
-        except StopIteration as end:
-            return end.value, sent
-        answer, more = communicator.answer(request)
-        sent = sent.plus(more)
+        requests, results = [], []
+        for conversation, answer in zip(conversations, answers, strict=True):
+            try:
+                requests.append(conversation.send(answer))
+            except StopIteration as end:
+                results.append(end.value)
+        if requests and results:
+            raise RuntimeError("Some replicas of an exchange still talk while others are done.")
+        if results:
+            return results, sent
+        communicators[0].meet(requests)
+        for i, (request, communicator) in enumerate(zip(requests, communicators, strict=True)):
+            answers[i], more = communicator.answer(request)
+            sent[i] = sent[i].plus(more)

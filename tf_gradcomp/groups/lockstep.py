@@ -3,100 +3,182 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.requests import AllReduce, Request, WithRider, given
-from tf_gradcomp.groups.communicator import Communicator, Sent
-
-Result = TypeVar("Result")
-
-
-class InLockstep(NamedTuple, Generic[Result]):
-    """What a conversation returned for one of the replicas, and what that replica sent.
-
-    Attributes:
-        result: What the conversation returned.
-        sent: Bytes, counted as if a network were between the replicas.
-        given: What the replica gave, in this order: payloads, and vectors to be summed.
-    """
-
-    result: Result
-    sent: Sent
-    given: list[tf.Tensor]
+from tf_gradcomp.compressors.requests import AllReduce, Request, given
+from tf_gradcomp.groups.communicator import Communicator
+from tf_gradcomp.groups.group import Group, Member, Result
 
 
-class _Meeting(Communicator):
-    """Answers what all replicas ask for at one point of a conversation, once for all of them."""
+class _Meeting:
+    """Holds what all replicas gave at one point of a step; computes each answer once."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        super().__init__(len(requests), 0)
         if len({type(request) for request in requests}) != 1:
             raise RuntimeError(f"Replicas of one exchange ask for different things: {requests}.")
-        self._given = [_all_given(request) for request in requests]
+        self._requests = requests
+
+    @functools.cached_property
+    def rows(self) -> tf.Tensor:
+        """The payloads as rows, padded with zeros."""
+        payloads = [given(request) for request in self._requests]
+        longest = tf.reduce_max([tf.size(words) for words in payloads])
+        return tf.stack([tf.pad(words, [[0, longest - tf.size(words)]]) for words in payloads])
+
+    @functools.cached_property
+    def total(self) -> tf.Tensor:
+        """The sum of all vectors, followed by the sum of their metadata."""
+        return functools.reduce(tf.add, map(_with_metadata, self._requests))
+
+
+def _with_metadata(request: Request) -> tf.Tensor:
+    if isinstance(request, AllReduce) and request.metadata is not None:
+        return tf.concat([request.values, request.metadata], 0)
+    return given(request)
+
+
+class LockstepCommunicator(Communicator):
+    """Reaches replicas of the same process, whose requests all are there before one is answered.
+
+    Args:
+        size: The number of replicas.
+        rank: This replica's number.
+        meetings: The latest meeting, in a list that all replicas share.
+    """
+
+    def __init__(self, size: int, rank: int, meetings: list[_Meeting]) -> None:
+        super().__init__(size, rank)
+        self._meetings = meetings
+
+    def meet(self, requests: Sequence[Request]) -> None:
+        """Takes the requests of all replicas."""
+        self._meetings[:] = [_Meeting(requests)]
 
     def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
         """Gathers int32 vectors of one length, as rows in the order of the replicas."""
-        return self._rows
+        return self._meetings[0].rows
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gathers int32 vectors as padded rows; and how many words each replica gave for it."""
-        return self._rows, tf.shape(self._rows)[1] + 1  # with the length
+        """Gathers int32 vectors as padded rows; returns also how many words each replica gave."""
+        rows = self._meetings[0].rows
+        return rows, tf.shape(rows)[1] + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum of vectors of one length and dtype."""
-        return self._total
+        """Returns the sum of vectors of one length and dtype."""
+        return self._meetings[0].total
 
-    def all_reduce_with_rider(self, values: tf.Tensor, rider: tf.Tensor) -> tf.Tensor:
-        """The sum of the replicas' vectors, followed by the sum of their riders."""
-        return self._total
+    def sum(self, request: AllReduce) -> tf.Tensor:
+        """Returns the sum of the replicas' vectors, followed by the sum of their metadata."""
+        return self._meetings[0].total
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-        """The int32 vector of the replica whose rank is `root`."""
-        return tf.gather(self._rows, root)
-
-    @functools.cached_property
-    def _rows(self) -> tf.Tensor:
-        longest = tf.reduce_max([tf.size(words) for words in self._given])
-        return tf.stack([tf.pad(words, [[0, longest - tf.size(words)]]) for words in self._given])
-
-    @functools.cached_property
-    def _total(self) -> tf.Tensor:
-        return functools.reduce(tf.add, self._given)
+        """Returns the int32 vector of the replica whose rank is `root`."""
+        return tf.gather(self._meetings[0].rows, root)
 
 
-def _all_given(request: Request) -> tf.Tensor:
-    """What a replica gives, with its rider in front of a payload or behind a vector."""
-    if not isinstance(request, WithRider):
-        return given(request)
-    parts = [given(request), request.rider]
-    return tf.concat(parts if isinstance(request.request, AllReduce) else parts[::-1], 0)
+def lockstep_communicators(size: int) -> list[Communicator]:
+    """Returns communicators of replicas that one process runs in lockstep."""
+    meetings: list[_Meeting] = []
+    return [LockstepCommunicator(size, rank, meetings) for rank in range(size)]
 
 
-def in_lockstep(talks: Sequence[Generator[Request, Any, Result]]) -> list[InLockstep[Result]]:
-    """Runs the conversations of all replicas together: one request of each is answered at a time.
+class OfEachReplica:
+    """Stands for a variable of which each replica in lockstep has its own.
+
+    Attributes:
+        variables: The variable of each replica.
+        aggregation: None, because no checkpoint holds these variables.
+    """
+
+    aggregation = tf.VariableAggregation.NONE
+
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+        self.variables = list(variables)
+
+
+class LockstepGroup(Group):
+    """Replicas of one process that go through each step together.
 
     Args:
-        talks: One conversation for each replica, in the order of their ranks.
+        size: The number of replicas.
     """
-    answers: list[Any] = [None for _ in talks]
-    all_given: list[list[tf.Tensor]] = [[] for _ in talks]
-    sent = [Sent.nothing() for _ in talks]
-    while True:
-        requests, ends = [], []
-        for talk, answer in zip(talks, answers, strict=True):
-            try:
-                requests.append(talk.send(answer))
-            except StopIteration as end:
-                ends.append(end.value)
-        if ends and requests:
-            raise RuntimeError("Some replicas of an exchange still talk while others are done.")
-        if ends:
-            return [InLockstep(*of_one) for of_one in zip(ends, sent, all_given, strict=True)]
-        meeting = _Meeting(requests)
-        for i, request in enumerate(requests):
-            all_given[i].append(given(request))
-            answers[i], more = meeting.answer(request)
-            sent[i] = sent[i].plus(more)
+
+    kind = "learner"
+
+    def __init__(self, size: int) -> None:
+        self.size = self.local_size = size
+
+    @property
+    def name(self) -> str:
+        """The group in messages."""
+        return "the learners of a simulation"
+
+    def check_current(self) -> None:
+        """Allows every caller."""
+
+    def members(self) -> list[Member]:
+        """Returns all replicas, for one step."""
+        return [Member(one, rank) for rank, one in enumerate(self.communicators())]
+
+    def member(self) -> Member:
+        """Refuses, because no replica is called by itself."""
+        raise RuntimeError("Replicas in lockstep take a step together; call members.")
+
+    def local_replica(self) -> int:
+        """Returns the first replica, for all."""
+        return 0
+
+    def communicators(self) -> list[Communicator]:
+        """Returns the communicators of all replicas."""
+        return lockstep_communicators(self.size)
+
+    def local(self, variable: Any, local_replica: int) -> tf.Variable:
+        """Returns a replica's own variable, or the one that all share."""
+        if isinstance(variable, OfEachReplica):
+            return variable.variables[local_replica]
+        return variable
+
+    def create(self, make: Callable[[], Result]) -> Result:
+        """Gives each replica its own of the variables that `make` creates to be written by each."""
+
+        def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> Any:
+            if kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ:
+                return next_creator(**kwargs)
+            return OfEachReplica([next_creator(**kwargs) for _ in range(self.size)])
+
+        with tf.variable_creator_scope(create):
+            return make()
+
+    def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value of the only process."""
+        return value
+
+    def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
+        """Does nothing: there is one process."""
+
+    def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
+        """Returns the flag, which is of all replicas together."""
+        return flag
+
+    @property
+    def processes(self) -> int:
+        """One process."""
+        return 1
+
+    @property
+    def is_first(self) -> bool:
+        """True, for the only process."""
+        return True
+
+    @property
+    def is_collective(self) -> bool:
+        """True: what replicas ask of each other may be in a branch that all of them take."""
+        return True
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The host."""
+        return ["CPU:0"]

@@ -150,7 +150,7 @@ class Learners:
             all_gradients.append(gradients)
         reduced = self.exchange.reduce(all_gradients, similarity=similarity)
         if reduced.finite:
-            self._apply(reduced.gradients, reduced.delayed)
+            self._apply(reduced.gradients, self.exchange.delayed())
         else:
             self._skipped_steps += 1
         return StepReport(

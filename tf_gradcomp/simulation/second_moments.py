@@ -13,8 +13,8 @@ from tf_gradcomp.exchange.state import State
 
 
 @dataclasses.dataclass(frozen=True)
-class SecondMoments:
-    """Second moments, which learners keep while they train, and their optimizer otherwise.
+class SharedMoments:
+    """Second moments, which learners keep while they train, and the optimizer keeps otherwise.
 
     By `HandOver` each replica begins with an equal share. Learners that go on after a `fit` have
     the shares that they had, and their residuals, which nobody else sends, stay divided.
@@ -23,13 +23,13 @@ class SecondMoments:
         preconditioner: What divides the learners' gradients.
         inner: The optimizer's state, for all gradients.
         states: What each learner keeps.
-        since: int64 [gradients], as of `HandOver`; updated in place.
+        since: int64 [gradients] of each learner, as of `HandOver`; updated in place.
     """
 
     preconditioner: Preconditioner
     inner: InnerState
     states: Sequence[State]
-    since: tf.Variable
+    since: Sequence[tf.Variable]
 
     def take(self, place: int) -> None:
         """Gives each learner its share of the second moments of one gradient.
@@ -49,12 +49,13 @@ class SecondMoments:
         correction = self.preconditioner.correction(self.inner.updates)
         (divided,) = correction.divided([self._momentum(place)], second_moment)
         _assign(self.inner.momentums[place], divided)
-        self.since[place].assign(self.inner.updates_before(second_moment))
+        for since in self.since:
+            since[place].assign(self.inner.updates_before(second_moment))
 
     def give_back(self, place: int) -> None:
         """Gives the optimizer the sum of the learners' second moments; the inverse of `take`."""
         second_moment = self._sum(self.preconditioner.root_of, place)
-        updates = updates_after(self.inner.updates, self.since[place])
+        updates = updates_after(self.inner.updates, self.since[0][place])
         own, inner = map(self.preconditioner.correction, (updates, self.inner.updates))
         _assign(self.inner.momentums[place], self._momentum(place) * own.root(second_moment))
         for name, slots in self.inner.moments.items():

@@ -9,7 +9,7 @@ from tests.ranks import RANK, SIZE, argument, report
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import ExchangeInputs
 from tf_gradcomp.exchange.state import handles, new_state
-from tf_gradcomp.groups.communicator import converse
+from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.policy import GradientSpec
 
@@ -33,8 +33,8 @@ def reduced_by_step(compressor, shapes, plans):
             specs, gradients, handles(state), number, tf.constant(True), RANK, SIZE,
             settings=settings.read_value(),
         )  # fmt: skip
-        exchanged, _ = converse(compressor.conversation(inputs), communicator)
-        return exchanged.reduced
+        results, _ = communicate([compressor.conversation(inputs)], [communicator])
+        return results[0].reduced
 
     @tf.function(autograph=False)
     def step(gradients, number):

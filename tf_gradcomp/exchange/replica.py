@@ -1,0 +1,159 @@
+"""One replica's variables in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.exchange.gradients import all_finite
+from tf_gradcomp.exchange.residuals import Gradients, add_residuals
+from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.groups.communicator import Communicator, Sent
+from tf_gradcomp.groups.group import Member
+
+
+class Replica:
+    """One replica in one step. It reads and writes its own variables, by the places of gradients.
+
+    Args:
+        setup: The parts of the exchange.
+        numbers: The places, in the setup, of the gradients that the replica has in this step.
+        member: The replica; None for the only one of a job, which exchanges nothing.
+
+    Attributes:
+        setup: The parts of the exchange.
+        numbers: The places, in the setup, of this step's gradients.
+    """
+
+    def __init__(self, setup: Setup, numbers: Sequence[int], member: Member | None) -> None:
+        self.setup = setup
+        self.numbers = list(numbers)
+        self._local_replica = member.local_replica if member else 0
+        self._communicator = member.communicator if member else None
+        if self._communicator:
+            self._communicator.label = setup.label
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator that reaches the other replicas.
+
+        Raises:
+            RuntimeError: If there are no others.
+        """
+        if self._communicator is None:
+            raise RuntimeError("The only replica of a job has none to exchange with.")
+        return self._communicator
+
+    def local(self, variable: tf.Variable) -> tf.Variable:
+        """Returns this replica's own variable."""
+        return self.setup.group.local(variable, self._local_replica)
+
+    def state(self, places: Iterable[int] | None = None) -> dict[str, list[tf.Variable]]:
+        """Returns the state of some of this step's gradients by name; of all by default."""
+        numbers = self.numbers if places is None else [self.numbers[place] for place in places]
+        return {
+            name: [self.local(variables[number]) for number in numbers]
+            for name, variables in self.setup.variables.state.items()
+        }
+
+    def job_state(self) -> dict[str, tf.Variable]:
+        """Returns the state of the job by name."""
+        return {name: self.local(v) for name, v in self.setup.variables.job_state.items()}
+
+    def fact(self, fact: tf.Variable, places: Iterable[int] | None = None) -> tf.Tensor:
+        """Reads a fact of some of this step's gradients; of all by default."""
+        numbers = self.numbers if places is None else [self.numbers[place] for place in places]
+        return tf.gather(self.local(fact).read_value(), numbers)
+
+    def set_fact(self, fact: tf.Variable, values: Any, places: Iterable[int]) -> None:
+        """Writes a fact of some of this step's gradients."""
+        local = self.local(fact)
+        numbers = tf.constant([[self.numbers[place]] for place in places])
+        values = tf.convert_to_tensor(values, local.dtype)
+        local.assign(tf.tensor_scatter_nd_update(local.read_value(), numbers, values))
+
+    @property
+    def residual_scale(self) -> float:
+        """The residuals divided by this are in units of the gradients."""
+        return 1.0 if self.setup.residual_scale is None else self.setup.residual_scale
+
+    def is_delayed(self, places: Sequence[int]) -> tf.Tensor:
+        """Returns whether anything may be left in the residuals of some gradients."""
+        return tf.reduce_any(self.fact(self.setup.variables.facts.residual_waits, places))
+
+    def add_residuals(
+        self, places: Sequence[int], gradients: Gradients, divisor: tf.Tensor | float = 1.0
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
+        """Adds residuals to the gradients that the compressor does not exchange.
+
+        Args:
+            places: The places of these gradients.
+            gradients: All gradients of this replica.
+            divisor: The number by which the gradients will be divided.
+
+        Returns:
+            All gradients; and what stays in the residuals at `places`, for `settle`.
+        """
+        residuals = self.state(places).get(RESIDUAL, [])
+        if not residuals:
+            return list(gradients), []
+        given = [gradients[place] for place in places]
+        wanted = tf.logical_and(self.is_delayed(places), all_finite(given))
+        values = [residual.read_value() for residual in residuals]
+        scale, size = self.residual_scale / divisor, self.setup.group.size
+        found, left = add_residuals(given, values, wanted, scale, size)
+        sums = list(gradients)
+        for place, gradient in zip(places, found, strict=True):
+            sums[place] = gradient
+        return sums, left
+
+    def settle(
+        self,
+        sparse: Sequence[int],
+        dense: Sequence[int],
+        finite: tf.Tensor,
+        left: Sequence[tf.Tensor],
+    ) -> None:
+        """Writes after a step what stays in the residuals.
+
+        Args:
+            sparse: The places of the gradients to which residuals have been added.
+            dense: The places of the gradients that the compressor has exchanged.
+            finite: Whether the step is taken.
+            left: What stays in the residuals at `sparse`, from `add_residuals`.
+        """
+        delayed = self.setup.variables.facts.residual_waits
+        if RESIDUAL not in self.setup.variables.state:
+            return
+        residuals, done = self.state(sparse)[RESIDUAL], list(sparse)
+        if self.setup.residual_scale is None:
+            done += dense  # the exchange has cleared their residuals
+        elif dense:
+            self.set_fact(delayed, [True] * len(dense), dense)
+        if not done:
+            return
+
+        def clear() -> None:
+            for residual, rest in zip(residuals, left, strict=True):
+                residual.assign(rest)
+            # Equal on all replicas, unless the residuals of a float16 table differ among them.
+            still = [tf.reduce_any(tf.not_equal(rest, 0)) for rest in left]
+            self.set_fact(delayed, [*still, *[False] * (len(done) - len(sparse))], done)
+
+        tf.cond(tf.logical_and(self.is_delayed(done), finite), clear, lambda: None)
+
+    def count(self, places: Sequence[int], sent: Sent, tensor_bytes: tf.Tensor) -> None:
+        """Counts the bytes that some gradients took."""
+        numbers = [self.numbers[place] for place in places]
+        dense_bytes = sum(4 * self.setup.specs[number].elements for number in numbers)
+        traffic = self.setup.variables.traffic
+        traffic.add(self.local(traffic.totals), sent, dense_bytes, numbers, tensor_bytes)
+
+    def count_exchange(self, finite: tf.Tensor) -> None:
+        """Counts a step, once it is known whether it is taken."""
+        traffic = self.setup.variables.traffic
+        with tf.control_dependencies([finite]):
+            traffic.count_exchange(self.local(traffic.totals))

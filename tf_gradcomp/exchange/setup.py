@@ -1,0 +1,111 @@
+"""The parts of a built exchange."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
+from tf_gradcomp.compressors.base import Compressor, in_turn
+from tf_gradcomp.exchange import sparse
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scale, state_specs
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.policy import GradientSpec, Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The parts of a built exchange.
+
+    Attributes:
+        group: The replicas.
+        method: The candidates.
+        chosen: The candidate in use.
+        specs: The specs of all gradients.
+        policy: Which variables get which settings.
+        variables: The variables that the exchange keeps from step to step.
+        label: Tells the collectives of this exchange from those of others, where they have names.
+    """
+
+    group: Group
+    method: Method
+    chosen: Candidate
+    specs: Sequence[GradientSpec]
+    policy: Policy
+    variables: Variables
+    label: str
+
+    @classmethod
+    def new(
+        cls,
+        group: Group,
+        method: Method,
+        chosen: Candidate,
+        specs: Sequence[GradientSpec],
+        policy: Policy,
+    ) -> Setup:
+        """Creates the variables of an exchange."""
+        compressors = _compressors(method)
+        for_state = state_specs(compressors, specs, method.moments)
+        for_job = job_state_specs(compressors, specs)
+        for compressor in compressors:
+            residual_scale(compressor, specs)  # refuses stages with residuals of other scales
+        alone_in_process = group.is_collective and group.local_size == 1
+        variables = group.create(
+            lambda: Variables.of(for_state, for_job, specs, ahead=alone_in_process)
+        )
+        label = group.label([spec.path for spec in specs])
+        return cls(group, method, chosen, specs, policy, variables, label)
+
+    @property
+    def compressor(self) -> Compressor:
+        """The compressor in use."""
+        return self.chosen.compressor
+
+    @property
+    def preconditioner(self) -> Preconditioner | None:
+        """The preconditioner in front of the compressor, if any."""
+        return self.chosen.preconditioner if self.group.size > 1 else None
+
+    @functools.cached_property
+    def residual_scale(self) -> float | None:
+        """The scale of the compressor's residual; None if it keeps none."""
+        return residual_scale(self.compressor, self.specs) if self.group.size > 1 else None
+
+    @functools.cached_property
+    def job_state_of_gradients(self) -> list[str]:
+        """The names of the job's state that is in units of gradients."""
+        specs = job_state_specs(_compressors(self.method), self.specs)
+        return [name for name, spec in specs.items() if spec.of_gradients]
+
+    @functools.cached_property
+    def on_gpu(self) -> frozenset[str]:
+        """The state that stays on a GPU in a step, because kernels there do all that is needed."""
+        methods, state = list(in_turn(self.compressor)), self.variables.state
+        if all(method.has_gpu_kernels for method in methods):
+            return frozenset(state)
+        if any(method.preconditions for method in methods):
+            return frozenset()  # one op has second moments and residuals
+        return frozenset({SECOND_MOMENT, LARGEST} & state.keys())
+
+    @property
+    def is_copied(self) -> bool:
+        """True if a step copies state from a GPU to the host and back, all of it or some."""
+        return self.on_gpu != self.variables.state.keys()
+
+    def is_large(self, number: int) -> bool:
+        """Returns whether a table is too large to be made dense."""
+        return sparse.is_large(self.specs[number], self.policy.max_dense_elements)
+
+    def stays_sparse(self, number: int, gradient: tf.Tensor | tf.IndexedSlices) -> bool:
+        """Returns whether a gradient is summed as slices, and not by the compressor."""
+        spec, most = self.specs[number], self.policy.max_dense_elements
+        return sparse.stays_sparse(gradient, spec, self.compressor, most)
+
+
+def _compressors(method: Method) -> list[Compressor]:
+    return [candidate.compressor for candidate in method.candidates]

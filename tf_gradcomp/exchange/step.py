@@ -1,0 +1,247 @@
+"""One step of an exchange, for one replica of a job or for several in lockstep."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
+from tf_gradcomp.compressors.base import ExchangeInputs
+from tf_gradcomp.exchange import metadata, sparse
+from tf_gradcomp.exchange.gradients import all_finite
+from tf_gradcomp.exchange.host_state import OnHost
+from tf_gradcomp.exchange.replica import Replica
+from tf_gradcomp.exchange.replica_step import MethodResult, ReplicaStep, by_stage, exchange_by
+from tf_gradcomp.exchange.residuals import Gradients
+from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.groups.communicator import Sent, communicate
+from tf_gradcomp.groups.group import Member
+
+Observe: TypeAlias = Callable[[Sequence[int], list[ReplicaStep]], list[ReplicaStep]]
+
+
+class StepResult(NamedTuple):
+    """The result of a step.
+
+    Attributes:
+        gradients: The gradients summed over the replicas, in the dtypes and forms in which the
+            first of these replicas had its own.
+        finite: bool scalar, equal on all replicas; where it is false, the step must be skipped.
+        sent: The bytes that each of these replicas sent.
+    """
+
+    gradients: list[tf.Tensor | tf.IndexedSlices]
+    finite: tf.Tensor
+    sent: list[Sent]
+
+
+def take_step(
+    setup: Setup,
+    members: Sequence[Member],
+    numbers: Sequence[int],
+    gradients: Sequence[Gradients],
+    updates: tf.Tensor | None = None,
+    observe: Observe | None = None,
+) -> StepResult:
+    """Takes replicas through one step: the one that calls, or all of a group in lockstep.
+
+    Args:
+        setup: The parts of the exchange.
+        members: The replicas.
+        numbers: The places, in the setup, of the gradients of this step.
+        gradients: Each replica's gradients.
+        updates: The number of updates that the inner optimizer has made, if gradients are divided.
+        observe: Takes the places of dense gradients and the steps of all replicas, before the
+            compressor does, and returns the steps.
+    """
+    replicas = [Replica(setup, numbers, member) for member in members]
+    places = range(len(numbers))
+    slices = [i for i in places if setup.stays_sparse(numbers[i], gradients[0][i])]
+    dense = [i for i in places if i not in slices]
+    finite = tf.constant(True)
+
+    added = [one.add_residuals(slices, own) for one, own in zip(replicas, gradients, strict=True)]
+    gradients, left = [own for own, _ in added], [rest for _, rest in added]
+    sums: list[Any] = list(gradients[0])
+    sent = [Sent.nothing() for _ in replicas]
+    if slices:
+        sent = _sum_slices(replicas, slices, gradients, sums)
+        finite = all_finite([sums[place] for place in slices])
+    if dense:
+        results = _exchange_dense(replicas, dense, gradients, finite, updates, observe)
+        finite = _restore(dense, gradients[0], results[0], sums)
+        sent = [one.plus(result.sent) for one, result in zip(sent, results, strict=True)]
+        _note_beginnings(replicas, dense, results, finite, updates)
+
+    for replica, rest in zip(replicas, left, strict=True):
+        replica.count_exchange(finite)
+        replica.settle(slices, dense, finite, rest)
+    with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
+        setup.variables.step.assign_add(1)
+    return StepResult(sums, finite, sent)
+
+
+def _sum_slices(
+    replicas: Sequence[Replica],
+    places: Sequence[int],
+    gradients: Sequence[Gradients],
+    sums: list[Any],
+) -> list[Sent]:
+    """Sums slices, not by the compressor; puts the sums at their places."""
+    setup, numbers = replicas[0].setup, replicas[0].numbers
+    large = [place for place in places if setup.is_large(numbers[place])]
+    if not setup.group.is_collective:
+        large = []  # a choice would need collectives in a branch
+    small = [place for place in places if place not in large]
+    sent = [Sent.nothing() for _ in replicas]
+    for some in [*([place] for place in large), small]:
+        if some:
+            more = _sum_some_slices(replicas, some, gradients, sums, choose=some != small)
+            sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
+    return sent
+
+
+def _sum_some_slices(
+    replicas: Sequence[Replica],
+    places: Sequence[int],
+    gradients: Sequence[Gradients],
+    sums: list[Any],
+    *,
+    choose: bool,
+) -> list[Sent]:
+    """Sums the slices of some tables together; or of one as slices or whole, as sends less."""
+    setup, size = replicas[0].setup, replicas[0].setup.group.size
+    communicators = [replica.communicator for replica in replicas]
+    given = [[own[place] for place in places] for own in gradients]
+    specs = [setup.specs[replicas[0].numbers[place]] for place in places]
+    step = replicas[0].local(setup.variables.step).read_value()
+    fingerprint, dtype = setup.compressor.fingerprint(specs), setup.compressor.slices_dtype
+    word = metadata.tag_word(fingerprint, step)
+
+    def gather() -> Any:
+        each = [sparse.sum_slices(own, size, word, dtype) for own in given]
+        return communicate(each, communicators)
+
+    def whole() -> Any:
+        return communicate([sparse.sum_whole(own[0], dtype) for own in given], communicators)
+
+    if choose:
+        rows, tag = specs[0].shape[0], metadata.tag(fingerprint, step, tf.float32, size)
+        votes = [sparse.prefer_dense(own[0], rows, size, tag) for own in given]
+        prefer, voted = communicate(votes, communicators)
+        ends, sent = tf.cond(prefer[0], whole, gather)
+        sent = [one.plus(more) for one, more in zip(sent, voted, strict=True)]
+    else:
+        ends, sent = gather()
+    for replica, (_, tensor_bytes), of_one in zip(replicas, ends, sent, strict=True):
+        replica.count(places, of_one, tensor_bytes)
+    for place, total in zip(places, ends[0][0], strict=True):
+        sums[place] = total
+    return sent
+
+
+def _exchange_dense(
+    replicas: Sequence[Replica],
+    places: Sequence[int],
+    gradients: Sequence[Gradients],
+    finite: tf.Tensor,
+    updates: tf.Tensor | None,
+    observe: Observe | None,
+) -> list[MethodResult]:
+    """Exchanges gradients by the compressor."""
+    setup = replicas[0].setup
+    compressor, variables = setup.compressor, setup.variables
+    with contextlib.ExitStack() as stack:
+        steps = []
+        for replica, own in zip(replicas, gradients, strict=True):
+            handles = stack.enter_context(OnHost(replica.state(places), setup.on_gpu))
+            given = [own[place] for place in places]
+            steps.append(_replica_step(replica, places, given, handles, finite, updates))
+            if variables.ahead:
+                replica.communicator.ahead = replica.local(variables.ahead.words)
+        if observe:
+            steps = observe(places, steps)
+        communicators = [replica.communicator for replica in replicas]
+        run = functools.partial(exchange_by, steps=steps, communicators=communicators)
+        staged = compressor.warmup or compressor.phases
+        results = by_stage(compressor, steps[0].inputs, run) if staged else run(compressor)
+    for replica, result in zip(replicas, results, strict=True):
+        replica.count(places, result.sent, result.exchanged.tensor_bytes)
+        replica.set_fact(variables.delayed, result.delayed, places)
+    return results
+
+
+def _replica_step(
+    replica: Replica,
+    places: Sequence[int],
+    gradients: Gradients,
+    handles: dict[str, list[tf.Tensor]],
+    finite: tf.Tensor,
+    updates: tf.Tensor | None,
+) -> ReplicaStep:
+    """Returns what a replica brings to the exchange of dense gradients."""
+    setup, communicator = replica.setup, replica.communicator
+    moments, not_yet = None, None
+    if setup.preconditioner and updates is not None:
+        since = replica.fact(setup.variables.facts.moments_since, places)
+        not_yet = not_begun(updates, since)
+        moments = setup.preconditioner.second_moments(
+            handles, updates_after(updates, since), communicator.size, gradients
+        )
+    numbers = [replica.numbers[place] for place in places]
+    inputs = ExchangeInputs(
+        [setup.specs[number] for number in numbers],
+        gradients,
+        handles,
+        replica.local(setup.variables.step).read_value(),
+        finite,
+        communicator.rank,
+        communicator.size,
+        moments,
+        job_state=replica.job_state(),
+        numbers=numbers,
+    )
+    return ReplicaStep.of(
+        inputs,
+        delayed=replica.is_delayed(places),
+        residual_scale=replica.residual_scale,
+        not_begun=not_yet,
+    )
+
+
+def _restore(
+    places: Sequence[int], gradients: Gradients, result: MethodResult, sums: list[Any]
+) -> tf.Tensor:
+    """Puts sums at their places, in the dtypes and forms of a replica's own gradients.
+
+    Returns:
+        Whether the step is to be taken: not if a sum does not fit into float16.
+    """
+    halves = []
+    for place, total, rows in zip(places, result.exchanged.reduced, result.touched, strict=True):
+        sums[place] = sparse.as_given(gradients[place], total, rows)
+        if sums[place].dtype == tf.float16:
+            halves.append(sums[place])
+    finite = result.exchanged.finite
+    return tf.logical_and(finite, all_finite(halves)) if halves else finite
+
+
+def _note_beginnings(
+    replicas: Sequence[Replica],
+    places: Sequence[int],
+    results: Sequence[MethodResult],
+    finite: tf.Tensor,
+    updates: tf.Tensor | None,
+) -> None:
+    """Writes after a step of which gradients the second moments have not begun yet."""
+    setup = replicas[0].setup
+    if not setup.preconditioner or updates is None:
+        return
+    fact = setup.variables.facts.moments_since
+    for replica, result in zip(replicas, results, strict=True):
+        since = replica.fact(fact, places)
+        replica.set_fact(fact, since_after(updates, since, result.begins, finite), places)
