@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.bounds import assert_close
-from tests.compressors.lockstep import Lockstep, assert_equal_bits, in_lockstep, specs_of
+from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
 from tests.compressors.test_conformance import random_gradients
 from tests.optimizer.cases import Replicas, gradients_at
 from tests.replicas import collective, copies, mirrored, stepper
@@ -19,6 +19,7 @@ from tf_gradcomp.compressors import (
     AdaComp,
     Auto,
     Cast,
+    ExchangeInputs,
     LGreCo,
     NoCompression,
     PowerSGD,
@@ -32,9 +33,10 @@ from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
-from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.replica_step import ReplicaStep, exchange_by
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.policy import GradientSpec
 
 SHAPES = [(40, 60), (50,), (60, 80), (3, 3, 8, 32), (20, 10)]  # two are not planned
@@ -260,11 +262,11 @@ def test_replicas_with_other_plans_notice(method, values):
     two = lgreco.choices(specs[0])[:2]
 
     def step(plans):
-        talks = []
+        steps = []
         for rank, plan in enumerate(plans):
             job_state = new_job_state(lgreco, specs)
             install(lgreco, [job_state], plan)
-            of_step = ReplicaStep.of(
+            inputs = ExchangeInputs(
                 specs,
                 [tf.constant(gradient) for gradient in random_gradients([(60, 80)] * 2, 1)[0]],
                 handles(new_state(lgreco, specs)),
@@ -274,10 +276,10 @@ def test_replicas_with_other_plans_notice(method, values):
                 2,
                 job_state=job_state,
             )
-            talks.append(of_step.talk(lgreco))
-        return in_lockstep(talks)
+            steps.append(ReplicaStep.of(inputs))
+        return exchange_by(lgreco, steps, lockstep_communicators(2))
 
-    assert bool(step([two, two])[0].result.finite)
+    assert bool(step([two, two])[0].exchanged.finite)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"settings|plan"):
         step([two, two[::-1]])
 
