@@ -19,6 +19,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 HOMES = {"tf_gradcomp": "index"}
+# The public ops of four methods are made of these functions, which the reference explains once.
+SHARED_INTERFACE = "tf_gradcomp.ops.coding"
 
 
 def without_code(text):
@@ -59,7 +61,8 @@ def test_every_public_name_is_in_the_reference(namespace):
     documented = []
     for path in re.findall(r"^::: (\S+)$", page.read_text(), re.M):
         home, _, name = path.rpartition(".")
-        documented.append(getattr(importlib.import_module(home), name))
+        if home != SHARED_INTERFACE:
+            documented.append(getattr(importlib.import_module(home), name))
     public = [getattr(module, name) for name in module.__all__ if name != "__version__"]
     names = [value for value in public if not inspect.ismodule(value)]
     assert sorted(map(id, documented)) == sorted(map(id, names))
