@@ -31,7 +31,6 @@ MOST_WORDS = 15  # of a cell: a table holds values, and a paragraph explains
 PAGES_TO_DO = (
     "README.md",
     "docs/methods.md",
-    "docs/payload_format.md",
 )
 LONGEST_SUBJECT = 72
 MAIN = ("origin/main", "main")
