@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class End(NamedTuple):
-    """What the exchange gave one replica, what that sent, and the vectors that it gave."""
+    """Returns what the exchange gave one replica, what that sent, and the vectors that it gave."""
 
     result: Exchanged
     sent: Sent
