@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class End(NamedTuple):
-    """Returns what the exchange gave one replica, what that sent, and the vectors that it gave."""
+    """The result of one replica's exchange, its payload, and the vectors that it gave."""
 
     result: Exchanged
     sent: Sent
