@@ -1,4 +1,4 @@
-"""What every compression method provides."""
+"""The base class of compression methods, and the values that it exchanges with its callers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ExchangeInputs:
     numbers: Sequence[int] | None = None
 
     def preconditioned(self) -> ExchangeInputs:
-        """These inputs with divided gradients; updates the second moments."""
+        """Returns these inputs with divided gradients; updates the second moments."""
         if not self.second_moments:
             return self
         gradients = ops.precondition(self.second_moments, self.gradients)
@@ -117,7 +117,7 @@ class ExchangeInputs:
 
 
 class Exchanged(NamedTuple):
-    """What an exchange gives each replica.
+    """Result of an exchange on one replica.
 
     Attributes:
         reduced: Dense float32 gradients, summed over the replicas; zeros where a gradient was not
@@ -197,7 +197,7 @@ class Compressor(abc.ABC):
             registry.register(cls)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """The variables that it keeps for one gradient, by name; by default, a residual."""
+        """Returns the variables that it keeps for one gradient, by name; by default, a residual."""
         return {RESIDUAL: StateSpec(spec.shape)}
 
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor | None:
@@ -221,11 +221,11 @@ class Compressor(abc.ABC):
         return tf.zeros([len(inputs.specs)], tf.bool)
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """What it keeps for the whole job, by name: nothing, unless a method says otherwise."""
+        """Returns the variables that it keeps for the whole job, by name; none by default."""
         return {}
 
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """Which of `phases` has its turn: int32 scalar, its place, equal on all replicas.
+        """Returns the index of the current phase in `phases`: int32 scalar, equal on all replicas.
 
         Args:
             step: int64 scalar, equal on all replicas.
@@ -248,21 +248,21 @@ class Compressor(abc.ABC):
 
     @abc.abstractmethod
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """One replica's side of a step: yields what to communicate and is sent the answer."""
+        """Runs one replica's side of a step: yields requests and is sent the answers."""
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
+        """Returns the settings, JSON-serializable, as the constructor takes them."""
         if not self.warmup:
             return {}
         return {"warmup_steps": self.warmup_steps, "warmup": registry.serialize(self.warmup)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Compressor:
-        """The compressor with the settings that `get_config` returned."""
+        """Returns the compressor with the settings that `get_config` returned."""
         return cls(**config)
 
     def fingerprint(self, specs: Sequence[GradientSpec]) -> int:
-        """A signed 64-bit number that differs where replicas differ in tensors or settings."""
+        """Returns a signed 64-bit digest of the settings and of what is known of the tensors."""
         facts = [self.name, self.get_config(), [dataclasses.astuple(spec) for spec in specs]]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
         return int.from_bytes(digest[:8], "little", signed=True)
@@ -281,7 +281,7 @@ def stages(compressor: Compressor) -> Iterator[Compressor]:
 
 
 def in_turn(compressor: Compressor) -> Iterator[Compressor]:
-    """The methods that exchange in its place in a job, or it alone: warm-ups and phases."""
+    """Yields the methods that take turns in a job: the warm-ups and phases, or itself."""
     if not compressor.phases:
         yield compressor
     for phase in compressor.phases:

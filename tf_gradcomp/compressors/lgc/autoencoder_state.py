@@ -50,7 +50,7 @@ class Collected(NamedTuple):
     """The training vectors of one step.
 
     Attributes:
-        number: Of the step among those whose vectors were collected, from 1 on.
+        number: The number of the step among the collected ones, from 1 on.
         vectors: float32 [replicas, entries]: that of the step's leader, then those of the replicas
             behind it, in turn.
     """
@@ -60,10 +60,10 @@ class Collected(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """What came of one step of training.
+    """Result of one step of training.
 
     Attributes:
-        number: Of the step whose vectors it was.
+        number: The number of the step whose vectors it was.
         loss: What was minimized, before the step.
         error: The relative squared error of the autoencoder, before the step.
     """
@@ -75,7 +75,7 @@ class Learnt(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AutoencoderState:
-    """The autoencoder of a job, as one process sees it.
+    """State of the job's autoencoder, as one process sees it.
 
     Attributes:
         lgc: The method.
@@ -91,49 +91,49 @@ class AutoencoderState:
 
     @property
     def phase(self) -> int:
-        """Of the next step, one of those in `settings.py`; dense steps come before."""
+        """Returns the phase of the next step (see `settings.py`); dense steps come before."""
         return int(self.lgc.phase_settings.phase(self.job_state).numpy())
 
     @property
     def in_use(self) -> bool:
-        """Whether the autoencoder codes what is sent."""
+        """Returns whether the autoencoder codes what is sent."""
         return self.phase == CODING
 
     @property
     def fell_back(self) -> bool:
-        """Whether the entries are sent in 8 bits: it could not be trained, or was given up."""
+        """Returns whether the entries are sent in 8 bits, without the autoencoder."""
         return self.phase == ROUNDING
 
     @property
     def was_in_use(self) -> bool:
-        """Whether it codes what is sent, or did so before it was given up."""
+        """Returns whether the autoencoder is in use, or was before it was given up."""
         return bool(self.job_state[DECODED].numpy())
 
     @property
     def told(self) -> tuple[float, float]:
-        """Loss and relative error of the training, as the first replica told all of them last."""
+        """Returns loss and relative error of the training, as last broadcast."""
         loss, error = self.job_state[LEARNING].numpy().tolist()
         return loss, error
 
     @property
     def added(self) -> int:
-        """How many of the coded entries are a replica's innovation."""
+        """Returns how many of the coded entries are a replica's innovation."""
         settings = self.lgc.phase_settings
         return settings.added(settings.layout(self.specs).coded_entries)
 
     @property
     def last_learnt(self) -> int:
-        """The last collected step that it was trained with."""
+        """Returns the number of the last collected step that the autoencoder was trained with."""
         return int(self.job_state[LEARNT].numpy())
 
     @property
     def share_error(self) -> float:
-        """The relative squared error of what this replica sent of its entries in the last step."""
+        """Returns the relative squared error of what this replica sent in the last step."""
         return float(self.job_state[SHARE_ERROR].numpy())
 
     @property
     def facts(self) -> dict[str, int]:
-        """What must be equal on all workers whenever they begin to exchange."""
+        """Returns what must be equal on all workers whenever they begin to exchange."""
         facts = {"phase of LGC": self.phase}
         if self.in_use:
             weights = self.job_state[WEIGHTS].read_value()
@@ -142,7 +142,7 @@ class AutoencoderState:
 
     @property
     def weights(self) -> np.ndarray | None:
-        """The weights to go on from; None if a new model is to begin."""
+        """Returns the weights from which training continues; None for a new model."""
         if not self.last_learnt and not self.in_use:
             return self.lgc.architecture.weights
         return self.job_state[WEIGHTS].numpy()
@@ -153,7 +153,7 @@ class AutoencoderState:
             self.job_state[WANTED].assign(COLLECTING)
 
     def new_vectors(self) -> list[Collected]:
-        """The vectors that it was not trained with yet; older ones may be overwritten."""
+        """Returns the vectors since the last training; older ones may be overwritten."""
         if not self.trains or self.phase != COLLECTING:
             return []
         last = self.last_learnt
@@ -167,7 +167,7 @@ class AutoencoderState:
         ]
 
     def last_vectors(self) -> np.ndarray | None:
-        """Those of the last step whose vectors were collected; None without any.
+        """Returns the vectors of the last step that collected any; None without any.
 
         Only the process with the first replica has them.
         """
@@ -175,11 +175,11 @@ class AutoencoderState:
         return self.job_state[VECTORS].numpy()[steps == steps.max()] if steps.any() else None
 
     def learn(self, weights: np.ndarray, learnt: Sequence[Learnt]) -> None:
-        """Takes what training gave, and decides what comes next.
+        """Stores the result of training, and decides the next phase.
 
         Args:
             weights: All weights of the autoencoder, flat, float32.
-            learnt: What came of each step, in their order.
+            learnt: The result of each step, in their order.
         """
         state, last = self.job_state, learnt[-1]
         errors = [1 + of_one.error for of_one in learnt]

@@ -114,12 +114,12 @@ class LGreCo(HasSettings):
         return f"{self.method.name}_plan_outcome"
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """That of the method, for any of the choices; and the sum of the gradients to plan with."""
+        """Returns the method's state for any of the choices, and the sum of the gradients."""
         kept = self.method.state_for(spec, [*self.settings([spec]), *(self.choices(spec) or ())])
         return {**kept, GRADIENT_SUM: StateSpec(spec.shape, shared=True)}
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """The plan, what it is expected to do, and of Accordion the norms that it was made with."""
+        """Returns the plan and its expected outcome; with Accordion also the norms of gradients."""
         return {
             **self.method.job_state(specs),
             self.plan_name: JobStateSpec((len(specs),), "int64"),
@@ -141,11 +141,11 @@ class LGreCo(HasSettings):
         return self.reference == ACCORDION
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
-        """The reference: the method's own settings."""
+        """Returns the reference: the method's own settings."""
         return self.method.settings(specs)
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
-        """The method's, without a plan."""
+        """Returns the bytes of the method, without a plan."""
         return self.method.payload_bytes(specs)
 
     def choices(self, spec: GradientSpec) -> list[int] | None:
@@ -153,7 +153,7 @@ class LGreCo(HasSettings):
         return self.method.choices(spec, self.values)
 
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Those of the plan, unless the step brings others."""
+        """Returns the settings of the plan, unless the step brings others."""
         if inputs.settings is not None:
             return self.method.settings_in_force(inputs)
         plan = inputs.job_state[self.plan_name].read_value()
@@ -162,7 +162,7 @@ class LGreCo(HasSettings):
         return self.planned(inputs.specs, plan)
 
     def planned(self, specs: Sequence[GradientSpec], plan: tf.Tensor) -> tf.Tensor:
-        """The settings by a plan, and the own one where a plan has none of the choices.
+        """Returns the settings by a plan, and the own one where a plan has none of the choices.
 
         Args:
             specs: What is known of some gradients.
@@ -178,7 +178,7 @@ class LGreCo(HasSettings):
         return tf.where(is_choice & (settings > _NO_SETTING), settings, tf.constant(own, tf.int64))
 
     def _range(self, specs: tuple[GradientSpec, ...]) -> tuple[np.ndarray, list[int]]:
-        """The choices of each variable, int64 [tensors, most choices], and its own setting.
+        """Returns the choices of each variable, int64 [tensors, most choices], and its own setting.
 
         They are kept: a simulation asks for them in each step of each learner.
         """
@@ -191,14 +191,14 @@ class LGreCo(HasSettings):
         return self._ranges[specs]
 
     def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Those that the method delays with the settings of the plan."""
+        """Returns which gradients the method delays with the settings of the plan."""
         return self.method.delayed(self._in_force(inputs))
 
     def _in_force(self, inputs: ExchangeInputs) -> ExchangeInputs:
         return dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """The method's exchange, with the settings of the plan (paper, Algorithm 1)."""
+        """Runs the method's exchange with the settings of the plan (paper, Algorithm 1)."""
         exchanged = yield from self.method.conversation(self._in_force(inputs))
 
         def add() -> None:
