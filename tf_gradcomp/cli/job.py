@@ -11,7 +11,8 @@ import click
 from tf_gradcomp.cli import quiet
 from tf_gradcomp.cli.output import WorkerOutput, columns_beside_names, echo
 from tf_gradcomp.cli.stop_requests import stop_requests
-from tf_gradcomp.launch import JobResult, LocalJob, Rank, addresses_of_all
+from tf_gradcomp.environment import MALLOC
+from tf_gradcomp.launch import JobResult, LocalJob, Rank, addresses_of_all, malloc
 from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import make_tf_config
 
@@ -40,6 +41,7 @@ def run_job(
     explains the other arguments.
     """
     of_all = part.size if part else workers
+    env = {**env, **_malloc_settings(env, tell=verbose)}
     is_quiet = quiet.wanted(verbose)
     if is_quiet:
         env = {quiet.LEVEL: "1", **env}
@@ -71,6 +73,16 @@ def run_job(
         while job.step():
             shown.show_held_back()
         return job.run()  # reads what is left in the pipes
+
+
+def _malloc_settings(env: Mapping[str, str], *, tell: bool) -> dict[str, str]:
+    try:
+        settings = malloc.settings(env)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    for name, value in settings.items() if tell else ():
+        echo(f"gradcomp: the workers get {name}={value} ({MALLOC}=default: none)", err=True)
+    return settings
 
 
 def run_rank(
