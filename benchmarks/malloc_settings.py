@@ -29,7 +29,7 @@ SETTINGS = {
     "default": {malloc.TUNABLES: ""},
     "hugetlb": {malloc.TUNABLES: "glibc.malloc.hugetlb=1"},
     "and kept": {malloc.TUNABLES: f"glibc.malloc.hugetlb=1:{KEEP}"},
-    "and one arena (tuned)": malloc.settings({}),
+    "tuned": malloc.settings({}),
 }
 PROGRAMS = ("dense", "adacomp", "mapped", "growing", "predict", "checkpoint")
 STEPS = 8
