@@ -1,0 +1,28 @@
+"""The path of a gradient is short: few frames and files from `apply` to a collective."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs/frames.py"
+# Frames and files, a limit to lower: eight frames in six files are the goal.
+MOST = {"adacomp": (18, 10), "power_sgd(rank=1)": (18, 9)}
+
+
+def path(frames):
+    return "\n".join(f"{file}: {name}" for file, name in frames)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return result(run_workers(PROGRAM, 2)[0])
+
+
+@pytest.mark.parametrize("method", MOST)
+def test_the_path_of_a_gradient_has_few_frames(found, method):
+    longest = max(found[method], key=len)
+    frames, files = MOST[method]
+    assert len(longest) <= frames, path(longest)
+    assert len({file for file, _ in longest}) <= files, path(longest)
