@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tf_gradcomp.cli.json_output import json_option, print_json
 from tf_gradcomp.cli.results import check_plots, results_folder, results_options
-from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.environment import COMPRESSOR
 
 if TYPE_CHECKING:
@@ -214,6 +213,7 @@ def _run(
     epochs: int,
     progress: Progress,
 ) -> Simulated:
+    from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
     from tf_gradcomp.simulation import Learners, StepReport
 
     label = f"{compressor}, {learners} learners, seed {seed}"
