@@ -34,13 +34,13 @@ class InnerState:
     momentums: Sequence[tf.Variable]
 
     def updates_before(self, second_moment: tf.Tensor) -> tf.Tensor:
-        """How many updates it has made before one of its second moments begins, int64 scalar."""
+        """Returns the number of updates made before a second moment begins, int64 scalar."""
         begun = tf.reduce_any(second_moment > 0)
         return tf.where(begun, tf.zeros_like(self.updates), self.updates)
 
 
 def updates_after(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
-    """How many of an inner optimizer's `updates` came after the first `since`; int64, as these."""
+    """Returns how many of an inner optimizer's `updates` followed the first `since`; int64."""
     return tf.maximum(updates - since, 0)
 
 

@@ -21,13 +21,14 @@ import tensorflow as tf
 
 
 class Given(NamedTuple):
-    """What a step is made of, in the dtype of the variable.
+    """Inputs of an optimizer step, in the dtype of the variable.
 
     Attributes:
         variable: The weights, any shape.
-        gradient: What goes through the momentum: divided, summed over the replicas; in the shape of
-            the weights.
-        direct: What goes past it, likewise. One of the two is zero.
+        gradient: The divided gradient that goes through the momentum, summed over the replicas; in
+            the shape of the weights.
+        direct: The divided gradient that bypasses the momentum, likewise. Either `gradient` or
+            `direct` is zero.
         momentum: The first moment, with `gradient` in it.
         beta_1: Adam's decay rate of the momentum.
         step: Scalar, 1 in the first step.
@@ -50,11 +51,11 @@ Step = Callable[[Given], tf.Tensor]  # returns what is subtracted from the weigh
 
 
 def split(gradient: tf.Tensor, delayed: tf.Tensor | bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """What of a gradient goes through the momentum, and what goes past it.
+    """Splits a gradient into a part that goes through the momentum and a part that bypasses it.
 
     Args:
-        gradient: Divided, summed over the replicas.
-        delayed: bool scalar, whether most of its entries had waited in residuals.
+        gradient: The divided gradient, summed over the replicas.
+        delayed: bool scalar, whether most of the gradient's entries were delayed in residuals.
     """
     nothing = tf.zeros_like(gradient)
     return tf.where(delayed, nothing, gradient), tf.where(delayed, gradient, nothing)

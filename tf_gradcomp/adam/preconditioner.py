@@ -53,7 +53,7 @@ class Preconditioner:
 
     @property
     def adds_epsilon_first(self) -> bool:
-        """Whether epsilon is added before the bias of second moments is corrected."""
+        """Returns whether epsilon is added before the bias of second moments is corrected."""
         return self.corrects_epsilon and self.epsilon > LARGEST_NOT_CORRECTED
 
     @property
@@ -96,7 +96,7 @@ class Preconditioner:
         )
 
     def _squares(self, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | None:
-        """What is taken in place of the squares of a gradient's sum, if anything."""
+        """Returns the sums of squared slices; None if the sum of the slices is squared instead."""
         if not (self.squares_each_slice and isinstance(gradient, tf.IndexedSlices)):
             return None
         values = tf.cast(gradient.values, tf.float32)
@@ -121,10 +121,10 @@ class Preconditioner:
         return tf.where(late > sent, tf.maximum(together, mean), together)
 
     def correction(self, updates: tf.Tensor) -> Correction:
-        """How the bias of second moments is corrected.
+        """Returns the bias correction of second moments.
 
         Args:
-            updates: int64, how many updates they have seen.
+            updates: int64, how many updates the second moments have seen.
         """
         decayed = tf.pow(self.beta_2, tf.cast(updates, tf.float32))
         factor = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
@@ -132,10 +132,10 @@ class Preconditioner:
         return Correction(factor, epsilon, (1 - self.beta_2) / tf.square(factor))
 
     def corrections(self, updates: tf.Tensor) -> list[Correction]:
-        """That of each of some second moments.
+        """Returns the bias correction of each second moment.
 
         Args:
-            updates: int64 [second moments], how many updates each has seen.
+            updates: int64 [second moments], how many updates each second moment has seen.
         """
         of_all = self.correction(updates)
         factors = tf.unstack(of_all.factor)
@@ -157,10 +157,10 @@ class Correction(NamedTuple):
     of_first_step: tf.Tensor | float = 1.0
 
     def root(self, second_moment: tf.Tensor) -> tf.Tensor:
-        """What Adam divides a gradient by.
+        """Returns Adam's divisor of a gradient: the corrected root, plus epsilon.
 
         Args:
-            second_moment: float32, of the sum of all replicas' gradients.
+            second_moment: float32, the second moment of the sum of all replicas' gradients.
         """
         return tf.sqrt(second_moment) / self.factor + self.epsilon
 
@@ -175,10 +175,10 @@ class Correction(NamedTuple):
         return tf.reduce_sum(tf.square(waiting)) > of_a_step
 
     def divided(self, values: Sequence[tf.Tensor], second_moment: tf.Tensor) -> list[tf.Tensor]:
-        """What is in units of a gradient, such as its momentum, divided as the gradient is.
+        """Divides values in units of a gradient, such as its momentum, as the gradient is divided.
 
         Args:
-            values: float32.
+            values: float32, in units of the gradient.
             second_moment: As for `root`.
         """
         root, seen = self.root(second_moment), second_moment > 0

@@ -1,4 +1,4 @@
-"""Which replica leads a step, of the methods in which one chooses the entries that all send."""
+"""The leader of a step: the replica that chooses the entries that all replicas send."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tf_gradcomp.compressors.digests import MIXING
 
 
 def leader(step: tf.Tensor, size: int) -> tf.Tensor:
-    """Each replica leads once in a run of `size` steps, in cyclic order.
+    """Returns the leader of a step: each replica leads once in a run of `size` steps.
 
-    Where that order begins is pseudo-random for each run, beginning with the first replica in the
-    first run. So all replicas soon lead among any steps that are a fixed number apart: where an
-    optimizer trains several sets of variables in turn, those are the steps of one set.
-    `tests.reference.leader` is the same for whole numbers of Python.
+    The replicas lead in cyclic order. Each run begins with a pseudo-random replica, except that the
+    first run begins with the first replica. So among steps that are a fixed number apart, all
+    replicas soon lead. An optimizer that trains several sets of variables in turn trains each set
+    in such steps. `tests.reference.leader` computes the same for Python's integers.
 
     Args:
         step: int64 scalar, not negative.

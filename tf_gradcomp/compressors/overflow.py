@@ -1,4 +1,4 @@
-"""What becomes of sums that are too large for their type."""
+"""Sums that are too large for their type."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import tensorflow as tf
 
 
 def unless_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Zeros in place of a sum that is not finite, though all that was added up is.
+    """Replaces a sum by zeros if the sum is not finite although all its terms are finite.
 
-    A method then goes on as if it had sent what made up the sum, and has the step skipped: put
-    back into the residuals, it would make the sums of all later steps too large as well.
+    The method then continues as if it had sent the terms, and has the step skipped. Terms that
+    return to the residuals would make the sums of all later steps too large as well.
 
     Args:
         total: The sum.
-        given_finite: bool scalar, equal on all replicas: whether all of them were finite.
+        given_finite: bool scalar, equal on all replicas: whether all terms were finite.
 
     Returns:
-        The sum, or zeros; and whether it fits: false where zeros took its place.
+        The sum, or zeros; and whether the sum fits: False where zeros replace it.
     """
     finite = tf.reduce_all(tf.math.is_finite(total))
     too_large = tf.logical_and(given_finite, tf.logical_not(finite))

@@ -96,7 +96,7 @@ class PerVariable(Generic[Value]):
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is an int or a float, and no bool."""
+    """Returns whether `value` is an int or a float, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -107,10 +107,10 @@ def as_float32(value: float) -> float:
 
 
 def is_share(value: Any) -> bool:
-    """Whether `value` is a number above 0 and up to 1."""
+    """Returns whether `value` is a number above 0 and up to 1."""
     return is_number(value) and 0 < value <= 1
 
 
 def is_whole_number(value: Any, smallest: int, largest: int) -> bool:
-    """Whether `value` is an int, and no bool, in that range."""
+    """Returns whether `value` is an int, not a bool, from `smallest` to `largest`."""
     return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest

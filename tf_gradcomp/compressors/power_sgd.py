@@ -87,7 +87,7 @@ class PowerSGD(Plannable):
         return [self.effective_rank(spec) for spec in specs]
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int:
-        """Of both factors, and of what is sent whole."""
+        """Returns the bytes of both factors, and of the tensors that are sent whole."""
         ranks = tf.constant(self.settings(specs), tf.int64)
         return int(tf.reduce_sum(_tensor_bytes(specs, ranks)))
 

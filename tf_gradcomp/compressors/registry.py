@@ -19,7 +19,7 @@ class Named(Protocol):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """What `get_config` described."""
+        """Creates the object that `get_config` described."""
 
 
 _ALIKE = 0.7  # of difflib's ratio of equal letters

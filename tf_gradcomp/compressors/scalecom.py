@@ -126,7 +126,7 @@ class ScaleCom(Plannable):
         self.value_bits = value_bits
 
     def rate(self, spec: GradientSpec) -> int:
-        """Of how many entries of this variable one is sent; 1 if it has only one."""
+        """Returns the entries of this variable per entry sent; 1 if the variable has one entry."""
         return _rate(spec, self.rates.of(spec))
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:

@@ -117,11 +117,11 @@ class TopK(Plannable):
         return {**state, VELOCITY: StateSpec(spec.shape)} if self.momentum else state
 
     def entries(self, spec: GradientSpec) -> int | None:
-        """How many entries of this variable are sent; None if it is sent whole."""
+        """Returns how many entries of this variable are sent; None if all are sent."""
         return _entries(spec, self.density.of(spec)) or None
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
-        """How many entries of each variable are sent; 0 if it is sent whole."""
+        """Returns how many entries of each variable are sent; 0 if the variable is sent whole."""
         return [self.entries(spec) or SENT_WHOLE for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
@@ -183,7 +183,7 @@ class TopK(Plannable):
         }
 
     def _corrected(self, inputs: ExchangeInputs) -> Sequence[tf.Tensor]:
-        """What is accumulated: the gradients, clipped and with momentum."""
+        """Returns the values to accumulate: the gradients after clipping and momentum."""
         if not self.momentum and self.clip_norm is None:
             return inputs.gradients
         clip_norm = math.inf if self.clip_norm is None else self.clip_norm / math.sqrt(inputs.size)

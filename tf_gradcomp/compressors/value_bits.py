@@ -82,12 +82,12 @@ def sum_in_few_bits(
 
 
 class Summed(NamedTuple):
-    """What became of values of few bits.
+    """Result of summing values of few bits.
 
     Attributes:
-        sent: What this replica sent, as float32.
-        total: What all of them sent.
-        finite: Whether what all of them had is finite; the total may still be too large.
+        sent: The values that this replica sent, as float32.
+        total: The sum of the values that all replicas sent.
+        finite: Whether the values of all replicas are finite; the total may still be too large.
     """
 
     sent: tf.Tensor
@@ -159,9 +159,9 @@ def _levels(values: tf.Tensor, scales: tf.Tensor, steps: int) -> tf.Tensor:
 
 
 def _shares(bits: int) -> np.ndarray:
-    """What each code stands for, as a share of the scale.
+    """Returns the value of each code, as a share of the scale.
 
-    A table, because TensorFlow may change the order of multiplications in a graph.
+    The values form a table, because TensorFlow may change the order of multiplications in a graph.
     """
     if bits == 1:
         return np.array([1, -1], np.float32)

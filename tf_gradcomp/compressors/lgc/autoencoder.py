@@ -42,10 +42,10 @@ class Convolution(NamedTuple):
 
 @runtime_checkable
 class Described(Protocol):
-    """What can be given as an autoencoder besides a description, such as the Keras model."""
+    """An object that can replace the description of an autoencoder, such as the Keras model."""
 
     def description(self) -> dict[str, Any]:
-        """What `Architecture.of` takes."""
+        """Returns the description that `Architecture.of` takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Architecture:
         return self
 
     def description(self) -> dict[str, Any]:
-        """What `of` takes, JSON-serializable."""
+        """Returns the description that `of` takes, JSON-serializable."""
         description: dict[str, Any] = {
             "encoder": [list(layer) for layer in self.encoder],
             "decoder": [list(layer) for layer in self.decoder],
@@ -150,7 +150,7 @@ class Architecture:
 
     @property
     def shortening(self) -> int:
-        """How many entries of a vector there are for one place of its latent."""
+        """Number of entries of a vector per position of its latent."""
         return math.prod(layer.stride for layer in self.encoder)
 
     @property
@@ -228,12 +228,13 @@ class Network:
         return x
 
     def expand(self, latents: tf.Tensor, *, frozen: bool = False) -> tf.Tensor:
-        """What the decoder makes of latents, for the output.
+        """Runs the decoder on latents; the result is the input of `output`.
 
         Args:
             latents: The latents.
             frozen: Whether the slopes of the first row count for all rows. Then the decoder is
-                affine, so if the first row is the mean of the others, so is what it makes of it.
+                affine: if the first latent is the mean of the others, the first result is the mean
+                of the other results.
         """
         x = latents
         for layer, (kernel, bias) in zip(self._architecture.decoder, self._decoder, strict=True):

@@ -36,9 +36,9 @@ class Coding(Phase, registered=False):
     name: ClassVar[str] = "lgc_coding"
 
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """How many entries are chosen; and digests of the weights and of what was decoded last.
+        """Returns the numbers of chosen entries, and digests of the weights and the last decoding.
 
-        So replicas that do not decode alike find out in the next step.
+        Replicas compare these settings, so they notice in the next step if they decode differently.
         """
         state = inputs.job_state
         digests = [digest_of_floats(state[WEIGHTS].read_value()), state[DECODED].read_value()]
@@ -85,10 +85,10 @@ class Coding(Phase, registered=False):
         return told[1:]
 
     def _norms_before(self, inputs: ExchangeInputs, now: tf.Tensor) -> tf.Tensor:
-        """What the residuals' norms are compared with: those of the first step in which it led.
+        """Returns the residuals' norms in the first step that this replica led.
 
-        Where they became unknown in a job that goes on, residuals may be filling up from nothing:
-        then the largest of the next steps count.
+        A job that resumes may have lost these norms, and its residuals may still be filling up from
+        zero. Then the largest norms of the next `training_steps` steps count.
         """
         state, numbers = inputs.job_state, _numbers(inputs)
         before, until = (

@@ -25,14 +25,14 @@ ORDERS = (BY_VALUE, BY_INDEX, BY_MAGNITUDE)
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How tensors are sent, by their places among those of a step.
+    """Positions of a step's tensors, grouped by the way in which the tensors are sent.
 
     Attributes:
-        whole: Those that are summed whole.
-        coded: Those whose chosen entries are coded together, such as by an autoencoder.
-        plain: Those whose chosen entries are summed as they are.
-        entries: How many entries are chosen of each tensor; 0 if it is summed whole.
-        place_words: How many int32 words tell where they are.
+        whole: Tensors that are summed whole.
+        coded: Tensors whose chosen entries are coded jointly, such as by an autoencoder.
+        plain: Tensors whose chosen entries are summed without coding.
+        entries: Number of chosen entries of each tensor; 0 if the tensor is summed whole.
+        place_words: Number of int32 words that tell the places of each tensor's chosen entries.
     """
 
     whole: tuple[int, ...]
@@ -43,17 +43,17 @@ class Layout:
 
     @property
     def selected(self) -> tuple[int, ...]:
-        """Those whose entries are chosen, in the order in which their places are sent."""
+        """Tensors with chosen entries, in the order in which the places of the entries are sent."""
         return (*self.coded, *self.plain)
 
     @property
     def coded_entries(self) -> int:
-        """How many entries are coded."""
+        """Number of coded entries."""
         return sum(self.entries[place] for place in self.coded)
 
     @property
     def coded_words(self) -> int:
-        """How many words tell where the coded entries are."""
+        """Number of words that tell the places of the coded entries."""
         return sum(self.place_words[place] for place in self.coded)
 
     def tensor_bytes(self, sizes: Sequence[int], replicas: int, coded_bytes: float) -> tf.Tensor:
@@ -78,14 +78,14 @@ class Layout:
 
 
 class Sums:
-    """What came of the sums of a step.
+    """Results of the sums of a step.
 
     Attributes:
-        whole: The tensors that were summed whole, flat, one behind the other.
-        plain: The entries that were summed as they are.
-        more: What else was summed in the same vector.
-        finite: bool scalar, equal on all replicas: whether all of them were finite. A sum may still
-            be too large.
+        whole: The tensors that were summed whole, flattened and concatenated.
+        plain: The entries that were summed without coding.
+        more: Other values that were summed in the same vector.
+        finite: bool scalar, equal on all replicas: whether all summed values were finite. A sum may
+            still be too large.
     """
 
     def __init__(self, total: tf.Tensor, whole: int, plain: int) -> None:

@@ -152,7 +152,7 @@ class LGC(Compressor):
         return AutoencoderHook(self, specs)
 
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """That of the job; see `settings.py`."""
+        """Returns the phase of the job; see `settings.py`."""
         return tf.cast(self.phase_settings.phase(job_state), tf.int32)
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
@@ -179,7 +179,7 @@ class LGC(Compressor):
         }
 
     def _dense_config(self) -> dict[str, Any]:
-        """What is sent in phase 1, if not dense gradients."""
+        """Returns the config of the method of phase 1; empty if phase 1 sends dense gradients."""
         if self.warmup is None or self.warmup.name == "no_compression":
             return {}
         return {"warmup": registry.serialize(self.warmup)}

@@ -54,7 +54,7 @@ class Phase(HasSettings, registered=False):
         return {**self._of.config}
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
-        """How many entries of each tensor are chosen; 0 if it is sent whole."""
+        """Returns the number of chosen entries of each tensor; 0 if the tensor is sent whole."""
         return list(self._of.layout(specs).entries)
 
     def _step(self, inputs: ExchangeInputs) -> LeaderStep:

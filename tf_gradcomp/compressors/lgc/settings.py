@@ -1,4 +1,4 @@
-"""What LGC's phases have in common: its settings, and what they keep for the whole job."""
+"""Settings that LGC's phases share, and state that the phases keep for the whole job."""
 
 from __future__ import annotations
 
@@ -87,15 +87,15 @@ class PhaseSettings:
 
     @property
     def innovations(self) -> bool:
-        """Whether the autoencoder's output has a channel for them."""
+        """Returns whether the autoencoder's output has a channel for innovations."""
         return self.pattern == PARAMETER_SERVER
 
     def phase(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """That of the job, int64 scalar: the first one where its state is for other settings."""
+        """Returns the job's phase, int64 scalar; the first if its state has other settings."""
         return tf.where(self.is_made_for(job_state), job_state[PHASE].read_value(), SUMMING)
 
     def is_made_for(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """Whether the state of the job is that of an autoencoder with these settings, or new."""
+        """Returns whether the job's state is new, or is of an autoencoder with these settings."""
         made_for = job_state[MADE_FOR].read_value()
         return tf.logical_or(tf.equal(made_for, self._digest), tf.equal(made_for, 0))
 
@@ -116,7 +116,7 @@ class PhaseSettings:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1
 
     def layout(self, specs: Sequence[GradientSpec]) -> Layout:
-        """How tensors are sent."""
+        """Returns the layout, which tells how each tensor is sent."""
         entries = tuple(self._entries(spec) for spec in specs)
         places = range(len(specs))
         selected = [place for place in places if entries[place]]
@@ -144,16 +144,16 @@ class PhaseSettings:
         return self.architecture.padded(max(entries, 1))
 
     def latent_bytes(self, entries: int) -> int:
-        """Of the latent of so many entries, in whole words."""
+        """Returns the bytes of the latent of `entries` coded entries, in whole words."""
         floats = self.architecture.latents(entries)
         return 4 * floats if self.latent_dtype == FLOAT32 else 4 * -(-floats // 2)
 
     def added(self, entries: int) -> int:
-        """How many of the coded entries are a replica's innovation."""
+        """Returns how many of the coded entries are a replica's innovation."""
         return math.ceil(self.innovation * entries)
 
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """What the phases keep for the whole job."""
+        """Returns the state that the phases keep for the whole job."""
         length = self.padded(self.layout(specs).coded_entries)
         parameters = self.architecture.parameters(self.innovations)
         return {

@@ -37,7 +37,7 @@ def table(
     default: int,
     replicas: int = 1,
 ) -> Table:
-    """What one layer would send and miss at each of some settings.
+    """Computes the bytes and the error of one layer at each of some settings.
 
     Args:
         compressor: The method.
@@ -45,7 +45,7 @@ def table(
         gradient: In the shape of `spec`; any float.
         choices: Settings as `HasSettings.settings` has them.
         default: The uniform setting, which need not be among them.
-        replicas: How many there are. Where one of them leads, bytes are the mean over all.
+        replicas: Number of replicas. Where one replica leads, bytes are the mean over all replicas.
 
     Returns:
         The choices in their order, then the uniform setting if it is not among them.
@@ -71,17 +71,17 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 class Plan(NamedTuple):
-    """Which settings to use, and what they are expected to send and to miss.
+    """Settings of all variables, with their expected bytes and errors.
 
     Attributes:
-        settings: One for each variable, as `HasSettings.settings` has them; the uniform setting
-            where the variable is outside the plan.
+        settings: One setting for each variable, as `HasSettings.settings` has them; the uniform
+            setting where the variable is outside the plan.
         budget_used: The summed error of the planned layers over the budget; NaN without a budget.
-        bytes: Of a replica's payload of all variables, without its header.
-        uniform_bytes: The same with the uniform settings.
+        bytes: Size of a replica's payload of all variables, without its header.
+        uniform_bytes: The same size with the uniform settings.
         at_bound: How many of the planned layers have the smallest of their choices.
         planned: How many layers had a choice.
-        reason: Why all keep the uniform setting; empty if they don't.
+        reason: Why all variables keep the uniform setting; empty if they do not.
     """
 
     settings: list[int]
