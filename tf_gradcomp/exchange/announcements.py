@@ -1,4 +1,4 @@
-"""What users are told of an exchange when it is built."""
+"""Messages that tell users about an exchange when it is built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def announce(parts: Setup, notices: Iterable[str]) -> None:
 
     Args:
         parts: What the exchange is made of.
-        notices: Those of the method's hooks.
+        notices: The notices of the method's hooks.
     """
     if parts.group.size == 1:
         return

@@ -97,7 +97,7 @@ class GradientExchange(tf.Module):
 
     @property
     def built(self) -> bool:
-        """Whether the state exists."""
+        """Returns whether the state exists."""
         return self._built
 
     def build(self, variables: Sequence[Any], facts: Mapping[str, Any] | None = None) -> None:
@@ -149,7 +149,7 @@ class GradientExchange(tf.Module):
 
     @property
     def preconditioner(self) -> Preconditioner | None:
-        """What divides gradients before they are compressed; None if nothing does."""
+        """Returns the divisor of gradients before compression; None if there is none."""
         return self._setup.preconditioner
 
     @property
@@ -158,7 +158,7 @@ class GradientExchange(tf.Module):
         return self._setup.group
 
     def knows(self, variables: Sequence[Any]) -> bool:
-        """Whether it was built for all of `variables`."""
+        """Returns whether the exchange was built for all of `variables`."""
         return self.built and all(self._numbers.get(v) is not None for v in variables)
 
     def check_knows(self, variables: Sequence[Any]) -> None:
@@ -172,16 +172,16 @@ class GradientExchange(tf.Module):
             check_dtypes([self.specs[number] for number in numbers])
 
     def is_for(self, variables: Sequence[Any]) -> bool:
-        """Whether it was built for `variables` and no others, in any order."""
+        """Returns whether the exchange was built for exactly `variables`, in any order."""
         return self.knows(variables) and len(variables) == len(self.specs)
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether the compressor leaves anything for later steps."""
+        """Returns whether the compressor keeps a residual for later steps."""
         return self._setup.residual_scale is not None
 
     def is_preconditioned(self, variable: Any) -> bool:
-        """Whether the gradients of a variable are divided before they are exchanged."""
+        """Returns whether the gradients of a variable are divided before they are exchanged."""
         return self.preconditioner is not None and self._number(variable) in self._dense
 
     def hook(self, kind: type[Hook]) -> Hook | None:
@@ -200,7 +200,7 @@ class GradientExchange(tf.Module):
 
     @property
     def exchanges(self) -> int:
-        """How many exchanges there were so far, in this job and those it goes on from."""
+        """Returns the number of exchanges so far, with the count of a restored checkpoint."""
         return int(self._setup.group.local(self.step, 0).numpy()) if self.built else 0
 
     @property
@@ -218,7 +218,7 @@ class GradientExchange(tf.Module):
 
     @property
     def residuals(self) -> list[tf.Variable]:
-        """What is not yet sent, in the order of `specs`; empty if the method keeps nothing."""
+        """Returns the residuals, in the order of `specs`; empty if the method keeps none."""
         return self.state.get(RESIDUAL, [])
 
     def sums_of_processes(
@@ -281,13 +281,13 @@ class GradientExchange(tf.Module):
         return result.gradients, result.finite
 
     def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
-        """Of which gradients most entries have waited in residuals until the latest step.
+        """Returns which gradients were mostly delayed in the residual until the latest step.
 
         Args:
-            variables: Some or all of those it was built for.
+            variables: Some or all of the variables that the exchange was built for.
 
         Returns:
-            For each of them a bool scalar, equal on all replicas.
+            A bool scalar for each variable, equal on all replicas.
         """
         delayed = self._setup.group.local(self._setup.variables.delayed, 0).read_value()
         return [delayed[self._number(variable)] for variable in variables]
@@ -326,7 +326,10 @@ class GradientExchange(tf.Module):
         self.skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
 
     def true_on_all(self, flag: tf.Tensor) -> tf.Tensor:
-        """Whether a bool scalar is true on all replicas; each calls it, in its own context."""
+        """Returns whether a bool scalar is true on all replicas.
+
+        Each replica calls it, in its own context.
+        """
         return self.group.all_replicas.true_on_all(flag, f"{self._setup.label}_flag")
 
     def plan_settings(self) -> Any:
@@ -367,7 +370,7 @@ class GradientExchange(tf.Module):
         return hook.in_force(self.local_job_state(0)) if hook else None
 
     def traffic(self) -> Traffic:
-        """What this process's first replica has exchanged since the program started."""
+        """Returns the traffic of this process's first replica since the program started."""
         paths = [spec.path for spec in self.specs]
         traffic = self._setup.variables.traffic
         return traffic.read(self._setup.group.local(traffic.totals, 0), paths)
@@ -442,7 +445,7 @@ class GradientExchange(tf.Module):
         return [place for place, number in enumerate(numbers) if number not in sparse]
 
     def _progress(self) -> dict[str, Any]:
-        """What must be equal on all workers whenever they begin to exchange or to plan."""
+        """Returns facts that must be equal on all workers when they begin to exchange or plan."""
         proposing = self.hook(Proposing)
         return {
             "exchanges so far": self.exchanges,

@@ -13,7 +13,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 def gradient_specs(variables: Sequence[Any], policy: Policy) -> list[GradientSpec]:
-    """What compressors know of the gradients of `variables`.
+    """Returns the specs by which compressors know the gradients of `variables`.
 
     Args:
         variables: Variables of TensorFlow or Keras, of any dtypes: see `check_dtypes`.
@@ -85,7 +85,7 @@ def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | t
 
 
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
-    """Whether all gradients of this replica are finite; bool scalar."""
+    """Returns whether all gradients of this replica are finite, as a bool scalar."""
     tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 

@@ -1,4 +1,4 @@
-"""What an exchange compresses with: one method, or several to choose from."""
+"""The method of an exchange: one compressor, or several to choose from."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Candidate(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What an exchange compresses with: one method, or several to choose from.
+    """The method of an exchange: one compressor, or several to choose from.
 
     Attributes:
         text: The compressor that the user gave, as text; equal on all workers.
-        candidates: One or several; `choose` takes one of them when the exchange is built.
-        choose: Called with the group of replicas, the candidates and what is known of the
-            gradients; all workers choose alike.
-        moments: The preconditioner that the inner optimizer allows, if any. Its state is kept also
-            where it is in front of no candidate, for a checkpoint may have been preconditioned.
+        candidates: One or several candidates. `choose` takes one when the exchange is built.
+        choose: Takes the group of replicas, the candidates and the specs of the gradients, and
+            returns a candidate. All workers make the same choice.
+        moments: The preconditioner that the inner optimizer allows, if any. Its state is kept even
+            if no candidate uses it, because a checkpoint may have been preconditioned.
     """
 
     text: str

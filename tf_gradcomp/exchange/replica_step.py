@@ -19,15 +19,15 @@ Result = TypeVar("Result")
 
 
 class MethodResult(NamedTuple):
-    """What the exchange by a compressor gives one replica.
+    """Result of a step of the compressor for one replica.
 
     Attributes:
         exchanged: The result of the compressor.
-        touched: bool [rows] for each gradient that came as slices, which rows any replica touched;
-            None for the others.
+        touched: For each gradient that came as slices, the rows that any replica touched, as
+            bool [rows]; None for the other gradients.
         delayed: bool [tensors], which gradients are mostly delayed; see `Compressor.delayed`.
-        begins: bool [tensors], equal on all replicas: of which gradients any replica's own is not
-            all zeros, among those that `ReplicaStep.begins` is about; false for the others.
+        begins: bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if
+            that is None.
         sent: The bytes that this replica sent.
     """
 
@@ -40,7 +40,7 @@ class MethodResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaStep:
-    """What a replica brings to the exchange by a compressor.
+    """Input of a step of the compressor for one replica.
 
     Attributes:
         inputs: The inputs of the compressor; all gradients are dense.

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of the variables that each replica has for itself: their sums."""
+"""Sums over the replicas of their per-replica variables, as checkpoints hold them."""
 
 from __future__ import annotations
 
@@ -147,11 +147,11 @@ class Saving:
             self._all_save = False
 
     def read(self, variable: Any) -> np.ndarray:
-        """What a checkpoint holds of a variable.
+        """Returns the value of a variable for a checkpoint.
 
         Raises:
-            ValueError: Under Horovod, if that has not been collected since the last step, and is
-                not to be this rank's own.
+            ValueError: Under Horovod, if the sum has not been collected since the last step and
+                the rank's own value was not asked for.
         """
         own = native(variable)
         one = self._summed.get(id(own))

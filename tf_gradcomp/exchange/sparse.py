@@ -24,7 +24,7 @@ def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 
 
 def touched_rows(slices: tf.IndexedSlices, rows: int) -> tf.Tensor:
-    """Which rows of a table the slices have: bool [rows]."""
+    """Returns which rows of a table the slices have: bool [rows]."""
     places = tf.cast(slices.indices, tf.int64)[:, tf.newaxis]
     counts = tf.scatter_nd(places, tf.ones_like(slices.indices, tf.int32), [rows])
     return counts > 0
@@ -52,7 +52,7 @@ def as_given(
 
 
 def is_large(spec: GradientSpec, max_dense_elements: int) -> bool:
-    """Whether a table is too large for its slices to be made dense."""
+    """Returns whether a table is too large for its slices to be made dense."""
     return spec.elements > max_dense_elements
 
 
@@ -62,7 +62,7 @@ def stays_sparse(
     compressor: Compressor,
     max_dense_elements: int,
 ) -> bool:
-    """Whether a gradient is summed as slices, apart from the others, and not by the method."""
+    """Returns whether a gradient is summed as slices, without the method."""
     if not isinstance(gradient, tf.IndexedSlices):
         return False
     return compressor.keeps_slices or is_large(spec, max_dense_elements)
@@ -139,10 +139,11 @@ def _unpacked(
 def prefer_dense(
     slices: tf.IndexedSlices, rows: int, replicas: int, tag: tf.Tensor
 ) -> Generator[AllReduce, tf.Tensor, tf.Tensor]:
-    """Whether summing a whole table sends less than gathering its slices: bool, equal on all.
+    """Returns whether summing a whole table sends less than gathering its slices.
 
-    It does where slices cover most of the table, as for an embedding that is also the output layer:
-    a ring passes each replica's slices on to all others, but sends a table only twice in all.
+    Summing sends less if slices cover most of the table, as for an embedding that is also the
+    output layer. A ring passes each replica's slices on to all other replicas, but sends a table
+    only twice. The result is a bool scalar, equal on all replicas.
 
     Args:
         slices: The slices of this replica.

@@ -110,7 +110,7 @@ def _new_variables(
 
 
 class Facts(tf.Module):
-    """What is known of the state of each gradient; equal on all replicas.
+    """Facts about the state of each gradient; equal on all replicas.
 
     Attributes:
         residual_waits: bool [gradients], whether anything may be left to be sent.
@@ -130,7 +130,7 @@ class Facts(tf.Module):
         self.moments_since = _own_variable(np.zeros(gradients, "int64"), "moments_since", True)
 
     def nothing_kept(self) -> bool:
-        """Whether what replicas keep for each gradient is all zeros."""
+        """Returns whether the replicas' state of every gradient is all zeros."""
         return not (self.residual_waits.numpy().any() or self.moments_taken.numpy().any())
 
     @property
@@ -223,7 +223,7 @@ def new_state(
 
 
 def new_job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict[str, tf.Variable]:
-    """What one replica begins with of what the method keeps for the whole job, by name."""
+    """Creates one replica's variables of the method's state for the whole job, by name."""
     return {
         name: tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)
         for name, spec in job_state_specs([compressor], specs).items()

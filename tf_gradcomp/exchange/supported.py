@@ -1,4 +1,4 @@
-"""What replicas must be able to do for a method."""
+"""Checks that the replicas can do what a method needs."""
 
 from __future__ import annotations
 

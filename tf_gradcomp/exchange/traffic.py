@@ -1,4 +1,4 @@
-"""What a replica has exchanged so far."""
+"""Traffic of a replica: the bytes that it has exchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_gradcomp.groups.communicator import Sent
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What one replica has exchanged so far; bytes are totals over `exchanges` steps."""
+    """Traffic of one replica so far; bytes are totals over `exchanges` steps."""
 
     exchanges: int
     payload_bytes: int
@@ -22,7 +22,7 @@ class Traffic:
     tensor_bytes: dict[str, int]  # of the payload, by variable path
 
     def since(self, earlier: Traffic) -> Traffic:
-        """What was exchanged after `earlier`."""
+        """Returns the traffic after `earlier`."""
         return Traffic(
             self.exchanges - earlier.exchanges,
             self.payload_bytes - earlier.payload_bytes,

@@ -21,9 +21,9 @@ class VariableNumbers:
         self._numbers = {id(native(variable)): i for i, variable in enumerate(variables)}
 
     def get(self, variable: Any) -> int | None:
-        """That of a variable of TensorFlow or Keras; None if it is another one."""
+        """Returns the place of a TensorFlow or Keras variable; None if the exchange lacks it."""
         number = self._numbers.get(id(native(variable)))
-        # The number of one that is gone may be that of another now.
+        # A new variable may have the id of a deleted one.
         if number is None or self._variables[number]() is not native(variable):
             return None
         return number

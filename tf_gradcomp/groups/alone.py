@@ -1,4 +1,4 @@
-"""Whether a process that trains without a strategy was meant to train with others."""
+"""Detection of processes that train without a strategy, but were meant to train with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica can ask of the others, and how TensorFlow's strategies answer."""
+"""Communicators, which answer a replica's requests, and their form for TensorFlow's strategies."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def dense_ring_bytes(size: int, payload_bytes: float) -> float:
 def measures_per_step(
     size: int, payload_bytes: float, sent_bytes: float, dense_bytes: float
 ) -> dict[str, float]:
-    """What is logged of the bytes that one of `size` replicas exchanges in a step."""
+    """Returns the logged measures of the bytes that one of `size` replicas exchanges per step."""
     ring_bytes = dense_ring_bytes(size, dense_bytes)
     return {
         "payload_bytes": payload_bytes,

@@ -1,4 +1,4 @@
-"""Which group of replicas a program means."""
+"""Choice of the group of replicas for a program."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def group_finder(group: str | Group | None) -> Callable[[], Group]:
 
 
 def group_here() -> str | None:
-    """What a program means that cannot say it, such as by loading a saved optimizer.
+    """Infers the group when the caller cannot pass one, as when Keras loads a saved optimizer.
 
-    Horovod, if the program has initialized it for several processes and is under no strategy.
+    The group is Horovod's if the program has initialized Horovod for several processes and is
+    under no strategy. Otherwise it is None.
     """
     if tf.distribute.has_strategy() or horovod_here.in_use() is None:
         return None

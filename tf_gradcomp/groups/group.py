@@ -55,7 +55,7 @@ class Group(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """What connects the replicas, for messages."""
+        """Name of the layer that connects the replicas, for messages."""
 
     @abc.abstractmethod
     def check_current(self) -> None:
@@ -71,7 +71,7 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def local_replica(self) -> int:
-        """Which of this process's replicas calls."""
+        """Returns the number of the calling replica among this process's replicas."""
 
     @abc.abstractmethod
     def communicators(self) -> list[Communicator]:
@@ -97,16 +97,16 @@ class Group(abc.ABC):
     @property
     @abc.abstractmethod
     def is_first(self) -> bool:
-        """Whether the job's first replica is in this process."""
+        """Returns whether the job's first replica is in this process."""
 
     def first_path(self, path: str) -> str:
-        """Where the first replica's process saves what all save by `gc.worker_path(path)`."""
+        """Returns the `gc.worker_path(path)` of the process of the job's first replica."""
         return path
 
     @property
     @abc.abstractmethod
     def is_collective(self) -> bool:
-        """Whether replicas talk by collectives, which may be in a branch that all of them take."""
+        """Returns whether replicas use collectives, which a branch that all take may contain."""
 
     @property
     @abc.abstractmethod
@@ -124,18 +124,23 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        """Whether a bool scalar is true on all replicas; each calls it, in its own context.
+        """Returns whether a bool scalar is true on all replicas.
+
+        Each replica calls it, in its own context.
 
         Args:
-            flag: That of the replica that calls.
-            label: Tells this collective from others, where they have names.
+            flag: The calling replica's scalar.
+            label: Distinguishes this collective from others, if collectives have names.
         """
 
     def create(self, make: Callable[[], Result]) -> Result:
-        """What `make` returns; of the variables that it creates, each replica has its own.
+        """Calls `make` so that each replica has its own copy of the variables that `make` creates.
 
         Args:
-            make: Creates variables that follow from what all processes have agreed on.
+            make: Creates variables that depend only on facts equal on all processes.
+
+        Returns:
+            The result of `make`.
         """
         return make()
 
@@ -152,19 +157,19 @@ class Group(abc.ABC):
     def sums_of_processes(
         self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], names: Sequence[str]
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """What a replica has of gradients, where several processes are one: their sums.
+        """Returns the sums of gradients over the processes that form one replica.
 
         Args:
-            gradients: Those of this process.
-            names: Of their collectives, each another one; equal on all processes.
+            gradients: The gradients of this process.
+            names: Distinct names for the collectives of the gradients; equal on all processes.
         """
         return list(gradients)
 
     def label(self, paths: Sequence[str]) -> str:
-        """What tells the collectives of an exchange of these variables from those of others.
+        """Returns a label that distinguishes this exchange's collectives from other exchanges'.
 
-        Only needed where collectives are matched by their names. Equal on all processes, which
-        build their exchanges in the same order.
+        The label is needed only if collectives are matched by name. It is equal on all processes,
+        because they build their exchanges in the same order.
         """
         return ""
 
@@ -220,10 +225,10 @@ class Group(abc.ABC):
 
 
 def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:
-    """Whether `exchange` ends in time, whose error is raised; without seconds there is time.
+    """Returns whether `exchange` ends in time; `seconds=None` sets no limit.
 
-    Horovod waits without an end, and TensorFlow's own limit ends all collectives of the process,
-    which sometimes crashes in doing so.
+    An error of `exchange` is raised. Horovod has no time limit of its own. TensorFlow's limit
+    aborts all collectives of the process, which sometimes crashes the process.
     """
     if seconds is None:
         exchange()

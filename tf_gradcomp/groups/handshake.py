@@ -30,7 +30,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _wants_tf_keras() -> bool:
-    """Whether `tf.keras` is that package, by the variable that TensorFlow reads."""
+    """Returns whether `tf.keras` is `tf_keras`, by the same variable that TensorFlow reads."""
     wanted = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
     return wanted and importlib.util.find_spec("tf_keras") is not None
 

@@ -140,7 +140,7 @@ class HorovodGroup(Group):
 
     @property
     def by_strategy(self) -> bool:  # type: ignore[override]
-        """Whether there is but one process, which saves as under a strategy."""
+        """Returns whether there is only one process, which saves as under a strategy."""
         return self.size == 1
 
     def check_current(self) -> None:
@@ -192,7 +192,7 @@ class HorovodGroup(Group):
         return Member(HorovodCommunicator(self._hvd, self._process_set), 0)
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        """Whether a bool scalar is true on all ranks; each calls it."""
+        """Returns whether a bool scalar is true on all ranks; each rank calls it."""
         false = self._hvd.allreduce(
             tf.cast(tf.logical_not(flag), tf.int32),
             op=self._hvd.Sum,
@@ -236,16 +236,16 @@ class HorovodGroup(Group):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first rank."""
+        """Returns whether this process is the first rank of the set."""
         return self._rank == 0
 
     def first_path(self, path: str) -> str:
-        """That of the first rank of the set, which need not be rank 0."""
+        """Returns the path of the first rank of the set, which need not be rank 0."""
         return path_of(worker_of_rank(self._process_set.ranks[0]), path)
 
     @property
     def is_collective(self) -> bool:
-        """Whether collectives may be in a branch: Horovod's may."""
+        """Returns True, because Horovod's collectives may be in a branch."""
         return True
 
     @property

@@ -36,7 +36,7 @@ class HostGroup(StrategyGroup):
         return self._replicas
 
     def create(self, make: Callable[[], Result]) -> Result:
-        """What `make` returns; the variables that it creates exist once on each host."""
+        """Returns the result of `make`, whose variables exist once on each host."""
 
         def there() -> Result:
             with tf.device(self.devices[0]):

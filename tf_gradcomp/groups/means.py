@@ -54,7 +54,7 @@ def sums_over_replicas(strategy: tf.distribute.Strategy, values: Sequence[Any]) 
 
 
 def _parts(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[list[tf.Tensor]]:
-    """What the replicas of this worker have of each value."""
+    """Returns the replicas' parts of each value on this worker."""
     if tf_private.in_xla() and tf_private.in_multi_worker_mode(strategy):
         raise ValueError(
             "Metrics of several workers cannot be averaged in code that XLA compiles; use "

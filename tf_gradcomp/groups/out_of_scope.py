@@ -10,10 +10,10 @@ Result = TypeVar("Result")
 
 
 def out_of_scope(make: Callable[[], Result]) -> Result:
-    """What `make` returns, called outside of the current strategy's scope.
+    """Calls `make` outside the current strategy's scope and returns its result.
 
-    Within it, TensorFlow replicates each variable, for which workers have to meet. A scope is a
-    thread's, so that another thread is in none.
+    Within the scope, TensorFlow replicates each variable, which synchronizes the workers. A scope
+    belongs to one thread, so a new thread is outside every scope.
     """
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(make).result()

@@ -10,10 +10,12 @@ _MOST_AHEAD = 4096  # words; where more are sent, zeros behind them cost more th
 
 
 class WordsAhead:
-    """How many words each replica sends with their lengths; a plain object, so not in checkpoints.
+    """Number of payload words that each replica sends along with its length.
+
+    A plain object, so that checkpoints do not hold it.
 
     Attributes:
-        words: int64, for each local replica; equal on all.
+        words: int64, for each local replica; equal on all replicas.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class StrategyGroup(Group):
         """Does nothing: strategies create variables with equal values."""
 
     def create(self, make: Callable[[], Result]) -> Result:
-        """What `make` returns; our strategy does not compare its variables once more."""
+        """Returns the result of `make`, whose variables our strategy does not compare again."""
         if self.is_collective:
             tf_private.broadcast_no_empty_variables(self.strategy)
         with getattr(self.strategy, "agreed_variables", contextlib.nullcontext)():
@@ -64,7 +64,10 @@ class StrategyGroup(Group):
             )
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        """Whether a bool scalar is true on all replicas; each calls it, in its own context."""
+        """Returns whether a bool scalar is true on all replicas.
+
+        Each replica calls it, in its own context.
+        """
         if self.size == 1:
             return flag
         context = tf.distribute.get_replica_context()
@@ -87,7 +90,7 @@ class StrategyGroup(Group):
         return Member(communicator, local_replica)
 
     def local_replica(self) -> int:
-        """Which of this process's replicas calls."""
+        """Returns the number of the calling replica among this process's replicas."""
         return tf_private.local_replica_id(tf.distribute.get_replica_context())
 
     def communicators(self) -> list[Communicator]:
@@ -121,12 +124,12 @@ class StrategyGroup(Group):
 
     @property
     def is_first(self) -> bool:
-        """Whether the replica with rank 0 is in this worker."""
+        """Returns whether the replica with rank 0 is in this worker."""
         return self.processes == 1 or tf_private.rank(self.strategy, 0) == 0
 
     @property
     def is_collective(self) -> bool:
-        """Whether the strategy uses TensorFlow's collectives."""
+        """Returns whether the strategy uses TensorFlow's collectives."""
         return tf_private.is_collective(self.strategy)
 
     @property
