@@ -1,4 +1,4 @@
-"""Which contenders the network benchmark measures where."""
+"""Jobs, numbers of workers, links and contenders that the network benchmark measures."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def chosen(
     frameworks: Collection[str] = tuple(jobs.DENSE),
     shaped: bool = True,
 ) -> list[Cell]:
-    """Those parts of the cells that were asked for, and can be measured here."""
+    """Returns the requested parts of the cells that can be measured here."""
 
     def keep(cell: Cell) -> Cell:
         links = [link for link in cell.links if not only_links or link in only_links]

@@ -1,4 +1,4 @@
-"""What `gc.advise` would predict for the contenders of the network benchmark."""
+"""Predictions of `gc.advise` for the contenders of the network benchmark."""
 
 from __future__ import annotations
 

@@ -89,13 +89,13 @@ class AdaComp(OnGpu):
         self._by_pieces("scan")
 
     def encode(self) -> None:
-        """That and all that follows it."""
+        """Launches all kernels of an encoding: check, scan and pack."""
         self._by_pieces("check")
         self.scan()
         self.pack()
 
     def pack(self) -> None:
-        """What follows the pass."""
+        """Launches the kernels that follow the scan."""
         self.gpu.launch("gradcomp_adacomp_tensors", 1, self.step)
         self.gpu.launch("gradcomp_adacomp_layout", 1, self.step)
         self._by_warps("pack", self.pieces, self.step)
@@ -172,7 +172,7 @@ class AdaComp(OnGpu):
         return np.frombuffer(self.gpu.get(self.step.body, 4 * words), np.int32)
 
     def decoding(self, bodies: list[np.ndarray]) -> tuple[Callable[[], None], int]:
-        """What launches the decoding of some payloads, and where their sum will be."""
+        """Returns a function that launches the decoding of `bodies`, and the address of the sum."""
         spans = [span for body in bodies for span in self._spans(body)]
         values = self.gpu.room(4 * self.size)
         block_type = STRUCTURES["DecodeBlock"]

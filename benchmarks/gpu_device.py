@@ -194,7 +194,7 @@ class Gpu:
         self._call("cuLaunchKernel", function, *grid, None, parameters, None)
 
     def seconds(self, work: Callable[[], None], in_front: Callable[[], None]) -> float:
-        """How long the device takes for what `work` launches while it does what is in front."""
+        """Returns the device's seconds for `work`, launched while the device runs `in_front`."""
         events = c_void_p(), c_void_p()
         for event in events:
             self._call("cuEventCreate", byref(event), 0)

@@ -32,7 +32,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def slices(size: int) -> int:
-    """How many blocks go through so many elements."""
+    """Returns the number of blocks that process `size` elements."""
     return ceil_div(size, SLICE)
 
 
@@ -61,7 +61,7 @@ Compared = tuple[str, np.ndarray, np.ndarray]
 
 
 def adam(scale: np.float32) -> Any:
-    """How a second moment moves, and divides: see tables.h."""
+    """Returns Adam's constants for updates of and division by a second moment; see tables.h."""
     decay = np.float32(BETA_2)
     return STRUCTURES["Adam"](
         share=np.float32(1) - decay, decay=decay, epsilon=EPSILON, root_of_scale=np.sqrt(scale)
@@ -77,7 +77,7 @@ class OnGpu:
         self.gradient = gpu.put(inputs.gradient)
 
     def works(self) -> Iterator[Work]:
-        """What is timed, after which nothing can be compared."""
+        """Yields the work to time; afterwards, results can no longer be compared."""
         raise NotImplementedError
 
     def compared(self) -> Iterator[Compared]:
@@ -120,7 +120,7 @@ class Precondition(OnGpu):
         yield Work("divide", self.divide, 16)
 
     def compared(self) -> Iterator[Compared]:
-        """What is divided, and the second moment."""
+        """Yields the divided gradient and the second moment, each beside its expected values."""
         self.divide()
         divided, moment = oracle("precondition").precondition(
             np.full(self.size, MOMENT, np.float32),
@@ -199,7 +199,7 @@ class Chunks(OnGpu):
         yield Work("apply", self.apply, 16)
 
     def compared(self) -> Iterator[Compared]:
-        """What each part of a step writes."""
+        """Yields the results of each part of a step, each beside its expected values."""
         chunks = oracle("chunks")
         before, gradient = self.inputs.residual, self.inputs.meant.astype(np.float32)
         sums = before + gradient
@@ -269,7 +269,7 @@ class FixedLength(OnGpu):
             self.gpu.launch(f"gradcomp_{self.reference}_{kernel}", blocks, self.step)
 
     def decoding(self, bodies: list[np.ndarray]) -> tuple[Callable[[], None], int]:
-        """What launches the decoding of some payloads, and where their sum will be."""
+        """Returns a function that launches the decoding of `bodies`, and the address of the sum."""
         values = self.gpu.room(4 * self.size)
         tensor = type(self.tensor).from_buffer_copy(self.tensor)
         tensor.values = values

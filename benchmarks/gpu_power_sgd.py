@@ -93,7 +93,7 @@ class PowerSgd(OnGpu):
         self.gpu.launch("gradcomp_power_sgd_reduce", slices(self.elements), self.second)
 
     def keep(self, step: ctypes.Structure) -> None:
-        """What stays of a step that is skipped."""
+        """Launches the kernel that keeps the sums of a skipped step in the residual."""
         self.gpu.launch("gradcomp_power_sgd_keep", slices(self.elements), step)
 
     def works(self) -> Iterator[Work]:
@@ -103,7 +103,7 @@ class PowerSgd(OnGpu):
         yield Work("reduce", self.reduce, 16)
 
     def compared(self) -> Iterator[Compared]:
-        """What each part of a step writes."""
+        """Yields the results of each part of a step, each beside its expected values."""
         meant = self.inputs.meant.astype(np.float32)
         sums = (self.inputs.residual + meant)[: self.elements].reshape(self.rows, self.columns)
         self.multiply_right()

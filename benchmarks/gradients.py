@@ -29,7 +29,7 @@ class Gradients:
 
     @tf.function(autograph=False)
     def draw(self) -> None:
-        """Makes them those of the next step."""
+        """Draws the gradients of the next step."""
         start = self._random.uniform([], maxval=jobs.NOISE_PLACES, dtype=tf.int32)
         noise = tf.split(self._noise[start : start + sum(self._sizes)], self._sizes)
         for mean, part, value in zip(self._means, noise, self.values, strict=True):
@@ -39,9 +39,9 @@ class Gradients:
 def on_replica(
     strategy: tf.distribute.Strategy, reduction: Reduction, gradients: Sequence[tf.Variable]
 ) -> Callable[[], object]:
-    """What reduces them on all replicas.
+    """Returns a function that reduces the gradients on all replicas.
 
-    They are captured, and not passed: Python takes milliseconds for so many arguments.
+    The function captures the gradients: passing so many arguments takes Python milliseconds.
     """
     return tf.function(
         lambda: strategy.run(lambda: reduction([value.read_value() for value in gradients])),

@@ -1,4 +1,4 @@
-"""What the network benchmark runs, as far as all frameworks share it."""
+"""Jobs of the network benchmark, as far as all frameworks share them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BATCH_SIZES = {MLP: 64, LSTM: 16, RESNET: 16}  # of each worker
 
 
 def framework(contender: str) -> str:
-    """Which one runs a contender, in processes of its own: a key of `DENSE`."""
+    """Returns the framework that runs a contender in separate processes, a key of `DENSE`."""
     if contender in HOROVOD:
         return HOROVOD_NAME
     return TORCH_NAME if contender in TORCH else TENSORFLOW_NAME

@@ -81,7 +81,7 @@ class ScaleComLeader:
         self._rate = rate
 
     def select(self, gradient):
-        """What is done before the broadcast."""
+        """Selects the leader's entries, as a step does before the broadcast."""
         ops.chunk_select(ops.Chunked([self._residual], [gradient], [self._rate]), lead=True)
 
 
@@ -92,7 +92,7 @@ class Adam:
         self._moment = tf.Variable(tf.zeros(elements))
 
     def divide(self, gradient):
-        """What is done before a sparse method."""
+        """Divides the gradient, as a step does before a sparse method compresses it."""
         ops.precondition(second_moments(self._moment, 1), [gradient])
 
 
@@ -145,7 +145,7 @@ def gradients(elements, count):
 
 
 def contenders(elements, methods):
-    """What is timed, by label."""
+    """Returns the work to time, by label."""
     work = {}
     for bin_size in (50, 500):
         replica = AdaComp(elements, bin_size)
@@ -239,7 +239,7 @@ def lesser(measured, again):
 
 
 def used_processor():
-    """Which it is, and what the kernels use of it."""
+    """Returns the processor, and the instruction set that the kernels use."""
     return f"{processor()}, {ops.library_info().simd}"
 
 

@@ -59,12 +59,12 @@ UNIFORM, BOUND, PLANNED = "default", "lower bound", "L-GreCo"
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is trained.
+    """A task to train, and the methods to train it with.
 
     Attributes:
-        make: Makes the task, from the batch size and a seed.
-        reading: How its quality is read off the held-out metric.
-        batch_size: Of all learners together.
+        make: Creates the task from the batch size and a seed.
+        reading: How to read the task's quality from the held-out metric.
+        batch_size: Batch size of all learners together.
         families: By name of the method: its setting, the default, and the lower bound of a plan.
     """
 

@@ -55,7 +55,7 @@ WORKLOADS: dict[str, tuple[Callable[..., gc.simulation.Task], Task]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of all runs."""
+    """Settings of all runs."""
 
     workload: str
     epochs: int
@@ -80,7 +80,7 @@ def dense_paths(settings: Settings) -> list[str]:
 
 
 def methods(settings: Settings) -> dict[str, gc.compressors.Compressor]:
-    """What is compared, by name."""
+    """Returns the methods to compare, by name."""
     rate = round(1 / settings.density)
     rates = dict.fromkeys(("convolution", "dense", "recurrent"), rate)
     rates |= dict.fromkeys(("embedding", "vector"))
@@ -102,7 +102,7 @@ def methods(settings: Settings) -> dict[str, gc.compressors.Compressor]:
 
 
 def variants(settings: Settings) -> dict[str, gc.compressors.Compressor]:
-    """What LGC's specification leaves open, decided otherwise, by name; and the default."""
+    """Returns LGC's default, and variants where its specification is open, by name."""
     sizes = [list(layer) for layer in LGC().architecture.encoder]
     fewer = [*sizes[:-1], [sizes[-1][0] // 2, *sizes[-1][1:]]]
     changed: dict[str, dict[str, Any]] = {

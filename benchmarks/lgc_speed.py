@@ -58,7 +58,7 @@ def convolutions(repeats: int) -> Table:
 
 
 def others(repeats: int) -> Table:
-    """What is done with whole tensors."""
+    """Times the operations on whole tensors."""
     drawn = tf.random.stateless_normal([2, TENSORS, ELEMENTS], [2, 2])
     residuals = [tf.Variable(values) for values in tf.unstack(drawn[0])]
     gradients = tf.unstack(drawn[1])

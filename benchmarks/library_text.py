@@ -23,7 +23,7 @@ _CHARACTERS = 3_000_000
 
 
 def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
-    """What `gradcomp simulate` trains: 200 steps an epoch."""
+    """Returns the task that `gradcomp simulate` trains, with 200 steps an epoch."""
     modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = "".join(module.read_text(errors="ignore") for module in modules)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:

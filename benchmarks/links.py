@@ -35,13 +35,13 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """What a worker's interface has sent so far, in bytes: all, and what TCP carried in it."""
+    """Bytes that a worker's interface has sent so far: all, and those that TCP carried."""
 
     all: float
     carried: float
 
     def since(self, earlier: Counters) -> Counters:
-        """What was sent after `earlier`."""
+        """Returns the bytes sent after `earlier`."""
         return Counters(self.all - earlier.all, self.carried - earlier.carried)
 
 
@@ -102,7 +102,7 @@ class Network:
                     _run("tc", "-n", namespace, "qdisc", "del", *qdisc)
 
     def counters(self) -> Counters:
-        """What the worker that calls it has sent; on the loopback, the mean of all workers."""
+        """Returns the bytes that this worker has sent; on the loopback, the mean of all workers."""
         folder = Path("/sys/class/net", self.interface, "statistics")
         sent, packets = (int((folder / name).read_text()) for name in ("tx_bytes", "tx_packets"))
         sharing = 1 if self.name else self.workers

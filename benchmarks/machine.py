@@ -1,4 +1,4 @@
-"""What a benchmark says of the machine that it ran on."""
+"""Description of the machine that a benchmark runs on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """How many of which processor; by its numbers, too, for hypervisors shorten its name."""
+    """Returns the number of processors, and their name, family and model.
+
+    Family and model are needed, because hypervisors shorten the name.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -46,7 +46,7 @@ FILES = ("network.json", "network.md")  # and the plots of what was measured
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How everything is measured."""
+    """Settings of all measurements."""
 
     rounds: int
     seconds: float
@@ -126,7 +126,7 @@ class Bench:
 
 
 def version(module: str, python: str = sys.executable) -> str:
-    """Of the package of a module, as the interpreter has it; empty if it has none."""
+    """Returns the version of a module's package; empty if the interpreter cannot import it."""
     package = module.partition(".")[0]
     command = [python, "-c", f"import {module}; print({package}.__version__)"]
     try:
@@ -137,7 +137,7 @@ def version(module: str, python: str = sys.executable) -> str:
 
 
 def facts(settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
-    """What else the figures depend on."""
+    """Returns the other facts that the figures depend on."""
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return {
         "machine": processor(),

@@ -1,4 +1,4 @@
-"""How good the network benchmark's predictions were, and what was chosen by them."""
+"""Accuracy of the network benchmark's predictions, and the choices that `auto` made by them."""
 
 from __future__ import annotations
 

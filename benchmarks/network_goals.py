@@ -1,4 +1,4 @@
-"""What the package is to reach on links of known speed, beside what was measured."""
+"""Goals of the package on links of known speed, beside the measured figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HOOKS = (jobs.TORCH_FLOAT16, jobs.TORCH_POWER_SGD)
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """How many times faster than its dense run something is to be.
+    """Speed-up over its dense run that a contender is to reach.
 
     Attributes:
-        job: What is measured.
-        link: Where.
-        wanted: What we are after.
-        least: What it must be.
-        contender: Which one; None for the fastest of our methods.
+        job: The measured job.
+        link: The link between the workers of the job.
+        wanted: The speed-up that we aim for.
+        least: The speed-up that is required.
+        contender: The contender; None for the fastest of our methods.
     """
 
     job: str
@@ -48,7 +48,7 @@ GOALS = (
 
 
 def fastest(rows: Sequence[Row]) -> Row | None:
-    """Of our methods by TensorFlow's collectives."""
+    """Returns the fastest row of our methods over TensorFlow's collectives, if any."""
     of_tensorflow = (row for row in rows if jobs.framework(row.name) == jobs.TENSORFLOW_NAME)
     ours = [row for row in of_tensorflow if row.name not in BASELINES]
     return max(ours, key=lambda row: row.speed_up, default=None)

@@ -1,4 +1,4 @@
-"""What the network benchmark measured, as plots."""
+"""Plots of the network benchmark's results."""
 
 from __future__ import annotations
 

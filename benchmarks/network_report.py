@@ -1,4 +1,4 @@
-"""What the network benchmark measured, as tables in Markdown."""
+"""Tables of the network benchmark's results, in Markdown."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def speeds(measured: dict[str, Any]) -> dict[tuple[int, str], float]:
-    """What links carry, in Mbit/s, by the number of workers and the link."""
+    """Returns the measured speeds of links, in Mbit/s, by number of workers and link."""
     return {(raw["workers"], raw["link"]): raw["Mbit/s"] for raw in measured["raw"]}
 
 

@@ -38,7 +38,7 @@ class Row:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether counts and counters do; None where they need not."""
+        """Returns whether our count agrees with the counters; None if it is missing or small."""
         if not self.counted or self.counted < ENOUGH_BYTES:
             return None
         return abs(self.carried / self.counted - 1) <= TOLERANCE

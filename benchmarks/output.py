@@ -1,4 +1,4 @@
-"""How a benchmark shows what it has written."""
+"""Display of the files that a benchmark has written."""
 
 from __future__ import annotations
 

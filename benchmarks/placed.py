@@ -38,7 +38,7 @@ def placed_job(
 
 
 def cores() -> int:
-    """Those of this machine that may be used."""
+    """Returns the number of this machine's cores that the process may use."""
     return len(os.sched_getaffinity(0))
 
 

@@ -1,6 +1,7 @@
-"""What a link carries, and how long a byte takes there and back: run by two workers.
+"""Measures the throughput and the round-trip time of each link, on two workers.
 
-Worker 1 sends as fast as TCP takes it; worker 0 counts, and prints a line of JSON for each link.
+Worker 1 sends as fast as TCP accepts data. Worker 0 counts the bytes, and prints a line of JSON for
+each link.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long kernels took beside two floors when it was recorded, by processor."""
+"""Recorded times of kernels relative to two floors, by processor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Recorded:
 
     @classmethod
     def read(cls, processor: str, file: Path = FILE) -> Recorded | None:
-        """That of a processor, if there is one."""
+        """Reads the record of a processor; returns None if there is no record."""
         of_all = json.loads(file.read_text()) if file.exists() else {}
         return cls(processor, of_all[processor]) if processor in of_all else None
 

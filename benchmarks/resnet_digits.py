@@ -29,7 +29,7 @@ ENLARGED = np.ones((1, 4, 4, 3), np.float32)  # each pixel becomes four by four,
 def simulation_task(
     batch_size: int = 64, seed: int = 0, optimizer: str = "sgd"
 ) -> gc.simulation.Task:
-    """What `gradcomp simulate` trains: 22 steps an epoch."""
+    """Returns the task that `gradcomp simulate` trains, with 22 steps an epoch."""
     keras.utils.set_random_seed(seed)
     (train_x, train_y), (test_x, test_y) = common.load_images("digits", seed)
     train_x, test_x = np.kron(train_x, ENLARGED), np.kron(test_x, ENLARGED)

@@ -1,4 +1,4 @@
-"""How long a method encodes and decodes, by itself: all that its exchange does but communicate."""
+"""Times a method's encoding and decoding, which is its exchange without the communication."""
 
 from __future__ import annotations
 

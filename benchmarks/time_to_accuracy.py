@@ -1,23 +1,23 @@
-"""How long training takes on a slow link until it is as good as a dense run in the end.
+"""Measures how long training takes on a slow link to become as good as a finished dense run.
 
     python benchmarks/time_to_accuracy.py digits --optimizer sgd
     python benchmarks/time_to_accuracy.py text -c adacomp --link "100 Mbit/s" --link "1 Gbit/s"
     python benchmarks/time_to_accuracy.py transformer --workers 4 --seeds 3
 
-The runs are those of `keras_examples/`. Each link is measured by the first steps of a run, on
-workers behind links that `tc` shapes (see `network.py`; takes root). How good a run is after how
-many steps is the same on every link, and is measured once, by whole runs over the loopback. Seconds
-are the product of both: validation and start-up are not counted. So only the first part, which
-comes first, needs a machine that does nothing else.
+The runs train the programs of `keras_examples/`. The benchmark first times the first steps of a run
+on each link, with workers behind links that `tc` shapes (see `network.py`; needs root). It then
+measures the quality of a run after each number of steps in whole runs over the loopback, once,
+because the quality is the same on every link. The training time is the number of steps times the
+seconds per step, without validation and start-up. Only the first part needs an idle machine.
 
-What a run has to reach is the dense run's figure at its end, as convergence.py reads it. The
-Transformer's learning rate falls to zero at the end of each run: so all its runs have as many
-epochs, and have to come within 1 % of the dense run's perplexity.
+A run has to reach the figure of the dense run at its end, as convergence.py reads the figure. The
+Transformer's learning rate falls to zero at the end of each run. So all runs of the Transformer
+have the same number of epochs, and have to come within 1 % of the dense run's perplexity.
 
-A free network is the dense run with steps that exchange nothing. How long these take is measured in
-the same run: as many processes train at once, each alone with its share of the batch. Of more
-workers than this machine has cores, so many train at once, and a step takes as many times longer as
-workers share a core.
+The result of a free network is a dense run with steps that exchange nothing. These steps are timed
+with one process for each worker. All processes train at the same time, each alone with its share of
+the batch. If there are more workers than cores, only as many processes train as there are cores.
+The time of a step is then multiplied by the number of workers that share a core.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ RECORDS, CURVES = "time-to-accuracy", "curves"  # folders of records, one in the
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How a task is trained.
+    """Training settings of a task.
 
     Attributes:
         task: The task.
-        epochs: Of the dense run.
-        timed: After how many epochs a step takes as long as it does in most of a run; AdaComp sends
-            more in the first.
-        args: For the example program.
-        decays: Whether the learning rate falls to zero, so that all runs have as many epochs.
-        within: How near to the dense run's figure is as good, in the task's unit.
+        epochs: Number of epochs of the dense run.
+        timed: Number of epochs after which a step takes as long as in most of a run. AdaComp sends
+            more in the first epochs.
+        args: Arguments of the example program.
+        decays: Whether the learning rate falls to zero, so that all runs have equally many epochs.
+        within: Distance from the dense run's figure that is still as good, in the task's unit.
     """
 
     task: Task
@@ -92,12 +92,12 @@ def seconds_to(run: Run, goal: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """How fast a method trains on a link.
+    """Speed at which a method trains on a link.
 
     Attributes:
-        compressor: What was asked for.
-        chosen: By which method it trained, which with `auto` is its choice.
-        seconds: Of a step.
+        compressor: The requested compressor.
+        chosen: The method that was used; for `auto`, its choice.
+        seconds: Seconds per step.
     """
 
     compressor: str
@@ -106,7 +106,7 @@ class Pace:
 
 
 def at_pace(curve: Run, pace: Pace) -> Run:
-    """What a run would have been with steps that take so long."""
+    """Returns the run as if each of its steps had taken `pace.seconds`."""
     history = {**curve.record["history"], "seconds_per_step": [pace.seconds] * len(curve.curve)}
     record = {**curve.record, "history": history, "compressor": pace.chosen}
     return dataclasses.replace(curve, compressor=pace.compressor, record=record)
@@ -140,7 +140,7 @@ def compare(runs: Sequence[Run], within: float = 0.0) -> list[dict[str, Any]]:
 
 
 def _beside(needed: float | None, dense: float | None, free: float | None) -> dict[str, Any]:
-    """How many times sooner than dense; and that, over what a free network would give."""
+    """Returns the speed-up over dense, and its share of a free network's speed-up."""
     return {
         "times faster": dense / needed if needed and dense else None,
         "of a free network's": free / needed if needed and free else None,
@@ -221,14 +221,14 @@ def plot(runs: Sequence[Run], link: str, path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What is compared.
+    """Comparison of compressors with dense training on one task.
 
     Attributes:
-        setting: How the task is trained.
-        workers: How many, each with an equal share of the batch.
-        optimizer: By name, as the program takes it.
-        compressors: Beside dense.
-        reuse: Whether to take records that are there already.
+        setting: The training settings of the task.
+        workers: Number of workers, each with an equal share of the batch.
+        optimizer: Name of the optimizer, as the program takes it.
+        compressors: The compressors to compare with dense training.
+        reuse: Whether to reuse existing records.
     """
 
     setting: Setting
@@ -239,7 +239,7 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Its files' names begin with it."""
+        """Prefix of the names of the comparison's files."""
         return f"time-to-accuracy-{self.setting.task.name}-{self.optimizer}-{self.workers}workers"
 
     def runs(self, compressors: Iterable[str], seeds: int = 1) -> list[Run]:
@@ -252,11 +252,11 @@ class Comparison:
 
     @property
     def timed(self) -> list[Run]:
-        """Those that are timed on each link, the dense one first."""
+        """Runs that are timed on each link, the dense run first."""
         return self.runs(dict.fromkeys([DENSE, *self.compressors]))
 
     def paces(self, network: links.Network, link: str, records: Path) -> list[Pace]:
-        """How fast all methods train on a link, and what a free network would give."""
+        """Measures the speed of all methods on a link, and of training on a free network."""
         network.shape(link)
         bench = Bench(records / _speed(link), self.reuse, network, self._threads)
         count = self.setting.timed

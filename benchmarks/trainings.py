@@ -32,19 +32,19 @@ _ARGUMENTS = "arguments"  # of a record: how the program was started
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is trained, and how its quality is read off the history.
+    """A training task, and how to read its quality from the history.
 
     Attributes:
-        name: Of the task, and of its files.
+        name: Name of the task and of its files.
         program: The example program.
         metric: The name of the held-out metric in the history.
-        label: What to call it.
-        digits: To print behind the point.
-        scale: From the metric's unit to the printed one.
-        last: Over how many of the last epochs the metric is averaged.
+        label: Printed name of the metric.
+        digits: Number of decimals to print.
+        scale: Factor from the metric's unit to the printed unit.
+        last: Number of last epochs over which the metric is averaged.
         rises: Whether a higher metric is better.
-        batch_size: Of all workers together.
-        optimizers: Those that the program takes; with one there is nothing to say.
+        batch_size: Batch size of all workers together.
+        optimizers: Optimizers that the program takes; a single optimizer is not passed.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def dense_ring_bytes(self) -> float:
-        """What a dense ring all-reduce makes each worker send in a step."""
+        """Bytes that each worker sends per step in a dense ring all-reduce."""
         return 2 * (self.workers - 1) / self.workers * 4 * self.record["weights"]
 
     @property
@@ -248,10 +248,10 @@ class Bench:
         return dataclasses.replace(run, record=json.loads(file.read_text()))
 
     def _reusable(self, files: Sequence[Path], args: Sequence[str]) -> bool:
-        """Whether all records are there and may be taken.
+        """Returns whether all records exist and may be reused.
 
         Raises:
-            click.UsageError: If one is of a run with other arguments.
+            click.UsageError: If a record is of a run with other arguments.
         """
         if not (self._reuse and all(file.exists() for file in files)):
             return False
@@ -283,7 +283,7 @@ def _note_arguments(file: Path, args: Sequence[str]) -> None:
 
 
 def _ignore(_worker: int, _stream: str, _line: str) -> None:
-    """What a job without an audience does with its output."""
+    """Discards the output of a job that nobody watches."""
 
 
 def _check(what: str, result: JobResult) -> None:

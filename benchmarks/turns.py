@@ -16,18 +16,19 @@ MOST_STEPS = 20  # of a turn
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the workers of a job measure.
+    """Measurements that the workers of a job make.
 
     Attributes:
-        job: Which one: a name in `jobs.py`.
-        contenders: Their names, in order.
-        links: One after another.
-        network: Where the workers are.
-        rounds: How often each contender has its turn on each link.
-        seconds: About how long a turn lasts, but one step at least.
-        warm_up: Steps before all of what keeps a residual: as long as that is small, more is sent.
-        output: Where worker 0 writes what was measured.
-        replicas: Logical CPU devices of each worker.
+        job: The name of the job in `jobs.py`.
+        contenders: The names of the contenders, in order.
+        links: The links to measure, in order.
+        network: The network that connects the workers.
+        rounds: Number of turns of each contender on each link.
+        seconds: Approximate duration of a turn, which has at least one step.
+        warm_up: Number of steps that fill a contender's residual before it is measured. While
+            residuals are small, more is sent.
+        output: File to which worker 0 writes the results.
+        replicas: Number of logical CPU devices of each worker.
     """
 
     job: str
@@ -46,7 +47,7 @@ class Plan:
 
     @classmethod
     def from_command_line(cls) -> Plan:
-        """That of this worker."""
+        """Reads the plan of this worker from its command line."""
         plan = json.loads(sys.argv[1])
         return cls(**{**plan, "network": Network(**plan["network"])})
 
@@ -99,7 +100,7 @@ class Job:
 
 @dataclasses.dataclass
 class _Turn:
-    """What came of a turn: seconds of each step; in all, bytes that the mean worker sent."""
+    """Results of a turn: seconds of each step, and bytes that the mean worker sent in total."""
 
     seconds: list[float]
     interface: float
@@ -178,7 +179,7 @@ def _on_link(
 
 
 def _steps(plan: Plan, contender: Contender, mean: Mean) -> int:
-    """How many steps make a turn, equal on all workers."""
+    """Returns the number of steps in a turn, equal on all workers."""
     timed(contender, mean)  # TCP gets to know the link
     seconds = mean(timed(contender, mean))
     return max(1, min(MOST_STEPS, round(plan.seconds / seconds)))

@@ -17,7 +17,6 @@ CODE = ("benchmarks", "keras_examples", "tests", "tf_gradcomp", "dev.py", "setup
 # A docstring begins with a verb or a plain noun.
 NOT_FIRST = {"How", "Of", "That", "Those", "What", "Whether", "Which", "Who"}
 CODE_TO_DO = (
-    "benchmarks",
     "tf_gradcomp/keras",
     "tf_gradcomp/simulation",
     "tf_gradcomp/strategy",

@@ -117,7 +117,7 @@ class TopK(Plannable):
         return {**state, VELOCITY: StateSpec(spec.shape)} if self.momentum else state
 
     def entries(self, spec: GradientSpec) -> int | None:
-        """Returns how many entries of this variable are sent; None if all are sent."""
+        """Returns how many entries of a variable are sent; None if the variable is sent whole."""
         return _entries(spec, self.density.of(spec)) or None
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
