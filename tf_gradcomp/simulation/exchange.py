@@ -1,4 +1,4 @@
-"""What simulated learners exchange in a step, and what they keep between steps."""
+"""Exchange of simulated learners in a step, and their state between steps."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ class LearnersExchange:
 
     @property
     def preconditions(self) -> bool:
-        """Whether gradients are divided by second moments before they are exchanged."""
+        """Returns whether gradients are divided by second moments before they are exchanged."""
         return self._setup.preconditioner is not None
 
     def divides(self, place: int, gradient: Gradient) -> bool:
-        """Whether a gradient of that form is divided."""
+        """Returns whether a gradient, dense or slices, is divided."""
         return self.preconditions and not self._setup.stays_sparse(place, gradient)
 
     def give_second_moments_back(self) -> None:
@@ -158,7 +158,7 @@ class LearnersExchange:
 
     @property
     def exchanges(self) -> int:
-        """How many steps there were so far."""
+        """Returns the number of steps so far."""
         return int(self._setup.variables.step)
 
     @property

@@ -29,17 +29,18 @@ adam, keras_private = keras_module("adam"), keras_module("keras_private")
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What one step did; bytes are of one learner, the mean over all.
+    """Measures of one step; bytes are those of one learner, as the mean over all learners.
 
     Attributes:
         loss: The mean over the batch.
-        finite: Whether the step was taken; it is skipped where one of several learners' gradients
-            is not finite.
-        payload_bytes: What a learner gave to be sent.
-        sent_bytes: What a ring of workers would make it send, with what it passes on for others.
-        dense_bytes: The bytes of its gradients as float32.
-        residual_norm: The Euclidean norm of its residuals.
-        similarity: How alike the learners are, if that was asked for.
+        finite: Whether the step was taken. With several learners, a step is skipped if any
+            learner's gradient is not finite.
+        payload_bytes: The bytes of a learner's payload.
+        sent_bytes: The bytes that a learner would send in a ring of workers, including the bytes
+            that it passes on for others.
+        dense_bytes: The bytes of a learner's gradients as float32.
+        residual_norm: The Euclidean norm of a learner's residuals.
+        similarity: The similarity of the learners, if it was requested.
     """
 
     loss: float
@@ -250,7 +251,7 @@ class Learners:
         on_step: Callable[[StepReport], None],
         training: AutoencoderTraining,
     ) -> tuple[list[StepReport], list[int]]:
-        """What the steps of an epoch did, and of how many rows their batches were."""
+        """Takes the steps of an epoch; returns the report and the number of rows of each."""
         reports, rows = [], []
         rest = iter(batches)
         batch = next(rest, None)

@@ -120,7 +120,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto | None:
-        """What the strategy compresses gradients with; None if it does not."""
+        """Returns the compressor of gradients; None if the strategy does not compress."""
         return self._compressor
 
     @property
@@ -135,7 +135,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def two_level(self) -> bool:
-        """Whether the replicas of a host sum their gradients before these are exchanged."""
+        """Returns whether the replicas of a host sum their gradients before the exchange."""
         return self._two_level
 
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
@@ -468,9 +468,9 @@ def _functions_as_graphs() -> Iterator[None]:
 
 
 def _called_by(module: str, frame: types.FrameType | None) -> bool:
-    """Whether a module, named by its beginning, has called what runs in a frame.
+    """Returns whether the caller of a frame is in a module whose name begins with `module`.
 
-    A frame that is kept in a variable of its own is a cycle, and keeps iterators over data alive.
+    A local variable that holds its own frame is a reference cycle and keeps data iterators alive.
     """
     caller = frame.f_back if frame else None
     return caller is not None and caller.f_globals.get("__name__", "").startswith(module)

@@ -140,7 +140,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         return self.measures(exchange)
 
     def measures(self, exchange: HasHooks) -> dict[str, float]:
-        """What is logged; empty with another method, or one replica."""
+        """Returns the measures to log; empty with another method or one replica."""
         state = autoencoder_of(exchange)
         if state is None:
             return {}
@@ -205,7 +205,12 @@ class _Trainer:
         self._pool.submit(self._build, state.weights, optimizer).result()
 
     def follows(self, state: AutoencoderState, first: int) -> bool:
-        """Whether what it has learnt is what the job has, and its next vectors are these."""
+        """Returns whether the trainer is where the job is, and has not learnt vector `first` yet.
+
+        Args:
+            state: The state of the job's autoencoder.
+            first: The number of the first vector to learn.
+        """
         same = self._of[WEIGHTS] is state.job_state[WEIGHTS]
         return same and self._last == state.last_learnt < first
 

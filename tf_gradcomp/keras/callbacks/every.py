@@ -1,4 +1,4 @@
-"""How often a callback does its work: after each epoch, or after some steps."""
+"""Frequency of a callback's work: after each epoch, or after a number of steps."""
 
 from __future__ import annotations
 

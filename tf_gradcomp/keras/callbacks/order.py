@@ -1,4 +1,4 @@
-"""Which callbacks must come before others in the list that is given to `fit`."""
+"""Order of callbacks: which must come before others in the list for `fit`."""
 
 from __future__ import annotations
 

@@ -14,10 +14,11 @@ _LEAST_EPSILON_1 = 1e-15
 
 
 def loses_zeros(optimizer: Any) -> bool:
-    """Whether an optimizer makes NaN of zeros, as a sparse method leaves them in whole rows.
+    """Returns whether an optimizer turns zeros into NaN.
 
-    Of a gradient without anything in a row and in a column, Keras' Adafactor estimates the square
-    as about the square of its `epsilon_1`, which vanishes in float32 with the default of 1e-30.
+    A sparse method leaves whole rows of zeros. Where a row and a column are zero, Keras' Adafactor
+    estimates the squared gradient as about the square of its `epsilon_1`. With the default of
+    1e-30, that square underflows to zero in float32.
     """
     adafactor = getattr(keras.optimizers, "Adafactor", ())
     return isinstance(optimizer, adafactor) and optimizer.epsilon_1 < _LEAST_EPSILON_1

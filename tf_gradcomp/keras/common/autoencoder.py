@@ -104,7 +104,7 @@ class Autoencoder(keras.Model):
         self.set_weights([part.reshape(shape) for part, shape in parts])
 
     def description(self) -> dict[str, Any]:
-        """What `gc.compressors.LGC` keeps of it: sizes and weights, JSON-serializable."""
+        """Returns the sizes and weights for `gc.compressors.LGC`, JSON-serializable."""
         sizes = self.architecture
         return Architecture(
             sizes.encoder, sizes.decoder, sizes.slope, self.flat_weights()

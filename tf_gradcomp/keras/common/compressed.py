@@ -1,4 +1,4 @@
-"""What the `CompressedOptimizer` of either Keras does with its exchange."""
+"""Base of the `CompressedOptimizer` of both Keras versions: its use of the exchange."""
 
 from __future__ import annotations
 
@@ -335,12 +335,15 @@ def wrappers_of(model: keras.Model) -> Iterator[Compressed]:
 
 
 def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
-    """Those whose exchange is built, unlike that of one in a `MultiOptimizer` without variables."""
+    """Returns the wrappers in an optimizer that have a built exchange.
+
+    A wrapper without variables, as in a `MultiOptimizer`, never builds its exchange.
+    """
     return (one for one in compressed_in(optimizer) if one.exchange.built)
 
 
 def is_apart(variable: Any, optimizer: Any) -> bool:
-    """Whether each replica has a variable for itself, by one of the wrappers in an optimizer."""
+    """Returns whether a wrapper in an optimizer keeps `variable` separately on each replica."""
     return any(one.exchange.saving.is_apart(variable) for one in exchanging_in(optimizer))
 
 

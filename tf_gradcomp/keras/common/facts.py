@@ -39,7 +39,7 @@ def _without_ids(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What a value in a config is, for JSON."""
+    """Returns a value of a config in a form that JSON can hold."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     config = value.get_config() if hasattr(value, "get_config") else {}

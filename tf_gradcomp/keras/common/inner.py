@@ -63,7 +63,7 @@ def in_loss_scaler(optimizer: Any) -> list[Any]:
 
 
 def _of_other_keras(given: Any) -> str:
-    """What to do about an optimizer of the Keras that this process does not train with."""
+    """Returns advice about an optimizer of the Keras that this process does not train with."""
     package = type(given).__module__.partition(".")[0]
     if package == "tf_keras" and not IS_KERAS_2:
         return (

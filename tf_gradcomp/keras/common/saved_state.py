@@ -1,4 +1,4 @@
-"""What `CompressedOptimizer` writes into Keras' files, and how it goes on from them."""
+"""State that `CompressedOptimizer` writes to Keras' files and restores from them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _all_reduce_sum_gradients = _utils.all_reduce_sum_gradients
 
 
 def is_loss_scaler(optimizer: Any) -> bool:
-    """Whether it is a `LossScaleOptimizer`; that of new-style optimizers has no public name."""
+    """Returns whether it is a `LossScaleOptimizer`, whose new-style class has no public name."""
     return isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
 
 
@@ -44,7 +44,7 @@ def within(optimizer: Any) -> Iterator[Any]:
 
 
 def reduces_by_itself(optimizer: Any) -> bool:
-    """Whether a legacy optimizer was given another `gradient_aggregator` than Keras' own."""
+    """Returns whether a legacy optimizer has a `gradient_aggregator` other than Keras' own."""
     aggregator = getattr(optimizer, "gradient_aggregator", _all_reduce_sum_gradients)
     return aggregator is not _all_reduce_sum_gradients
 
@@ -231,7 +231,7 @@ def set_nadam_product(nadam: Any, product: tf.Tensor) -> None:
 
 
 def _nadam_overrides(optimizer: Any) -> dict[str, Any]:
-    """Those by which a new-style Nadam finds its product as it has to be in this step."""
+    """Returns overrides that make a new-style Nadam use its stored product as it is."""
     if not hasattr(optimizer, "_u_product_counter"):
         return {}
     counter = property(lambda self: self.iterations + 2, lambda self, value: None)
@@ -249,17 +249,17 @@ def nadam_schedule(nadam: Any, dtype: tf.DType) -> tuple[tf.Tensor, float]:
 
 
 def decays_in_step(lamb: Any, variable: Any) -> bool:
-    """Whether tensorflow-addons' LAMB has weight decay for a variable in its update."""
+    """Returns whether tensorflow-addons' LAMB applies weight decay in the update of a variable."""
     return lamb._do_use_weight_decay(variable)
 
 
 def adapts_layer(lamb: Any, variable: Any) -> bool:
-    """Whether tensorflow-addons' LAMB scales the update of a variable to the length of it."""
+    """Returns whether tensorflow-addons' LAMB scales a variable's update by the variable's norm."""
     return lamb._do_layer_adaptation(variable)
 
 
 def looks_for_nans(optimizer: Any) -> bool:
-    """Whether a loss scaler is around it, which looks at the summed gradients; no public name."""
+    """Returns whether a loss scaler wraps it and inspects the sums; a private attribute."""
     return getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
 
 

@@ -132,7 +132,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def built(self) -> bool:  # type: ignore[override]
-        """Whether its variables exist."""
+        """Returns whether the optimizer's variables exist."""
         return bool(self._model_variables)
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
@@ -257,7 +257,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return self.iterations
 
     def passes_through(self) -> bool:
-        """Whether the inner optimizer runs as it is: with one replica."""
+        """Returns whether the inner optimizer runs unchanged: only with one replica."""
         return self.group.size == 1
 
     def _prepare(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
@@ -323,12 +323,15 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def _scaler_decides(self) -> bool:
-        """Whether a scaler inside skips steps: one with a fixed scale takes them all."""
+        """Returns whether an inner loss scaler skips steps; a fixed scale skips none."""
         return self._applies is not self._core and self.inner_optimizer.dynamic
 
     @property
     def _applies(self) -> Any:
-        """What is given the sums: not a loss scaler inside, where another one is around this."""
+        """Returns the optimizer that applies the sums.
+
+        If another loss scaler wraps this optimizer, an inner loss scaler is left out.
+        """
         return self._core if keras_private.looks_for_nans(self) else self.inner_optimizer
 
     @property
@@ -450,7 +453,7 @@ class _Callable(list):
 
 
 class _Saved:
-    """What h5 files hold of a variable of the exchange: for Keras, something to read."""
+    """Readable stand-in for a variable of the exchange, which Keras writes to h5 files."""
 
     def __init__(self, key: str, variable: Any, read: Callable[[Any], np.ndarray] | None) -> None:
         self.key = key
@@ -461,12 +464,12 @@ class _Saved:
         self._read = read
 
     def numpy(self) -> np.ndarray:
-        """Its value, over all replicas."""
+        """Returns the value over all replicas."""
         assert self._read is not None
         return self._read(self._variable)
 
     def assign(self, _: Any) -> None:
-        """Refuses what broadcasts all variables of an optimizer, as Horovod's own callback does."""
+        """Refuses a broadcast of all variables of an optimizer, as by Horovod's own callback."""
         raise ValueError(
             f"{self.name} is what each worker keeps for itself. Give all ranks the model of rank 0 "
             "by gc.callbacks.BroadcastInitialState(), or in a loop by "

@@ -89,7 +89,7 @@ def sums_of_step(
 
 
 def _is_reduced(variable: Any) -> bool:
-    """Whether each replica has it for itself, and their sum or mean counts."""
+    """Returns whether each replica has its own value, and reading takes their sum or mean."""
     return (
         isinstance(variable, tf.distribute.DistributedValues)
         and variable.synchronization == tf.VariableSynchronization.ON_READ

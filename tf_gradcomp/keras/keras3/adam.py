@@ -47,11 +47,11 @@ def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditi
 def preconditioner_for(
     optimizer: keras.optimizers.Optimizer, compressor: Compressor, setting: str | None
 ) -> Preconditioner | None:
-    """What `precondition=setting` means for an inner optimizer.
+    """Returns the preconditioner that `precondition=setting` selects for an inner optimizer.
 
     Args:
         optimizer: The inner optimizer, without a loss scaler around it.
-        compressor: The method; `"auto"` preconditions only those that train better so.
+        compressor: The method. `"auto"` preconditions only methods that train better with it.
         setting: `"auto"`, `"local"` or None.
 
     Raises:

@@ -263,16 +263,16 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return self.iterations
 
     def passes_through(self) -> bool:
-        """Whether the inner optimizer runs as it is: with one replica, if its strategy allows it.
+        """Returns whether the inner optimizer runs unchanged: with one replica, if possible.
 
-        No strategy allows Keras' own branches for accumulation and averaging, whatever its size.
+        No strategy, whatever its size, allows Keras' own branches for accumulation and averaging.
         """
         branches = self._core.gradient_accumulation_steps or self._core.ema_overwrite_frequency
         alone = self.group.size == 1
         return alone and not (branches and tf.distribute.has_strategy())
 
     def _divisor(self, scaler: keras.optimizers.LossScaleOptimizer | None) -> Any:
-        """What the inner optimizer divides a gradient by before it uses it."""
+        """Returns the number by which the inner optimizer divides a gradient before use."""
         divisor = (self._core.gradient_accumulation_steps or 1) * (
             self._core.loss_scale_factor or 1.0
         )
