@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -69,7 +70,10 @@ def write_checkpoint(
     only_note: Callable[[], str],
 ) -> Any:
     """Writes a `tf.train.Checkpoint` on the workers that have a path of their own."""
-    parts = tf.train.TrackableView(checkpoint).descendants()
+    parts = list(tf.train.TrackableView(checkpoint).descendants())
+    root = getattr(checkpoint, "root", None)
+    if isinstance(root, weakref.ref):  # as Keras 2 has it; a view does not look into it
+        parts += tf.train.TrackableView(root()).descendants()
     savings = [part.saving for part in parts if isinstance(part, GradientExchange) and part.built]
     with coordinated(savings, path) as writes:
         if writes:
