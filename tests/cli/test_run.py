@@ -207,7 +207,7 @@ def test_start_up_lines_of_tensorflow_are_shown_only_if_asked_for(program):
         ([], {}, "1", seen),
         ([], {"TF_CPP_MIN_LOG_LEVEL": "2"}, "2", seen),
         ([], {"TF_CPP_MIN_LOG_LEVEL": "0"}, "0", every),
-        (["--verbose"], {"TF_CPP_MIN_LOG_LEVEL": "2"}, "2", every),
+        (["--verbose"], {"TF_CPP_MIN_LOG_LEVEL": "2", "GRADCOMP_MALLOC": "default"}, "2", every),
     ):
         done = gradcomp("run", "-n", "1", *args, path, env=env)
         assert (done.stdout, done.stderr.splitlines()) == (f"[worker 0] {level}\n", lines)

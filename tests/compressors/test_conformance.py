@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 
 import ml_dtypes
@@ -458,7 +459,8 @@ def test_every_compressor_is_in_the_table():
     tested = {type(method.compressor) for method in METHODS}
     public = {getattr(compressors, name) for name in compressors.__all__}
     classes = {c for c in public if isinstance(c, type) and issubclass(c, compressors.Compressor)}
-    assert classes - {compressors.Compressor, compressors.Auto} == tested
+    methods = {c for c in classes if not inspect.isabstract(c)}
+    assert methods - {compressors.Auto} == tested
     assert {method.compressor.name for method in METHODS} == set(method_names())
 
 

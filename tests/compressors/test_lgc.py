@@ -12,7 +12,7 @@ from tests.reference import lgc
 from tests.reference.leader import leader
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import LGC
-from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
@@ -29,7 +29,6 @@ from tf_gradcomp.compressors.lgc.settings import (
     WANTED,
     WEIGHTS,
 )
-from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.policy import GradientSpec
 
 PATTERNS = ["all_reduce", "parameter_server"]
@@ -427,7 +426,7 @@ def test_replicas_that_decode_differently_differ_in_what_travels_with_their_next
 
 
 def inputs_with(job_state):
-    step = ReplicaStep.of(
+    return ExchangeInputs(
         SPECS,
         [tf.zeros(spec.shape) for spec in SPECS],
         {},
@@ -437,7 +436,6 @@ def inputs_with(job_state):
         2,
         job_state=job_state,
     )
-    return step.inputs
 
 
 def test_a_step_with_some_of_the_gradients_is_coded_and_collected():
