@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = ("benchmarks", "keras_examples", "tests", "tf_gradcomp", "dev.py", "setup.py")
 # A docstring begins with a verb or a plain noun.
 NOT_FIRST = {"How", "Of", "That", "Those", "What", "Whether", "Which", "Who"}
-CODE_TO_DO = ()
 PAGES = ("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MOST_WORDS = 15  # of a cell: a table holds values, and a paragraph explains
 PAGES_TO_DO = (
@@ -27,20 +26,18 @@ LONGEST_SUBJECT = 72
 MAIN = ("origin/main", "main")
 
 
-def files(places: tuple[str, ...], suffix: str, to_do: tuple[str, ...]) -> Iterator[Path]:
+def files(places: tuple[str, ...], suffix: str) -> Iterator[Path]:
     """Yields the files to check, by path."""
     for place in places:
         found = [ROOT / place] if place.endswith(suffix) else sorted((ROOT / place).rglob("*"))
         for file in found:
-            name = str(file.relative_to(ROOT))
-            exempt = any(is_in(name, one) for one in to_do)
-            if file.suffix == suffix and not exempt:
+            if file.suffix == suffix:
                 yield file
 
 
-def first_words(to_do: tuple[str, ...] = CODE_TO_DO) -> Iterator[str]:
+def first_words() -> Iterator[str]:
     """Yields the docstrings that begin with a word of `NOT_FIRST`."""
-    for file in files(CODE, ".py", to_do):
+    for file in files(CODE, ".py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 continue
@@ -52,7 +49,9 @@ def first_words(to_do: tuple[str, ...] = CODE_TO_DO) -> Iterator[str]:
 
 def long_cells(to_do: tuple[str, ...] = PAGES_TO_DO) -> Iterator[str]:
     """Yields the cells of tables that have more than `MOST_WORDS`."""
-    for file in files(PAGES, ".md", to_do):
+    for file in files(PAGES, ".md"):
+        if str(file.relative_to(ROOT)) in to_do:
+            continue
         text = re.sub(r"^```.*?^```$", blank, file.read_text(), flags=re.M | re.S)
         for number, line in enumerate(text.splitlines(), 1):
             cells = line.strip().strip("|").split("|") if line.startswith("|") else []
@@ -68,15 +67,10 @@ def blank(code: re.Match) -> str:
 
 def done() -> Iterator[str]:
     """Yields the exceptions without faults, which are to be deleted."""
-    for to_do, faults in ((CODE_TO_DO, first_words(())), (PAGES_TO_DO, long_cells(()))):
-        places = [fault.partition(":")[0] for fault in faults]
-        for name in to_do:
-            if not any(is_in(place, name) for place in places):
-                yield f"tests/prose.py: {name} has no faults left: delete it from the list"
-
-
-def is_in(name: str, folder: str) -> bool:
-    return name == folder or name.startswith(f"{folder}/")
+    places = {fault.partition(":")[0] for fault in long_cells(())}
+    for name in PAGES_TO_DO:
+        if name not in places:
+            yield f"tests/prose.py: {name} has no faults left: delete it from the list"
 
 
 def place(file: Path, line: int) -> str:
