@@ -106,13 +106,14 @@ class Compressed:
     def _inner_variables(self) -> Sequence[Any]:
         """All variables of the inner optimizer."""
 
-    @abc.abstractmethod
     def _possible_preconditioner(self) -> Preconditioner | None:
-        """The preconditioner that the inner optimizer allows."""
+        """Returns the preconditioner that the inner optimizer allows, if any."""
+        return keras_module("adam").possible_preconditioner(self._core)
 
-    @abc.abstractmethod
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
-        """The preconditioner that this optimizer would put in front of a compressor, if any."""
+        """Returns the preconditioner that this optimizer puts in front of a compressor, if any."""
+        adam = keras_module("adam")
+        return adam.preconditioner_for(self._core, compressor, self.precondition)
 
     @abc.abstractmethod
     def _inner_state(self, variables: Sequence[Any]) -> InnerState | None:

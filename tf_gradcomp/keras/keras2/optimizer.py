@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerState
-from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
@@ -36,8 +35,6 @@ from tf_gradcomp.keras.keras2 import addons, keras_private
 from tf_gradcomp.keras.keras2.adam import (
     inner_state,
     momentum_only,
-    possible_preconditioner,
-    preconditioner_for,
 )
 from tf_gradcomp.policy import Policy
 from tf_gradcomp.strategy.cross_device_ops import values_unless
@@ -134,13 +131,6 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def built(self) -> bool:  # type: ignore[override]
         """Returns whether the optimizer's variables exist."""
         return bool(self._model_variables)
-
-    def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
-        """The preconditioner that this optimizer would put in front of a compressor, if any."""
-        return preconditioner_for(self._core, compressor, self.precondition)
-
-    def _possible_preconditioner(self) -> Preconditioner | None:
-        return possible_preconditioner(self._core)
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
         """Creates the inner optimizer's state and, for several replicas, what the exchange needs.

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.handover import InnerState
-from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
@@ -39,8 +38,6 @@ from tf_gradcomp.keras.keras3.accumulation import Accumulation
 from tf_gradcomp.keras.keras3.adam import (
     inner_state,
     momentum_only,
-    possible_preconditioner,
-    preconditioner_for,
 )
 from tf_gradcomp.keras.keras3.loss_scale import unscaled, update_loss_scale
 from tf_gradcomp.policy import Policy
@@ -127,13 +124,6 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self._accumulation: Accumulation | None = None
         self._loaded_by_scaler = False
         self._made_with = frozenset(vars(self))
-
-    def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
-        """The preconditioner that this optimizer would put in front of a compressor, if any."""
-        return preconditioner_for(self._core, compressor, self.precondition)
-
-    def _possible_preconditioner(self) -> Preconditioner | None:
-        return possible_preconditioner(self._core)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state and, for several replicas, what the exchange needs.
