@@ -62,6 +62,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         *,
         two_level: bool = True,
     ) -> None:
+        self._install_patches()
         if cluster_resolver is None and read_tf_config() is None:
             check_not_of_horovod()
         used = None
@@ -112,6 +113,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "two_level": two_level,
             }
         )
+
+    @staticmethod
+    @abc.abstractmethod
+    def _install_patches() -> None:
+        """Applies the patches of TensorFlow and of the Keras in use."""
 
     @staticmethod
     @abc.abstractmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -50,9 +49,9 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         WorkersDisagreeError: If workers have other versions or settings.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    @staticmethod
+    def _install_patches() -> None:
         keras_module("patches").install()
-        super().__init__(*args, **kwargs)
 
     @staticmethod
     def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
