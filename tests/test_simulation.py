@@ -259,7 +259,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(digits):
     assert not learners.train_on_batch(x, y).finite
     for expected, actual in zip(before, model.trainable_variables, strict=False):
         np.testing.assert_array_equal(actual.numpy(), expected)
-    kept = [any(np.any(r.numpy()) for r in residuals) for residuals in learners.exchange.residuals]
+    kept = [any(np.any(r.numpy()) for r in residuals) for residuals in learners.residuals]
     assert kept == [True, True, True, False]
 
 

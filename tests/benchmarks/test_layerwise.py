@@ -50,9 +50,11 @@ def test_sums_of_the_last_steps_of_a_period():
     train = training.learners.train_on_batch
 
     def noting(x, y):
-        before = [total.numpy() for total in training.learners.exchange.state[0][GRADIENT_SUM]]
+        before = [
+            total.numpy() for total in training.learners.exchange.local_state(0)[GRADIENT_SUM]
+        ]
         train(x, y)
-        after = training.learners.exchange.state[0][GRADIENT_SUM]
+        after = training.learners.exchange.local_state(0)[GRADIENT_SUM]
         given.append([a.numpy() - b for a, b in zip(after, before, strict=True)])
 
     training.learners.train_on_batch = noting

@@ -58,7 +58,7 @@ def test_of_equal_gradients_those_wait_that_random_k_does_not_draw():
     for step in range(1, 41):
         learners.train_on_batch(rows, np.zeros((4, 40), np.float32))
         if step % 20 == 0:
-            cosines.append(waiting.cosine(learners.exchange.residuals[0]))
+            cosines.append(waiting.cosine(learners.residuals[0]))
     assert cosines[1] > 0.9
 
 

@@ -66,14 +66,14 @@ def since_after(
 
 @dataclasses.dataclass(frozen=True)
 class HandOver:
-    """Hands over the second moments of some gradients, on one replica.
+    """Hands over the second moments of some gradients, on one replica or on all in lockstep.
 
     Attributes:
         preconditioner: The preconditioner that keeps these second moments.
         inner: The inner optimizer's state.
-        moments: The replica's own second moments, by the names of `Preconditioner.state`.
-        of_gradients: What else is kept in units of the gradients, such as the residuals: for each
-            kind, a variable for each gradient.
+        moments: Each replica's own second moments, by the names of `Preconditioner.state`.
+        of_gradients: What else replicas keep in units of the gradients, such as the residuals: for
+            each kind and replica, a variable for each gradient.
         waiting: For each gradient, what all replicas together have not sent yet, undivided.
         lost: bool [gradients], of which of them what waited is lost; there, `waiting` is zeros.
         since: int64 [gradients], how many updates the inner optimizer had made before the replica's
@@ -83,7 +83,7 @@ class HandOver:
 
     preconditioner: Preconditioner
     inner: InnerState
-    moments: Mapping[str, Sequence[tf.Variable]]
+    moments: Sequence[Mapping[str, Sequence[tf.Variable]]]
     of_gradients: Sequence[Sequence[tf.Variable]]
     waiting: Sequence[tf.Tensor]
     lost: tf.Tensor
@@ -91,9 +91,10 @@ class HandOver:
     replicas: int
 
     def take(self, place: int, wanted: tf.Tensor) -> tf.Tensor:
-        """Gives the replica its share of the inner optimizer's second moments of one gradient.
+        """Gives each replica its share of the inner optimizer's second moments of one gradient.
 
-        What it keeps in units of the gradient, and the inner optimizer's momentum, are divided by
+        Replicas in lockstep that have had shares before get the same shares again. What a replica
+        keeps in units of the gradient, and the inner optimizer's momentum, are divided by
         their root. Where most of a gradient came late, the inner optimizer has squared sums over
         many steps, and of other entries nothing. Then this root is only an estimate, and the
         replica's own second moments begin anew, with it as that of a first step.
@@ -114,9 +115,10 @@ class HandOver:
         came_late = tf.logical_or(
             self.lost[place], self._inner_correction.came_late(second_moment, waiting)
         )
-        share = tf.where(came_late, self._inner_correction.of_first_step, 1.0) / self.replicas
+        begins = tf.where(came_late, self._inner_correction.of_first_step, 1.0)
         for name, total in totals.items():
-            _assign(self.moments[name][place], share * total, wanted)
+            for own, share in zip(self._own(name, place), self._shares(name, place), strict=True):
+                _assign(own, begins * share * total, wanted)
         variables = self._in_units_of_the_gradient(place)
         values = [tf.cast(variable.read_value(), tf.float32) for variable in variables]
         divided = self._inner_correction.divided(values, second_moment)
@@ -129,14 +131,12 @@ class HandOver:
     def give_back(self, place: int, wanted: tf.Tensor) -> None:
         """Gives the inner optimizer the second moments of one gradient; the inverse of `take`."""
         correction = self._corrections[place]
-        own = self.moments[self.preconditioner.root_of][place].read_value()
-        root = correction.root(self.replicas * own)
+        root = correction.root(self._sum(self.preconditioner.root_of, place))
         # The inner optimizer corrects their bias by the number of all of its updates.
         grows = tf.square(self._inner_correction.factor / correction.factor)
-        scale = self.replicas * tf.where(self._since[place] > 0, grows, 1.0)
-        for name, moments in self.moments.items():
-            total = scale * moments[place].read_value()
-            _assign(self.inner.moments[name][place], total, wanted)
+        scale = tf.where(self._since[place] > 0, grows, 1.0)
+        for name, moments in self.inner.moments.items():
+            _assign(moments[place], scale * self._sum(name, place), wanted)
         for variable in self._in_units_of_the_gradient(place):
             _assign(variable, tf.cast(variable.read_value(), tf.float32) * root, wanted)
 
@@ -151,6 +151,20 @@ class HandOver:
     @functools.cached_property
     def _since(self) -> list[tf.Tensor]:
         return tf.unstack(self.since)
+
+    def _own(self, name: str, place: int) -> list[tf.Variable]:
+        return [moments[name][place] for moments in self.moments]
+
+    def _sum(self, name: str, place: int) -> tf.Tensor:
+        """Returns a second moment of all replicas; those that are not here have the same shares."""
+        total = tf.add_n([own.read_value() for own in self._own(name, place)])
+        return self.replicas / len(self.moments) * total
+
+    def _shares(self, name: str, place: int) -> list[tf.Tensor | float]:
+        if len(self.moments) == 1:
+            return [1 / self.replicas]
+        total, own = self._sum(name, place), self._own(name, place)
+        return [tf.where(total > 0, one / total, 1 / self.replicas) for one in own]
 
     def _in_units_of_the_gradient(self, place: int) -> list[tf.Variable]:
         return [self.inner.momentums[place], *(of_all[place] for of_all in self.of_gradients)]

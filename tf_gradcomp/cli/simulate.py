@@ -121,7 +121,7 @@ def simulate(
     from tf_gradcomp import compressors
     from tf_gradcomp.cli import simulation_report
     from tf_gradcomp.simulation import task
-    from tf_gradcomp.simulation.learners import checked_method
+    from tf_gradcomp.simulation.checks import checked_method
 
     try:
         make_task = task.load(program, batch_size)

@@ -31,7 +31,7 @@ from tf_gradcomp.exchange.residuals import Gradients
 from tf_gradcomp.exchange.restored import convert_restored
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.exchange.setup import Setup
-from tf_gradcomp.exchange.step import take_step
+from tf_gradcomp.exchange.step import Observe, StepResult, take_step
 from tf_gradcomp.exchange.supported import check_warmup
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.exchange.variable_numbers import VariableNumbers
@@ -140,7 +140,8 @@ class GradientExchange(tf.Module):
         self._agreement = GradientAgreement(group)
         self.specs = specs
         self._built = True
-        announce(self._setup, self._hooks.notices())
+        if group.tells_users:
+            announce(self._setup, self._hooks.notices())
 
     @property
     def compressor(self) -> Compressor:
@@ -187,6 +188,13 @@ class GradientExchange(tf.Module):
     def hook(self, kind: type[Hook]) -> Hook | None:
         """Returns the method's hook of a kind; None if it has none, or if nothing is exchanged."""
         return self._hooks.get(kind) if self.built else None
+
+    def local_state(self, replica: int) -> dict[str, list[tf.Variable]]:
+        """Returns what one of the process's replicas keeps for the gradients, by name."""
+        local = self._setup.group.local
+        return {
+            name: [local(one, replica) for one in of_all] for name, of_all in self.state.items()
+        }
 
     def local_job_state(self, replica: int) -> dict[str, tf.Variable]:
         """Returns what one of the process's replicas keeps for the job."""
@@ -271,14 +279,49 @@ class GradientExchange(tf.Module):
         self._check_may_run()
         if not variables:
             return [], tf.constant(True)
-        numbers = self._agreed_numbers(gradients, variables)
-        dense = self._check_forms(numbers, gradients)
-        convert_restored(Replica(self._setup, numbers, member), inner, dense)
-        self._warn_of_lost_residuals(member.local_replica)
+        numbers = self._prepare([member], [gradients], variables, inner)
         updates = inner.updates if inner else None
         result = take_step(self._setup, [member], numbers, [gradients], updates)
         self.count_skip(result.finite)
         return result.gradients, result.finite
+
+    def reduce_in_lockstep(
+        self,
+        gradients: Sequence[Gradients],
+        variables: Sequence[Any],
+        inner: InnerState | None = None,
+        observe: Observe | None = None,
+    ) -> StepResult:
+        """Takes all replicas of a `LockstepGroup` through one step; see `reduce`.
+
+        Args:
+            gradients: Each replica's gradients.
+            variables: As for `reduce`.
+            inner: The state of the inner optimizer, which all replicas share.
+            observe: As for `take_step`.
+        """
+        group = self._setup.group
+        members = [Member(one, rank) for rank, one in enumerate(group.communicators())]
+        numbers = self._prepare(members, gradients, variables, inner)
+        updates = inner.updates if inner else None
+        result = take_step(self._setup, members, numbers, gradients, updates, observe)
+        self.count_skip(result.finite)
+        return result
+
+    def _prepare(
+        self,
+        members: Sequence[Member],
+        gradients: Sequence[Gradients],
+        variables: Sequence[Any],
+        inner: InnerState | None,
+    ) -> list[int]:
+        """Checks the gradients, converts restored state, and returns the places of variables."""
+        numbers = self._agreed_numbers(gradients[0], variables)
+        dense = self._check_forms(numbers, gradients[0])
+        replicas = [Replica(self._setup, numbers, member) for member in members]
+        convert_restored(replicas, inner, dense)
+        self._warn_of_lost_residuals(members[0].local_replica)
+        return numbers
 
     def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Returns which gradients were mostly delayed in the residual until the latest step.
@@ -315,7 +358,7 @@ class GradientExchange(tf.Module):
         self._warn_of_lost_residuals(0)
         numbers = [self._number(variable) for variable in variables]
         replica = Replica(self._setup, numbers, None)
-        convert_restored(replica, inner, [])
+        convert_restored([replica], inner, [])
         places = list(range(len(numbers)))
         gradients, left = replica.add_residuals(places, gradients, scale)
         replica.settle(places, [], all_finite(gradients), left)
@@ -350,16 +393,15 @@ class GradientExchange(tf.Module):
             return None
         group = self._setup.group
         group.agree({"next action": hook.action, **self._progress()}, LATER_LIST_SECONDS)
-        state = self.state[hook.state_name]
         proposed = hook.no_change()
         if group.is_first:
-            of_first = [group.local(variable, 0).numpy() for variable in state]
+            of_first = [total.numpy() for total in self.local_state(0)[hook.state_name]]
             job_state = self.local_job_state(0)
             # Other workers wait for the proposal, and could not meet for a variable.
             proposed = out_of_scope(lambda: hook.propose(of_first, job_state))
         proposed = group.from_first(proposed)
         for replica in range(group.local_size):
-            own = [group.local(variable, replica) for variable in state]
+            own = self.local_state(replica)[hook.state_name]
             hook.install(proposed, self.local_job_state(replica), own)
         self.saving.recollect()
         return self.plan_in_force()

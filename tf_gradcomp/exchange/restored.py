@@ -20,37 +20,39 @@ _NOT_ADAM = (
 
 
 def convert_restored(
-    replica: Replica, inner: InnerState | None, preconditioned: Sequence[int]
+    replicas: Sequence[Replica], inner: InnerState | None, preconditioned: Sequence[int]
 ) -> None:
     """Converts restored state where the job that saved it had other settings.
 
     Args:
-        replica: The replica whose state it is.
+        replicas: The replica whose state it is, or all of a group in lockstep.
         inner: The state of the inner optimizer.
         preconditioned: Places of the gradients that are divided if this job divides any.
     """
-    setup = replica.setup
-    facts, every = setup.variables.facts, range(len(replica.numbers))
+    first, *_ = replicas
+    setup = first.setup
+    facts, every = setup.variables.facts, range(len(first.numbers))
     takes = [setup.preconditioner is not None and place in preconditioned for place in every]
-    scale = replica.residual_scale
-    taken, scales = replica.fact(facts.moments_taken), replica.fact(facts.residual_scale)
+    scale = first.residual_scale
+    taken, scales = first.fact(facts.moments_taken), first.fact(facts.residual_scale)
 
     def convert() -> None:
         since: Sequence[tf.Tensor | int] = [0] * len(takes)
         if inner is None:
-            _refuse_divided(replica)
+            _refuse_divided(first)
         else:
-            since = _move_moments(replica, inner, taken, takes)
-        if residuals := replica.state().get(RESIDUAL):
-            factors = tf.unstack(scale / scales, len(takes))
-            for residual, factor in zip(residuals, factors, strict=True):
-                residual.assign(residual.read_value() * factor)
-        for name in setup.job_state_of_gradients:
-            measured = replica.local(setup.variables.job_state[name])
-            measured.assign(tf.zeros_like(measured))
-        replica.set_fact(facts.moments_taken, takes, every)
-        replica.set_fact(facts.moments_since, since, every)
-        replica.set_fact(facts.residual_scale, [scale] * len(takes), every)
+            since = _move_moments(replicas, inner, taken, takes)
+        factors = tf.unstack(scale / scales, len(takes))
+        for replica in replicas:
+            if residuals := replica.state().get(RESIDUAL):
+                for residual, factor in zip(residuals, factors, strict=True):
+                    residual.assign(residual.read_value() * factor)
+            for name in setup.job_state_of_gradients:
+                measured = replica.local(setup.variables.job_state[name])
+                measured.assign(tf.zeros_like(measured))
+            replica.set_fact(facts.moments_taken, takes, every)
+            replica.set_fact(facts.moments_since, since, every)
+            replica.set_fact(facts.residual_scale, [scale] * len(takes), every)
 
     right = tf.logical_and(
         tf.reduce_all(tf.equal(taken, takes)), tf.reduce_all(tf.equal(scales, scale))
@@ -67,10 +69,10 @@ def _refuse_divided(replica: Replica) -> None:
 
 
 def _move_moments(
-    replica: Replica, inner: InnerState, taken: tf.Tensor, takes: Sequence[bool]
+    replicas: Sequence[Replica], inner: InnerState, taken: tf.Tensor, takes: Sequence[bool]
 ) -> list[tf.Tensor | int]:
     """Returns what `moments_since` is of each gradient from now on."""
-    handover = _handover(replica, inner)
+    handover = _handover(replicas, inner)
     since: list[tf.Tensor | int] = []
     for place, is_taken in enumerate(tf.unstack(taken, len(takes))):
         if takes[place]:
@@ -81,30 +83,31 @@ def _move_moments(
     return since
 
 
-def _handover(replica: Replica, inner: InnerState) -> HandOver:
-    state, setup = replica.state(), replica.setup
+def _handover(replicas: Sequence[Replica], inner: InnerState) -> HandOver:
+    states, setup = [replica.state() for replica in replicas], replicas[0].setup
     preconditioner = setup.method.moments
     if preconditioner is None:
         raise RuntimeError("There is nothing to hand over without second moments.")
     return HandOver(
         preconditioner,
         inner,
-        {name: state[name] for name in inner.moments},
-        [state[name] for name in OF_GRADIENTS if name in state],
-        *_delayed(replica),
-        replica.fact(setup.variables.facts.moments_since),
+        states,
+        [state[name] for state in states for name in OF_GRADIENTS if name in state],
+        *_delayed(replicas),
+        replicas[0].fact(setup.variables.facts.moments_since),
         setup.group.size,
     )
 
 
-def _delayed(replica: Replica) -> tuple[list[tf.Tensor], tf.Tensor]:
+def _delayed(replicas: Sequence[Replica]) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns restored residuals, of all replicas together, and which of them are lost."""
-    setup = replica.setup
-    facts, shapes = setup.variables.facts, [setup.specs[n].shape for n in replica.numbers]
-    residuals = replica.state().get(RESIDUAL)
-    if residuals is None:
-        return [tf.zeros(shape) for shape in shapes], replica.fact(facts.residual_waits)
-    factors = tf.unstack(setup.group.size / replica.fact(facts.residual_scale), len(shapes))
-    pairs = zip(residuals, factors, strict=True)
-    delayed = [residual.read_value() * factor for residual, factor in pairs]
+    first, setup = replicas[0], replicas[0].setup
+    facts, shapes = setup.variables.facts, [setup.specs[n].shape for n in first.numbers]
+    if RESIDUAL not in setup.variables.state:
+        return [tf.zeros(shape) for shape in shapes], first.fact(facts.residual_waits)
+    of_each = zip(*(replica.state()[RESIDUAL] for replica in replicas), strict=True)
+    totals = [tf.add_n([residual.read_value() for residual in of_one]) for of_one in of_each]
+    scale = setup.group.size / len(replicas) / first.fact(facts.residual_scale)
+    factors = tf.unstack(scale, len(shapes))
+    delayed = [total * factor for total, factor in zip(totals, factors, strict=True)]
     return delayed, tf.zeros([len(shapes)], tf.bool)

@@ -44,6 +44,7 @@ class Group(abc.ABC):
             their gradients add up to that of the whole batch. If not, the gradients are divided.
         by_strategy: Whether a strategy runs them: it creates variables with equal values on all,
             and all processes save and restore together.
+        tells_users: Whether users are told how their job exchanges gradients.
     """
 
     size: int
@@ -51,6 +52,7 @@ class Group(abc.ABC):
     kind = "replica"
     loss_is_divided = True
     by_strategy = True
+    tells_users = True
 
     @property
     @abc.abstractmethod

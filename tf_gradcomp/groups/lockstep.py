@@ -107,6 +107,7 @@ class LockstepGroup(Group):
     """
 
     kind = "learner"
+    tells_users = False
 
     def __init__(self, size: int) -> None:
         self.size = self.local_size = size
@@ -119,13 +120,9 @@ class LockstepGroup(Group):
     def check_current(self) -> None:
         """Allows every caller."""
 
-    def members(self) -> list[Member]:
-        """Returns all replicas, for one step."""
-        return [Member(one, rank) for rank, one in enumerate(self.communicators())]
-
     def member(self) -> Member:
         """Refuses, because no replica is called by itself."""
-        raise RuntimeError("Replicas in lockstep take a step together; call members.")
+        raise RuntimeError("Replicas in lockstep take a step together.")
 
     def local_replica(self) -> int:
         """Returns the first replica, for all."""

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors, tf_private
+from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.compressors.per_variable import is_whole_number
+from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import check_no_overwriting, native
-from tf_gradcomp.groups.communicator import measures_per_step
+from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.sparse import is_large
+from tf_gradcomp.exchange.step import Observe, StepResult
+from tf_gradcomp.groups.communicator import Sent, measures_per_step
+from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
-from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.precondition import AUTO
 from tf_gradcomp.keras.common.version import keras, keras_module
-from tf_gradcomp.policy import Policy, checked_policy
-from tf_gradcomp.simulation.exchange import Gradient, LearnersExchange
-from tf_gradcomp.simulation.similarity import Similarity
+from tf_gradcomp.policy import Policy
+from tf_gradcomp.simulation.batches import pair_of, shares
+from tf_gradcomp.simulation.checks import check_model, checked_method
+from tf_gradcomp.simulation.lent_moments import LentMoments
+from tf_gradcomp.simulation.similarity import Comparison, Similarity
 
 adam, keras_private = keras_module("adam"), keras_module("keras_private")
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +91,7 @@ class Learners:
 
     Attributes:
         model: The model.
-        exchange: What the learners exchange and keep: their state, residuals and plans.
+        exchange: The exchange of all learners; `exchange.local_state(i)` is what learner i keeps.
         plans: The plans of settings that `fit` has made, one for each epoch.
 
     Example:
@@ -102,23 +111,27 @@ class Learners:
         precondition: str | None = AUTO,
         graph: bool = False,
     ) -> None:
-        _check_model(model)
+        check_model(model)
         if not is_whole_number(learners, 1, sys.maxsize):
             raise ValueError(
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
         method = checked_method(compressors.get(compressor))
         self.model = model
-        self.exchange = LearnersExchange(
-            model, learners, method, checked_policy(policy), precondition, graph
-        )
+        self.exchange = _exchange(model, learners, method, policy, precondition)
         core = in_loss_scaler(model.optimizer)[-1]
         check_keeps_zeros(core, method, self.exchange.specs, learners)
         check_no_overwriting(model.trainable_variables, learners)
         self.plans: list[Any] = []
         self._size = learners
         self._optimizer = model.optimizer
-        self._skipped_steps = 0
+        self._moments = LentMoments(model, self.exchange)
+        # Whether a large table is summed whole depends on the step's gradients: not in a graph.
+        most = self.exchange.policy.max_dense_elements
+        graph = graph and not any(is_large(spec, most) for spec in self.exchange.specs)
+        traced = tf.function(self._reduce, reduce_retracing=True)
+        self._reduce_unseen = traced if graph else self._reduce
+        self._residual_norm = tf.function(self._mean_residual_norm)
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced, reduce_retracing=True)
         keras_private.build(model.optimizer, model.trainable_variables)
@@ -143,29 +156,30 @@ class Learners:
             )
         losses, all_gradients = [], []
         variables = self.model.trainable_variables
-        for share in _shares(x, y, self._size):
+        for share in shares(x, y, self._size):
             loss, gradients = self._gradients(*share)
             losses.append(loss)
-            if self.exchange.preconditions:
+            if self.exchange.preconditioner:
                 gradients = keras_private.clip(self.model.optimizer, gradients, variables)
             all_gradients.append(gradients)
-        reduced = self.exchange.reduce(all_gradients, similarity=similarity)
-        if reduced.finite:
-            self._apply(reduced.gradients, self.exchange.delayed())
+        self._moments.take_again()
+        comparison = Comparison(self.residuals) if similarity else None
+        if comparison:
+            reduced = self._reduce(all_gradients, comparison.observe)
         else:
-            self._skipped_steps += 1
+            reduced = StepResult(*self._reduce_unseen(all_gradients))
+        if reduced.finite:
+            self._apply(reduced.gradients, self.exchange.delayed(variables))
         return StepReport(
             loss=float(np.sum(losses)),
             finite=bool(reduced.finite),
             payload_bytes=float(np.mean([of_one.payload_bytes for of_one in reduced.sent])),
             sent_bytes=float(np.mean([of_one.sent_bytes for of_one in reduced.sent])),
             dense_bytes=sum(
-                4 * spec.elements
-                for spec, gradient in zip(self.exchange.specs, reduced.gradients, strict=True)
-                if gradient is not None
+                4 * self.exchange.specs[i].elements for i in _present(reduced.gradients)
             ),
-            residual_norm=self.exchange.residual_norm(),
-            similarity=self.exchange.similarity if similarity else None,
+            residual_norm=float(self._residual_norm()),
+            similarity=comparison.measure(reduced.gradients) if comparison else None,
         )
 
     def fit(
@@ -198,7 +212,7 @@ class Learners:
         try:
             history = self._epochs(batches, epochs, validation_data, on_step, training)
         finally:
-            self.exchange.give_second_moments_back()
+            self._moments.give_back()
         optimizer = self.model.optimizer
         if epochs and isinstance(optimizer, keras.optimizers.Optimizer):  # legacy ones have no end
             optimizer.finalize_variable_values(self.model.trainable_variables)
@@ -257,7 +271,7 @@ class Learners:
         batch = next(rest, None)
         while batch is not None:
             following = next(rest, None)
-            x, y = _pair(batch)
+            x, y = pair_of(batch)
             reports.append(self.train_on_batch(x, y, similarity=following is None))
             rows.append(len(tf.nest.flatten(x)[0]))
             training.train(self.exchange)
@@ -272,7 +286,7 @@ class Learners:
         return {
             "loss": float(np.average([report.loss for report in reports], weights=rows)),
             **measures_per_step(self._size, payload, sent, whole),
-            "skipped_steps": float(self._skipped_steps),
+            "skipped_steps": float(self.exchange.skipped_steps),
             "residual_norm": reports[-1].residual_norm,
             **(dataclasses.asdict(reports[-1].similarity) if reports[-1].similarity else {}),
         }
@@ -288,99 +302,61 @@ class Learners:
         variables = self.model.trainable_variables
         optimizer = self.model.optimizer
         pairs = list(zip(reduced, variables, strict=True))
-        if not self.exchange.preconditions:
+        if not self.exchange.preconditioner:
             optimizer.apply_gradients(pairs)
             return
-        divided = [i for i, g in enumerate(reduced) if self.exchange.divides(i, g)]
+        divided = [i for i in _present(reduced) if self.exchange.is_preconditioned(variables[i])]
         of_divided = [variables[i] for i in divided], [delayed[i] for i in divided]
         with adam.momentum_only(optimizer, *of_divided):
             optimizer.apply_gradients(pairs)
 
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ValueError(
-            "Learners: a batch must be a pair of inputs and labels; it has no weights of samples, "
-            f"and a model's own loss takes labels. Received {type(batch).__name__} of "
-            f"{len(batch) if hasattr(batch, '__len__') else 'no length'}."
+    def _reduce(
+        self,
+        all_gradients: list[list[Gradient]],
+        observe: Callable[[list[int]], Observe] | None = None,
+    ) -> StepResult:
+        """Exchanges the gradients that there are as a job does, with all learners in lockstep."""
+        sums: list[Any] = list(all_gradients[0])
+        if self._size == 1:
+            return StepResult(sums, tf.constant(True), [Sent.nothing()])
+        numbers = _present(sums)
+        variables = [self.model.trainable_variables[i] for i in numbers]
+        given = [[of_one[i] for i in numbers] for of_one in all_gradients]
+        inner = self._moments.inner_state(variables)
+        result = self.exchange.reduce_in_lockstep(
+            given, variables, inner, observe and observe(numbers)
         )
-    return _array(batch[0]), _array(batch[1])
+        for number, total in zip(numbers, result.gradients, strict=True):
+            sums[number] = total
+        return StepResult(sums, result.finite, result.sent)
+
+    @property
+    def residuals(self) -> list[list[tf.Variable]]:
+        """The residuals of each learner, in the order of the model's trainable variables."""
+        states = [self.exchange.local_state(learner) for learner in range(self._size)]
+        return [state.get(RESIDUAL, []) for state in states]
+
+    def _mean_residual_norm(self) -> tf.Tensor:
+        norms = [tf.linalg.global_norm(of_one) if of_one else 0.0 for of_one in self.residuals]
+        return tf.reduce_mean(norms)
 
 
-def _check_model(model: keras.Model) -> None:
-    if tf.distribute.has_strategy():
-        raise ValueError("Learners: leave the strategy's scope; all learners are in this process.")
-    if not model.built or getattr(model, "optimizer", None) is None:
-        raise ValueError(
-            "Learners: the model must be built, and compiled with a loss and an optimizer, before "
-            "it is given; call model.build and model.compile."
-        )
-    if type(model).train_step is not keras.Model.train_step:
-        raise ValueError(
-            f"Learners: {type(model).__name__} has a train_step of its own, which learners would "
-            "not call; give the model its own compute_loss in place of it."
-        )
-    if find_exchange(model) is not None:
-        raise ValueError(
-            "Learners: the model's optimizer is compressed already; compile it with the inner "
-            "optimizer, and give the compressor to Learners."
-        )
-    optimizer = model.optimizer
-    scales = isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
-    of_keras_3 = ("loss_scale_factor", "gradient_accumulation_steps")
-    if scales or any(getattr(optimizer, setting, None) for setting in of_keras_3):
-        raise ValueError(
-            "Learners: the model's optimizer scales losses or accumulates gradients, and learners "
-            "do neither; use a plain one, and where Keras scales losses by itself another policy "
-            "than mixed_float16, or with Keras 3 model.compile(..., auto_scale_loss=False)."
-        )
+def _exchange(
+    model: keras.Model,
+    learners: int,
+    method: compressors.Compressor,
+    policy: Policy | None,
+    precondition: str | None,
+) -> GradientExchange:
+    preconditioner = None
+    if learners > 1:
+        preconditioner = adam.preconditioner_for(model.optimizer, method, precondition)
+    chosen, group = Candidate(method, preconditioner), LockstepGroup(learners)
+    one = Method(repr(method), [chosen], lambda *_: chosen, preconditioner)
+    exchange = GradientExchange(one, policy, lambda: group)
+    exchange.build(model.trainable_variables)
+    return exchange
 
 
-def _array(values: Any) -> Any:
-    """Lists of numbers as an array; what else there is, such as lists of arrays, as it is."""
-    if isinstance(values, (list, tuple)) and all(
-        isinstance(leaf, (int, float, np.number)) for leaf in tf.nest.flatten(values)
-    ):
-        return np.asarray(values)
-    return values
-
-
-def _shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
-    x, y = _array(x), _array(y)
-    if any(part is None for part in tf.nest.flatten((x, y))):
-        raise ValueError("Learners: expected inputs and labels; received None for one of them.")
-    sizes = [len(part) for part in tf.nest.flatten((x, y))]
-    size = sizes[0]
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            "Learners: all inputs and labels of a batch must have as many rows; received "
-            f"{', '.join(map(str, sizes))}."
-        )
-    if size % learners or not size:
-        raise ValueError(
-            f"Learners: a batch of {size} cannot be shared out equally among {learners} learners; "
-            "use a batch size that is a multiple, and drop_remainder=True."
-        )
-    each = size // learners
-    return [
-        tf.nest.map_structure(
-            lambda a, i=i: tf.convert_to_tensor(a[i * each : (i + 1) * each]), (x, y)
-        )
-        for i in range(learners)
-    ]
-
-
-def checked_method(
-    compressor: compressors.Compressor | compressors.Auto,
-) -> compressors.Compressor:
-    """A compressor that can be simulated.
-
-    Raises:
-        ValueError: If it chooses its method by the network.
-    """
-    if isinstance(compressor, compressors.Auto):
-        raise ValueError(
-            f"Learners: {compressor.name!r} chooses by the network, and a simulation has none; "
-            "name a method, such as 'adacomp'."
-        )
-    return compressor
+def _present(gradients: Sequence[Gradient]) -> list[int]:
+    return [number for number, gradient in enumerate(gradients) if gradient is not None]

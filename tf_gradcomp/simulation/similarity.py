@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
+
+from tf_gradcomp.exchange import sparse
+from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.step import Observe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +31,50 @@ class Similarity:
     union_density: float
     cosine_distance: float
     hamming_distance: float
+
+
+class Comparison:
+    """Compares learners in one step.
+
+    Args:
+        residuals: The residuals of each learner, in the order of all gradients; empty without any.
+    """
+
+    def __init__(self, residuals: Sequence[Sequence[tf.Variable]]) -> None:
+        self._of_all = residuals
+        self._numbers: list[int] = []
+        self._wanted: list[tf.Tensor] = []
+
+    def observe(self, numbers: Sequence[int]) -> Observe:
+        """Returns the observer of a step of some gradients; notes what all learners could send."""
+
+        def note(places: Sequence[int], steps: list[ReplicaStep]) -> list[ReplicaStep]:
+            steps = [dataclasses.replace(s, inputs=s.inputs.preconditioned()) for s in steps]
+            self._numbers = [numbers[place] for place in places]
+            of_learners = [step.inputs.gradients for step in steps]
+            of_learners += [of_one for of_one in self._residuals() if of_one]
+            self._wanted = [
+                tf.add_n([tf.cast(part, tf.float32) for part in parts])
+                for parts in zip(*of_learners, strict=True)
+            ]
+            return steps
+
+        return note
+
+    def measure(self, gradients: Sequence[Any]) -> Similarity:
+        """Returns the measures, given the sums of all gradients."""
+        if not self._wanted:
+            return Similarity(math.nan, math.nan, math.nan)
+        reduced = [sparse.dense(gradients[number]) for number in self._numbers]
+        return Similarity(
+            union_density(reduced),
+            mean_cosine_distance(self._residuals()),
+            hamming_distance(reduced, self._wanted),
+        )
+
+    def _residuals(self) -> list[list[tf.Variable]]:
+        """Returns the residuals of each learner, of the gradients that are compared."""
+        return [[of_one[i] for i in self._numbers] if of_one else [] for of_one in self._of_all]
 
 
 def union_density(reduced: Sequence[tf.Tensor]) -> float:

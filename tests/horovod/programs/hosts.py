@@ -76,7 +76,7 @@ def by_learners(method):
     x, y = data(STEPS)
     for begin in range(0, len(x), BATCH):
         learners.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
-    kept = zip(*(state.get("residual", []) for state in learners.exchange.state), strict=True)
+    kept = zip(*learners.residuals, strict=True)
     waits = [np.sum([np.asarray(one) for one in of_all], 0) for of_all in kept]
     return {"values": values(model.trainable_variables), "waits": values(waits)}
 

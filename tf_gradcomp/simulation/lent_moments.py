@@ -1,0 +1,78 @@
+"""Adam's second moments between a model's optimizer and its learners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.adam.handover import HandOver, InnerState
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.keras.common.version import keras, keras_module
+
+adam = keras_module("adam")
+
+
+class LentMoments:
+    """Second moments that learners keep in training, and the optimizer gets when training ends.
+
+    The exchange itself gives learners their first shares. Learners keep their shares, and residuals
+    stay divided, while the optimizer has the sum: a second `fit` goes on as if it were one.
+
+    Args:
+        model: Compiled with a plain optimizer.
+        exchange: The exchange of the learners.
+    """
+
+    def __init__(self, model: keras.Model, exchange: GradientExchange) -> None:
+        self._model = model
+        self._optimizer = model.optimizer
+        self._exchange = exchange
+        self._given_back: set[int] = set()  # the gradients whose second moments the optimizer has
+
+    def inner_state(self, variables: Sequence[Any]) -> InnerState | None:
+        """Returns the optimizer's state of some variables; None if no gradient is divided."""
+        if self._exchange.preconditioner is None:
+            return None
+        return adam.inner_state(self._optimizer, variables, lambda variable: variable)
+
+    def give_back(self) -> None:
+        """Gives the optimizer the sums of the second moments that the learners have."""
+        hand_over = self._hand_over()
+        if hand_over:
+            taken = self._own(self._exchange.facts.moments_taken)[0].numpy().nonzero()[0]
+            for place in set(taken) - self._given_back:
+                hand_over.give_back(place, tf.constant(True))
+            self._given_back = set(taken)
+
+    def take_again(self) -> None:
+        """Gives the learners their shares of the second moments that the optimizer has by now."""
+        hand_over = self._hand_over() if self._given_back else None
+        if hand_over:
+            for place in self._given_back:
+                since = hand_over.take(place, tf.constant(True))
+                for own in self._own(self._exchange.facts.moments_since):
+                    own[place].assign(since)
+            self._given_back = set()
+
+    def _hand_over(self) -> HandOver | None:
+        exchange, inner = self._exchange, self.inner_state(self._model.trainable_variables)
+        if exchange.preconditioner is None or inner is None:
+            return None
+        shapes = [spec.shape for spec in exchange.specs]
+        return HandOver(
+            exchange.preconditioner,
+            inner,
+            [exchange.local_state(learner) for learner in range(exchange.group.size)],
+            of_gradients=[],
+            waiting=[tf.zeros(shape) for shape in shapes],  # second moments have seen residuals
+            lost=tf.zeros([len(shapes)], tf.bool),
+            since=self._own(exchange.facts.moments_since)[0].read_value(),
+            replicas=exchange.group.size,
+        )
+
+    def _own(self, fact: tf.Variable) -> list[tf.Variable]:
+        """Returns each learner's own copy of a fact."""
+        group = self._exchange.group
+        return [group.local(fact, learner) for learner in range(group.size)]
