@@ -33,6 +33,7 @@ from rich.table import Table
 
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.compressors import ExchangeInputs
+from tf_gradcomp.compressors.protocols import conversation
 from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators
@@ -113,7 +114,7 @@ class WholeStep:
         def run(gradient, step):
             given = [tf.reshape(gradient[: side * side], [side, side])]
             inputs = ExchangeInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
-            results, _ = communicate([compressor.conversation(inputs)], lockstep_communicators(1))
+            results, _ = communicate([conversation(compressor, inputs)], lockstep_communicators(1))
             return results[0]
 
         self._run = run

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors
+from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.exchange.gradients import native
 
 
@@ -21,7 +22,7 @@ def method_names() -> list[str]:
 def names_without_turns() -> list[str]:
     """The names of those methods that take no turns and so need no collectives."""
     methods = {name: compressors.get(name) for name in method_names()}
-    return [name for name, method in methods.items() if not (method.phases or method.warmup)]
+    return [name for name, method in methods.items() if not takes_turns(method)]
 
 
 def mirrored(replicas: int = 2) -> tf.distribute.MirroredStrategy:

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tf_gradcomp.compressors import Compressor, ExchangeInputs
 from tf_gradcomp.compressors.base import RESIDUAL, Exchanged
+from tf_gradcomp.compressors.phased import Phased
+from tf_gradcomp.compressors.protocols import conversation
 from tf_gradcomp.compressors.requests import given
 from tf_gradcomp.exchange.replica_step import by_stage
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
@@ -132,10 +134,10 @@ class Lockstep:
 
     def _method_in_turn(self, step: tf.Tensor) -> Compressor:
         """The phase, if there are any: what they give differs too much for branches of a graph."""
-        phases = self._compressor.phases
-        if not phases or step < self._compressor.warmup_steps:
-            return self._compressor
-        return phases[int(self._compressor.phase(step, self.job_state[0]))]
+        method = self._compressor
+        if not isinstance(method, Phased) or step < method.warmup_steps:
+            return method
+        return method.phases[int(method.phase(step, self.job_state[0]))]
 
     def _exchanged(
         self,
@@ -165,7 +167,7 @@ class Lockstep:
         return by_stage(
             method,
             inputs[0],
-            lambda method: in_lockstep([method.conversation(of_one) for of_one in inputs]),
+            lambda method: in_lockstep([conversation(method, of_one) for of_one in inputs]),
         )
 
 

@@ -21,6 +21,7 @@ from tests.compressors.methods import (
 from tests.compressors.test_conformance import assert_as_oracle, random_gradients
 from tf_gradcomp.compressors import Cast, ExchangeInputs, PowerSGD, RandomK, ScaleCom, SignSGD
 from tf_gradcomp.compressors.power_sgd import FACTOR
+from tf_gradcomp.compressors.protocols import conversation, settings_in_force
 from tf_gradcomp.exchange.state import handles, new_state
 
 SHAPES = [(40, 60), (3, 3, 8, 32), (50,), (60, 80), (70, 20), (0, 6), (90, 41), (33,)]
@@ -110,10 +111,10 @@ def test_a_step_with_the_own_settings_given_is_the_step_without(method, plans):
 
 @pytest.mark.parametrize("compressor", [Cast(), SignSGD()], ids=lambda one: one.name)
 def test_a_method_without_such_a_setting_refuses_them(compressor):
-    assert compressor.settings_in_force(inputs_of(compressor)) is None
+    assert settings_in_force(compressor, inputs_of(compressor)) is None
     inputs = inputs_of(compressor, settings=tf.constant([4], tf.int64))
     with pytest.raises(ValueError, match="has no setting that differs by variable"):
-        compressor.conversation(inputs)
+        conversation(compressor, inputs)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_lengths_of_vectors_are_known_in_a_graph_unless_settings_may_change(comp
         @tf.function(autograph=False)
         def step():
             of_step = dataclasses.replace(inputs, settings=settings())
-            (end,) = in_lockstep([compressor.conversation(of_step)])
+            (end,) = in_lockstep([conversation(compressor, of_step)])
             known.extend(given.shape[0] for given in end.given)
             return [tf.size(given) for given in end.given]
 

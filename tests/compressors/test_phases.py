@@ -10,12 +10,13 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import (
     AdaComp,
     Cast,
-    Compressor,
     ExchangeInputs,
     JobStateSpec,
     NoCompression,
     get,
 )
+from tf_gradcomp.compressors.phased import Phased
+from tf_gradcomp.compressors.protocols import conversation
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import by_stage
@@ -39,7 +40,7 @@ class Counting(NoCompression):
         return exchanged
 
 
-class DenseThenCast(Compressor):
+class DenseThenCast(Phased):
     """Two dense steps that count, whenever they are; then sums in 16 bits, without an end."""
 
     def __init__(self, then=None):
@@ -48,9 +49,6 @@ class DenseThenCast(Compressor):
 
     def phase(self, step, job_state):
         return tf.cast(job_state["turns"].read_value() >= 2, tf.int32)
-
-    def exchange(self, inputs):
-        raise AssertionError("its phases exchange")
 
 
 DenseThenCast.name = "dense_then_cast"  # without making it known to `get`
@@ -151,7 +149,7 @@ def test_learners_in_lockstep_take_the_same_turns():
         ends = by_stage(
             compressor,
             inputs[0],
-            lambda method, inputs=inputs: in_lockstep([method.conversation(i) for i in inputs]),
+            lambda method, inputs=inputs: in_lockstep([conversation(method, i) for i in inputs]),
         )
         sums.append(float(ends[0].result.reduced[0][0]))
     np.testing.assert_allclose(sums, [3 * FINE, 3 * FINE, 3], rtol=1e-7)
@@ -168,7 +166,7 @@ def test_strategies_without_collectives_refuse_turns():
         Exchanging(strategy=mirrored(2))
 
 
-class InTurn(Compressor):
+class InTurn(Phased):
     """Each of some methods for two steps, and the last one from then on."""
 
     def __init__(self, *methods):
@@ -177,9 +175,6 @@ class InTurn(Compressor):
 
     def phase(self, step, job_state):
         return tf.cast(tf.minimum(step // 2, len(self.phases) - 1), tf.int32)
-
-    def exchange(self, inputs):
-        raise AssertionError("its phases exchange")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
 from tf_gradcomp.compressors.leader import leader
+from tf_gradcomp.compressors.phased import Phased
+from tf_gradcomp.compressors.protocols import payload_bytes
 from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
@@ -112,10 +114,8 @@ class Sample:
 
     def _bytes_factor(self, compressor: Compressor) -> float:
         """The bytes of all the model's gradients over those of the tried ones."""
-        if not isinstance(compressor, HasSettings):
-            return self._factor
-        of_model = compressor.payload_bytes(self._of_model)
-        tried = compressor.payload_bytes(self._specs)
+        of_model = payload_bytes(compressor, self._of_model)
+        tried = payload_bytes(compressor, self._specs)
         return of_model / tried if of_model and tried else self._factor
 
     @tf.function(autograph=False)
@@ -135,7 +135,7 @@ def _late(waits: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]) -> float:
 
 def _settled(compressor: Compressor) -> Compressor:
     """The method of most of a long job."""
-    while compressor.phases:
+    while isinstance(compressor, Phased):
         compressor = compressor.phases[compressor.settles_in]
     return compressor
 

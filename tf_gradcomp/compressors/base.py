@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import hashlib
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
@@ -85,10 +85,10 @@ class ExchangeInputs:
         second_moments: The second moments by whose roots gradients are still to be divided, if any.
         settings: int64 [tensors], equal on all replicas: the main setting of each variable in this
             step, as the ops take it; it may differ from step to step. None: the method's own.
-        job_state: What `Compressor.job_state` asks for, by name: this replica's variables, which
+        job_state: What `KeepsJobState.job_state` asks for, by name: this replica's variables, which
             first are zeros.
-        numbers: The places of these gradients among all of the job, as `Compressor.job_state` was
-            given them, for a step may have some of them only. None: all, in that order.
+        numbers: The places of these gradients among all of the job, as `KeepsJobState.job_state`
+            was given them. A step may have some of them only. None: all, in that order.
     """
 
     specs: Sequence[GradientSpec]
@@ -149,29 +149,19 @@ class Compressor(abc.ABC):
         residual_scale: The residual divided by this is the sum of the gradients that were not sent.
         helped_by_precondition: Whether it trains better if gradients are first divided by the roots
             of Adam's second moments.
-        preconditions: Whether `exchange` itself divides gradients by the roots of second moments,
-            with the same bits as `ExchangeInputs.preconditioned`. If it does not, `conversation`
-            divides them before; always so with AMSGrad.
         has_gpu_kernels: Whether its ops run on a GPU as well, on all state that is there, and on
             second moments if it divides by itself. State of other methods is copied to the host for
             each step.
-        phases: Methods that take turns in its place, if it is made of such; `phase` says whose turn
-            it is, and `exchange` is not called.
-        settles_in: The place in `phases` of that which a long job is made of.
-        keeps_slices: Whether `tf.IndexedSlices` are gathered, and not made dense and compressed.
-        slices_dtype: In what their values then travel, and those of tables too large to be made
-            dense.
+        warmup_steps: For how many steps `warmup` is used in its place.
+        warmup: The method of these steps; None without any.
+
+    `protocols.py` has what only some methods provide.
     """
 
     name: ClassVar[str]
     helped_by_precondition: bool = False
-    preconditions: ClassVar[bool] = False
     has_gpu_kernels: bool = False
-    settles_in: ClassVar[int] = -1
-    keeps_slices: ClassVar[bool] = False
-    slices_dtype: tf.DType = tf.float32
     residual_scale: float = 1.0
-    phases: tuple[Compressor, ...] = ()
 
     def __init__(
         self,
@@ -200,52 +190,6 @@ class Compressor(abc.ABC):
         """Returns the variables that it keeps for one gradient, by name; by default, a residual."""
         return {RESIDUAL: StateSpec(spec.shape)}
 
-    def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor | None:
-        """Returns the main settings of this step, int64 [tensors]; None for a method without any.
-
-        Raises:
-            ValueError: If the step brings settings to a method without any.
-        """
-        if inputs.settings is not None:
-            raise ValueError(f"{self!r} has no setting that differs by variable.")
-        return None
-
-    def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Returns which gradients are mostly delayed in the residual until they are sent.
-
-        The only entry of a variable is sent in every step, by every method.
-
-        Returns:
-            bool [tensors].
-        """
-        return tf.zeros([len(inputs.specs)], tf.bool)
-
-    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
-        """Returns the variables that it keeps for the whole job, by name; none by default."""
-        return {}
-
-    def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
-        """Returns the index of the current phase in `phases`: int32 scalar, equal on all replicas.
-
-        Args:
-            step: int64 scalar, equal on all replicas.
-            job_state: As `ExchangeInputs` has it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no phases.")
-
-    def conversation(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Runs `exchange` on gradients that are divided, if there are second moments.
-
-        Raises:
-            ValueError: If there are settings in `inputs`, and the method has none.
-        """
-        if inputs.settings is not None:
-            inputs = dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
-        amsgrad = inputs.second_moments and inputs.second_moments.largest
-        return self.exchange(
-            inputs if self.preconditions and not amsgrad else inputs.preconditioned()
-        )
-
     @abc.abstractmethod
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Runs one replica's side of a step: yields requests and is sent the answers."""
@@ -270,21 +214,3 @@ class Compressor(abc.ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({settings})"
-
-
-def stages(compressor: Compressor) -> Iterator[Compressor]:
-    """Yields a method, its warm-up and its phases, and theirs."""
-    yield compressor
-    for other in (compressor.warmup, *compressor.phases):
-        if other:
-            yield from stages(other)
-
-
-def in_turn(compressor: Compressor) -> Iterator[Compressor]:
-    """Yields the methods that take turns in a job: the warm-ups and phases, or itself."""
-    if not compressor.phases:
-        yield compressor
-    for phase in compressor.phases:
-        yield from in_turn(phase)
-    if compressor.warmup:
-        yield from in_turn(compressor.warmup)

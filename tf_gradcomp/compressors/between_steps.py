@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp.compressors.base import Compressor, stages
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.phased import stages
 from tf_gradcomp.policy import GradientSpec
 
 JobState = Mapping[str, tf.Variable]

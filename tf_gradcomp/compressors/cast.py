@@ -35,7 +35,7 @@ class Cast(Compressor):
 
     name = "cast"
     has_gpu_kernels = True  # TensorFlow's own
-    keeps_slices = True  # Adam squares them one by one: sums of rows would train in another way
+    # Slices are gathered: Adam squares them one by one, and sums of rows would train differently.
     slices_dtype = tf.bfloat16
 
     def __init__(self, dtype: str = "float16", **warmup: Any) -> None:

@@ -23,7 +23,7 @@ class NoCompression(Compressor):
 
     name = "no_compression"
     has_gpu_kernels = True  # TensorFlow's own
-    keeps_slices = True
+    slices_dtype = tf.float32  # they are gathered
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """Nothing is kept."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import ClassVar
 
 import tensorflow as tf
 
@@ -20,7 +19,7 @@ class HasSettings(Compressor):
             the setting with which it sends a variable whole. None for other methods.
     """
 
-    delays_unless: ClassVar[int | None] = None
+    delays_unless: int | None = None
 
     @abc.abstractmethod
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
@@ -35,31 +34,7 @@ class HasSettings(Compressor):
             see `ExchangeInputs.settings`.
         """
 
-    def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
-        """Returns the bytes that a replica sends in a step, if the gradients' shapes decide them.
-
-        Advice asks; it tries gradients of other shapes than the model's.
-
-        Args:
-            specs: What is known of each variable's gradient.
-
-        Returns:
-            None if bytes grow with the number of elements, whatever the shapes, or depend on the
-            values of gradients.
-        """
-        return None
-
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
         """Returns the settings of this step: those that it brings, or else the method's own."""
         own = self.settings(inputs.specs)
         return tf.convert_to_tensor(own if inputs.settings is None else inputs.settings, tf.int64)
-
-    def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Returns which gradients are mostly delayed, by the setting of each."""
-        never = super().delayed(inputs)
-        if self.delays_unless is None:
-            return never
-        delays = tf.not_equal(
-            self.settings_in_force(inputs)[: len(inputs.specs)], self.delays_unless
-        )
-        return tf.logical_and(delays, [spec.elements > 1 for spec in inputs.specs])

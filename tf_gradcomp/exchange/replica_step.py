@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeVar
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.phased import Phased
+from tf_gradcomp.compressors.protocols import conversation, delayed, settings_in_force
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite
 from tf_gradcomp.exchange.residuals import add_residuals
@@ -25,7 +27,7 @@ class MethodResult(NamedTuple):
         exchanged: The result of the compressor.
         touched: For each gradient that came as slices, the rows that any replica touched, as
             bool [rows]; None for the other gradients.
-        delayed: bool [tensors], which gradients are mostly delayed; see `Compressor.delayed`.
+        delayed: bool [tensors], which gradients are mostly delayed; see `protocols.delayed`.
         begins: bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if
             that is None.
         sent: The bytes that this replica sent.
@@ -114,7 +116,7 @@ class ReplicaStep:
 
     def tag(self, compressor: Compressor, dtype: tf.DType) -> tf.Tensor:
         """Returns the tag of this step for a sum in a dtype."""
-        settings = compressor.settings_in_force(self.inputs)
+        settings = settings_in_force(compressor, self.inputs)
         fingerprint = compressor.fingerprint(self.inputs.specs)
         return metadata.tag(fingerprint, self.inputs.step, dtype, self.inputs.size, settings)
 
@@ -136,7 +138,7 @@ def exchange_by(
         steps = [step.with_residuals() for step in steps]
     conversations = [
         metadata.with_metadata(
-            compressor.conversation(step.inputs),
+            conversation(compressor, step.inputs),
             tf.concat([tf.zeros([0], tf.bool), *step.flags], 0),
             step.inputs.size,
             functools.partial(step.tag, compressor),
@@ -157,8 +159,8 @@ def _finish(
     lengths = [part.shape.num_elements() for part in step.flags]
     parts = iter(tf.split(flags, lengths) if lengths else [])
     touched = [None if rows is None else next(parts) for rows in step.touched]
-    delayed = compressor.delayed(step.inputs)
-    begins = tf.zeros_like(delayed) if step.begins is None else next(parts)
+    is_delayed = delayed(compressor, step.inputs)
+    begins = tf.zeros_like(is_delayed) if step.begins is None else next(parts)
     if step.overflows is None:
         _clear_where_too_large(step.inputs, exchanged.reduced)
     else:
@@ -166,7 +168,7 @@ def _finish(
         gone = tf.logical_and(step.inputs.finite, tf.logical_not(next(parts)[0]))
         clear = functools.partial(_clear, step.inputs.residuals, step.inputs)
         tf.cond(tf.logical_and(step.delayed, gone), clear, lambda: None)
-    return MethodResult(exchanged, touched, delayed, begins, sent)
+    return MethodResult(exchanged, touched, is_delayed, begins, sent)
 
 
 def _clear_where_too_large(inputs: ExchangeInputs, reduced: Sequence[tf.Tensor]) -> None:
@@ -211,7 +213,7 @@ def by_stage(
     """
 
     def in_turn() -> Result:
-        if not compressor.phases:
+        if not isinstance(compressor, Phased):
             return run(compressor)
         branches = [functools.partial(by_stage, one, inputs, run) for one in compressor.phases]
         turn = compressor.phase(inputs.step, inputs.job_state)

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
-from tf_gradcomp.compressors.base import Compressor, in_turn
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.phased import in_turn
+from tf_gradcomp.compressors.protocols import Preconditions
 from tf_gradcomp.exchange import sparse
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scale, state_specs
@@ -88,7 +90,7 @@ class Setup:
         methods, state = list(in_turn(self.compressor)), self.variables.state
         if all(method.has_gpu_kernels for method in methods):
             return frozenset(state)
-        if any(method.preconditions for method in methods):
+        if any(isinstance(method, Preconditions) for method in methods):
             return frozenset()  # one op has second moments and residuals
         return frozenset({SECOND_MOMENT, LARGEST} & state.keys())
 

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.protocols import GathersSlices
 from tf_gradcomp.compressors.requests import AllGather, AllReduce
 from tf_gradcomp.exchange.metadata import checked
 from tf_gradcomp.policy import GradientSpec
@@ -65,7 +66,7 @@ def stays_sparse(
     """Returns whether a gradient is summed as slices, without the method."""
     if not isinstance(gradient, tf.IndexedSlices):
         return False
-    return compressor.keeps_slices or is_large(spec, max_dense_elements)
+    return isinstance(compressor, GathersSlices) or is_large(spec, max_dense_elements)
 
 
 def sum_slices(

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
 from tf_gradcomp.compressors.base import ExchangeInputs
+from tf_gradcomp.compressors.phased import takes_turns
+from tf_gradcomp.compressors.protocols import slices_dtype
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite
 from tf_gradcomp.exchange.host_state import OnHost
@@ -119,7 +121,7 @@ def _sum_some_slices(
     given = [[own[place] for place in places] for own in gradients]
     specs = [setup.specs[replicas[0].numbers[place]] for place in places]
     step = replicas[0].local(setup.variables.step).read_value()
-    fingerprint, dtype = setup.compressor.fingerprint(specs), setup.compressor.slices_dtype
+    fingerprint, dtype = setup.compressor.fingerprint(specs), slices_dtype(setup.compressor)
     word = metadata.tag_word(fingerprint, step)
 
     def gather() -> Any:
@@ -167,7 +169,7 @@ def _exchange_dense(
             steps = observe(places, steps)
         communicators = [replica.communicator for replica in replicas]
         run = functools.partial(exchange_by, steps=steps, communicators=communicators)
-        staged = compressor.warmup or compressor.phases
+        staged = takes_turns(compressor)
         results = by_stage(compressor, steps[0].inputs, run) if staged else run(compressor)
     for replica, result in zip(replicas, results, strict=True):
         replica.count(places, result.sent, result.exchanged.tensor_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.groups.group import Group
 
 
@@ -14,7 +15,7 @@ def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
     Raises:
         ValueError: With the reason and the way out.
     """
-    in_turn = any(compressor.warmup or compressor.phases for compressor in compressors)
+    in_turn = any(map(takes_turns, compressors))
     if in_turn and group.size > 1 and not group.is_collective:
         raise ValueError(
             "A warm-up, or another method in turn, needs collectives in a branch, which "

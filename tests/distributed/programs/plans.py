@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.ranks import RANK, SIZE, argument, report
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import ExchangeInputs
+from tf_gradcomp.compressors.protocols import conversation
 from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.current import current_group
@@ -33,7 +34,7 @@ def reduced_by_step(compressor, shapes, plans):
             specs, gradients, handles(state), number, tf.constant(True), RANK, SIZE,
             settings=settings.read_value(),
         )  # fmt: skip
-        results, _ = communicate([compressor.conversation(inputs)], [communicator])
+        results, _ = communicate([conversation(compressor, inputs)], [communicator])
         return results[0].reduced
 
     @tf.function(autograph=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp.compressors import registry
-from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
+from tf_gradcomp.compressors.base import JobStateSpec
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Described, weights_text
 from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook
 from tf_gradcomp.compressors.lgc.coding import Coding
@@ -23,7 +23,7 @@ from tf_gradcomp.compressors.lgc.settings import (
     PhaseSettings,
 )
 from tf_gradcomp.compressors.per_variable import PerVariable, is_share, is_whole_number
-from tf_gradcomp.compressors.requests import Request
+from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, GradientSpec
 
 _DENSITY = 0.001
@@ -31,7 +31,7 @@ _MOST_STEPS = 2**31
 _KINDS = (CONVOLUTION, DENSE, RECURRENT)  # whose entries are chosen
 
 
-class LGC(Compressor):
+class LGC(Phased):
     """Learned gradient compression: an autoencoder codes the largest entries of all replicas.
 
     In each step one replica leads: it finds its largest entries of residual plus gradient, in each
@@ -154,10 +154,6 @@ class LGC(Compressor):
     def phase(self, step: tf.Tensor, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
         """Returns the phase of the job; see `settings.py`."""
         return tf.cast(self.phase_settings.phase(job_state), tf.int32)
-
-    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """As in the first of its phases after the dense one."""
-        return (yield from self.phases[0].exchange(inputs))
 
     def get_config(self) -> dict[str, Any]:
         """The settings, JSON-serializable, as the constructor takes them."""

@@ -20,7 +20,9 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
+from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.compressors.plannable import Plannable
+from tf_gradcomp.compressors.protocols import conversation, job_state, payload_bytes
 from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
@@ -102,6 +104,7 @@ class LGreCo(HasSettings):
         self.residual_scale = self.method.residual_scale
         self.helped_by_precondition = self.method.helped_by_precondition
         self.has_gpu_kernels = self.method.has_gpu_kernels
+        self.delays_unless = self.method.delays_unless
 
     @property
     def plan_name(self) -> str:
@@ -121,7 +124,7 @@ class LGreCo(HasSettings):
     def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
         """Returns the plan and its expected outcome; with Accordion also the norms of gradients."""
         return {
-            **self.method.job_state(specs),
+            **job_state(self.method, specs),
             self.plan_name: JobStateSpec((len(specs),), "int64"),
             self.outcome_name: JobStateSpec((3,)),
             **(
@@ -146,7 +149,7 @@ class LGreCo(HasSettings):
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
         """Returns the bytes of the method, without a plan."""
-        return self.method.payload_bytes(specs)
+        return payload_bytes(self.method, specs)
 
     def choices(self, spec: GradientSpec) -> list[int] | None:
         """Returns the settings that a plan may give a variable; see `Plannable.choices`."""
@@ -190,16 +193,10 @@ class LGreCo(HasSettings):
             self._ranges[specs] = allowed, self.settings(specs)
         return self._ranges[specs]
 
-    def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Returns which gradients the method delays with the settings of the plan."""
-        return self.method.delayed(self._in_force(inputs))
-
-    def _in_force(self, inputs: ExchangeInputs) -> ExchangeInputs:
-        return dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
-
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Runs the method's exchange with the settings of the plan (paper, Algorithm 1)."""
-        exchanged = yield from self.method.conversation(self._in_force(inputs))
+        in_force = dataclasses.replace(inputs, settings=self.settings_in_force(inputs))
+        exchanged = yield from conversation(self.method, in_force)
 
         def add() -> None:
             for total, gradient in zip(inputs.state[GRADIENT_SUM], inputs.gradients, strict=True):
@@ -233,7 +230,7 @@ def _checked(method: Any) -> Plannable:
             f"LGreCo: {method!r} has no setting that can be planned for each layer; use "
             "'power_sgd', 'qsgd', 'top_k', 'adacomp' or 'scalecom'."
         )
-    if method.warmup or method.phases:
+    if takes_turns(method):
         raise ValueError(
             f"LGreCo: {method!r} takes turns with others; give the warm-up to LGreCo itself."
         )

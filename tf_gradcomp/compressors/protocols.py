@@ -1,0 +1,125 @@
+"""Protocols that only some methods implement, and the answers for methods that do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
+from tf_gradcomp.compressors.requests import Request
+from tf_gradcomp.compressors.variable_settings import HasSettings
+from tf_gradcomp.policy import GradientSpec
+
+
+@runtime_checkable
+class KeepsJobState(Protocol):
+    """A method that keeps variables for the whole job."""
+
+    def job_state(self, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
+        """Returns the variables by name."""
+
+
+@runtime_checkable
+class GathersSlices(Protocol):
+    """A method that gathers `tf.IndexedSlices`, and does not make them dense and compress them.
+
+    Attributes:
+        slices_dtype: The dtype in which their values travel.
+    """
+
+    slices_dtype: tf.DType
+
+
+@runtime_checkable
+class Preconditions(Protocol):
+    """A method whose `exchange` itself divides gradients by the roots of second moments.
+
+    The bits are those of `ExchangeInputs.preconditioned`. AMSGrad's second moments are an
+    exception: `conversation` divides by their roots for all methods.
+
+    Attributes:
+        preconditions: True.
+    """
+
+    preconditions: bool
+
+
+@runtime_checkable
+class Delays(Protocol):
+    """A method without settings that leaves most entries in the residual until they are sent."""
+
+    def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
+        """Returns which gradients are mostly delayed: bool [tensors].
+
+        The only entry of a variable is sent in every step, by every method.
+        """
+
+
+@runtime_checkable
+class KnowsPayload(Protocol):
+    """A method that sends as many bytes in each step, by the gradients' shapes."""
+
+    def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
+        """Returns the bytes that a replica sends in a step; None if they depend on more."""
+
+
+def job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
+    """Returns the variables that a method keeps for the whole job, by name."""
+    return compressor.job_state(specs) if isinstance(compressor, KeepsJobState) else {}
+
+
+def slices_dtype(compressor: Compressor) -> tf.DType:
+    """Returns the dtype of slices that are gathered, for any method also of large tables."""
+    return compressor.slices_dtype if isinstance(compressor, GathersSlices) else tf.float32
+
+
+def payload_bytes(compressor: Compressor, specs: Sequence[GradientSpec]) -> int | None:
+    """Returns the bytes that a replica sends in a step; None if shapes do not decide them.
+
+    Advice asks. It tries gradients of other shapes than the model's, and takes bytes for
+    proportional to the number of elements where this is None.
+    """
+    return compressor.payload_bytes(specs) if isinstance(compressor, KnowsPayload) else None
+
+
+def settings_in_force(compressor: Compressor, inputs: ExchangeInputs) -> tf.Tensor | None:
+    """Returns the main settings of this step, int64 [tensors]; None for a method without any.
+
+    Raises:
+        ValueError: If the step brings settings to a method without any.
+    """
+    if isinstance(compressor, HasSettings):
+        return compressor.settings_in_force(inputs)
+    if inputs.settings is not None:
+        raise ValueError(f"{compressor!r} has no setting that differs by variable.")
+    return None
+
+
+def delayed(compressor: Compressor, inputs: ExchangeInputs) -> tf.Tensor:
+    """Returns which gradients are mostly delayed in the residual: bool [tensors]."""
+    if isinstance(compressor, Delays):
+        return compressor.delayed(inputs)
+    if not isinstance(compressor, HasSettings) or compressor.delays_unless is None:
+        return tf.zeros([len(inputs.specs)], tf.bool)
+    settings = compressor.settings_in_force(inputs)[: len(inputs.specs)]
+    delays = tf.not_equal(settings, compressor.delays_unless)
+    return tf.logical_and(delays, [spec.elements > 1 for spec in inputs.specs])
+
+
+def conversation(
+    compressor: Compressor, inputs: ExchangeInputs
+) -> Generator[Request, tf.Tensor, Exchanged]:
+    """Runs a method's `exchange` on gradients that are divided, if there are second moments.
+
+    Raises:
+        ValueError: If there are settings in `inputs`, and the method has none.
+    """
+    if inputs.settings is not None:
+        settings = settings_in_force(compressor, inputs)
+        inputs = dataclasses.replace(inputs, settings=settings)
+    amsgrad = inputs.second_moments and inputs.second_moments.largest
+    divides = isinstance(compressor, Preconditions) and not amsgrad
+    return compressor.exchange(inputs if divides else inputs.preconditioned())
