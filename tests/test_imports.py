@@ -146,3 +146,48 @@ LONG = {
 def test_no_file_is_longer_than_400_lines(source):
     lines = len(source.read_text().splitlines())
     assert lines <= 400 or name_of(source) in LONG, f"{lines} lines"
+
+
+def class_members(source):
+    """Yields the name, the bases and the public members of each class in a file."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ClassDef):
+            names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            for item in node.body:
+                targets = item.targets if isinstance(item, ast.Assign) else [item]
+                names |= {getattr(getattr(one, "target", one), "id", "_") for one in targets}
+            bases = [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases]
+            yield node.name, bases, {name for name in names if not name.startswith("_")}
+
+
+# Classes with more than 15 public members, and how many. The list only shrinks.
+MANY_MEMBERS = {
+    "AutoencoderState": 18,
+    "CheckedStrategy": 21,
+    "CompressedOptimizer": 28,
+    "GradientExchange": 30,
+    "Group": 29,
+    "HorovodGroup": 29,
+    "HorovodHosts": 29,
+    "HostGroup": 29,
+    "LGreCo": 19,
+    "LockstepGroup": 29,
+    "MultiWorkerMirroredStrategy": 21,
+    "PhaseSettings": 17,
+    "Setup": 16,
+    "StrategyGroup": 29,
+}
+
+
+def test_no_class_has_more_than_15_public_members():
+    """Counts what a class defines or inherits from our classes: methods, properties, attributes."""
+    classes = {name: (bases, own) for s in SOURCES for name, bases, own in class_members(s)}
+
+    def members(name):
+        bases, own = classes.get(name, ((), set()))
+        return own.union(*(members(base) for base in bases if base != name))
+
+    counts = {name: len(members(name)) for name in classes}
+    too_many = {name: n for name, n in counts.items() if n > MANY_MEMBERS.get(name, 15)}
+    assert not too_many, "use protocols or functions for what only some callers need"
+    assert not [name for name in MANY_MEMBERS if counts.get(name, 0) <= 15], "shorten the list"

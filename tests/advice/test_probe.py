@@ -243,7 +243,7 @@ def test_gradients_that_are_alike_are_tried_as_one(name):
 def test_layers_of_one_shape_may_have_settings_of_their_own(method, override):
     top_k = compressors.TopK(0.01, overrides={override: None})
     specs = [Policy().spec(f"m/block_{i}/kernel", (100, 100), "float32") for i in range(8)]
-    expected = sum(8 * (top_k.entries(spec) or spec.elements / 2) for spec in specs)
+    expected = sum(8 * (top_k.settings([spec])[0] or spec.elements / 2) for spec in specs)
     found = work_of(top_k if method is compressors.TopK else method(top_k), specs, 10**6)
     assert found.payload_bytes == pytest.approx(expected, rel=0.02)
 
@@ -253,4 +253,4 @@ def test_a_part_of_a_convolution_is_compressed_at_the_rate_of_the_whole():
     whole = Policy().spec("conv/kernel", (3, 3, 512, 2048), "float32")
     (part,) = Sample([whole], [], 0, 2, whole.elements // 30)._specs
     assert part.elements < whole.elements / 15
-    assert scalecom.rate(part) == scalecom.rate(whole)
+    assert scalecom.settings([part])[0] == scalecom.settings([whole])[0]

@@ -26,7 +26,7 @@ def scalecom_oracle(
     step: int,
     settings: Sequence[int] | None = None,
 ) -> Outcome:
-    rates = settings or [compressor.rate(spec) for spec in specs]
+    rates = settings or compressor.settings(specs)
     leads = leader(step, len(gradients))
     pairs = zip(_flat(state[leads][RESIDUAL]), _flat(gradients[leads]), strict=True)
     offsets = [chunks.select(m + g, rate) for (m, g), rate in zip(pairs, rates, strict=True)]

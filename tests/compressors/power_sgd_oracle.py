@@ -23,7 +23,7 @@ def power_sgd_oracle(
     step: int,
     settings: Sequence[int] | None = None,
 ) -> Outcome:
-    ranks = settings or [compressor.effective_rank(spec) for spec in specs]
+    ranks = settings or compressor.settings(specs)
     sums = [
         [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
         for of_one, grads in zip(state, gradients, strict=True)

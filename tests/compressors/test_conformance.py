@@ -19,6 +19,7 @@ from tests.workers import run_workers
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import QSGD, AdaComp, Cast, PowerSGD, RandomK, SignSGD
 from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.compressors.protocols import residual_scale
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 SIZES = [1, 2, 3]
@@ -93,7 +94,7 @@ def conserved(method, before, gradients, outcome):
         had = sum(of_one[tensor].astype(np.float32) for of_one in added)
         kept = np.zeros_like(reduced)
         if method.keeps_residuals:
-            scale = method.compressor.residual_scale
+            scale = residual_scale(method.compressor)
             had = had + sum(state[RESIDUAL][tensor] for state in before) / scale
             kept = sum(residuals[tensor] for residuals in outcome.residuals) / scale
         largest = max(1.0, np.abs(had).max(initial=0), np.abs(kept).max(initial=0))
@@ -286,7 +287,7 @@ def test_non_finite_on_one_replica_is_skipped_by_all(method, bad, culprit):
     outcome = lockstep.step(gradients)
     assert outcome.finite == [False] * 3
     assert not any(reduced.any() for arrays in outcome.reduced for reduced in arrays)
-    scale = method.compressor.residual_scale
+    scale = residual_scale(method.compressor)
     for replica in range(3 if method.keeps_residuals else 0):
         for had, added, has in zip(
             before[replica][RESIDUAL],
@@ -318,7 +319,7 @@ def test_a_step_that_others_found_not_finite_keeps_all_gradients(method):
     assert outcome.finite == [False, False]
     if not method.keeps_residuals:
         return
-    scale = method.compressor.residual_scale
+    scale = residual_scale(method.compressor)
     for replica, kept in enumerate(outcome.residuals):
         added = method.added(2, before[replica], gradients[replica])
         for residual, of_one in zip(kept, added, strict=True):

@@ -206,7 +206,8 @@ def test_the_rule_gives_the_rates_of_the_paper(build, rate):
     [((7, 7, 3, 64), 1), ((3, 3, 64, 64), 25), ((3, 3, 256, 512), 50), ((1, 1, 512, 2048), 400)],
 )
 def test_without_a_model_the_channels_of_a_convolution_decide(shape, rate):
-    assert ScaleCom().rate(GradientSpec("conv/kernel", shape, "float32", "convolution")) == rate
+    spec = GradientSpec("conv/kernel", shape, "float32", "convolution")
+    assert ScaleCom().settings([spec]) == [rate]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,8 @@ def test_without_a_model_the_channels_of_a_convolution_decide(shape, rate):
     ],
 )
 def test_rates_of_other_layers(kind, shape, rate):
-    assert ScaleCom().rate(GradientSpec("layer/kernel", shape, "float32", kind)) == rate
+    spec = GradientSpec("layer/kernel", shape, "float32", kind)
+    assert ScaleCom().settings([spec]) == [rate]
 
 
 @pytest.mark.parametrize("beta", [0, 1e-46, -0.1, 1.1, float("nan"), "1", True, None], ids=repr)

@@ -34,7 +34,7 @@ def sent_at(outcome, replica=0):
     [(0.01, 3, 1), (0.01, 199, 1), (0.01, 200, 2), (0.25, 10, 2), (0.49, 7, 3)],
 )
 def test_at_least_one_entry_is_sent_and_fractions_are_rounded_down(density, elements, entries):
-    assert TopK(density).entries(spec(elements)) == entries
+    assert TopK(density).settings([spec(elements)])[0] == entries
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_at_least_one_entry_is_sent_and_fractions_are_rounded_down(density, elem
 )
 def test_a_variable_of_which_half_is_sent_or_more_is_sent_whole(density, elements):
     """With their indices, half of the entries take as many bytes as all without."""
-    assert TopK(density).entries(spec(elements)) is None
+    assert TopK(density).settings([spec(elements)])[0] == 0
 
 
 def test_densities_by_kind_and_override():
     compressor = TopK({"vector": None, "recurrent": 0.4}, overrides={"^first/": 0.1})
-    assert compressor.entries(spec(1000)) == 10
-    assert compressor.entries(spec(1000, "recurrent")) == 400
-    assert compressor.entries(spec(1000, "vector")) is None
-    assert compressor.entries(spec(1000, "vector", "first/bias")) == 100
+    assert compressor.settings([spec(1000)])[0] == 10
+    assert compressor.settings([spec(1000, "recurrent")])[0] == 400
+    assert compressor.settings([spec(1000, "vector")])[0] == 0
+    assert compressor.settings([spec(1000, "vector", "first/bias")])[0] == 100
 
 
 def test_the_largest_entries_are_sent_and_the_others_later():
@@ -95,8 +95,8 @@ def test_the_counted_ratio_is_that_of_the_papers_formula(density, ratio):
     specs = [policy.spec(v.path, v.shape, "float32") for v in model.trainable_variables]
     compressor = TopK(density, overrides={"bias|gamma|beta": None})
     bits = [
-        32 * of_one.elements if entries is None else 64 * entries
-        for of_one, entries in ((s, compressor.entries(s)) for s in specs)
+        32 * of_one.elements if not entries else 64 * entries
+        for of_one, entries in ((s, compressor.settings([s])[0]) for s in specs)
     ]
     assert 32 * sum(s.elements for s in specs) / sum(bits) == pytest.approx(ratio, rel=1e-3)
 

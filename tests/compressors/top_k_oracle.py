@@ -22,7 +22,7 @@ def top_k_oracle(
     step: int,
     settings: Sequence[int] | None = None,
 ) -> Outcome:
-    entries = settings or [compressor.entries(spec) or 0 for spec in specs]
+    entries = settings or compressor.settings(specs)
     shapes = [spec.shape for spec in specs]
     size = len(gradients)
     corrected = [

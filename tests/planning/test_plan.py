@@ -171,7 +171,7 @@ def test_densities_go_from_a_tenth_to_ten_times_in_steps_of_a_tenth():
         expected = [step * i for i in range(1, 101)]
         assert len(entries) == choices
         np.testing.assert_allclose(entries[:49], expected[:49], atol=1)
-        assert TopK(density).entries(spec_of((100, 100))) in entries
+        assert TopK(density).settings([spec_of((100, 100))])[0] in entries
     assert entries[-1] == 0
 
 

@@ -15,7 +15,7 @@ from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
 from tf_gradcomp.compressors.leader import leader
 from tf_gradcomp.compressors.phased import Phased
-from tf_gradcomp.compressors.protocols import payload_bytes
+from tf_gradcomp.compressors.protocols import payload_bytes, residual_scale
 from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
@@ -109,7 +109,8 @@ class Sample:
         while leader(step + 1, self._size) != self._rank:
             step.assign_add(1)
         sent = [total / self._size for total in speed.reduced()]
-        waits = [residual / compressor.residual_scale for residual in state[RESIDUAL]]
+        scale = residual_scale(compressor)
+        waits = [residual / scale for residual in state[RESIDUAL]]
         return dataclasses.replace(measured, late=agree([_late(waits, sent)])[0])
 
     def _bytes_factor(self, compressor: Compressor) -> float:

@@ -146,7 +146,6 @@ class Compressor(abc.ABC):
 
     Attributes:
         name: The name by which `gc.compressors.get` knows it.
-        residual_scale: The residual divided by this is the sum of the gradients that were not sent.
         helped_by_precondition: Whether it trains better if gradients are first divided by the roots
             of Adam's second moments.
         has_gpu_kernels: Whether its ops run on a GPU as well, on all state that is there, and on
@@ -161,7 +160,6 @@ class Compressor(abc.ABC):
     name: ClassVar[str]
     helped_by_precondition: bool = False
     has_gpu_kernels: bool = False
-    residual_scale: float = 1.0
 
     def __init__(
         self,

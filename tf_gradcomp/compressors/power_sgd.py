@@ -74,17 +74,13 @@ class PowerSGD(Plannable):
         super().__init__(**warmup)
         self.rank = PerVariable("PowerSGD: rank", rank, _DEFAULT_RANKS, overrides, _expected_rank)
 
-    def effective_rank(self, spec: GradientSpec) -> int:
-        """The rank that a variable is sent with; 0 if it is summed whole."""
-        return _effective(spec, self.rank.of(spec))
-
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The rank of each variable; 0 if it is summed whole.
 
         A step may bring ranks up to those for which `state_for` was asked, for the factor has no
         more columns.
         """
-        return [self.effective_rank(spec) for spec in specs]
+        return [_effective(spec, self.rank.of(spec)) for spec in specs]
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int:
         """Returns the bytes of both factors, and of the tensors that are sent whole."""
@@ -93,7 +89,7 @@ class PowerSGD(Plannable):
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Ranks; by default, from half of its own to twice it. 0, whole, for those too large."""
-        rank = self.effective_rank(spec)
+        (rank,) = self.settings([spec])
         if not rank or not is_planned(spec):
             return None
         if values is None:
@@ -103,7 +99,7 @@ class PowerSGD(Plannable):
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """The residual, and the factor [m, r] of the next step; [0] for variables sent whole."""
-        return self.state_for(spec, [self.effective_rank(spec)])
+        return self.state_for(spec, self.settings([spec]))
 
     def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
         """The residual, and a factor with as many columns as the largest rank."""

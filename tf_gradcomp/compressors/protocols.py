@@ -48,6 +48,17 @@ class Preconditions(Protocol):
 
 
 @runtime_checkable
+class ScalesResidual(Protocol):
+    """A method whose residual is not in units of the gradients.
+
+    Attributes:
+        residual_scale: The residual divided by this is the sum of the gradients that were not sent.
+    """
+
+    residual_scale: float
+
+
+@runtime_checkable
 class Delays(Protocol):
     """A method without settings that leaves most entries in the residual until they are sent."""
 
@@ -74,6 +85,11 @@ def job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict[str
 def slices_dtype(compressor: Compressor) -> tf.DType:
     """Returns the dtype of slices that are gathered, for any method also of large tables."""
     return compressor.slices_dtype if isinstance(compressor, GathersSlices) else tf.float32
+
+
+def residual_scale(compressor: Compressor) -> float:
+    """Returns the number of times that a residual is the sum of the gradients that wait in it."""
+    return compressor.residual_scale if isinstance(compressor, ScalesResidual) else 1.0
 
 
 def payload_bytes(compressor: Compressor, specs: Sequence[GradientSpec]) -> int | None:

@@ -125,17 +125,13 @@ class ScaleCom(Plannable):
             )
         self.value_bits = value_bits
 
-    def rate(self, spec: GradientSpec) -> int:
-        """Returns the entries of this variable per entry sent; 1 if the variable has one entry."""
-        return _rate(spec, self.rates.of(spec))
-
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Entries in a chunk of each variable; 1 if it is sent whole."""
-        return [self.rate(spec) for spec in specs]
+        return [_rate(spec, self.rates.of(spec)) for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Rates; by default, from a tenth of its own to ten times it, in geometric steps."""
-        rate = self.rate(spec)
+        (rate,) = self.settings([spec])
         if rate == _SENT_WHOLE or not is_planned(spec):
             return None
         if values is None:

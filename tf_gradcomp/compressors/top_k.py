@@ -116,13 +116,9 @@ class TopK(Plannable):
         state = super().state(spec)
         return {**state, VELOCITY: StateSpec(spec.shape)} if self.momentum else state
 
-    def entries(self, spec: GradientSpec) -> int | None:
-        """Returns how many entries of a variable are sent; None if the variable is sent whole."""
-        return _entries(spec, self.density.of(spec)) or None
-
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Returns how many entries of each variable are sent; 0 if the variable is sent whole."""
-        return [self.entries(spec) or SENT_WHOLE for spec in specs]
+        return [_entries(spec, self.density.of(spec)) for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Numbers of entries; by default, for a tenth of the density to ten times it."""

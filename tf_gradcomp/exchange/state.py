@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.compressors import protocols
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
 from tf_gradcomp.compressors.phased import stages
-from tf_gradcomp.compressors.protocols import job_state
 from tf_gradcomp.exchange.traffic import TrafficCounter
 from tf_gradcomp.groups.padded_gather import WordsAhead
 from tf_gradcomp.policy import GradientSpec
@@ -56,7 +56,7 @@ def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> flo
         ValueError: If stages would go on with a residual of another scale.
     """
     scales = {
-        stage.residual_scale
+        protocols.residual_scale(stage)
         for stage in stages(compressor)
         if any(RESIDUAL in stage.state(spec) for spec in specs)
     }
@@ -79,7 +79,7 @@ def job_state_specs(
     state: dict[str, JobStateSpec] = {}
     for compressor in compressors:
         for stage in stages(compressor):
-            for name, spec in job_state(stage, specs).items():
+            for name, spec in protocols.job_state(stage, specs).items():
                 if state.setdefault(name, spec) != spec:
                     raise ValueError(
                         f"{stage!r} keeps a {name} for the job in another form than its warm-up, "

@@ -22,7 +22,12 @@ from tf_gradcomp.compressors.base import (
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.compressors.plannable import Plannable
-from tf_gradcomp.compressors.protocols import conversation, job_state, payload_bytes
+from tf_gradcomp.compressors.protocols import (
+    conversation,
+    job_state,
+    payload_bytes,
+    residual_scale,
+)
 from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
@@ -101,7 +106,7 @@ class LGreCo(HasSettings):
             )
         self.reference = reference
         self._ranges: dict[tuple[GradientSpec, ...], tuple[np.ndarray, list[int]]] = {}
-        self.residual_scale = self.method.residual_scale
+        self.residual_scale = residual_scale(self.method)
         self.helped_by_precondition = self.method.helped_by_precondition
         self.has_gpu_kernels = self.method.has_gpu_kernels
         self.delays_unless = self.method.delays_unless
