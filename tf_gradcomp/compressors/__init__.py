@@ -13,6 +13,7 @@ from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.lgc.method import LGC
 from tf_gradcomp.compressors.lgreco.method import LGreCo
 from tf_gradcomp.compressors.no_compression import NoCompression
+from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.power_sgd import PowerSGD
 from tf_gradcomp.compressors.qsgd import QSGD
@@ -36,6 +37,7 @@ __all__ = [
     "JobStateSpec",
     "LGreCo",
     "NoCompression",
+    "Phased",
     "Plannable",
     "PowerSGD",
     "RandomK",
