@@ -403,7 +403,7 @@ def test_a_model_that_was_compiled_anew_needs_new_learners(digits):
     learners = gc.simulation.Learners(model, 2)
     learners.fit(batches(digits).take(1))
     model.compile("sgd", model.loss)
-    with pytest.raises(ValueError, match="compiled anew"):
+    with pytest.raises(ValueError, match="compiled again"):
         learners.fit(batches(digits).take(1))
 
 

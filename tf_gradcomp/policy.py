@@ -179,7 +179,7 @@ class Policy:
 
 
 def _layers(path: str) -> str:
-    """A path without the model's name in front; nothing if it has only that of a layer."""
+    """Returns a path without the model's name; empty if the path has only a layer's name."""
     layers = path.partition("/")[2]
     return layers if "/" in layers else ""
 

@@ -48,7 +48,7 @@ def test_one_line_of_the_chief_says_what_was_chosen_and_predicted(jobs, workers,
         [line for line in job.stderr.splitlines() if "the probe predicted" in line] for job in jobs
     ]
     assert [len(lines) for lines in of_each] == [1, 0]
-    chosen, predicted = of_each[0][0].split(", of which the probe predicted: ")
+    chosen, predicted = of_each[0][0].split("; the probe predicted: ")
     assert workers[0]["chosen"].replace("_", "") in chosen.lower()
     assert [part.split()[0] for part in predicted.split(", ")] == CANDIDATES[way]
 

@@ -265,7 +265,7 @@ def test_what_came_late_keeps_its_pace_in_the_next_job(replicas):
     assert largest_move_of_b(other, range(11, 21)) <= 1.5 * before
 
 
-def with_what_waits(moment, waiting):
+def with_residuals(moment, waiting):
     late = 0.001 * waiting**2
     together = moment + late
     mean = together.sum() / np.count_nonzero(together)
@@ -277,7 +277,7 @@ def test_what_was_left_keeps_its_size_when_it_is_divided_and_back():
     job.train(range(40))
     left = job.left("a")
     moment = job.optimizer.inner_optimizer._velocities[0].numpy()
-    root = np.sqrt(with_what_waits(moment, left) / (1 - 0.999**40)) + 1e-7
+    root = np.sqrt(with_residuals(moment, left) / (1 - 0.999**40)) + 1e-7
     on = job.resumed(2, adam)
     on.step([[ZEROS]] * 2, ["b"])  # and `a` is as the checkpoint had it
     np.testing.assert_allclose(on.left("a"), left, rtol=1e-5)
@@ -327,7 +327,7 @@ def test_velocities_are_divided_and_multiplied_as_gradients_are():
             np.testing.assert_allclose(velocity[kept], (0.9 * share * factor)[kept], rtol=1e-3)
 
     moment = job.optimizer.inner_optimizer._velocities[0].numpy()
-    root = np.sqrt(with_what_waits(moment, job.left("a")) / (1 - 0.999**5)) + 1e-7
+    root = np.sqrt(with_residuals(moment, job.left("a")) / (1 - 0.999**5)) + 1e-7
     on = job.resumed(2, adam, method, precondition="local")
     check_step_without_gradients(job, on, 1 / root)
     moment = np.sum(of_each(on, "second_moment"), 0)

@@ -1,7 +1,7 @@
 """Hands second moments over, from the inner optimizer to the replicas and back.
 
 While a job is preconditioned, each replica keeps second moments of its own, and the inner
-optimizer's are not updated. The inner optimizer's momentum and the residuals are then those of
+optimizer's are not updated. The inner optimizer's momentum and the residuals are then in units of
 divided gradients. A job that resumes without a preconditioner, or with one replica, needs the
 second moments in the inner optimizer, and momentum and residuals of undivided gradients. A job that
 is preconditioned for the first time needs the opposite. Nothing has to be communicated for either:
@@ -74,8 +74,8 @@ class HandOver:
         moments: Each replica's own second moments, by the names of `Preconditioner.state`.
         of_gradients: What else replicas keep in units of the gradients, such as the residuals: for
             each kind and replica, a variable for each gradient.
-        waiting: For each gradient, what all replicas together have not sent yet, undivided.
-        lost: bool [gradients], of which of them what waited is lost; there, `waiting` is zeros.
+        waiting: For each gradient, the sum of what all replicas have not sent yet, undivided.
+        lost: bool [gradients], whether the delayed part is lost; `waiting` is zeros there.
         since: int64 [gradients], how many updates the inner optimizer had made before the replica's
             own second moment of each gradient began; 0 if it goes on with the inner optimizer's.
         replicas: The number of replicas.
@@ -97,7 +97,7 @@ class HandOver:
         keeps in units of the gradient, and the inner optimizer's momentum, are divided by
         their root. Where most of a gradient came late, the inner optimizer has squared sums over
         many steps, and of other entries nothing. Then this root is only an estimate, and the
-        replica's own second moments begin anew, with it as that of a first step.
+        replica's own second moments begin with it, as in a first step.
 
         Args:
             place: The place of the gradient among these.
@@ -108,7 +108,7 @@ class HandOver:
         """
         waiting = self.waiting[place]
         totals = {
-            name: self.preconditioner.with_what_waits(slots[place].read_value(), waiting)
+            name: self.preconditioner.with_residuals(slots[place].read_value(), waiting)
             for name, slots in self.inner.moments.items()
         }
         second_moment = totals[self.preconditioner.root_of]

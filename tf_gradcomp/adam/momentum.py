@@ -1,6 +1,6 @@
 """The steps of Adam's family, for gradients that are already divided by the second moment's root.
 
-Each step is that of its paper with 1 in place of the root: momentum, its bias correction, and what
+Each step is its paper's step with 1 in place of the root: momentum, its bias correction, and what
 else the optimizer does with them. Learning rate and weight decay are the optimizer's own.
 
 Entries that wait in a residual are sent as sums over their waiting time. Such a sum is a moving

@@ -6,7 +6,7 @@ and its steps would become short. So each replica keeps the second moments of it
 divides the gradients by their roots before it compresses them. The inner optimizer then multiplies
 what all replicas sent by its learning rate; see `momentum` for what goes through its momentum.
 
-The second moment of the sum of all gradients is estimated as that of one replica's own gradient,
+The second moment of the sum of all gradients is estimated by one replica's own second moment,
 times the number of replicas, as if their gradients were independent. So no setting is needed, and
 no second moments are sent.
 """
@@ -65,7 +65,7 @@ class Preconditioner:
         """The second moment of one gradient, and AMSGrad's largest.
 
         Each replica has the gradients of its share of the batch. The sum of the second moments over
-        all replicas is about that of the whole batch, so it can be restored by any number of them.
+        all replicas is about the batch's second moment, so any number of replicas can restore it.
         """
         return dict.fromkeys([SECOND_MOMENT, self.root_of], StateSpec(spec.shape))
 
@@ -103,22 +103,22 @@ class Preconditioner:
         rows = gradient.dense_shape[0]
         return tf.math.unsorted_segment_sum(values * values, gradient.indices, rows)
 
-    def with_what_waits(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
-        """Returns an inner optimizer's second moment as if what waits had been sent just now.
+    def with_residuals(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
+        """Returns an inner optimizer's second moment as if the residuals had been sent just now.
 
         The square of one sum is a rough estimate. Where there is little else, the estimate is at
         least the mean of the variable's.
 
         Args:
             second_moment: Of the sum of all replicas' gradients.
-            waiting: What all replicas together have not sent yet; zeros where nothing waits.
+            waiting: The sum of what all replicas have not sent yet; zeros where nothing is delayed.
         """
         sent = tf.cast(second_moment, tf.float32)
         late = (1 - self.beta_2) * tf.square(waiting)
-        together = sent + late
-        entries = tf.math.count_nonzero(together, dtype=tf.float32)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(together), entries)
-        return tf.where(late > sent, tf.maximum(together, mean), together)
+        total = sent + late
+        entries = tf.math.count_nonzero(total, dtype=tf.float32)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(total), entries)
+        return tf.where(late > sent, tf.maximum(total, mean), total)
 
     def correction(self, updates: tf.Tensor) -> Correction:
         """Returns the bias correction of second moments.
@@ -149,7 +149,7 @@ class Correction(NamedTuple):
     Attributes:
         factor: float32, in the shape of `updates`, by which the bias makes their roots smaller.
         epsilon: What is added to the corrected roots.
-        of_first_step: By what a second moment is multiplied to be that of a first step.
+        of_first_step: The factor that makes a second moment one of a first step.
     """
 
     factor: tf.Tensor
@@ -169,7 +169,7 @@ class Correction(NamedTuple):
 
         Args:
             second_moment: As for `root`.
-            waiting: What all replicas together have not sent yet.
+            waiting: The sum of what all replicas have not sent yet.
         """
         of_a_step = tf.reduce_sum(second_moment) / tf.square(self.factor)
         return tf.reduce_sum(tf.square(waiting)) > of_a_step

@@ -33,7 +33,7 @@ def choose(
             if candidate.compressor.name == BASELINE
         )
         chosen = candidates[predictions.index(best_of(predictions, next(dense, None)))]
-        how = f"{chosen.compressor!r}, of which the probe predicted: {report.line(predictions)}"
+        how = f"{chosen.compressor!r}; the probe predicted: {report.line(predictions)}"
         tables = report.of_tables(probed.tables)
     tell_user(f"{group.size} {group.kind}s exchange gradients by {how}.{tables}")
     return chosen

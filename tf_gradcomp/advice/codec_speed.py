@@ -23,8 +23,8 @@ class Echo(Communicator):
 
     Args:
         size: The number of replicas.
-        rank: That of this one.
-        sums: Whether a sum is that of all replicas. Otherwise it is what this one gave: of a whole
+        rank: The rank of this replica.
+        sums: Whether a sum is over all replicas. Otherwise it is what this one gave: of a whole
             model's gradients, multiplying would take time that no method takes.
     """
 

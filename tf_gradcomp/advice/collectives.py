@@ -29,7 +29,7 @@ class Collectives:
 
     Args:
         group: The replicas.
-        communicators: Those of this process's replicas, for use outside of a step.
+        communicators: One for each of this process's replicas, for use outside of a step.
     """
 
     def __init__(self, group: Group, communicators: Sequence[Communicator]) -> None:

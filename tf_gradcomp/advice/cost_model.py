@@ -79,7 +79,7 @@ class Work:
         decode: Seconds after that.
         payload_bytes: What a worker gives to be sent.
         asked: Its requests, in their order.
-        late: What waits for later steps, of all that a worker has to send: a share of the sum of
+        late: The share of the residuals in all that a worker could send, by their sums of
             squares.
     """
 

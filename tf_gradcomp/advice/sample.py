@@ -24,7 +24,7 @@ from tf_gradcomp.policy import CONVOLUTION, GradientSpec
 _PLACES = 100_000  # where the noise of a step may begin
 # From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
 # it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
-_RESIDUAL = 3.0  # standard deviation, in those of what is compressed in a step
+_RESIDUAL = 3.0  # standard deviation, in standard deviations of a step's gradients
 _WARM_UP, _REPEATS = 10, 5
 _MANY_UPDATES = 100_000  # Adam's bias correction is over
 
@@ -114,7 +114,7 @@ class Sample:
         return dataclasses.replace(measured, late=agree([_late(waits, sent)])[0])
 
     def _bytes_factor(self, compressor: Compressor) -> float:
-        """The bytes of all the model's gradients over those of the tried ones."""
+        """Returns the bytes of all the model's gradients over the tried gradients' bytes."""
         of_model = payload_bytes(compressor, self._of_model)
         tried = payload_bytes(compressor, self._specs)
         return of_model / tried if of_model and tried else self._factor
@@ -129,7 +129,7 @@ class Sample:
 
 
 def _late(waits: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]) -> float:
-    """The squares of what waits, over those of all that there was to send."""
+    """Returns the squares of the residuals over the squares of all that could be sent."""
     of_all = sum(float(tf.nn.l2_loss(a + b)) for a, b in zip(waits, sent, strict=True))
     return sum(float(tf.nn.l2_loss(a)) for a in waits) / of_all if of_all else 0.0
 

@@ -165,7 +165,7 @@ def _describe_gpu(ordinal: int) -> str:
 def _methods_on_gpus() -> list[str]:
     from tf_gradcomp import compressors
 
-    # What they do on a GPU is TensorFlow's, or that of the method within.
+    # What they do on a GPU is TensorFlow's, or done by the method within.
     without = (compressors.NoCompression, compressors.Cast, compressors.LGreCo)
     methods = [compressors.get(name) for name in compressors.names()]
     ours = [method for method in methods if not isinstance(method, without)]

@@ -36,7 +36,7 @@ def run_job(
 ) -> JobResult:
     """Runs a job to its end, or until Ctrl-C, and shows its output.
 
-    `output` is `"all"`, or `"chief"` for that of worker 0 alone. `part` is the place that the job's
+    `output` is `"all"`, or `"chief"` for worker 0 alone. `part` is the place that the job's
     only worker has in a larger job. `verbose` shows what `Quiet` would leave out. `LocalJob`
     explains the other arguments.
     """

@@ -27,12 +27,12 @@ _STDOUT, _STDERR = 1, 2
 
 
 def leave_terminal() -> None:
-    """Lets what is still to be written go nowhere, for the terminal was closed."""
+    """Discards all further output, because the terminal was closed."""
     _leave(lambda fd: stat.S_ISCHR(os.fstat(fd).st_mode))  # that is closed is no longer one
 
 
-def leave_what_nobody_reads() -> None:
-    """Lets what would wait for a reader go nowhere; a write that waits already goes on there."""
+def discard_unread_output() -> None:
+    """Discards output that would wait for a reader; so a write that waits already ends."""
     _leave(lambda fd: not select.select([], [fd], [], 0)[1])
 
 
@@ -46,7 +46,7 @@ def _leave(left: Callable[[int], bool]) -> None:
 
 @contextmanager
 def _unless_closed() -> Iterator[None]:
-    """Takes that a terminal is closed, of which SIGHUP tells as well, for no error."""
+    """Ignores that a terminal is closed; SIGHUP tells that as well."""
     try:
         yield
     except OSError as error:

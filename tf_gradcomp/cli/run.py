@@ -109,7 +109,7 @@ def run(
     """Start the worker processes of the Python program PROGRAM.
 
     Each worker runs `python PROGRAM ARGS` and finds in TF_CONFIG who the workers are and which of
-    them it is. When one fails, the others are ended, and the exit code is that of the one that
+    them it is. When one fails, the others are ended, and the exit code is of the worker that
     failed first.
 
     On several machines, srun or mpirun starts one gradcomp for each worker, and tells it which

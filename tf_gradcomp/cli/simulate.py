@@ -33,9 +33,9 @@ class Simulated:
         compressor: The compressor, as the user named it.
         learners: The number of learners.
         seed: The seed of the model and the data.
-        seconds_per_step: The seconds of a step of all learners together, which take turns.
+        seconds_per_step: The seconds of a step of all learners, which take turns.
         history: A value for each epoch, by name: see `gc.simulation.Learners.fit`.
-        settings: Of L-GreCo, by layer: its own setting, and that of the plan after each epoch.
+        settings: Of L-GreCo, by layer: its own setting, and the plan's after each epoch.
     """
 
     compressor: str
@@ -110,7 +110,7 @@ def simulate(
 
     FILE.py is imported, so what it trains by itself has to be under if __name__ == "__main__".
     FUNCTION in it, by default simulation_task, takes batch_size and seed and returns a
-    gc.simulation.Task: a model, its batches, and data to validate on. The model is trained anew
+    gc.simulation.Task: a model, its batches, and data to validate on. The model is trained again
     for each compressor and number of learners. A table, a JSON file and a plot then show what it
     reached, what a learner would send, and how alike the learners are. Another plot shows the
     settings that L-GreCo has planned for each layer.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tf_gradcomp.cli.output import WorkerOutput, leave_terminal, leave_what_nobody_reads
+from tf_gradcomp.cli.output import WorkerOutput, discard_unread_output, leave_terminal
 from tf_gradcomp.launch import LocalJob
 
 _LONGEST = 1e8  # seconds, of a timer
@@ -31,7 +31,7 @@ class StopRequests:
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
         """Handles a signal."""
         if signum == signal.SIGALRM:
-            leave_what_nobody_reads()
+            discard_unread_output()
             return
         _alarm_in(0 if self._stops else self._grace)
         self._stops = True

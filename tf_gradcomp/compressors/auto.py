@@ -26,8 +26,8 @@ class Auto:
     that train about as well as dense: `"no_compression"`, `"cast"` and, unless Adam would have to
     do without its second moment in front, `"adacomp"`. Among candidates of yours it chooses by
     time alone: list those that are good enough. If `"no_compression"` is one of them, another has
-    to be faster by a twentieth. State is kept for all, as a job that resumes chooses anew. With one
-    replica nothing is exchanged or chosen.
+    to be faster by a twentieth. State is kept for all, because a job that resumes chooses again.
+    With one replica nothing is exchanged or chosen.
 
     Args:
         candidates: Compressors, their names or their configs.

@@ -29,9 +29,9 @@ class StateSpec:
 
     Attributes:
         shape: Its shape.
-        shared: Whether a checkpoint holds the first replica's and gives it to all: it is equal on
-            all, or that of the first is the one that counts. Otherwise a checkpoint holds the sum
-            over the replicas, and each of N gets 1/N of it.
+        shared: Whether a checkpoint holds the first replica's variable and gives it to all: all are
+            equal, or only the first one counts. Otherwise a checkpoint holds the sum over the
+            replicas, and each of N gets 1/N of it.
     """
 
     shape: tuple[int, ...]

@@ -22,7 +22,7 @@ class Cast(Compressor):
     time. It costs a cast each way. There is no residual: what rounding takes off is lost, up to
     2^-9 of each number and sum for bfloat16, and for float16 2^-12 where it is above 6e-5. The
     slices of an embedding's gradient are gathered, as bfloat16 in any case, also in a warm-up: a
-    slice is that of one entry of a batch, often too small for float16.
+    slice belongs to one entry of a batch, and is often too small for float16.
 
     Args:
         dtype: `"float16"` is more precise, but numbers below 3e-8 become zero, and a step on which

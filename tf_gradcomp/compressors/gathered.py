@@ -24,7 +24,7 @@ def sum_gathered(
     """Encodes, gathers and decodes.
 
     Where the step is to be skipped, what was packed is put back; but not if only a sum is too
-    large, for those of all later steps would be so, too.
+    large, because the sums of all later steps would be too large, too.
 
     Args:
         inputs: This replica's side.

@@ -43,7 +43,7 @@ class PowerSGD(Plannable):
     Use it where layers are large and there are many replicas, for it sums: what a replica sends and
     receives does not grow with their number. It communicates twice in a step, and reads gradient
     and residual three times. Vectors are summed whole, as float32, and so are matrices whose two
-    factors together are half as large as the matrix, or larger.
+    factors have half as many entries as the matrix, or more.
 
     Args:
         rank: r, at least 1, for all variables or by layer kind (see `gc.Policy`; kinds not named
@@ -112,7 +112,7 @@ class PowerSGD(Plannable):
     ) -> list[Cost]:
         """Returns bytes and errors; one decomposition serves all ranks.
 
-        The error is that of the best approximation. PowerSGD comes close to it, because each step
+        The error is the best approximation's. PowerSGD comes close to it, because each step
         begins with the factors of the step before.
         """
         if max(settings) == SENT_WHOLE:

@@ -142,7 +142,7 @@ class ScaleCom(Plannable):
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
     ) -> list[Cost]:
-        """Returns what a leader sends, and misses apart from rounding."""
+        """Returns what a leader sends, and what it misses without rounding."""
         residual = tf.Variable(tf.zeros(spec.shape))
         gradient = tf.constant(values)
         total = sum_of_squares(values)

@@ -34,9 +34,9 @@ class TopK(Plannable):
     Of the residual plus gradient of a variable with N elements, the max(1, floor(density N)) with
     the largest magnitudes are sent, as a 32-bit index and a float32 value each; the rest stays in
     the residual. Of entries with equal magnitudes, the first ones are sent. So the ratio is known
-    beforehand: 1 / (2 density). A variable of which that would be half or more is sent whole, as
-    float32 in the same payload, which takes no more bytes. Payloads are gathered, so what each
-    replica receives grows with their number.
+    beforehand: 1 / (2 density). A variable that would send half of its entries or more is sent
+    whole, as float32 in the same payload, which takes no more bytes. Payloads are gathered, so what
+    each replica receives grows with their number.
 
     Use it when the ratio must be fixed, or as the baseline of sparse methods. It reads gradient and
     residual twice, without a sort.
@@ -57,8 +57,8 @@ class TopK(Plannable):
             layer kind (see `gc.Policy`; kinds not named keep 0.01). Variables with None are sent
             whole.
         momentum: From 0, which is none, to below 1.
-        clip_norm: Before gradients are accumulated, each replica scales its own down if the norm of
-            all of them together is above `clip_norm` divided by the square root of the number of
+        clip_norm: Before gradients are accumulated, each replica scales its own down if their
+            common norm is above `clip_norm` divided by the square root of the number of
             replicas (paper, section 3.2). None: gradients are not clipped.
         overrides: Density or None by regular expression over variable paths, with precedence over
             `density`; the first expression that is found anywhere in the path counts.

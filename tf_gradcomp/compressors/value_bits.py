@@ -100,8 +100,8 @@ def sum_shares(
 ) -> Generator[AllReduce, tf.Tensor, Summed]:
     """Sums shares of common scales, one scale for each value, in float16.
 
-    The shares are whole numbers of a power of two, of up to 2048 on all replicas together. So no
-    sum is rounded, in whatever order they are added, and none overflows.
+    The shares are whole numbers of a power of two, and their sum over all replicas is at most 2048.
+    So no sum is rounded, in whatever order they are added, and none overflows.
     """
     if size > _LARGEST_EXACT:
         raise ValueError(
@@ -153,7 +153,7 @@ def gather_codes(
 
 
 def _levels(values: tf.Tensor, scales: tf.Tensor, steps: int) -> tf.Tensor:
-    """The nearest whole numbers, of which `steps` stands for the scale."""
+    """The nearest whole numbers; the number `steps` stands for the scale."""
     shares = tf.clip_by_value(tf.math.divide_no_nan(values, scales), -1.0, 1.0)
     return tf.round(shares * steps)
 

@@ -38,7 +38,7 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """Measures of one step; bytes are those of one learner, as the mean over all learners.
+    """Measures of one step; bytes are one learner's, as the mean over all learners.
 
     Attributes:
         loss: The mean over the batch.
@@ -142,17 +142,17 @@ class Learners:
         Adam's second moments are with the learners then, until `fit` hands them back.
 
         Args:
-            x: The inputs of the batch of all learners together: an array, or a nest of arrays.
+            x: The inputs of one batch for all learners: an array, or a nest of arrays.
             y: Its labels, likewise.
             similarity: Whether to measure how alike the learners are.
 
         Raises:
-            ValueError: If the batch cannot be shared out equally, or the model was compiled anew.
+            ValueError: If the batch cannot be shared out equally, or the model was compiled again.
         """
         if self.model.optimizer is not self._optimizer:
             raise ValueError(
-                "Learners: the model was compiled anew, and these learners are for its optimizer "
-                "of before; make new ones."
+                "Learners: the model was compiled again, and these learners are for its earlier "
+                "optimizer; make new ones."
             )
         losses, all_gradients = [], []
         variables = self.model.trainable_variables
@@ -197,11 +197,11 @@ class Learners:
         `LayerwisePlan` adds to them. If the method is trained, that happens after each step. One
         learner sends nothing: ratios are NaN.
 
-        In the end, the model's optimizer has all that Keras' own `fit` goes on from, and weights
-        are their averages if it keeps these (`use_ema`).
+        In the end, the model's optimizer has all that Keras' own `fit` needs to continue. Weights
+        are their averages if the optimizer keeps averages (`use_ema`).
 
         Args:
-            batches: Pairs of inputs and labels, of all learners together; gone through once for
+            batches: Pairs of inputs and labels for all learners; gone through once for
                 each epoch, such as a batched `tf.data.Dataset`.
             epochs: The number of epochs.
             validation_data: As for `model.evaluate`: a dataset, or a pair of arrays.

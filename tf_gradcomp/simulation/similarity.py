@@ -19,7 +19,7 @@ class Similarity:
     """Measures of one step; NaN where there is nothing to measure.
 
     Attributes:
-        union_density: The share of entries that the learners together sent something of.
+        union_density: The share of entries that at least one learner sent.
         cosine_distance: 1 - cosine between the residuals of two learners, the mean over all pairs.
         hamming_distance: d / k (ScaleCom, Lemma 1): the share of the k entries sent, of each
             variable, that are not among the k largest of all learners' residuals plus gradients.
@@ -106,7 +106,7 @@ def hamming_distance(reduced: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]) 
 
     Args:
         reduced: What was sent: the reduced gradients.
-        wanted: What all learners together could have sent, in the same shapes.
+        wanted: The sum of what all learners could have sent, in the same shapes.
     """
     sent = missed = 0
     for given, target in zip(reduced, wanted, strict=True):

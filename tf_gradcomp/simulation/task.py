@@ -20,7 +20,7 @@ class Task:
 
     Attributes:
         model: Built, and compiled with a loss and a plain Keras optimizer.
-        batches: Pairs of inputs and labels, of all learners together; gone through in each epoch.
+        batches: Pairs of inputs and labels for all learners; gone through in each epoch.
         steps_per_epoch: The number of batches.
         validation_data: As for `model.evaluate`: a dataset, or a pair of arrays.
     """

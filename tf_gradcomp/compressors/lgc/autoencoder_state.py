@@ -41,7 +41,7 @@ _WHO_TRAINS = (
     "loop of your own."
 )
 _ENDS_UNKNOWN = (
-    "LGC does not know the first and the last layer, and codes their kernels as those of the "
+    "LGC does not know the first and the last layer, and codes their kernels like all "
     "others; gc.Policy.from_model(model) tells them."
 )
 
@@ -188,7 +188,7 @@ class AutoencoderState:
         state[ERRORS].assign(kept)
         state[LEARNT].assign(last.number)
         state[LATEST].assign([last.loss, last.error])
-        # The errors are of the steps before, and do not tell where the last one has led.
+        # The errors are of earlier steps, and do not tell whether the last step made weights NaN.
         trained = bool(np.isfinite(weights).all())
         state[WANTED].assign(self._next_phase(last.number, kept, trained))
 
@@ -227,7 +227,7 @@ class AutoencoderHook(BetweenSteps):
 
 
 class HasHooks(Protocol):
-    """An exchange: that of a job, or of simulated learners."""
+    """An exchange of a job, or of simulated learners."""
 
     def hook(self, kind: type[Hook]) -> Hook | None:
         """Returns a hook of its method."""

@@ -85,7 +85,7 @@ class Coding(Phase, registered=False):
         return told[1:]
 
     def _norms_before(self, inputs: ExchangeInputs, now: tf.Tensor) -> tf.Tensor:
-        """Returns the residuals' norms in the first step that this replica led.
+        """Returns the residuals' norms in the first step that has this replica as leader.
 
         A job that resumes may have lost these norms, and its residuals may still be filling up from
         zero. Then the largest norms of the next `training_steps` steps count.

@@ -61,7 +61,7 @@ class Layout:
 
         Args:
             sizes: The number of elements of each tensor.
-            replicas: How many there are, of which one sends where the entries are.
+            replicas: The number of replicas; one of them sends where the entries are.
             coded_bytes: What all coded entries take, without their places.
         """
         counted = []

@@ -1,9 +1,9 @@
 """The phases of LGC that follow its dense steps; `LGC.phase` says whose turn it is.
 
-The first replica, where the autoencoder is trained, decides which phase comes next; that the
-autoencoder is not to be used any longer, any replica. It tells the others in a step that it leads,
-and all take it from the step after: so they change together, and none waits for another between
-steps. `coding.py` has the phase that all others lead to.
+The first replica, where the autoencoder is trained, decides which phase comes next. Any replica may
+decide that the autoencoder is not used any longer. The replica tells the others in a step that it
+leads, and all change in the step after. So none waits for another between steps. `coding.py` has
+the phase of most of a long job.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Summing(Phase, registered=False):
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Broadcasts where the leader's largest entries are, and sums them."""
-        self._of.begin_anew_unless_made_for(inputs.job_state)
+        self._of.reset_if_incompatible(inputs.job_state)
         step = self._step(inputs)
         yield from _follow_news(step)
         own = step.coded()

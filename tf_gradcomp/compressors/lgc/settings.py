@@ -35,7 +35,7 @@ VECTOR_STEPS = "lgc_vector_steps"  # by row of `VECTORS`: which collected step, 
 LEARNT = "lgc_learnt"  # the last collected step that the autoencoder was trained with
 ERRORS = "lgc_errors"  # one plus the relative errors of the last of them; 0: none
 WEIGHTS = "lgc_weights"
-NORMS = "lgc_norms"  # `_norms` in the first step with the autoencoder that it led; 0: not known
+NORMS = "lgc_norms"  # `_norms` when this replica first led with the autoencoder; 0: not known
 RISE_UNTIL = "lgc_norms_rise_until"  # the step up to which `NORMS` are the largest so far; 0: none
 DECODED = "lgc_decoded"  # a digest of what was decoded last
 SHARE_ERROR = "lgc_share_error"  # of what this replica sent of its own entries
@@ -73,7 +73,7 @@ class PhaseSettings:
         order: Of the coded entries; see `leader_selection.ORDERS`.
         latent_dtype: `FLOAT32` or `FLOAT16`.
         architecture: Of the autoencoder.
-        config: All settings of `LGC`, which differ where those of replicas do.
+        config: All settings of `LGC`; they differ if replicas have other settings.
     """
 
     pattern: str
@@ -99,8 +99,8 @@ class PhaseSettings:
         made_for = job_state[MADE_FOR].read_value()
         return tf.logical_or(tf.equal(made_for, self._digest), tf.equal(made_for, 0))
 
-    def begin_anew_unless_made_for(self, job_state: Mapping[str, tf.Variable]) -> None:
-        """Forgets what was learnt for other vectors, or by another autoencoder."""
+    def reset_if_incompatible(self, job_state: Mapping[str, tf.Variable]) -> None:
+        """Resets what was learnt for other vectors, or by another autoencoder."""
 
         def forget() -> None:
             for name in _OF_WHAT_WAS_LEARNT:

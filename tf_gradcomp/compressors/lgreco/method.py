@@ -41,15 +41,15 @@ class LGreCo(HasSettings):
     """Another method, with a setting for each layer that is planned while the job trains.
 
     The method's own settings are the reference. In each period of training, a plan chooses for each
-    layer one of several settings around its own: those that together send the fewest bytes, while
-    the summed error of what is sent is at most that of the reference. Layers whose gradients are
+    layer one of several settings around its own, so that all layers send the fewest bytes while
+    their summed error is at most the reference's. Layers whose gradients are
     easily compressed are compressed more, and others less.
 
     Plans are made by `gc.callbacks.LayerwisePlan`, or in a training loop of your own by
     `exchange.plan_settings()`. Until the first one, and without any, this is the method itself. A
     plan is made from the sum of the gradients of the first replica since the one before, as they
-    are compressed but without what waits in the residual; steps that were skipped are left out. The
-    last steps of a period would not do: by them plans are others (`benchmarks/layerwise.py`).
+    are compressed but without the residual; steps that were skipped are left out. The
+    last steps of a period would not do: they give other plans (`benchmarks/layerwise.py`).
 
     Use it where layers differ much in size and kind. It keeps a sum of the gradients on each
     replica, as large as the model, and the first one reads its gradients once more. Vectors,
@@ -145,7 +145,7 @@ class LGreCo(HasSettings):
 
     @property
     def keeps_norms(self) -> bool:
-        """Returns whether plans compare the norms of gradients with those of the period before."""
+        """Returns whether plans compare the norms of gradients with the norms before."""
         return self.reference == ACCORDION
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:

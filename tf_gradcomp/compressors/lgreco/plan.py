@@ -1,4 +1,4 @@
-"""The plan: for each layer the setting with which all together send least, within the budget."""
+"""The plan: the settings of layers with which they send the fewest bytes within the budget."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def plan_layers(
     steady: Sequence[bool] | None = None,
     replicas: int = 1,
 ) -> Plan:
-    """The smallest number of bytes whose summed error is within that of the reference.
+    """The smallest number of bytes whose summed error is within the reference's error.
 
     The reference is the uniform setting, but for layers that are `steady`.
 
     Args:
         compressor: A method with a main setting that differs by variable.
         specs: What is known of each variable's gradient.
-        gradients: One for each variable, such as the sum of those of many steps: what would be
+        gradients: One for each variable, such as the sum over many steps: what would be
             compressed, without a residual.
         choices: For each variable, the settings that it may have; None keeps its own. By default,
             what `Plannable.choices` says.

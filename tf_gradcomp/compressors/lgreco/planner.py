@@ -18,7 +18,7 @@ from tf_gradcomp.policy import GradientSpec
 if TYPE_CHECKING:
     from tf_gradcomp.compressors.lgreco.method import LGreCo
 
-_STEADY = 0.5  # Accordion: by which part a norm may differ from that of the period before
+_STEADY = 0.5  # Accordion: by which part a norm may differ from the norm of the period before
 _LOG = tf.get_logger()
 _WHO_PLANS = (
     "L-GreCo uses the settings of its method until a plan is made: by "
@@ -32,7 +32,7 @@ class PlanInForce(NamedTuple):
 
     Attributes:
         settings: One for each variable, as `HasSettings.settings` has them.
-        ratio: The bytes of the method's own settings over those of the plan; 1 without a plan.
+        ratio: The bytes of the method's own settings over the plan's bytes; 1 without a plan.
         budget_used: Which part of the error that was allowed the plan has; 1 without a plan.
         at_bound: How many layers have the setting with the fewest bytes among their choices.
     """
@@ -75,7 +75,7 @@ class LayerPlanner(Proposing):
         return [place for place, spec in enumerate(self.specs) if self.lgreco.choices(spec)]
 
     def settings_over_time(self, plans: Sequence[PlanInForce]) -> dict[str, list[int]]:
-        """Returns by path each planned layer's own setting, and that of each of some plans."""
+        """Returns by path each planned layer's own setting, and its setting in some plans."""
         over_time = [self.lgreco.settings(self.specs), *(plan.settings for plan in plans)]
         return {
             self.specs[place].path: [settings[place] for settings in over_time]
