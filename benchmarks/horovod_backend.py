@@ -91,8 +91,7 @@ class Exchanges:
 
     def _reduction(self, name: str, exchange: GradientExchange | None) -> Reduction:
         if exchange is not None:
-            member = exchange.group.member()
-            return lambda gradients: exchange.reduce(gradients, self._variables, member)[0]
+            return lambda gradients: exchange.reduce(gradients, self._variables)[0]
         return lambda gradients: [
             hvd.allreduce(one, op=hvd.Sum, compression=PLAIN[name]) for one in gradients
         ]
@@ -140,5 +139,5 @@ def _contender(
         step,
         prepare,
         sent_bytes=lambda: exchange.traffic().sent_bytes,
-        keeps_residual=exchange.keeps_residual,
+        keeps_residual=exchange.setup.residual_scale is not None,
     )

@@ -19,7 +19,6 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.groups.communicator import dense_ring_bytes
-from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.host_group import HostGroup
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.keras3 import keras_private
@@ -69,7 +68,7 @@ class Exchanges:
         def reduction(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
             if exchange is None:
                 return PLAIN[name](gradients)
-            return exchange.reduce(gradients, self._variables, current_group().member())[0]
+            return exchange.reduce(gradients, self._variables)[0]
 
         step = on_replica(self._strategy, reduction, self._gradients.values)
         draw = self._gradients.draw
@@ -99,17 +98,18 @@ class Levels:
         group = (HostGroup if levels == "two levels" else StrategyGroup)(self._strategy)
         exchange = _exchange(method, self._strategy, self._variables, find_group=lambda: group)
         step = on_replica(self._strategy, self._reduction(exchange), values)
-        return Contender(step, draw, keeps_residual=exchange.keeps_residual)
+        return Contender(step, draw, keeps_residual=exchange.setup.residual_scale is not None)
 
     def _reduction(self, exchange: GradientExchange) -> Reduction:
         group = exchange.group
 
         def reduce(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-            return exchange.reduce(gradients, self._variables, group.member())[0]
+            return exchange.reduce(gradients, self._variables)[0]
 
         def reduce_together(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
             context = tf.distribute.get_replica_context()
-            totals = context.merge_call(lambda _, each: group.on_each(reduce, each), (gradients,))
+            across = lambda _, each: group.each_replica(reduce, args=(each,))  # noqa: E731
+            totals = context.merge_call(across, (gradients,))
             return [tf.identity(total) for total in totals]  # on this replica's device
 
         return reduce if group.all_replicas is group else reduce_together
@@ -218,7 +218,7 @@ def _contender(
             step,
             prepare,
             sent_bytes=lambda: exchange.traffic().sent_bytes,
-            keeps_residual=exchange.keeps_residual,
+            keeps_residual=exchange.setup.residual_scale is not None,
         )
     elements = sum(math.prod(variable.shape) for variable in variables)
     # Keras gathers an embedding's gradient, which is not counted.

@@ -59,7 +59,7 @@ def test_a_vector_whose_length_is_not_known_is_summed_at_once(monkeypatch):
 
 @pytest.mark.parametrize(("metadata", "more"), [(None, 0), (3, 12)], ids=["alone", "with metadata"])
 def test_counts_more_bytes_than_32_bits_hold(metadata, more):
-    class Silent(communicator.CollectiveCommunicator):
+    class Silent(communicator.Communicator):
         def all_reduce(self, values):
             return values
 
@@ -68,7 +68,7 @@ def test_counts_more_bytes_than_32_bits_hold(metadata, more):
     @tf.function  # which makes no tensor that nothing is read of
     def payload_bytes():
         request = AllReduce(tf.zeros([elements]), tf.zeros([metadata]) if metadata else None)
-        return Silent(None, size=2, rank=0).answer(request)[1]
+        return Silent(size=2, rank=0).answer(request)[1]
 
     assert [int(count) for count in payload_bytes()] == [4 * elements + more] * 2
 

@@ -48,12 +48,12 @@ class Exchanging:
     def reduce(self, gradients, variables=None):
         member = current_group().member()
         self.reduced[member.local_replica], self.finite = self.exchange.reduce(
-            gradients, variables or self.variables, member
+            gradients, variables or self.variables
         )
 
     def reduce_nothing(self):
         member = current_group().member()
-        self.reduced[member.local_replica], _ = self.exchange.reduce([], [], member)
+        self.reduced[member.local_replica], _ = self.exchange.reduce([], [])
 
     def step(self, gradients):
         stepper(self.strategy, self.reduce, graph=False)(gradients)
@@ -313,7 +313,7 @@ def test_many_slices_of_one_row_are_added_up_exactly(dtype, large):
     def reduce(grads):
         values = tf.cast(tf.ones([many, 2]) * grads[0], dtype)
         one = tf.IndexedSlices(values, tf.ones([many], tf.int32), tf.constant([4, 2]))
-        (total,), _ = exchange.reduce([one], [table], current_group().member())
+        (total,), _ = exchange.reduce([one], [table])
         reduced.assign(tf.cast(tf.convert_to_tensor(total), tf.float32))
 
     stepper(strategy, reduce)([[np.float32(1)], [np.float32(0)]])
@@ -480,7 +480,7 @@ def test_a_warm_up_sends_what_was_left_whatever_the_units_of_the_residual(beta):
 
     def reduce(grads):
         member = current_group().member()
-        (total,), _ = exchange.reduce(grads, [variable], member)
+        (total,), _ = exchange.reduce(grads, [variable])
         if member.local_replica == 0:
             reduced.assign(total)
 
@@ -502,7 +502,7 @@ def test_replicas_that_sum_slices_of_different_tables_end_with_an_error(rows):
     def reduce(grads):
         member = current_group().member()
         slices = tf.IndexedSlices(grads[0], tf.range(rows) % 4, tf.constant([4, 2]))
-        exchange.reduce([slices], [tables[member.local_replica]], member)
+        exchange.reduce([slices], [tables[member.local_replica]])
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="add up different things"):
         stepper(strategy, reduce)([[np.ones((rows, 2), "float32")]] * 2)

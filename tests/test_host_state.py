@@ -170,4 +170,3 @@ def test_state_stays_on_a_gpu_if_every_op_that_has_it_runs_there(compressor, on_
     given = {"chosen": Candidate(compressor), "variables": Variables(**kept)}
     setup = Setup(**{**fields, **given})
     assert setup.on_gpu == on_gpu
-    assert setup.is_copied == (on_gpu != ALL)

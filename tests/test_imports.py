@@ -133,11 +133,8 @@ def test_the_parts_for_keras_2_and_3_do_not_import_each_other():
 
 # Files that are longer than the limit. The list only shrinks.
 LONG = {
-    "exchange/exchange.py",
-    "exchange/replica_exchange.py",
     "keras/keras2/optimizer.py",
     "keras/keras3/optimizer.py",
-    "strategy/strategy.py",
     "tf_private.py",
 }
 
@@ -163,18 +160,15 @@ def class_members(source):
 # Classes with more than 15 public members, and how many. The list only shrinks.
 MANY_MEMBERS = {
     "AutoencoderState": 18,
-    "CheckedStrategy": 21,
     "CompressedOptimizer": 28,
-    "GradientExchange": 30,
+    "GradientExchange": 24,
     "Group": 29,
     "HorovodGroup": 29,
     "HorovodHosts": 29,
     "HostGroup": 29,
     "LGreCo": 19,
     "LockstepGroup": 29,
-    "MultiWorkerMirroredStrategy": 21,
     "PhaseSettings": 17,
-    "Setup": 16,
     "StrategyGroup": 29,
 }
 
@@ -183,9 +177,11 @@ def test_no_class_has_more_than_15_public_members():
     """Counts what a class defines or inherits from our classes: methods, properties, attributes."""
     classes = {name: (bases, own) for s in SOURCES for name, bases, own in class_members(s)}
 
-    def members(name):
+    def members(name, *below):
+        """Returns the members of a class; some bases are TensorFlow's classes of the same names."""
         bases, own = classes.get(name, ((), set()))
-        return own.union(*(members(base) for base in bases if base != name))
+        bases = [base for base in bases if base not in (name, *below)]
+        return own.union(*(members(base, name, *below) for base in bases))
 
     counts = {name: len(members(name)) for name in classes}
     too_many = {name: n for name, n in counts.items() if n > MANY_MEMBERS.get(name, 15)}

@@ -7,11 +7,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_gradcomp.groups import padded_gather
-from tf_gradcomp.groups.padded_gather import gather_padded
+from tf_gradcomp.groups import communicator
 
 pytestmark = [pytest.mark.oldest, pytest.mark.quick]
-MOST = padded_gather._MOST_AHEAD
+MOST = communicator._MOST_AHEAD
+
+
+class Threads(communicator.Communicator):
+    """A replica that is a thread."""
+
+    def __init__(self, rank, gather, ahead):
+        super().__init__(2, rank)
+        self._gather = gather
+        self.ahead = ahead
+
+    def all_gather(self, row):
+        return self._gather(self.rank, row[0])
 
 
 class Replicas:
@@ -38,9 +49,8 @@ class Replicas:
         return rows[0]
 
     def _one(self, rank, length):
-        rows, given = gather_padded(
-            tf.range(1, length + 1), lambda values: self._gather(rank, values), self.ahead[rank]
-        )
+        replica = Threads(rank, self._gather, self.ahead[rank])
+        rows, given = replica.all_gather_padded(tf.range(1, length + 1))
         return rows.numpy(), int(given)
 
     def _gather(self, rank, values):

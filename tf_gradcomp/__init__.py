@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.keras.common.policy import Policy
     from tf_gradcomp.keras.common.strategy import MultiWorkerMirroredStrategy
     from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
-    from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce
+    from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 
 __version__ = metadata.version("tf-gradcomp")
 
@@ -41,7 +41,7 @@ __version__ = metadata.version("tf-gradcomp")
 _HOME = {
     "Advice": "tf_gradcomp.advice.result",
     "Autoencoder": "tf_gradcomp.keras.common.autoencoder",
-    "CompressedAllReduce": "tf_gradcomp.strategy.cross_device_ops",
+    "CompressedAllReduce": "tf_gradcomp.strategy.compressed_all_reduce",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
     "HorovodHosts": "tf_gradcomp.groups.horovod_hosts",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.keras.common.strategy",

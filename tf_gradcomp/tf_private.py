@@ -28,9 +28,6 @@ from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import script_ops as _script_ops
 from tensorflow.python.trackable import base as _trackable
 
-# `CollectiveAllReduceExtended` asserts that its cross-device ops are of this class.
-CollectiveAllReduce: Any = _cross_device_ops.CollectiveAllReduce
-
 DATA = _input_lib.__name__  # where `Strategy.reduce` is asked whether any worker has data
 
 # Datasets of files, of which TensorFlow gives each worker its own.
@@ -50,23 +47,6 @@ _worker_launchers: _Launchers = weakref.WeakKeyDictionary()
 _means_launchers: _Launchers = weakref.WeakKeyDictionary()
 
 
-def set_cross_device_ops(
-    strategy: tf.distribute.Strategy, make: Callable[..., CollectiveAllReduce]
-) -> None:
-    """Replaces a strategy's cross-device ops by `make(<the same arguments>)`.
-
-    Unlike `MirroredStrategy`, `MultiWorkerMirroredStrategy` takes no `cross_device_ops`.
-    """
-    extended = strategy.extended
-    ops = make(
-        devices=extended.worker_devices,
-        group_size=strategy.num_replicas_in_sync,
-        options=extended._communication_options,
-        collective_keys=extended._collective_keys,
-    )
-    extended._cross_device_ops = ops
-
-
 def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
     """The cross-device ops that a strategy reduces with; None for strategies without any."""
     return getattr(strategy.extended, "_cross_device_ops", None)
@@ -74,7 +54,7 @@ def cross_device_ops(strategy: tf.distribute.Strategy) -> Any:
 
 def is_collective(strategy: tf.distribute.Strategy) -> bool:
     """Tells whether the strategy's replicas talk by TensorFlow's collectives."""
-    return isinstance(cross_device_ops(strategy), CollectiveAllReduce)
+    return isinstance(cross_device_ops(strategy), _cross_device_ops.CollectiveAllReduce)
 
 
 def local_replica_id(context: tf.distribute.ReplicaContext) -> int:
@@ -122,7 +102,7 @@ def sum_over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.
 
     `Strategy.reduce` has its collectives wait for those of gradients, one after another.
     """
-    return launch_all_reduce(_launcher_of_means(strategy), values)
+    return _launcher_of_means(strategy).all_reduce(values)
 
 
 def _launcher_once(
@@ -142,20 +122,20 @@ def _launcher_once(
     return known[strategy]
 
 
-def launch_all_gather(launcher_: Any, value: tf.Tensor) -> tf.Tensor:
-    """All-gathers along axis 0 by one collective; `value` has one shape on all replicas.
+def all_gather_of(launcher_: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the function that all-gathers values of one shape along axis 0, by one collective.
 
-    It has elements, so it needs no `exchange_no_empty_tensors`.
+    The values have elements, so the function needs no `exchange_no_empty_tensors`.
     """
-    return type(launcher_)._all_gather(launcher_, value, None)
+    return functools.partial(type(launcher_)._all_gather, launcher_, options=None)
 
 
-def launch_all_reduce(launcher_: Any, values: tf.Tensor) -> tf.Tensor:
-    """Sums over the replicas by one collective.
+def all_reduce_of(launcher_: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the function that sums values with elements over the replicas, by one collective.
 
-    The public `ReplicaContext.all_reduce` goes through the cross-device ops, which may be ours.
+    The public `ReplicaContext.all_reduce` goes through the cross-device ops.
     """
-    return launcher_.all_reduce(values)
+    return functools.partial(type(launcher_).all_reduce, launcher_)
 
 
 def launch_broadcast(launcher_: Any, value: tf.Tensor, is_root: tf.Tensor) -> tf.Tensor:

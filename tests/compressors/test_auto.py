@@ -86,7 +86,7 @@ def test_one_replica_chooses_nothing():
     optimizer = gc.CompressedOptimizer("sgd", "auto")
     optimizer.build([variable])
     assert isinstance(optimizer.compressor, Auto)
-    assert not optimizer.exchange.keeps_residual
+    assert optimizer.exchange.setup.residual_scale is None
 
 
 @pytest.mark.parametrize(

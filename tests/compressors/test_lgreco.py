@@ -33,9 +33,9 @@ from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
-from tf_gradcomp.exchange.replica_step import ReplicaStep, exchange_by
+from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
-from tf_gradcomp.groups.current import current_group
+from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.policy import GradientSpec
 
@@ -117,7 +117,7 @@ class Exchanging:
         self.reduced.clear()
 
         def reduce(given):
-            totals, _ = self.exchange.reduce(given, variables, current_group().member())
+            totals, _ = self.exchange.reduce(given, variables)
             tf.numpy_function(lambda *totals: self.reduced.append(totals), totals, [])
 
         given = [[of_one[place] for place in places] for of_one in gradients]
@@ -216,7 +216,7 @@ def test_only_steps_that_are_taken_enter_and_what_waits_in_the_residual_does_not
 @pytest.mark.parametrize("method", [TopK(0.1), AdaComp(50)], ids=lambda method: method.name)
 def test_gradients_enter_as_they_are_compressed_divided_by_adams_second_moment(method):
     replicas = Replicas(keras.optimizers.Adam(0.01), compressor=LGreCo(method))
-    assert replicas.optimizer.exchange.preconditioner
+    assert replicas.optimizer.exchange.setup.preconditioner
     moment, total = tf.Variable(tf.zeros((40, 30))), np.zeros((40, 30), "float32")
     for step in range(3):
         gradients = gradients_at(step)
@@ -277,7 +277,8 @@ def test_replicas_with_other_plans_notice(method, values):
                 job_state=job_state,
             )
             steps.append(ReplicaStep.of(inputs))
-        return exchange_by(lgreco, steps, lockstep_communicators(2))
+        conversations = [step.conversation(lgreco) for step in steps]
+        return communicate(conversations, lockstep_communicators(2))[0]
 
     assert bool(step([two, two])[0].exchanged.finite)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"settings|plan"):

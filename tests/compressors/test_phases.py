@@ -67,7 +67,7 @@ class Exchanging:
             self.exchange.build([variable])
 
         def reduce(gradients):
-            (total,), _ = self.exchange.reduce(gradients, [variable], current_group().member())
+            (total,), _ = self.exchange.reduce(gradients, [variable])
             tf.numpy_function(self._note, [total, *self.exchange.delayed([variable])], [])
 
         self._step = stepper(self.strategy, reduce)

@@ -12,8 +12,9 @@ from tests.compressors.test_conformance import random_gradients
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors import AdaComp, Compressor
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
-from tf_gradcomp.exchange.replica_step import ReplicaStep, exchange_by
+from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.state import handles, new_state, state_specs
+from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators
 
 SHAPES = [(40, 30), (3, 3, 7, 11), (5,)]
@@ -71,7 +72,9 @@ class WarmingUp:
             for rank, (value, state) in enumerate(zip(values, self._state, strict=True))
         ]
         self._step += 1
-        results = exchange_by(self._compressor.warmup, steps, lockstep_communicators(2))
+        warmup = self._compressor.warmup
+        conversations = [step.conversation(warmup) for step in steps]
+        results, _ = communicate(conversations, lockstep_communicators(2))
         exchanged = results[0].exchanged
         return exchanged.reduced[0].numpy(), bool(exchanged.finite)
 

@@ -1,4 +1,4 @@
-"""The path of a gradient is short: few frames and files from `apply` to a collective."""
+"""The path of a gradient is short: few frames and files from `apply_gradients` to a collective."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs/frames.py"
-# Frames and files, a limit to lower: eight frames in six files are the goal.
-MOST = {"adacomp": (18, 10), "power_sgd(rank=1)": (18, 9)}
+# Frames and files, limits to lower.
+MOST = {"adacomp": (9, 4), "power_sgd(rank=1)": (8, 4)}
 
 
 def path(frames):

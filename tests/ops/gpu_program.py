@@ -25,14 +25,15 @@ import tf_gradcomp as gc
 from tests import test_exchange
 from tests.replicas import copies, stepper
 from tf_gradcomp import compressors, ops
-from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.method import Candidate, Method
-from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage, exchange_by
+from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage
 from tf_gradcomp.exchange.state import handles, new_state
+from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.ops import gpu, library
@@ -370,13 +371,12 @@ def compare_turns(wrap, compressor):
                     )
                     for rank, state in enumerate(states)
                 ]
-                return by_stage(
-                    compressor,
-                    replicas[0].inputs,
-                    lambda method: (
-                        exchange_by(method, replicas, lockstep_communicators(2))[0].exchanged
-                    ),
-                )
+
+                def exchange(method):
+                    conversations = [replica.conversation(method) for replica in replicas]
+                    return communicate(conversations, lockstep_communicators(2))[0][0].exchanged
+
+                return by_stage(compressor, replicas[0].inputs, exchange)
 
         turns = wrap(step)
         reduced = []
@@ -416,7 +416,7 @@ class Dividing(test_exchange.Exchanging):
         inner = InnerState(tf.constant(3, tf.int64), {SECOND_MOMENT: self.inner}, self.inner)
         member = current_group().member()
         self.reduced[member.local_replica], self.finite = self.exchange.reduce(
-            gradients, self.variables, member, inner
+            gradients, self.variables, InnerOptimizer(lambda _: inner, lambda given, _: given)
         )
 
 

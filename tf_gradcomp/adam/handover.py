@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -37,6 +38,18 @@ class InnerState:
         """Returns the number of updates made before a second moment begins, int64 scalar."""
         begun = tf.reduce_any(second_moment > 0)
         return tf.where(begun, tf.zeros_like(self.updates), self.updates)
+
+
+class InnerOptimizer(NamedTuple):
+    """Functions of an inner optimizer that an exchange calls on each replica.
+
+    Attributes:
+        state: Returns the state for some variables; None if no gradients can be divided.
+        clip: Clips gradients of some variables.
+    """
+
+    state: Callable[[Sequence[Any]], InnerState | None]
+    clip: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 def updates_after(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:

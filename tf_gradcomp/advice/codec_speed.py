@@ -12,8 +12,8 @@ from tf_gradcomp.advice.cost_model import Asked, Kind, Work
 from tf_gradcomp.advice.timing import call_seconds, timed
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
-from tf_gradcomp.exchange.replica_step import ReplicaStep, exchange_by
-from tf_gradcomp.groups.communicator import Communicator, Sent
+from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
 
@@ -32,16 +32,16 @@ class Echo(Communicator):
         super().__init__(size, rank)
         self._factor = size if sums else 1
 
-    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """A row for each replica."""
-        return tf.stack([payload] * self.size)
+    def all_gather(self, row: tf.Tensor) -> tf.Tensor:
+        """Returns the row for each replica."""
+        return tf.repeat(row, self.size, 0)
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """A row for each replica; and how many words each gave for it."""
-        return self.all_gather(payload), tf.size(payload) + 1  # with the length
+        """Returns a row for each replica; and how many words each gave for it."""
+        return self.all_gather(payload[tf.newaxis]), tf.size(payload) + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum, or `values` as they are."""
+        """Returns the sum, or `values` as they are."""
         return values * tf.cast(self._factor, values.dtype) if self._factor > 1 else values
 
     def sum(self, request: AllReduce) -> tf.Tensor:
@@ -143,7 +143,7 @@ class CodecSpeed:
             step = self._next()
         inputs = step.inputs
         watch = Stopwatch(start, inputs.size, inputs.rank, sums=RESIDUAL in inputs.state)
-        (result,) = exchange_by(self._compressor, [step], [watch])
+        (result,), _ = communicate([step.conversation(self._compressor)], [watch])
         self._kinds = watch.kinds
         return _Step(result.exchanged.reduced, watch.asked - start, watch.sent)
 

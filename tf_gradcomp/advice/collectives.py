@@ -12,9 +12,8 @@ import tensorflow as tf
 from tf_gradcomp.advice.cost_model import Curve, Kind
 from tf_gradcomp.advice.timing import call_seconds
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
-from tf_gradcomp.groups.communicator import Communicator
+from tf_gradcomp.groups.communicator import Communicator, WordsAhead
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.padded_gather import WordsAhead
 
 _FEWEST = 512  # elements; what fewer take is latency
 _GROWTH = 16  # from one size to the next, at most

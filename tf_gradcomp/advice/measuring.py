@@ -8,7 +8,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +22,10 @@ from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange.method import Candidate
-from tf_gradcomp.groups.group import Group
+from tf_gradcomp.exchange.residuals import Gradients
+from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.exchange.step import StepResult
+from tf_gradcomp.groups.group import Group, Member
 from tf_gradcomp.policy import GradientSpec
 
 _SIGNAL = signal.SIGUSR1
@@ -58,7 +61,23 @@ class Measuring:
         self._probed = probe(group, specs, candidates, THOROUGH)
         signal.signal(_SIGNAL, _end)
 
-    def before(self, gradients: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
+    def timing(self, take_step: Callable[..., StepResult]) -> Callable[..., StepResult]:
+        """Returns `take_step` of an exchange, with the time between two steps measured."""
+
+        def timed(
+            setup: Setup,
+            members: Sequence[Member],
+            numbers: Sequence[int],
+            gradients: Sequence[Gradients],
+            updates: tf.Tensor | None,
+        ) -> StepResult:
+            own, seconds = self._before(gradients[0])
+            result = take_step(setup, members, numbers, [own], updates)
+            return result._replace(gradients=self._after(result.gradients, seconds))
+
+        return timed
+
+    def _before(self, gradients: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
         """Notes that a replica has its gradients; returns them and the seconds of computing."""
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
             seconds = tf.numpy_function(self._begin, [], tf.float32)
@@ -66,9 +85,9 @@ class Measuring:
             same = tf.nest.map_structure(tf.identity, list(gradients), expand_composites=True)
         return same, tf.ensure_shape(seconds, [])
 
-    def after(self, reduced: Sequence[Any], seconds: tf.Tensor) -> list[Any]:
+    def _after(self, reduced: Sequence[Any], seconds: tf.Tensor) -> list[Any]:
         """Notes that gradients are exchanged; the slowest replica's computing time counts."""
-        bits = tf.bitcast(seconds[tf.newaxis], tf.int32)
+        bits = tf.bitcast(seconds[tf.newaxis, tf.newaxis], tf.int32)
         member = self._group.member()
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
             of_all = tf.bitcast(member.communicator.all_gather(bits), tf.float32)

@@ -35,7 +35,7 @@ def announce(parts: Setup, notices: Iterable[str]) -> None:
     if parts.preconditioner:
         tell_user(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
     gpus = [device for device in parts.group.devices if "GPU" in device]
-    if gpus and parts.is_copied:
+    if gpus and parts.on_gpu != parts.variables.state.keys():
         tell_user(f"{_COPIED}.")
     elif problem := next(filter(None, map(gpu.problem, gpus)), None):
         tell_user(f"{_COPIED}: {problem}.")

@@ -34,6 +34,20 @@ def with_gradients_to_exchange(specs: Sequence[GradientSpec]) -> list[GradientSp
     return [spec for spec in specs if spec.dtype in _DTYPES]
 
 
+def values_unless(
+    finite: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices, value: float
+) -> tf.Tensor | tf.IndexedSlices:
+    """Returns a gradient or, if not `finite`, `value` everywhere in the gradient's form."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = values_unless(finite, gradient.values, value)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.cond(
+        finite,
+        lambda: gradient,
+        lambda: tf.fill(tf.shape(gradient), tf.constant(value, gradient.dtype)),
+    )
+
+
 def check_dtypes(specs: Sequence[GradientSpec]) -> None:
     """Checks that gradients are of dtypes that are compressed.
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation, delayed, settings_in_force
+from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite
 from tf_gradcomp.exchange.residuals import add_residuals
-from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 
 Result = TypeVar("Result")
 
@@ -30,14 +30,12 @@ class MethodResult(NamedTuple):
         delayed: bool [tensors], which gradients are mostly delayed; see `protocols.delayed`.
         begins: bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if
             that is None.
-        sent: The bytes that this replica sent.
     """
 
     exchanged: Exchanged
     touched: list[tf.Tensor | None]
     delayed: tf.Tensor
     begins: tf.Tensor
-    sent: Sent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +92,25 @@ class ReplicaStep:
         begins = None if not_begun is None else _begin(dense, not_begun)
         return cls(inputs, touched, tf.convert_to_tensor(delayed), residual_scale, begins)
 
+    def conversation(self, compressor: Compressor) -> Generator[Request, Any, MethodResult]:
+        """Exchanges the gradients by a compressor that is in use in this step.
+
+        Args:
+            compressor: The compressor; its warm-up and its phases are ignored.
+        """
+        step = self
+        has_own = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
+        if not has_own and self.inputs.state.get(RESIDUAL):
+            # Another method, in a warm-up, a phase or an earlier job, left this residual.
+            step = self.with_residuals()
+        exchanged, flags = yield from metadata.with_metadata(
+            conversation(compressor, step.inputs),
+            tf.concat([tf.zeros([0], tf.bool), *step.flags], 0),
+            step.inputs.size,
+            functools.partial(step.tag, compressor),
+        )
+        return _finish(compressor, step, exchanged, flags)
+
     def with_residuals(self) -> ReplicaStep:
         """Returns this step with the residuals added to the gradients, where all are finite."""
         inputs = self.inputs.preconditioned()
@@ -121,39 +138,8 @@ class ReplicaStep:
         return metadata.tag(fingerprint, self.inputs.step, dtype, self.inputs.size, settings)
 
 
-def exchange_by(
-    compressor: Compressor, steps: Sequence[ReplicaStep], communicators: Sequence[Communicator]
-) -> list[MethodResult]:
-    """Exchanges gradients by a compressor that is in use in this step.
-
-    Args:
-        compressor: The compressor; its warm-up and its phases are not looked at.
-        steps: One for each replica of this process that takes part.
-        communicators: One for each of them.
-    """
-    inputs = steps[0].inputs
-    has_own = any(RESIDUAL in compressor.state(spec) for spec in inputs.specs)
-    if not has_own and inputs.state.get(RESIDUAL):
-        # Another method, in a warm-up, a phase or an earlier job, left what this one must send.
-        steps = [step.with_residuals() for step in steps]
-    conversations = [
-        metadata.with_metadata(
-            conversation(compressor, step.inputs),
-            tf.concat([tf.zeros([0], tf.bool), *step.flags], 0),
-            step.inputs.size,
-            functools.partial(step.tag, compressor),
-        )
-        for step in steps
-    ]
-    ends, sent = communicate(conversations, communicators)
-    return [
-        _finish(compressor, step, exchanged, flags, of_one)
-        for step, (exchanged, flags), of_one in zip(steps, ends, sent, strict=True)
-    ]
-
-
 def _finish(
-    compressor: Compressor, step: ReplicaStep, exchanged: Exchanged, flags: tf.Tensor, sent: Sent
+    compressor: Compressor, step: ReplicaStep, exchanged: Exchanged, flags: tf.Tensor
 ) -> MethodResult:
     """Clears residuals that are sent or that no sum can hold, and returns what a replica gets."""
     lengths = [part.shape.num_elements() for part in step.flags]
@@ -168,7 +154,7 @@ def _finish(
         gone = tf.logical_and(step.inputs.finite, tf.logical_not(next(parts)[0]))
         clear = functools.partial(_clear, step.inputs.residuals, step.inputs)
         tf.cond(tf.logical_and(step.delayed, gone), clear, lambda: None)
-    return MethodResult(exchanged, touched, is_delayed, begins, sent)
+    return MethodResult(exchanged, touched, is_delayed, begins)
 
 
 def _clear_where_too_large(inputs: ExchangeInputs, reduced: Sequence[tf.Tensor]) -> None:

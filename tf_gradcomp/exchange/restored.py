@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -11,12 +11,47 @@ from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
 from tf_gradcomp.exchange.replica import Replica
+from tf_gradcomp.exchange.setup import Setup
 
 _NOT_ADAM = (
     "The checkpoint holds Adam's second moments, and residuals that are divided by their roots; "
     "this job's inner optimizer is not of the Adam family and can go on with neither. Use the "
     "optimizer that wrote it, or restore the model's weights alone."
 )
+
+
+_LOST = (
+    "The checkpoint was written by a job with a residual, and %r keeps none: gradients that were "
+    "not sent yet are lost. To send them, go on with the compressor that wrote it, or with "
+    "gc.compressors.Auto([both])."
+)
+_LOG = tf.get_logger()
+
+
+def warn_of_lost_residuals(setup: Setup, local_replica: int, told: Callable[[], bool]) -> None:
+    """Warns in a step that finds residuals restored for a method that keeps none.
+
+    Args:
+        setup: The parts of the exchange.
+        local_replica: The number of the calling replica among this process's replicas.
+        told: Returns whether the user was told when a file was loaded.
+    """
+    if RESIDUAL in setup.variables.state:
+        return
+    waits = setup.group.local(setup.variables.facts.residual_waits, local_replica)
+
+    def log() -> None:
+        if not told():
+            _LOG.warning(_LOST, setup.compressor)
+
+    def warn() -> None:
+        if local_replica == 0:
+            tf.numpy_function(log, [], [])
+        waits.assign(tf.zeros_like(waits))
+
+    # XLA cannot call Python: in its code only what was restored before it was traced is seen.
+    with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
+        tf.cond(tf.reduce_any(waits), warn, lambda: None)
 
 
 def convert_restored(

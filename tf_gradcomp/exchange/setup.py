@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,9 +13,10 @@ from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Precondition
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.phased import in_turn
 from tf_gradcomp.compressors.protocols import Preconditions
-from tf_gradcomp.exchange import sparse
+from tf_gradcomp.exchange import replacing, sparse
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scale, state_specs
+from tf_gradcomp.groups import handshake
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.policy import GradientSpec, Policy
 
@@ -94,11 +96,6 @@ class Setup:
             return frozenset()  # one op has second moments and residuals
         return frozenset({SECOND_MOMENT, LARGEST} & state.keys())
 
-    @property
-    def is_copied(self) -> bool:
-        """True if a step copies state from a GPU to the host and back, all of it or some."""
-        return self.on_gpu != self.variables.state.keys()
-
     def is_large(self, number: int) -> bool:
         """Returns whether a table is too large to be made dense."""
         return sparse.is_large(self.specs[number], self.policy.max_dense_elements)
@@ -107,6 +104,21 @@ class Setup:
         """Returns whether a gradient is summed as slices, and not by the compressor."""
         spec, most = self.specs[number], self.policy.max_dense_elements
         return sparse.stays_sparse(gradient, spec, self.compressor, most)
+
+
+def facts_to_agree(
+    group: Group, method: Method, specs: Sequence[GradientSpec], policy: Policy
+) -> dict[str, Any]:
+    """Returns the facts that must be equal on all workers when they build an exchange."""
+    return {
+        **handshake.package_versions(),
+        **replacing.fact(),
+        "replicas": f"{group.size}, a {group.kind} each",
+        "compressor": method.text,
+        "max_dense_elements": policy.max_dense_elements,
+        "number of variables": len(specs),
+        **{f"variable {i}": str(spec) for i, spec in enumerate(specs)},
+    }
 
 
 def _compressors(method: Method) -> list[Compressor]:

@@ -13,7 +13,7 @@ from tf_gradcomp.compressors import protocols
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, JobStateSpec, StateSpec
 from tf_gradcomp.compressors.phased import stages
 from tf_gradcomp.exchange.traffic import TrafficCounter
-from tf_gradcomp.groups.padded_gather import WordsAhead
+from tf_gradcomp.groups.communicator import WordsAhead
 from tf_gradcomp.policy import GradientSpec
 
 

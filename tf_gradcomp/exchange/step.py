@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tf_gradcomp.adam.handover import not_begun, since_after, updates_after
-from tf_gradcomp.compressors.base import ExchangeInputs
+from tf_gradcomp.compressors.base import Compressor, ExchangeInputs
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.compressors.protocols import slices_dtype
 from tf_gradcomp.exchange import metadata, sparse
 from tf_gradcomp.exchange.gradients import all_finite
 from tf_gradcomp.exchange.host_state import OnHost
 from tf_gradcomp.exchange.replica import Replica
-from tf_gradcomp.exchange.replica_step import MethodResult, ReplicaStep, by_stage, exchange_by
+from tf_gradcomp.exchange.replica_step import MethodResult, ReplicaStep, by_stage
 from tf_gradcomp.exchange.residuals import Gradients
 from tf_gradcomp.exchange.setup import Setup
-from tf_gradcomp.groups.communicator import Sent, communicate
+from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 from tf_gradcomp.groups.group import Member
 
 Observe: TypeAlias = Callable[[Sequence[int], list[ReplicaStep]], list[ReplicaStep]]
@@ -74,9 +73,19 @@ def take_step(
         sent = _sum_slices(replicas, slices, gradients, sums)
         finite = all_finite([sums[place] for place in slices])
     if dense:
-        results = _exchange_dense(replicas, dense, gradients, finite, updates, observe)
+        communicators = [replica.communicator for replica in replicas]
+        with contextlib.ExitStack() as on_host:
+            steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates)
+            if observe:
+                steps = observe(dense, steps)
+            if takes_turns(setup.compressor):
+                results, more = _exchange_by_stage(setup.compressor, steps, communicators)
+            else:
+                talks = [step.conversation(setup.compressor) for step in steps]
+                results, more = communicate(talks, communicators)
         finite = _restore(dense, gradients[0], results[0], sums)
-        sent = [one.plus(result.sent) for one, result in zip(sent, results, strict=True)]
+        sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
+        _note_results(replicas, dense, results, more)
         _note_beginnings(replicas, dense, results, finite, updates)
 
     for replica, rest in zip(replicas, left, strict=True):
@@ -84,7 +93,13 @@ def take_step(
         replica.settle(slices, dense, finite, rest)
     with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
         setup.variables.step.assign_add(1)
+    count_skip(setup.variables.skipped_steps, finite)
     return StepResult(sums, finite, sent)
+
+
+def count_skip(skipped_steps: tf.Variable, finite: tf.Tensor) -> None:
+    """Counts a step that is skipped because its gradients are not `finite`."""
+    skipped_steps.assign_add(tf.cast(tf.logical_not(finite), tf.int64))
 
 
 def _sum_slices(
@@ -146,35 +161,47 @@ def _sum_some_slices(
     return sent
 
 
-def _exchange_dense(
+def _replica_steps(
+    on_host: contextlib.ExitStack,
     replicas: Sequence[Replica],
     places: Sequence[int],
     gradients: Sequence[Gradients],
     finite: tf.Tensor,
     updates: tf.Tensor | None,
-    observe: Observe | None,
-) -> list[MethodResult]:
-    """Exchanges gradients by the compressor."""
+) -> list[ReplicaStep]:
+    """Returns the inputs of the compressor for each replica; state that it needs is on the host."""
     setup = replicas[0].setup
-    compressor, variables = setup.compressor, setup.variables
-    with contextlib.ExitStack() as stack:
-        steps = []
-        for replica, own in zip(replicas, gradients, strict=True):
-            handles = stack.enter_context(OnHost(replica.state(places), setup.on_gpu))
-            given = [own[place] for place in places]
-            steps.append(_replica_step(replica, places, given, handles, finite, updates))
-            if variables.ahead:
-                replica.communicator.ahead = replica.local(variables.ahead.words)
-        if observe:
-            steps = observe(places, steps)
-        communicators = [replica.communicator for replica in replicas]
-        run = functools.partial(exchange_by, steps=steps, communicators=communicators)
-        staged = takes_turns(compressor)
-        results = by_stage(compressor, steps[0].inputs, run) if staged else run(compressor)
-    for replica, result in zip(replicas, results, strict=True):
-        replica.count(places, result.sent, result.exchanged.tensor_bytes)
-        replica.set_fact(variables.delayed, result.delayed, places)
-    return results
+    steps = []
+    for replica, own in zip(replicas, gradients, strict=True):
+        handles = on_host.enter_context(OnHost(replica.state(places), setup.on_gpu))
+        given = [own[place] for place in places]
+        steps.append(_replica_step(replica, places, given, handles, finite, updates))
+        if setup.variables.ahead:
+            replica.communicator.ahead = replica.local(setup.variables.ahead.words)
+    return steps
+
+
+def _exchange_by_stage(
+    compressor: Compressor, steps: Sequence[ReplicaStep], communicators: Sequence[Communicator]
+) -> tuple[list[MethodResult], list[Sent]]:
+    """Exchanges gradients by the warm-up or the phase that is in use in this step."""
+
+    def exchange(method: Compressor) -> tuple[list[MethodResult], list[Sent]]:
+        return communicate([step.conversation(method) for step in steps], communicators)
+
+    return by_stage(compressor, steps[0].inputs, exchange)
+
+
+def _note_results(
+    replicas: Sequence[Replica],
+    places: Sequence[int],
+    results: Sequence[MethodResult],
+    sent: Sequence[Sent],
+) -> None:
+    """Counts the bytes of dense gradients, and writes which gradients are delayed."""
+    for replica, result, of_one in zip(replicas, results, sent, strict=True):
+        replica.count(places, of_one, result.exchanged.tensor_bytes)
+        replica.set_fact(replica.setup.variables.delayed, result.delayed, places)
 
 
 def _replica_step(

@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.exchange.gradients import native, path_of
+from tf_gradcomp.policy import GradientSpec
 
 
 class VariableNumbers:
@@ -14,11 +15,16 @@ class VariableNumbers:
 
     Variables are told apart by identity, and not kept alive: a strategy's exchange ends with them.
     `tf.Module` does not track plain objects such as this one, so no checkpoint has them twice.
+
+    Args:
+        variables: All variables of the exchange.
+        specs: The spec of each variable's gradient.
     """
 
-    def __init__(self, variables: Sequence[Any]) -> None:
+    def __init__(self, variables: Sequence[Any], specs: Sequence[GradientSpec]) -> None:
         self._variables = [weakref.ref(native(variable)) for variable in variables]
         self._numbers = {id(native(variable)): i for i, variable in enumerate(variables)}
+        self._specs = specs
 
     def get(self, variable: Any) -> int | None:
         """Returns the place of a TensorFlow or Keras variable; None if the exchange lacks it."""
@@ -26,4 +32,24 @@ class VariableNumbers:
         # A new variable may have the id of a deleted one.
         if number is None or self._variables[number]() is not native(variable):
             return None
+        return number
+
+    def of(self, variables: Sequence[Any]) -> list[int]:
+        """Returns the places of variables.
+
+        Raises:
+            ValueError: Naming the first variable that the exchange lacks.
+        """
+        return [self._of(variable) for variable in variables]
+
+    def _of(self, variable: Any) -> int:
+        number = self.get(variable)
+        if number is None:
+            known = ", ".join(spec.path for spec in self._specs) or "none"
+            raise ValueError(
+                f"Variable {path_of(variable)!r} is not among those whose gradients are exchanged: "
+                f"{known}. Where layers were unfrozen since, "
+                "or for another model, compile with a new CompressedOptimizer; otherwise build the "
+                "optimizer with all variables that it will be given."
+            )
         return number

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Generator, Sequence
+import functools
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
 from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
-from tf_gradcomp.groups.padded_gather import gather_padded
 
 Result = TypeVar("Result")
 
+_MOST_AHEAD = 4096  # words; where more are sent, zeros behind them cost more than they save
 _PIECE_BYTES = 2**25  # summed at a time; larger buffers are mapped anew in each step, as costly
 
 
@@ -38,15 +38,46 @@ class Sent(NamedTuple):
         return Sent(self.payload_bytes + other.payload_bytes, self.sent_bytes + other.sent_bytes)
 
 
-class Communicator(abc.ABC):
-    """Carries what one replica sends in one step.
+class WordsAhead:
+    """Number of payload words that each replica sends along with its length.
+
+    A plain object, so that checkpoints do not hold it.
+
+    Attributes:
+        words: int64, for each local replica; equal on all replicas.
+    """
+
+    def __init__(self) -> None:
+        self.words = tf.Variable(
+            tf.constant(0, tf.int64),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+
+class Communicator:
+    """Carries the data that one replica sends in one step.
+
+    A subclass provides the collectives `all_gather`, `all_reduce` and `broadcast`.
 
     Attributes:
         size: The number of replicas of the job.
         rank: This replica's number among them: int32 scalar, or a number.
-        ahead: The variable that `gather_padded` takes, if the replica is alone in its process.
-        label: Tells the collectives of one exchange from those of others, where they have names.
+        ahead: This replica's variable of `WordsAhead`, which `all_gather_padded` sets for the next
+            step. None if the process has several replicas: they would wait for each other in a
+            branch.
+        label: Distinguishes this exchange's collectives from others, if collectives have names.
+        all_gather: Takes an int32 [1, words] row of equal length from each replica, and returns
+            all rows in the order of the replicas.
+        all_reduce: Returns the sum of vectors of one length and dtype.
+        broadcast: Takes an int32 vector from each replica and the rank of one of them, and returns
+            the vector of that replica.
     """
+
+    all_gather: Callable[[tf.Tensor], tf.Tensor]
+    all_reduce: Callable[[tf.Tensor], tf.Tensor]
+    broadcast: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
     def __init__(self, size: int, rank: tf.Tensor | int) -> None:
         self.size = size
@@ -65,12 +96,11 @@ class Communicator(abc.ABC):
     def answer(self, request: Request) -> tuple[Any, Sent]:
         """Does what a compressor asks for, and counts the bytes that this sends."""
         if isinstance(request, AllReduce):
-            total = self.sum(request)
             elements = tf.size(request.values, tf.int64)
             if request.metadata is not None:
                 elements += request.metadata.shape.num_elements()
             given = self.element_bytes(request.values.dtype) * elements
-            return total, Sent(given, 2 * (self.size - 1) * given // self.size)
+            return self.sum(request), Sent(given, 2 * (self.size - 1) * given // self.size)
         words = tf.size(request.payload)
         payload_bytes = 4 * tf.cast(words, tf.int64)
         if isinstance(request, Broadcast):
@@ -78,7 +108,7 @@ class Communicator(abc.ABC):
             sent = Sent(payload_bytes // self.size, (self.size - 1) * payload_bytes // self.size)
             return self.broadcast(request.payload, request.root), sent
         if request.same_length:
-            rows, gathered = self.all_gather(request.payload), words
+            rows, gathered = self.all_gather(request.payload[tf.newaxis]), words
         else:
             rows, gathered = self.all_gather_padded(request.payload)
         # A ring passes on all rows but one.
@@ -86,32 +116,60 @@ class Communicator(abc.ABC):
         return rows, Sent(payload_bytes, sent_bytes)
 
     def element_bytes(self, dtype: tf.DType) -> int:
-        """The bytes that each element of a sum has on its way."""
+        """Returns the bytes that each element of a sum has on its way."""
         return dtype.size
-
-    @abc.abstractmethod
-    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
-
-    def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gathers int32 vectors as padded rows; and how many words each replica gave for it."""
-        return gather_padded(payload, self.all_gather, self.ahead)
-
-    @abc.abstractmethod
-    def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum of vectors of one length and dtype."""
 
     def sum(self, request: AllReduce) -> tf.Tensor:
         """Returns the sum of the replicas' vectors, followed by the sum of their metadata."""
         pieces = _pieces(request.values)
         if request.metadata is not None:  # only the last piece is copied for it
             pieces[-1] = tf.concat([pieces[-1], request.metadata], 0)
-        sums = [self.all_reduce(piece) for piece in pieces]
+        sums = list(map(self.all_reduce, pieces))
         return sums[0] if len(sums) == 1 else tf.concat(sums, 0)
 
-    @abc.abstractmethod
-    def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-        """The int32 vector of the replica whose rank is `root`."""
+    def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Gathers a row from each replica, padded with zeros to the length of the longest.
+
+        The lengths travel with as many words as were enough in earlier steps. If these words are
+        enough again, the gather needs no second collective, whose latency is most of what a small
+        model waits for.
+
+        Args:
+            payload: int32 [words] of this replica.
+
+        Returns:
+            int32 [replicas, longest], and how many words each replica gave to be gathered.
+        """
+        words = tf.size(payload)[tf.newaxis]
+        if self.ahead is None:
+            longest = tf.reduce_max(self.all_gather(words[tf.newaxis]))
+            return self.all_gather(_padded(payload, longest)), longest + 1
+        room = tf.cast(self.ahead.read_value(), tf.int32)
+        first = self.all_gather(tf.concat([words[tf.newaxis], _padded(payload[:room], room)], 1))
+        longest = tf.reduce_max(first[:, 0])
+        # Lengths vary, and words that do not fit are sent again: zeros are cheaper.
+        enough = tf.maximum(longest + longest // 8, room - room // 16)
+        self.ahead.assign(tf.cast(tf.where(enough > _MOST_AHEAD, 0, enough), tf.int64))
+        rows, more = tf.cond(
+            longest <= room,
+            lambda: (first[:, 1 : longest + 1], 0),
+            lambda: (self.all_gather(_padded(payload, longest)), longest),
+        )
+        return rows, 1 + room + more
+
+
+def _padded(payload: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """Returns a payload as a row of so many words."""
+    return tf.pad(payload, [[0, words - tf.size(payload)]])[tf.newaxis]
+
+
+def _pieces(values: tf.Tensor) -> list[tf.Tensor]:
+    """Returns parts of a vector if the vector is long and its length is known."""
+    elements = values.shape.num_elements() or 0
+    most = _PIECE_BYTES // values.dtype.size
+    if elements <= most:
+        return [values]
+    return [values[start : start + most] for start in range(0, elements, most)]
 
 
 def dense_ring_bytes(size: int, payload_bytes: float) -> float:
@@ -139,27 +197,12 @@ class CollectiveCommunicator(Communicator):
     def __init__(self, launcher: Any, size: int, rank: tf.Tensor | int) -> None:
         super().__init__(size, rank)
         self._launcher = launcher
-
-    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
-        return tf_private.launch_all_gather(self._launcher, payload[tf.newaxis])
-
-    def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of vectors of one length and dtype."""
-        return tf_private.launch_all_reduce(self._launcher, values)
+        self.all_gather = tf_private.all_gather_of(launcher)
+        self.all_reduce = tf_private.all_reduce_of(launcher)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-        """The int32 vector of the replica whose rank is `root`."""
+        """Returns the int32 vector of the replica whose rank is `root`."""
         return tf_private.launch_broadcast(self._launcher, payload, tf.equal(root, self.rank))
-
-
-def _pieces(values: tf.Tensor) -> list[tf.Tensor]:
-    """Parts of a vector, if it is long, and its length is known."""
-    elements = values.shape.num_elements() or 0
-    most = _PIECE_BYTES // values.dtype.size
-    if elements <= most:
-        return [values]
-    return [values[start : start + most] for start in range(0, elements, most)]
 
 
 class ReplicaContextCommunicator(Communicator):
@@ -171,20 +214,12 @@ class ReplicaContextCommunicator(Communicator):
 
     def __init__(self, context: tf.distribute.ReplicaContext) -> None:
         super().__init__(context.num_replicas_in_sync, context.replica_id_in_sync_group)
-        self._context = context
-
-    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
-        return self._context.all_gather(payload[tf.newaxis], axis=0)
-
-    def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum of vectors of one length and dtype."""
-        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+        self.all_gather = functools.partial(context.all_gather, axis=0)
+        self.all_reduce = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-        """The int32 vector of the replica whose rank is `root`: a sum, as there is no broadcast."""
-        only_of_root = tf.where(tf.equal(root, self.rank), payload, tf.zeros_like(payload))
-        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, only_of_root)
+        """Returns the int32 vector of one replica, as a sum, because there is no broadcast."""
+        return self.all_reduce(tf.where(tf.equal(root, self.rank), payload, tf.zeros_like(payload)))
 
 
 def communicate(

@@ -39,16 +39,12 @@ class HorovodCommunicator(Communicator):
         self._process_set = process_set
         self._collectives = 0
 
-    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
-        rows = self._gather(payload[tf.newaxis])
-        return tf.ensure_shape(rows, [self.size, *payload.shape])
+    def all_gather(self, row: tf.Tensor) -> tf.Tensor:
+        """Gathers int32 rows of one length, in the order of the replicas."""
+        return tf.ensure_shape(self._gather(row), [self.size, *row.shape[1:]])
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gathers int32 vectors as padded rows; and how many words each replica gave for it.
-
-        Horovod gathers vectors of any lengths one behind the other, so they are padded only here.
-        """
+        """Gathers vectors of any lengths behind each other by Horovod, and pads them here."""
         flat = self._gather(tf.concat([tf.size(payload)[tf.newaxis], payload], 0))
         starts, lengths, place = [], [], tf.constant(0)
         for _ in range(self.size):
@@ -63,19 +59,19 @@ class HorovodCommunicator(Communicator):
         return tf.stack(rows), tf.size(flat) // self.size
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """The sum of vectors of one length and dtype."""
+        """Returns the sum of vectors of one length and dtype."""
         dtype = values.dtype
         if dtype in _NOT_BY_HOROVOD:
             values = tf.cast(values, tf.float32)
         return tf.cast(self._sum(values), dtype)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-        """The int32 vector of the replica whose rank is `root`."""
+        """Returns the int32 vector of the replica whose rank is `root`."""
         own = tf.where(tf.equal(root, self.rank), tf.size(payload), 0)
         return tf.ensure_shape(self._gather(payload[:own]), payload.shape)
 
     def element_bytes(self, dtype: tf.DType) -> int:
-        """The bytes that each element of a sum has on its way."""
+        """Returns the bytes that each element of a sum has on its way."""
         return 4 if dtype in _NOT_BY_HOROVOD else dtype.size
 
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
@@ -105,6 +101,7 @@ class HorovodGroup(Group):
         ValueError: If Horovod is not initialized, is elastic, or this process is not in the set.
     """
 
+    name = "Horovod"
     loss_is_divided = False
     local_size = 1
 
@@ -132,11 +129,6 @@ class HorovodGroup(Group):
         self.size = self._process_set.size()
         self._rank = self._process_set.rank()
         self._gather_on_host = self._host_function()
-
-    @property
-    def name(self) -> str:
-        """Horovod."""
-        return "Horovod"
 
     @property
     def by_strategy(self) -> bool:  # type: ignore[override]

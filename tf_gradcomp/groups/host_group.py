@@ -44,10 +44,15 @@ class HostGroup(StrategyGroup):
 
         return out_of_scope(there)
 
-    def on_each(self, reduce: Callable[[list[Any]], Result], gradients: Sequence[Any]) -> Result:
-        """Runs the host's side of an exchange, with the sums of its replicas' gradients."""
-        with tf.device(self.devices[0]):
-            return reduce([self._sum(gradient) for gradient in gradients])
+    @property
+    def each_replica(self) -> Callable[..., Any]:
+        """Returns the function that runs an exchange with the sums of the replicas' gradients."""
+
+        def on_host(reduce: Callable[[list[Any]], Result], args: tuple[Sequence[Any]]) -> Result:
+            with tf.device(self.devices[0]):
+                return reduce([self._sum(gradient) for gradient in args[0]])
+
+        return on_host
 
     def _sum(self, gradient: Any) -> tf.Tensor | tf.IndexedSlices:
         replicas = self._replicas.local_size
@@ -65,7 +70,7 @@ class HostGroup(StrategyGroup):
             return Member(self.communicators()[0], 0)
         raise RuntimeError(
             "The replicas of a host exchange gradients together, across replicas: call the "
-            "exchange by Group.on_each in a merge_call."
+            "exchange by Group.each_replica in a merge_call."
         )
 
     def local_replica(self) -> int:

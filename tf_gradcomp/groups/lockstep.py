@@ -57,8 +57,8 @@ class LockstepCommunicator(Communicator):
         """Takes the requests of all replicas."""
         self._meetings[:] = [_Meeting(requests)]
 
-    def all_gather(self, payload: tf.Tensor) -> tf.Tensor:
-        """Gathers int32 vectors of one length, as rows in the order of the replicas."""
+    def all_gather(self, row: tf.Tensor) -> tf.Tensor:
+        """Gathers int32 rows of one length, in the order of the replicas."""
         return self._meetings[0].rows
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -106,16 +106,12 @@ class LockstepGroup(Group):
         size: The number of replicas.
     """
 
+    name = "the learners of a simulation"
     kind = "learner"
     tells_users = False
 
     def __init__(self, size: int) -> None:
         self.size = self.local_size = size
-
-    @property
-    def name(self) -> str:
-        """The group in messages."""
-        return "the learners of a simulation"
 
     def check_current(self) -> None:
         """Allows every caller."""

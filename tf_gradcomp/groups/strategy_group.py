@@ -37,13 +37,9 @@ class StrategyGroup(Group):
                 "gc.MultiWorkerMirroredStrategy, or the optimizer without compression."
             )
         self.strategy = strategy
+        self.name = type(strategy).__name__
         self.size = strategy.num_replicas_in_sync
         self.local_size = len(strategy.extended.worker_devices) if self.size > 1 else 1
-
-    @property
-    def name(self) -> str:
-        """The strategy's type."""
-        return type(self.strategy).__name__
 
     def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Does nothing: strategies create variables with equal values."""

@@ -159,7 +159,7 @@ class Learners:
         for share in shares(x, y, self._size):
             loss, gradients = self._gradients(*share)
             losses.append(loss)
-            if self.exchange.preconditioner:
+            if self.exchange.setup.preconditioner:
                 gradients = keras_private.clip(self.model.optimizer, gradients, variables)
             all_gradients.append(gradients)
         self._moments.take_again()
@@ -302,10 +302,10 @@ class Learners:
         variables = self.model.trainable_variables
         optimizer = self.model.optimizer
         pairs = list(zip(reduced, variables, strict=True))
-        if not self.exchange.preconditioner:
+        if not self.exchange.setup.preconditioner:
             optimizer.apply_gradients(pairs)
             return
-        divided = [i for i in _present(reduced) if self.exchange.is_preconditioned(variables[i])]
+        divided = [i for i in _present(reduced) if self.exchange.is_divided(variables[i])]
         of_divided = [variables[i] for i in divided], [delayed[i] for i in divided]
         with adam.momentum_only(optimizer, *of_divided):
             optimizer.apply_gradients(pairs)

@@ -33,7 +33,7 @@ class LentMoments:
 
     def inner_state(self, variables: Sequence[Any]) -> InnerState | None:
         """Returns the optimizer's state of some variables; None if no gradient is divided."""
-        if self._exchange.preconditioner is None:
+        if self._exchange.setup.preconditioner is None:
             return None
         return adam.inner_state(self._optimizer, variables, lambda variable: variable)
 
@@ -58,11 +58,11 @@ class LentMoments:
 
     def _hand_over(self) -> HandOver | None:
         exchange, inner = self._exchange, self.inner_state(self._model.trainable_variables)
-        if exchange.preconditioner is None or inner is None:
+        if exchange.setup.preconditioner is None or inner is None:
             return None
         shapes = [spec.shape for spec in exchange.specs]
         return HandOver(
-            exchange.preconditioner,
+            exchange.setup.preconditioner,
             inner,
             [exchange.local_state(learner) for learner in range(exchange.group.size)],
             of_gradients=[],

@@ -11,29 +11,24 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import compressors, tf_private
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
 from tf_gradcomp.exchange.method import Method
 from tf_gradcomp.groups import carriers, handshake
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.alone import check_not_of_horovod
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import Policy, checked_policy
-from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 from tf_gradcomp.strategy.own_memory import in_own_memory
 from tf_gradcomp.strategy.saves import Saves
+from tf_gradcomp.strategy.variables import CheckedScope, CheckedVariables
 from tf_gradcomp.tf_config import read_tf_config
 
-BATCHES = (
-    "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
-    "validation_steps or steps on all workers)"
-)
 _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
 
 
@@ -47,6 +42,13 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     `keras/keras2` and `keras/keras3` derive from it the strategy that users see.
     Arguments and errors are those of `gc.MultiWorkerMirroredStrategy`.
+
+    Attributes:
+        group: All replicas of the strategy.
+        compressed_all_reduce: The exchanges; None if the strategy does not compress gradients.
+        saves: Coordinates the workers when they save.
+        gradient_agreement: Compares the variables that have gradients if nothing is compressed.
+        agreed_variables: A context in which workers do not compare the variables they create.
     """
 
     def __init__(
@@ -86,24 +88,21 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ) from error
         self._compressor = used
         self._two_level = two_level
+        self.compressed_all_reduce: CompressedAllReduce | None = None
         if used is not None:
-            make = functools.partial(CompressedAllReduce, self._method_of(used), policy)
-            tf_private.set_cross_device_ops(self, make)
-        self._checking_variables = self._variables_agreed = False
+            self.compressed_all_reduce = CompressedAllReduce(self._method_of(used), policy)
         tf_private.allow_collectives_in_loops(self)
         tf_private.exchange_no_empty_tensors(self)
-        tf_private.broadcast_no_empty_variables(self)
-        tf_private.on_initial_values(self, self._of_chief)
-        self._colocate = self.extended.colocate_vars_with
-        self.extended.colocate_vars_with = self._colocate_checked
+        self.group = StrategyGroup(self)
+        self._variables = CheckedVariables(self.group)
+        self.agreed_variables = self._variables.agreed
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
-        self._group = StrategyGroup(self)
         self._reads_own = False
-        self.saves = Saves(self._group, self.reading_own)
-        self._agreement = GradientAgreement(self._group)
-        self._group.agree(
+        self.saves = Saves(self.group, self.reading_own)
+        self.gradient_agreement = GradientAgreement(self.group)
+        self.group.agree(
             {
                 **handshake.package_versions(),
                 **replacing.fact(),
@@ -130,16 +129,6 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return self._compressor
 
     @property
-    def workers(self) -> int:
-        """The number of processes of the job."""
-        return self._group.processes
-
-    @property
-    def is_first_worker(self) -> bool:
-        """True if the job's first replica is in this process, which then writes for all."""
-        return self._group.is_first
-
-    @property
     def two_level(self) -> bool:
         """Returns whether the replicas of a host sum their gradients before the exchange."""
         return self._two_level
@@ -157,7 +146,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ValueError: If the strategy has no compressor.
         """
         with self.scope():
-            return self._compressed_ops().gradient_exchange(variables)
+            return self._compressed().gradient_exchange(variables)
 
     @tf.autograph.experimental.do_not_convert
     def reduce_gradients(
@@ -180,41 +169,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Raises:
             ValueError: If the strategy has no compressor, or outside of a replica context.
         """
-        return reduce_gradients(self._compressed_ops(), gradients, variables)
-
-    def check_gradients(
-        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None], variables: Sequence[Any]
-    ) -> None:
-        """Checks, while a step is traced, that all workers have gradients for the same variables.
-
-        Raises:
-            WorkersDisagreeError: On every worker, naming the variables that differ.
-        """
-        present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-        self._agreement.check([path_of(v) for _, v in present], [g for g, _ in present])
-
-    def check_batches(self, batches: int | None) -> None:
-        """Checks, before Keras goes through data, that all workers end an epoch at the same step.
-
-        Args:
-            batches: In an epoch; None where Keras goes on until no worker has any more.
-
-        Raises:
-            WorkersDisagreeError: On every worker, naming the numbers.
-        """
-        self._group.agree({"next action": "going through data", BATCHES: batches})
-
-    def from_first(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the first worker, on all workers, which wait for each other."""
-        return self._group.from_first(numbers)
-
-    def equal_on_all(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns which of some int64 numbers, as many on all workers, are equal on all of them."""
-        if self._group.processes == 1:
-            return np.full(numbers.shape, True)
-        with tf.device("CPU:0"):
-            rows = self._group.all_gather_on_host(tf.constant(numbers[np.newaxis])).numpy()
-        return np.all(rows == rows[0], 0)
+        return self._compressed().reduce_gradients(gradients, variables)
 
     def check_model_outside(self) -> None:
         """Refuses to have a model trained that was created outside of the scope.
@@ -224,21 +179,21 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Raises:
             ValueError: With the reason and the way out.
         """
-        if self._group.processes > 1 and not (self._started and is_chief()):
+        if self.group.processes > 1 and not (self._started and is_chief()):
             raise ValueError(
                 "The model was created outside of the scope of gc.MultiWorkerMirroredStrategy, and "
-                f"each of its {self._group.processes} workers would train it alone; create and "
+                f"each of its {self.group.processes} workers would train it alone; create and "
                 "compile it inside `with strategy.scope():`. To train it alone on purpose, create "
                 "it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
             )
 
-    def _compressed_ops(self) -> CompressedAllReduce:
-        if self.compressor is None:
+    def _compressed(self) -> CompressedAllReduce:
+        if self.compressed_all_reduce is None:
             raise ValueError(
                 "The strategy has no compressor; give it one: "
                 "gc.MultiWorkerMirroredStrategy(compressor=gc.compressors.AdaComp())."
             )
-        return tf_private.cross_device_ops(self)
+        return self.compressed_all_reduce
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs `fn` as TensorFlow does; the first time, no worker may still create variables.
@@ -255,7 +210,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def scope(self) -> Any:
         """TensorFlow's scope, in which workers also check that they create equal variables."""
-        return _CheckedScope(super().scope(), self)
+        return CheckedScope(super().scope(), self._variables)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Does what TensorFlow does; between epochs, nobody waits for an iterator's end."""
@@ -336,71 +291,10 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _check_before_start(self, doing: str) -> None:
         if not self._started:
             with tf.init_scope():
-                self._group.agree({"next action": doing})
-
-    def _colocate_checked(self, variable: Any) -> Any:
-        """Does what TensorFlow does for a slot of an optimizer, with an error that helps."""
-        if isinstance(variable, tf.Variable):
-            check_variables_in_scope(self, [variable])
-        return self._colocate(variable)
-
-    def _of_chief(self, value: tf.Tensor, broadcast: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """Returns the chief's initial value of a variable, whatever its dtype."""
-        if value.dtype != tf.string:
-            return carriers.decoded(broadcast(carriers.encoded(value)), value.dtype)
-        known = tf.get_static_value(value)
-        if known is None:
-            raise ValueError(
-                "A variable of strings was created in a tf.function with an initial value that is "
-                "computed there; create it before the function is called."
-            )
-        with tf.init_scope():
-            of_first = self._group.bytes_of_first(carriers.as_bytes(known))
-            return carriers.as_strings(of_first, value.shape)
+                self.group.agree({"next action": doing})
 
     def _own(self, leaf: Any) -> Any:
         return self.experimental_local_results(leaf)[0]
-
-    @contextlib.contextmanager
-    def check_variables(self) -> Iterator[None]:
-        """Within this context, all workers must create the same variables in the same order."""
-        if self._checking_variables:
-            yield
-            return
-        self._checking_variables = True
-        try:
-            with tf.variable_creator_scope(self._create_checked):
-                yield
-        finally:
-            self._checking_variables = False
-
-    @contextlib.contextmanager
-    def agreed_variables(self) -> Iterator[None]:
-        """Within this context, variables are not compared: workers have agreed on them before."""
-        before, self._variables_agreed = self._variables_agreed, True
-        try:
-            yield
-        finally:
-            self._variables_agreed = before
-
-    def _create_checked(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if self._variables_agreed:
-            return next_creator(**kwargs)
-        initial_value = kwargs.get("initial_value")
-        if isinstance(initial_value, tf.__internal__.tracking.CheckpointInitialValueCallable):
-            return next_creator(**kwargs)
-
-        def checked() -> tf.Tensor:
-            value = initial_value() if callable(initial_value) else initial_value
-            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            variable = f"{kwargs.get('name')} {value.shape} {value.dtype.name}"
-            with tf.init_scope():  # legacy optimizers create some while a step is traced
-                self._group.agree({"next action": f"creating variable {variable}"})
-            return value
-
-        # TensorFlow moves an initial value out of a function if it depends on no argument of that.
-        with tf.control_dependencies(None):
-            return next_creator(**{**kwargs, "initial_value": checked})
 
 
 def _after_its_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -423,7 +317,7 @@ def copied_for_strategies(value: Any) -> Any:
 
 def strategy_of_workers() -> CheckedStrategy | None:
     """Returns the strategy by which this process is one of several workers, if there is one."""
-    return next((one for one in _strategies if one.workers > 1), None)
+    return next((one for one in _strategies if one.group.processes > 1), None)
 
 
 def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
@@ -438,25 +332,6 @@ def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
     if strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy():
         for other in _strategies:
             other.check_model_outside()
-
-
-class _CheckedScope:
-    """A strategy scope in which the creation of variables is checked."""
-
-    def __init__(self, scope: Any, strategy: CheckedStrategy) -> None:
-        self._scope = scope
-        self._strategy = strategy
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> tf.distribute.Strategy:
-        with contextlib.ExitStack() as stack:
-            strategy = stack.enter_context(self._scope)
-            stack.enter_context(self._strategy.check_variables())
-            self._stack = stack.pop_all()
-        return strategy
-
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._stack.__exit__(*error)
 
 
 @contextlib.contextmanager

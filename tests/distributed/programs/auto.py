@@ -18,7 +18,7 @@ exchange = exchange_of(model)
 report(
     {
         "chosen": exchange.compressor.name,
-        "preconditioned": exchange.preconditioner is not None,
+        "preconditioned": exchange.setup.preconditioner is not None,
         "helped": exchange.compressor.helped_by_precondition,
         "state": sorted(exchange.state),
         "predicted": [[one.method, one.step, one.payload_bytes] for one in advice.predictions],

@@ -1,4 +1,8 @@
-"""Reports the library's frames from `apply_gradients` to each collective of a traced step."""
+"""Reports the library's frames from `apply_gradients` to each collective of a traced step.
+
+A merge call runs in the thread of `strategy.run`. That function is older than `apply_gradients`, so
+it is left out.
+"""
 
 import sys
 import threading
@@ -33,9 +37,10 @@ def stacks():
 def noting(graph, op_type, *args, **kwargs):
     if method and op_type.startswith("Collective"):
         frames = [frame for _, one in sorted(stacks(), reverse=True) for frame in one]
+        frames = [frame for frame in frames if frame != ("strategy/strategy.py", "run")]
         names = [name for _, name in frames]
-        if "apply" in names:  # metrics are averaged elsewhere
-            found.setdefault(method, []).append(frames[names.index("apply") :])
+        if "apply_gradients" in names:  # metrics are averaged elsewhere
+            found.setdefault(method, []).append(frames[names.index("apply_gradients") :])
     return create(graph, op_type, *args, **kwargs)
 
 

@@ -17,44 +17,25 @@ def replica_call(fn):
     return run().numpy()
 
 
-def set_cross_device_ops():
-    class Ours(tf_private.CollectiveAllReduce):
-        calls = 0
-
-        def _all_reduce(self, reduce_op, value, replica_id, options):
-            Ours.calls += 1
-            return super()._all_reduce(reduce_op, value, replica_id, options)
-
-    tf_private.set_cross_device_ops(strategy, Ours)
-    ones = lambda context: context.all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([2]))  # noqa: E731
-    ops = tf_private.cross_device_ops(strategy)
-    return {
-        "sum": replica_call(ones),
-        "calls": Ours.calls,
-        "is it": isinstance(ops, Ours),
-        "attributes": [len(ops._launchers), ops._group_size],
-    }
-
-
-def launch_all_gather():
+def all_gather_of():
     def gather(context):
         launcher = tf_private.launcher(strategy, tf_private.local_replica_id(context))
-        return tf_private.launch_all_gather(launcher, tf.constant([RANK, 10]))
+        return tf_private.all_gather_of(launcher)(tf.constant([RANK, 10]))
 
     return replica_call(gather)
 
 
-def launch_all_reduce():
+def all_reduce_of():
     def reduce(context):
         launcher = tf_private.launcher(strategy, tf_private.local_replica_id(context))
-        return tf_private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0]))
+        return tf_private.all_reduce_of(launcher)(tf.constant([RANK + 1.0, 10.0]))
 
     return replica_call(reduce)
 
 
 def launcher_of_workers():
     launcher = tf_private.launcher_of_workers(strategy)
-    return tf_private.launch_all_reduce(launcher, tf.constant([RANK + 1.0, 10.0])).numpy()
+    return tf_private.all_reduce_of(launcher)(tf.constant([RANK + 1.0, 10.0])).numpy()
 
 
 def sum_over_workers():
@@ -176,9 +157,8 @@ CHECKS = (
     is_collective,
     in_multi_worker_mode,
     host_all_gather,
-    set_cross_device_ops,
-    launch_all_gather,
-    launch_all_reduce,
+    all_gather_of,
+    all_reduce_of,
     launcher_of_workers,
     sum_over_workers,
     rank,

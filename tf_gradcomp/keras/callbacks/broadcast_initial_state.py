@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 from tf_gradcomp.keras.common.initial_state import broadcast_initial_state, ranks_of
+from tf_gradcomp.keras.common.strategy import BATCHES
 from tf_gradcomp.keras.common.version import keras, keras_module
-from tf_gradcomp.strategy.strategy import BATCHES
 
 keras_private = keras_module("keras_private")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import rich.console
 
-from tf_gradcomp import tf_private
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.traffic import Traffic
@@ -19,7 +18,7 @@ from tf_gradcomp.keras.callbacks import traffic_table
 from tf_gradcomp.keras.callbacks.order import READERS, progress_bars, warn_if_behind
 from tf_gradcomp.keras.common.compressed import compressed_optimizer, wrappers_of
 from tf_gradcomp.keras.common.version import keras
-from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce
+from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 
 ALL = "all"
 _NOT_IN_BAR = {
@@ -82,8 +81,8 @@ class CompressionMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts counting; says so if nothing is compressed."""
         self._exchange = None
-        ops = tf_private.cross_device_ops(self.model.distribute_strategy)
-        if not isinstance(ops, CompressedAllReduce) and not any(wrappers_of(self.model)):
+        compressed = compressed_all_reduce(self.model.distribute_strategy)
+        if compressed is None and not any(wrappers_of(self.model)):
             tell_user(_DENSE)
         self._before_training = self._before_epoch = self._traffic()
 
@@ -138,10 +137,8 @@ def find_exchange(model: keras.Model) -> GradientExchange | None:
     optimizer = compressed_optimizer(model)
     if optimizer:
         return optimizer.exchange
-    ops = tf_private.cross_device_ops(model.distribute_strategy)
-    if isinstance(ops, CompressedAllReduce):
-        return ops.find_exchange(model.trainable_variables)
-    return None
+    compressed = compressed_all_reduce(model.distribute_strategy)
+    return compressed.find_exchange(model.trainable_variables) if compressed else None
 
 
 _with_table: weakref.WeakSet[GradientExchange] = weakref.WeakSet()

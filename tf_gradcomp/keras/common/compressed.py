@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
 
 from tf_gradcomp import compressors
-from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.gradients import all_finite, divided
+from tf_gradcomp.exchange.gradients import divided
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replacing import method_in_place_of
 from tf_gradcomp.groups.current import group_finder, group_here
@@ -42,8 +43,8 @@ class Compressed:
     """The part of an optimizer's wrapper that is the same whichever Keras the optimizer is of.
 
     The wrapper derives from this and from its Keras' optimizer, and calls `_set_up` when it is
-    made, `_build_exchange` and `_take_moments` when its variables are known, and `_reduce` in each
-    step.
+    made, `_build_exchange` and `_take_moments` when its variables are known, and
+    `_reduction_of` in each step.
 
     Attributes:
         inner_optimizer: What applies the sum of the gradients.
@@ -83,7 +84,6 @@ class Compressed:
             candidates = [Candidate(compressors.get(BASELINE))]
         method = Method(repr(self._used), candidates, choose, possible)
         self.exchange = GradientExchange(method, policy, self._find_group)
-        self._measuring: measuring.Measuring | None = None
         self._values_agreed = False
         check_group(self.group)
 
@@ -135,10 +135,10 @@ class Compressed:
         """
 
     def _stepping(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-        """Within it, the inner optimizer applies what `_reduce` returned for these variables."""
-        if not self.exchange.preconditioner:
+        """Within it, the inner optimizer applies the sums for these variables."""
+        if not self.exchange.setup.preconditioner:
             return contextlib.nullcontext()
-        divided = [v for v in variables if self.exchange.is_preconditioned(v)]
+        divided = [v for v in variables if self.exchange.is_divided(v)]
         return self._momentum_only(divided, self.exchange.delayed(divided))
 
     @property
@@ -169,11 +169,12 @@ class Compressed:
             self._core, self.exchange.compressor, self.exchange.specs, self.group.size
         )
         if measuring.is_on():
-            self._measuring = self._new_measuring()
+            measure = self._new_measuring().timing
+            self.exchange.take_step = measure(self.exchange.take_step)
 
     def _take_moments(self) -> None:
         """From now on, the inner optimizer's second moments are of use to this wrapper only."""
-        if self.exchange.preconditioner:
+        if self.exchange.setup.preconditioner:
             for inside in self._within(self.inner_optimizer):
                 take_moments(inside)
 
@@ -197,35 +198,22 @@ class Compressed:
             return list(grads)
         return [divided(gradient, self.group.all_replicas.size) for gradient in grads]
 
-    def _reduce(
-        self, grads: Sequence[Gradient], variables: Sequence[Any]
-    ) -> tuple[list[Gradient], tf.Tensor]:
-        """Sums gradients over the replicas, in one of them; and whether all were finite."""
-        inner = self._inner_state(variables)
-        group = self.group
-        if group.size == 1:
-            finite = all_finite(grads)
-            self.exchange.count_skip(finite)
-            return self.exchange.flush(grads, variables, inner=inner), finite
-        self._agree_on_values(group)
-        if group.processes > group.size:
-            grads = self.exchange.sums_of_processes(grads, variables)
-        if self.exchange.preconditioner:
-            grads = self._clip(grads, variables)
-        if self._measuring:
-            grads, seconds = self._measuring.before(grads)
-        reduced, finite = self.exchange.reduce(grads, variables, group.member(), inner)
-        if self._measuring:
-            reduced = self._measuring.after(reduced, seconds)
-        return reduced, finite
+    def _reduction_of(self, variables: Sequence[Any]) -> Callable[..., Any]:
+        """Returns the function that sums gradients of some variables over the replicas.
 
-    def _agree_on_values(self, group: Group) -> None:
-        """Before the first exchange, where nothing else makes the ranks' models equal."""
-        if self._values_agreed or group.by_strategy:
+        `Group.each_replica` calls the function. It returns the sums and whether all were finite.
+        """
+        self._agree_on_values()
+        inner = InnerOptimizer(self._inner_state, self._clip)
+        return functools.partial(self.exchange.reduce, variables=variables, inner=inner)
+
+    def _agree_on_values(self) -> None:
+        """Compares the ranks' models before the first exchange, if no strategy makes them equal."""
+        if self._values_agreed or self.group.by_strategy:
             return
         with tf.init_scope():
             values = self._built_for, self._inner_variables
-            equal_values.agree_on_values(group, *values, equal_values.TRAINING)
+            equal_values.agree_on_values(self.group, *values, equal_values.TRAINING)
         self._values_agreed = True
 
     @property

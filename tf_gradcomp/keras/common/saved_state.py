@@ -111,7 +111,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
         taken -= {"moments_taken", "moments_since", "residual_waits"}
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS}
-        taken -= {f"job_{name}" for name in exchange.job_state_of_gradients}
+        taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
     facts = {"residual_waits", "moments_since", "accumulators_held"}  # go without saying
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
     exchange.told_of_lost_residuals = RESIDUAL in left

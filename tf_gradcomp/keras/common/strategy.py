@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,12 +12,17 @@ import tensorflow as tf
 from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
+from tf_gradcomp.exchange.gradients import path_of
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replacing import tell_without_effect
 from tf_gradcomp.keras.common.compressed import wrappers_of
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.strategy.strategy import CheckedStrategy, check_trains_with_others
 
+BATCHES = (
+    "number of batches (for data of unequal sizes: dataset.repeat(), and the same steps_per_epoch, "
+    "validation_steps or steps on all workers)"
+)
 _TO_OPTIMIZER = (
     "Here the compressor is on the strategy: for this run, create the strategy without it, and "
     "wrap the optimizer. What is advised holds for both."
@@ -73,9 +80,31 @@ def check_trains(model: keras.Model) -> None:
 
 
 def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:
-    """Checks the data that Keras takes: see `CheckedStrategy.check_batches`."""
+    """Checks, before Keras goes through data, that all workers end an epoch at the same step.
+
+    Args:
+        strategy: The model's strategy.
+        batches: In an epoch; None where Keras goes on until no worker has any more.
+
+    Raises:
+        WorkersDisagreeError: On every worker, naming the numbers.
+    """
     if isinstance(strategy, CheckedStrategy):
-        strategy.check_batches(batches)
+        strategy.group.agree({"next action": "going through data", BATCHES: batches})
+
+
+def check_gradients(
+    strategy: tf.distribute.Strategy, gradients: Sequence[Any], variables: Sequence[Any]
+) -> None:
+    """Checks, while a step is traced, that all workers have gradients for the same variables.
+
+    Raises:
+        WorkersDisagreeError: On every worker, naming the variables that differ.
+    """
+    if isinstance(strategy, CheckedStrategy):
+        present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        paths = [path_of(variable) for _, variable in present]
+        strategy.gradient_agreement.check(paths, [gradient for gradient, _ in present])
 
 
 def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
@@ -86,5 +115,5 @@ def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
     order = list(range(batches))
     random.shuffle(order)
     if isinstance(strategy, CheckedStrategy):
-        order = [int(i) for i in strategy.from_first(np.array(order, np.float64))]
+        order = [int(i) for i in strategy.group.from_first(np.array(order, np.float64))]
     return order

@@ -17,7 +17,9 @@ from tf_gradcomp.exchange.gradients import (
     as_tensors,
     check_created_in_scope,
     check_variables_in_scope,
+    values_unless,
 )
+from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.alone import check_not_alone_by_mistake
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import saved_state
@@ -37,7 +39,6 @@ from tf_gradcomp.keras.keras2.adam import (
     momentum_only,
 )
 from tf_gradcomp.policy import Policy
-from tf_gradcomp.strategy.cross_device_ops import values_unless
 
 Pairs = Iterable[tuple[Gradient | None, tf.Variable]]
 
@@ -177,18 +178,21 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         present = _with_gradients(pairs)
         if self.passes_through():
             if keras_private.looks_for_nans(self):
-                self.exchange.count_skip(all_finite([gradient for gradient, _ in present]))
+                count_skip(
+                    self.exchange.skipped_steps, all_finite([gradient for gradient, _ in present])
+                )
             return pairs
         variables = [variable for _, variable in present]
 
         def across(_: tf.distribute.Strategy, grads: list[Any]) -> list[Any]:
-            return self.group.on_each(reduce, grads)
+            return self.group.each_replica(reduce, args=(grads,))
 
         def reduce(grads: list[Gradient]) -> list[Gradient]:
-            reduced, finite = self._reduce(grads, variables)
+            reduced, finite = exchange(grads)
             return [values_unless(finite, gradient, math.nan) for gradient in reduced]
 
         context = checked_replica_context()
+        exchange = self._reduction_of(variables)
         shares = self._shares([gradient for gradient, _ in present])
         reduced = iter(context.merge_call(across, args=(shares,)))
         return [(None if g is None else next(reduced), variable) for g, variable in pairs]
@@ -230,7 +234,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if self.passes_through():
             inner, grads = self._inner_state(variables), [gradient for gradient, _ in present]
             if self._scaler_decides:
-                self.exchange.count_skip(all_finite(grads))
+                count_skip(self.exchange.skipped_steps, all_finite(grads))
             grads = self.exchange.flush(grads, variables, inner=inner)
             flushed = list(zip(grads, variables, strict=True))
             keras_private.apply(self._applies, flushed, aggregate=aggregate)
@@ -256,7 +260,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             self.build([variable for _, variable in pairs])
         self.exchange.check_knows([variable for _, variable in pairs])
         if not self.passes_through():
-            self.exchange.check_scope()
+            self.exchange.group.check_current()
 
     def _apply_across_replicas(
         self,
@@ -267,11 +271,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     ) -> None:
         """Runs across replicas: only there may branches update."""
         each_replica = strategy.extended.call_for_each_replica
+        exchange = self._reduction_of(variables) if aggregate else _as_sums
 
         def reduce(grads: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
-            reduced, finite = (
-                self._reduce(grads, variables) if aggregate else (grads, all_finite(grads))
-            )
+            reduced, finite = exchange(grads)
             if self._scaler_decides:
                 reduced = [values_unless(finite, gradient, math.nan) for gradient in reduced]
             return reduced, finite
@@ -284,8 +287,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             with self._stepping(variables):
                 each_replica(apply, args=(reduced,))
 
-        on_each = self.group.on_each if aggregate else self.group.all_replicas.on_each
-        reduced, finite = on_each(reduce, grads)
+        group = self.group if aggregate else self.group.all_replicas
+        reduced, finite = group.each_replica(reduce, args=(grads,))
         if self._scaler_decides:
             update()
         else:
@@ -470,6 +473,11 @@ class _Saved:
 def _with_gradients(pairs: Pairs) -> list[tuple[Gradient, tf.Variable]]:
     present = keras_private.with_gradients(list(pairs))
     return [(as_tensors(gradient, variable), variable) for gradient, variable in present]
+
+
+def _as_sums(grads: list[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
+    """Returns gradients that are sums over the replicas already, and whether all are finite."""
+    return grads, all_finite(grads)
 
 
 def _check_no_custom_aggregator(inner: Any) -> None:

@@ -90,7 +90,7 @@ def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], N
 def delete(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
     """Deletes the backup at the end of training, on one worker."""
     strategy = strategy_of_workers()
-    if (strategy is None or strategy.is_first_worker) and not _left_to_first(callback):
+    if (strategy is None or strategy.group.is_first) and not _left_to_first(callback):
         original()
 
 

@@ -86,7 +86,8 @@ def finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor
     """Returns whether `finite` is true on all replicas, of a wrapper inside or of our strategy."""
     compressed = next(exchanging_in(scaler), None)
     if compressed is not None:
-        return compressed.exchange.true_on_all(finite)
+        exchange = compressed.exchange
+        return exchange.group.all_replicas.true_on_all(finite, f"{exchange.setup.label}_flag")
     context = tf.distribute.get_replica_context()
     if context is None or not isinstance(context.strategy, CheckedStrategy):
         return finite

@@ -20,6 +20,7 @@ from tf_gradcomp.exchange.gradients import (
     check_variables_in_scope,
     native,
 )
+from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.alone import check_not_alone_by_mistake
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import saved_state
@@ -165,19 +166,51 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self,
         grads: Sequence[Gradient | None],
         trainable_variables: Sequence[keras.Variable] | None = None,
+        scaler: keras.optimizers.LossScaleOptimizer | None = None,
     ) -> None:
         """Exchanges the gradients of this replica and applies their sum over the replicas.
 
         Args:
             grads: One for each variable; None where there is none, on all replicas alike.
-            trainable_variables: By default, those it was built with.
+            trainable_variables: By default, the variables that the optimizer was built with.
+            scaler: A loss scaler around this optimizer; by default the scaler inside, if any.
 
         Raises:
             ValueError: If it is not called in a replica context, XLA is to compile it, or there is
                 no strategy in what is one of several processes.
         """
-        scaler = self.inner_optimizer if self._core is not self.inner_optimizer else None
-        self._apply(scaler, grads, trainable_variables)
+        if scaler is None and self._core is not self.inner_optimizer:
+            scaler = self.inner_optimizer
+        context = checked_replica_context()
+        check_not_alone_by_mistake(self.group)
+        if not self.built:
+            self.build(_given_variables(trainable_variables))
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        _check_one_for_each(grads, trainable_variables)
+        made_with = self._made_with if type(self) is CompressedOptimizer else vars(self)
+        check_set_on_inner(self, in_loss_scaler(self.inner_optimizer), made_with)
+        if not grads:
+            return
+        grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
+        self.exchange.check_knows(variables)
+        grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
+        if self.passes_through():
+            if self._accumulation:
+                self._accumulation.give_back()
+            if scaler is not None:
+                count_skip(self.exchange.skipped_steps, all_finite(grads))
+            inner = self._inner_state(variables)
+            grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
+            self.inner_optimizer.apply(grads, variables)
+            return
+        self.exchange.group.check_current()
+        grads = unscaled(grads, scaler, self._core.loss_scale_factor)
+        grads = self._shares(grads)
+        # No sooner than they are there: at the end of the data, a step is ended by an error.
+        with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
+            across = self._accumulate if self._accumulation else self._exchange_and_apply
+            context.merge_call(across, args=(scaler, list(grads), list(variables)))
 
     @tf.autograph.experimental.do_not_convert
     def apply_scaled(
@@ -200,50 +233,12 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if not scaler.built:
             scaler.build(list(_given_variables(trainable_variables)))
         if not self.passes_through():
-            self._apply(scaler, grads, trainable_variables)
+            CompressedOptimizer.apply(self, grads, trainable_variables, scaler)
             return
-        self.exchange.count_skip(all_finite([g for g in grads if g is not None]))
+        count_skip(self.exchange.skipped_steps, all_finite([g for g in grads if g is not None]))
         core = self._core
         with behaving_as(self, inner_optimizer=property(lambda self: core)):
             original(grads, trainable_variables)
-
-    def _apply(
-        self,
-        scaler: keras.optimizers.LossScaleOptimizer | None,
-        grads: Sequence[Gradient | None],
-        trainable_variables: Sequence[keras.Variable] | None,
-    ) -> None:
-        context = checked_replica_context()
-        check_not_alone_by_mistake(self.group)
-        if not self.built:
-            self.build(_given_variables(trainable_variables))
-        if trainable_variables is None:
-            trainable_variables = self._trainable_variables
-        _check_one_for_each(grads, trainable_variables)
-        made_with = self._made_with if type(self) is CompressedOptimizer else vars(self)
-        check_set_on_inner(self, in_loss_scaler(self.inner_optimizer), made_with)
-        if not grads:
-            return
-        grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
-        self.exchange.check_knows(variables)
-        grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
-        if self.passes_through():
-            if self._accumulation:
-                self._accumulation.give_back()
-            if scaler is not None:
-                self.exchange.count_skip(all_finite(grads))
-            inner = self._inner_state(variables)
-            grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
-            self.inner_optimizer.apply(grads, variables)
-            return
-        self.exchange.check_scope()
-        grads = unscaled(grads, scaler, self._core.loss_scale_factor)
-        grads = self._shares(grads)
-        # No sooner than they are there: at the end of the data, a step is ended by an error.
-        with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
-            context.merge_call(
-                self._apply_across_replicas, args=(scaler, list(grads), list(variables))
-            )
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]]
@@ -270,17 +265,14 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     # The next two methods run across replicas: only there may branches update.
 
-    def _apply_across_replicas(
+    def _accumulate(
         self,
         strategy: tf.distribute.Strategy,
         scaler: keras.optimizers.LossScaleOptimizer | None,
         grads: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> None:
-        accumulation = self._accumulation
-        if accumulation is None:
-            self._exchange_and_apply(strategy, scaler, grads, variables)
-            return
+        accumulation: Any = self._accumulation
         accumulation.take(strategy)
         each_replica = strategy.extended.call_for_each_replica
         counter = keras_private.step_counter(self._core)
@@ -308,8 +300,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         variables: Sequence[keras.Variable],
     ) -> None:
         each_replica = strategy.extended.call_for_each_replica
-        reduce = functools.partial(self._reduce, variables=variables)
-        reduced, finite = self.group.on_each(reduce, grads)
+        reduce = self._reduction_of(variables)
+        reduced, finite = self.group.each_replica(reduce, args=(grads,))
         finite = strategy.experimental_local_results(finite)[0]
 
         def update() -> None:
@@ -424,7 +416,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 f"received {len(weights)} weights. They are those of another optimizer."
             )
         check_shapes(variables, weights)
-        if self.exchange.preconditioner:
+        if self.exchange.setup.preconditioner:
             raise ValueError(
                 "CompressedOptimizer: set_weights cannot set the second moments by which gradients "
                 "are divided, and the inner optimizer's momentum is of no use without them. Use "

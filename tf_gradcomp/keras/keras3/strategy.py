@@ -23,9 +23,9 @@ from tf_gradcomp.keras.common.inner import check_not_inside
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.common.reading import PyDatasetReader
 from tf_gradcomp.keras.common.same_data import tell_of_empty_batch
-from tf_gradcomp.keras.common.strategy import order_of_first
+from tf_gradcomp.keras.common.strategy import check_gradients, order_of_first
 from tf_gradcomp.keras.keras3 import keras_private
-from tf_gradcomp.strategy.cross_device_ops import CompressedAllReduce, reduce_gradients
+from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 
@@ -37,16 +37,16 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
     check_not_inside(optimizer, keras_private.applying())
     check_moments_are_its_own(optimizer)
     strategy = tf.distribute.get_strategy()
-    ops = tf_private.cross_device_ops(strategy)
+    compressed = compressed_all_reduce(strategy)
     trained = keras_private.optimizer_variables(optimizer)
     losses.tell_of_wrong_share(means=False)
     if isinstance(strategy, CheckedStrategy):
         check_variables_in_scope(strategy, trained)
         check_no_overwriting(trained, strategy.num_replicas_in_sync)
     grads_and_vars = list(grads_and_vars)
-    if not isinstance(ops, CompressedAllReduce) or not grads_and_vars:
-        if isinstance(strategy, CheckedStrategy) and grads_and_vars:
-            strategy.check_gradients(*zip(*grads_and_vars, strict=True))
+    if compressed is None or not grads_and_vars:
+        if grads_and_vars:
+            check_gradients(strategy, *zip(*grads_and_vars, strict=True))
         return original(grads_and_vars)
     if optimizer.gradient_accumulation_steps:
         raise ValueError(
@@ -54,10 +54,10 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
             "can, and leave the strategy without a compressor."
         )
     gradients, variables = zip(*grads_and_vars, strict=True)
-    exchange = ops.gradient_exchange(trained)
+    exchange = compressed.gradient_exchange(trained)
     replicas = exchange.group.size
     check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
-    reduced = reduce_gradients(ops, gradients, variables, trained=trained)
+    reduced = compressed.reduce_gradients(gradients, variables, trained=trained)
     return list(zip(reduced, variables, strict=True))
 
 

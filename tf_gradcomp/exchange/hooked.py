@@ -1,0 +1,101 @@
+"""Work of a method between two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.compressors.between_steps import Hook, Hooks, Proposing
+from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS
+from tf_gradcomp.groups.out_of_scope import out_of_scope
+
+
+class HookedExchange:
+    """Base of an exchange whose method may have hooks between two steps.
+
+    Attributes:
+        built: Whether the state exists.
+        setup: The parts of the built exchange.
+        plans_by: The caller of `plan_settings`, with its settings. It must be equal on all workers.
+    """
+
+    built = False
+    plans_by = "nobody"
+    setup: Setup
+    _hooks: Hooks
+
+    def hook(self, kind: type[Hook]) -> Hook | None:
+        """Returns the method's hook of a kind; None if it has none, or if nothing is exchanged."""
+        return self._hooks.get(kind) if self.built else None
+
+    def local_state(self, replica: int) -> dict[str, list[tf.Variable]]:
+        """Returns the state of the gradients on one of the process's replicas, by name."""
+        group, state = self.setup.group, self.setup.variables.state
+        return {name: [group.local(one, replica) for one in own] for name, own in state.items()}
+
+    def local_job_state(self, replica: int) -> dict[str, tf.Variable]:
+        """Returns the state of the job on one of the process's replicas."""
+        group, state = self.setup.group, self.setup.variables.job_state
+        return {name: group.local(variable, replica) for name, variable in state.items()}
+
+    @property
+    def is_first(self) -> bool:
+        """Returns whether the process has the job's first replica."""
+        return self.setup.group.is_first
+
+    @property
+    def exchanges(self) -> int:
+        """Returns the number of exchanges so far, with the count of a restored checkpoint."""
+        if not self.built:
+            return 0
+        return int(self.setup.group.local(self.setup.variables.step, 0).numpy())
+
+    def plan_settings(self) -> Any:
+        """Has the method plan its settings again, if it can; called between two steps.
+
+        The process with the first replica makes a plan, and all replicas install it at once. All
+        workers must call it between the same two steps.
+
+        Returns:
+            The plan for the next step; None if there is nothing to plan, because another method is
+            in use or there is one replica, which exchanges nothing.
+
+        Raises:
+            WorkersDisagreeError: If the other workers do something else, or are at another step.
+        """
+        hook = self.hook(Proposing)
+        if hook is None:
+            return None
+        group = self.setup.group
+        group.agree({"next action": hook.action, **self._progress()}, LATER_LIST_SECONDS)
+        proposed = hook.no_change()
+        if group.is_first:
+            of_first = [total.numpy() for total in self.local_state(0)[hook.state_name]]
+            job_state = self.local_job_state(0)
+            # Other workers wait for the proposal, and could not meet for a variable.
+            proposed = out_of_scope(lambda: hook.propose(of_first, job_state))
+        proposed = group.from_first(proposed)
+        for replica in range(group.local_size):
+            state = self.local_state(replica)[hook.state_name]
+            hook.install(proposed, self.local_job_state(replica), state)
+        self._after_change()
+        return self.plan_in_force()
+
+    def plan_in_force(self) -> Any:
+        """Returns the plan for the next step; None if nothing is planned."""
+        hook = self.hook(Proposing)
+        return hook.in_force(self.local_job_state(0)) if hook else None
+
+    def _after_change(self) -> None:
+        """Does nothing; a job that saves its state overrides this."""
+
+    def _progress(self) -> dict[str, Any]:
+        """Returns facts that must be equal on all workers when they begin to exchange or plan."""
+        proposing = self.hook(Proposing)
+        return {
+            "exchanges so far": self.exchanges,
+            **({proposing.caller_fact: self.plans_by} if proposing else {}),
+            **self._hooks.facts(self.local_job_state(0)),
+        }
