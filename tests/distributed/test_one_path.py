@@ -49,6 +49,16 @@ def test_a_checkpoint_manager_on_all_workers_keeps_what_it_should(workers):
         np.testing.assert_allclose(seen["in checkpoint"], sorted(total), rtol=1e-5)
 
 
+def test_a_checkpoint_of_variables_without_their_exchange_holds_the_sums(workers):
+    for worker in workers:
+        assert_holds({"residual": worker["alone"]["held"]}, {"residual": worker["alone"]["wanted"]})
+
+
+def test_a_save_that_has_not_found_an_exchange_is_an_error(workers):
+    for worker in workers:
+        assert "the saved object does not lead to the exchange" in worker["alone"]["error"]
+
+
 def test_logs_are_written_once(workers, folder):
     assert [row["epoch"] for row in workers[0]["all"]["log"]] == ["0"]
     assert len(list((folder / "logs").rglob("events.*"))) == 1

@@ -289,7 +289,7 @@ class GradientExchange(HookedExchange, tf.Module):
         convert_restored([replica], inner, [])
         places = list(range(len(variables)))
         gradients, left = replica.add_residuals(places, gradients, scale)
-        replica.settle(places, [], all_finite(gradients), left)
+        replica.write_residuals(places, [], all_finite(gradients), left)
         return gradients
 
     def traffic(self) -> Traffic:

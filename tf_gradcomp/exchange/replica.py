@@ -95,7 +95,7 @@ class Replica:
             divisor: The number by which the gradients will be divided.
 
         Returns:
-            All gradients; and what stays in the residuals at `places`, for `settle`.
+            All gradients; and what stays in the residuals at `places`, for `write_residuals`.
         """
         residuals = self.state(places).get(RESIDUAL, [])
         if not residuals:
@@ -110,7 +110,7 @@ class Replica:
             sums[place] = gradient
         return sums, left
 
-    def settle(
+    def write_residuals(
         self,
         sparse: Sequence[int],
         dense: Sequence[int],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,11 @@ _NOT_COLLECTED = (
     "%s is another one on each rank, and a checkpoint holds their sum, which this rank does not "
     "have: let rank 0 save (`if hvd.rank() == 0:`), or call optimizer.collect_state() on all ranks "
     "just before."
+)
+_NOT_FOUND = (
+    "%s has another value on each worker, and a checkpoint holds their sum, which is not known: "
+    "the saved object does not lead to the exchange of gradients. Save the optimizer or its "
+    "exchange together with the variable, or call optimizer.collect_state() on all workers before."
 )
 
 
@@ -87,6 +93,7 @@ class Saving:
             by_strategy = isinstance(variable, tf.distribute.DistributedValues)
             if summed and group.size > 1 and not (by_strategy and group.processes == 1):
                 self._summed[id(variable)] = _Summed(variable, group, unused, alike, by_strategy)
+                _owners[id(variable)] = self
                 self._hook(variable)
 
     def collect(self) -> None:
@@ -151,7 +158,8 @@ class Saving:
 
         Raises:
             ValueError: Under Horovod, if the sum has not been collected since the last step and
-                the rank's own value was not asked for.
+                the rank's own value was not asked for. Under a strategy, if this save was begun
+                without this object.
         """
         own = native(variable)
         one = self._summed.get(id(own))
@@ -164,6 +172,8 @@ class Saving:
         if self._reads_own:
             return _own(one)
         if self.group.by_strategy:
+            if getattr(getattr(one.group, "strategy", None), "reads_own", False):
+                raise ValueError(_NOT_FOUND % own.name)
             return np.asarray(_total(one).numpy())
         if one.unused() and not np.any(own.numpy()):
             return np.asarray(own.numpy())
@@ -177,7 +187,7 @@ class Saving:
         # A strategy shares out by itself.
         variable.assign(value / one.group.size if one and not one.by_strategy else value)
 
-    def is_apart(self, variable: Any) -> bool:
+    def is_per_process(self, variable: Any) -> bool:
         """Returns whether each process has its own variable, which no strategy has replicated."""
         one = self._summed.get(id(native(variable)))
         return one is not None and not one.by_strategy
@@ -196,6 +206,17 @@ class Saving:
             lambda: tf.convert_to_tensor(self.read(variable)),
             lambda value: self.assign(variable, value),
         )
+
+
+# Each variable lives at least as long as its owner, so its id stays its own.
+_owners: weakref.WeakValueDictionary[int, Saving] = weakref.WeakValueDictionary()
+
+
+def owners_of(parts: Iterable[Any]) -> list[Saving]:
+    """Returns the objects that save the variables among some parts of a checkpoint."""
+    variables = [part for part in parts if isinstance(part, tf.Variable)]
+    found = [_owners[id(one)] for one in map(native, variables) if id(one) in _owners]
+    return list(dict.fromkeys(found))
 
 
 def _total(one: _Summed, label: str = "") -> tf.Tensor:

@@ -90,7 +90,7 @@ def take_step(
 
     for replica, rest in zip(replicas, left, strict=True):
         replica.count_exchange(finite)
-        replica.settle(slices, dense, finite, rest)
+        replica.write_residuals(slices, dense, finite, rest)
     with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
         setup.variables.step.assign_add(1)
     count_skip(setup.variables.skipped_steps, finite)

@@ -16,32 +16,32 @@ _sets: dict[tuple[int, ...], Any] = {}
 
 
 class _BetweenHosts(HorovodCommunicator):
-    """Horovod's operations between hosts: one rank of each talks, and tells those beside it.
+    """Horovod's operations between the leaders of hosts, which pass results on to their hosts.
 
     Args:
         hvd: The module `horovod.tensorflow`.
-        talking: The first rank of each host.
-        beside: All ranks of this host.
+        leaders: The first rank of each host.
+        local: All ranks of this host.
         host: The number of this host.
     """
 
-    def __init__(self, hvd: Any, talking: Any, beside: Any, host: int) -> None:
-        Communicator.__init__(self, len(talking.ranks), host)
+    def __init__(self, hvd: Any, leaders: Any, local: Any, host: int) -> None:
+        Communicator.__init__(self, len(leaders.ranks), host)
         self._hvd = hvd
-        self._process_set, self._beside = talking, beside
+        self._process_set, self._local = leaders, local
         self._collectives = 0
 
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
-        between, beside = self._named(self._process_set), self._named(self._beside)
+        between, local = self._named(self._process_set), self._named(self._local)
         if self._process_set.included():
             values = self._hvd.allreduce(values, op=self._hvd.Sum, **between)
-        return self._hvd.broadcast(values, self._beside.ranks[0], **beside)
+        return self._hvd.broadcast(values, self._local.ranks[0], **local)
 
     def _gather(self, values: tf.Tensor) -> tf.Tensor:
-        between, beside = self._named(self._process_set), self._named(self._beside)
-        talks = self._process_set.included()
-        rows = self._hvd.allgather(values, **between) if talks else values[:0]
-        return self._hvd.allgather(rows, **beside)
+        between, local = self._named(self._process_set), self._named(self._local)
+        leads = self._process_set.included()
+        rows = self._hvd.allgather(values, **between) if leads else values[:0]
+        return self._hvd.allgather(rows, **local)
 
 
 class HorovodHosts(HorovodGroup):
@@ -86,8 +86,8 @@ class HorovodHosts(HorovodGroup):
         ranks = sorted(range(len(places)), key=lambda rank: places[rank][::-1])
         on_each = [[r for r in ranks if places[r][1] == host] for host in range(self.size)]
         sets = [_process_set(hvd, of_one) for of_one in on_each]
-        self._beside = sets[self._host]
-        self._talking = _process_set(hvd, [of_one[0] for of_one in on_each])
+        self._local = sets[self._host]
+        self._leaders = _process_set(hvd, [of_one[0] for of_one in on_each])
 
     @property
     def all_replicas(self) -> Group:
@@ -101,19 +101,20 @@ class HorovodHosts(HorovodGroup):
 
     def member(self) -> Member:
         """The host of this process."""
-        talking, beside = self._talking, self._beside
-        return Member(_BetweenHosts(self._hvd, talking, beside, self._host), 0)
+        return Member(_BetweenHosts(self._hvd, self._leaders, self._local, self._host), 0)
 
     def sums_of_processes(
         self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], names: Sequence[str]
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """The sums over the ranks of this host; of slices, all of them behind each other."""
+        """Returns sums over the ranks of this host; slices come behind each other."""
+        if len(self._local.ranks) == 1:
+            return list(gradients)
         sums: list[tf.Tensor | tf.IndexedSlices] = []
         for gradient, name in zip(gradients, names, strict=True):
             named = {
                 "name": f"gradcomp_host_{name}",
                 "ignore_name_scope": True,
-                "process_set": self._beside,
+                "process_set": self._local,
             }
             if isinstance(gradient, tf.IndexedSlices):
                 sums.append(self._slices(gradient, named))

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.saving import Saving
+from tf_gradcomp.exchange.saving import Saving, owners_of
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.strategy.strategy import strategy_of_workers
 
@@ -36,7 +36,7 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
     """
     strategy = strategy_of_workers()
     if strategy is not None:
-        with strategy.saves.together(savings, _comparable(path)) as writes:
+        with strategy.saves.coordinate(savings, _comparable(path)) as writes:
             yield writes
         return
     with contextlib.ExitStack() as stack:
@@ -75,6 +75,7 @@ def write_checkpoint(
     if isinstance(root, weakref.ref):  # as Keras 2 has it; a view does not look into it
         parts += tf.train.TrackableView(root()).descendants()
     savings = [part.saving for part in parts if isinstance(part, GradientExchange) and part.built]
+    savings += [saving for saving in owners_of(parts) if saving not in savings]
     with coordinated(savings, path) as writes:
         if writes:
             return original()

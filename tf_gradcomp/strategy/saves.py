@@ -1,4 +1,4 @@
-"""Lets workers save together, or the chief alone, without knowing beforehand which it will be."""
+"""Coordinates workers that save at the same time, or lets the chief save alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Saves:
         self._written = 0
 
     @contextlib.contextmanager
-    def together(self, savings: Sequence[Saving], path: str) -> Iterator[bool]:
+    def coordinate(self, savings: Sequence[Saving], path: str) -> Iterator[bool]:
         """Within this context a worker saves; it is told whether it writes the file.
 
         Args:

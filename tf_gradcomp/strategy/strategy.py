@@ -48,6 +48,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         compressed_all_reduce: The exchanges; None if the strategy does not compress gradients.
         saves: Coordinates the workers when they save.
         gradient_agreement: Compares the variables that have gradients if nothing is compressed.
+        reads_own: Whether variables are reduced over the replicas of this worker alone.
         agreed_variables: A context in which workers do not compare the variables they create.
     """
 
@@ -99,7 +100,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
-        self._reads_own = False
+        self.reads_own = False
         self.saves = Saves(self.group, self.reading_own)
         self.gradient_agreement = GradientAgreement(self.group)
         self.group.agree(
@@ -225,7 +226,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Reduces as TensorFlow does, and also what TensorFlow refuses.
 
-        Within `knowing`, it returns what is known. Scalars have no axis to reduce. A nested
+        Within `reusing`, it returns the given results. Scalars have no axis to reduce. A nested
         structure is reduced leaf by leaf; but where Keras itself asks for the mean of one over the
         replicas, it is a batch of data of which it learns the shapes. Of that each worker keeps its
         own, for integers and strings have no mean and workers' batches may differ in size.
@@ -235,7 +236,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         if id(value) in self._known:
             return self._known[id(value)]
-        if self._reads_own and isinstance(value, tf.Variable):
+        if self.reads_own and isinstance(value, tf.Variable):
             return self._own_of_variable(reduce_op, value)
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
             if axis is None and _called_by("keras.", inspect.currentframe()):
@@ -261,7 +262,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return carriers.gathered(value, dtype, gather)
 
     @contextlib.contextmanager
-    def knowing(self, values: Sequence[Any], reduced: Sequence[tf.Tensor]) -> Iterator[None]:
+    def reusing(self, values: Sequence[Any], reduced: Sequence[tf.Tensor]) -> Iterator[None]:
         """Within this context, `reduce` returns what each of these values was reduced to before.
 
         Variables that each replica has for itself are reduced whenever they are read across
@@ -276,11 +277,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @contextlib.contextmanager
     def reading_own(self) -> Iterator[None]:
         """Within this context, variables are reduced over the replicas of this worker alone."""
-        self._reads_own = True
+        self.reads_own = True
         try:
             yield
         finally:
-            self._reads_own = False
+            self.reads_own = False
 
     def _own_of_variable(self, reduce_op: Any, variable: Any) -> tf.Tensor:
         parts = [part.read_value() for part in self.experimental_local_results(variable)]

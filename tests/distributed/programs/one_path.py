@@ -14,6 +14,7 @@ from common import Setup, dense_model, digits
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, exchange_of, report
+from tf_gradcomp.strategy.coordinated import coordinated
 
 os.chdir(argument(1))
 setup = Setup("optimizer")
@@ -95,6 +96,22 @@ def checkpoint():
     return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
 
+def without_the_exchange():
+    """Saves residuals by their variables alone, then by a save that does not know of them."""
+    step()
+    wanted = sums()["residual"]
+    tf.train.Checkpoint(left=list(exchange.residuals)).write("left")
+    names = [f"left/{i}/.ATTRIBUTES/VARIABLE_VALUE" for i in range(len(wanted))]
+    seen = {"wanted": wanted, "held": [tf.train.load_variable("left", n) for n in names]}
+    step()
+    with coordinated([], "incomplete"):
+        try:
+            exchange.saving.read(exchange.residuals[0])
+        except ValueError as error:
+            seen["error"] = str(error)
+    return seen
+
+
 def on_the_chief():
     """As programs for Horovod and DDP do it, while the others go on."""
     seen = {}
@@ -157,5 +174,6 @@ def errors():
 
 
 if __name__ == "__main__":
-    seen = {"all": on_all(), "chief": on_the_chief(), "errors": errors()}
+    seen = {"all": on_all(), "alone": without_the_exchange()}
+    seen |= {"chief": on_the_chief(), "errors": errors()}
     report({**seen, "is chief": gc.is_chief()})

@@ -331,9 +331,9 @@ def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
     return (one for one in compressed_in(optimizer) if one.exchange.built)
 
 
-def is_apart(variable: Any, optimizer: Any) -> bool:
+def is_per_process(variable: Any, optimizer: Any) -> bool:
     """Returns whether a wrapper in an optimizer keeps `variable` separately on each replica."""
-    return any(one.exchange.saving.is_apart(variable) for one in exchanging_in(optimizer))
+    return any(one.exchange.saving.is_per_process(variable) for one in exchanging_in(optimizer))
 
 
 def compressed_optimizer(model: keras.Model) -> Any:

@@ -11,7 +11,12 @@ import tensorflow as tf
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.horovod_group import HorovodGroup
-from tf_gradcomp.keras.common.compressed import Compressed, is_apart, optimizers_of, wrappers_of
+from tf_gradcomp.keras.common.compressed import (
+    Compressed,
+    is_per_process,
+    optimizers_of,
+    wrappers_of,
+)
 from tf_gradcomp.keras.common.version import keras, keras_module
 
 keras_private = keras_module("keras_private")
@@ -44,7 +49,9 @@ def broadcast_initial_state(model: keras.Model) -> None:
         keras_private.build(model.optimizer, model.trainable_variables)
     state = [*model.weights, *itertools.chain.from_iterable(map(_state_of, optimizers))]
     # What is around a wrapper may have the wrapper's variables among its own.
-    shared = {id(v): native(v) for v in state if not any(is_apart(v, one) for one in optimizers)}
+    shared = {
+        id(v): native(v) for v in state if not any(is_per_process(v, one) for one in optimizers)
+    }
     group.take_from_first(list(shared.values()))
 
 

@@ -60,7 +60,7 @@ def results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:
             total / strategy.num_replicas_in_sync if variable.aggregation == _MEAN else total
             for variable, total in zip(counted, sums_over_replicas(strategy, counted), strict=True)
         ]
-        with strategy.knowing(counted, reduced):
+        with strategy.reusing(counted, reduced):
             return original()
 
     return replica.merge_call(of_all)
