@@ -57,6 +57,7 @@ class Method:
     rounding: float = 1e-5  # of sent + residual, relative to the largest
     largest: float = 3e38  # that a sum may be
     sends_equals_at_once: bool = True  # all elements of a tensor where they are equal
+    sends_less: bool = False  # other values than the entries, or not the largest entries
     # What the gradients of one of so many replicas, with its state before, add to its residuals.
     added: Callable[[int, State, Arrays], Arrays] = lambda size, state, gradients: gradients
 
@@ -115,11 +116,12 @@ def sum_oracle(
 
 
 def adacomp_with(label: str, **settings: Any) -> Method:
-    return Method(f"AdaComp{label}", AdaComp(**settings), adacomp_oracle, header_bytes=56)
+    compressor = AdaComp(**settings)
+    return Method(f"AdaComp{label}", compressor, adacomp_oracle, header_bytes=56, sends_less=True)
 
 
 def qsgd_with(label: str, **settings: Any) -> Method:
-    return Method(f"QSGD{label}", QSGD(**settings), qsgd_oracle, header_bytes=56)
+    return Method(f"QSGD{label}", QSGD(**settings), qsgd_oracle, header_bytes=56, sends_less=True)
 
 
 def top_k_with(label: str, **settings: Any) -> Method:
@@ -130,6 +132,7 @@ def top_k_with(label: str, **settings: Any) -> Method:
         top_k_oracle,
         header_bytes=56,
         sends_equals_at_once=compressor.density.by_kind[DENSE] is None,
+        sends_less=compressor.clip_norm is not None,
         added=functools.partial(top_k_added, compressor),
     )
 
@@ -199,7 +202,7 @@ METHODS = [
     ),
     few_bits(16),
     few_bits(4, beta=0.25, overrides={"_1": None, "_2": 7}),
-    Method("RandomK", RandomK(), random_k_oracle, **CHUNKED),
+    Method("RandomK", RandomK(), random_k_oracle, **CHUNKED, sends_less=True),
     qsgd_with(""),
     qsgd_with(", to the nearest", stochastic=False),
     qsgd_with(", 2 bits in small buckets", bits=2, bucket_size=32),
@@ -224,7 +227,7 @@ METHODS = [
         padding=12,
         sends_equals_at_once=False,
     ),
-    Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=56),
+    Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=56, sends_less=True),
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),
     Method("Cast to bfloat16", Cast("bfloat16"), sum_oracle, rounding=2e-2),

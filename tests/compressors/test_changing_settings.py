@@ -19,7 +19,8 @@ from tests.compressors.methods import (
     top_k_with,
 )
 from tests.compressors.test_conformance import assert_as_oracle, random_gradients
-from tf_gradcomp.compressors import Cast, ExchangeInputs, PowerSGD, RandomK, ScaleCom, SignSGD
+from tests.replicas import names_without_turns
+from tf_gradcomp.compressors import ExchangeInputs, HasSettings, PowerSGD, RandomK, ScaleCom, get
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.compressors.protocols import conversation, settings_in_force
 from tf_gradcomp.exchange.state import handles, new_state
@@ -109,7 +110,12 @@ def test_a_step_with_the_own_settings_given_is_the_step_without(method, plans):
     assert given.payload_bytes == plain.payload_bytes
 
 
-@pytest.mark.parametrize("compressor", [Cast(), SignSGD()], ids=lambda one: one.name)
+WITHOUT_SETTINGS = [
+    one for one in map(get, names_without_turns()) if not isinstance(one, HasSettings)
+]
+
+
+@pytest.mark.parametrize("compressor", WITHOUT_SETTINGS, ids=lambda one: one.name)
 def test_a_method_without_such_a_setting_refuses_them(compressor):
     assert settings_in_force(compressor, inputs_of(compressor)) is None
     inputs = inputs_of(compressor, settings=tf.constant([4], tf.int64))

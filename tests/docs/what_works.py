@@ -57,7 +57,7 @@ ROWS = {
         [f"{KERAS2}workers_stay_equal_and_skip_a_step_together[Adam:adacomp]"],
         [f"{KERAS2}ranks_of_horovod_do_what_workers_of_a_strategy_do[Adam:adacomp]"],
     ),
-    "ScaleCom, top-k, random-k, PowerSGD, QSGD, SignSGD, casts": (
+    "the other methods without callbacks": (
         [f"{STRATEGY}methods.py::test_weights_and_slots_are_bit_equal"],
         [f"{HOROVOD}a_method_does_what_it_does_by_the_collectives_of_tensorflow"],
         [

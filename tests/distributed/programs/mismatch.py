@@ -7,6 +7,7 @@ from common import digits
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, report
+from tests.replicas import method_names
 from tf_gradcomp import tf_private
 from tf_gradcomp.groups import handshake
 
@@ -50,17 +51,16 @@ def train(strategy, layers=2, classes=3, optimizer=None, rows=64, **of_fit):
 # For each method two settings that workers may not have side by side.
 C = gc.compressors
 METHODS = {
+    **{name: (C.get(name), C.get(f"{name}(warmup_steps=1)")) for name in method_names()},
     "auto": (C.Auto(["cast"]), C.Auto(["cast", "adacomp"])),
     "adacomp": (C.AdaComp(7), C.AdaComp(8)),
     "cast": (C.Cast("float16"), C.Cast("bfloat16")),
     "lgc": (C.LGC(), C.LGC(guard=0.4)),
     "lgreco": (C.LGreCo(), C.LGreCo(budget=2)),
-    "no_compression": (C.NoCompression(), C.NoCompression(warmup_steps=1)),
     "power_sgd": (C.PowerSGD(1), C.PowerSGD(2)),
     "qsgd": (C.QSGD(4), C.QSGD(8)),
     "random_k": (C.RandomK(seed=1), C.RandomK(seed=2)),
     "scalecom": (C.ScaleCom(beta=0.1), C.ScaleCom(beta=1.0)),
-    "sign_sgd": (C.SignSGD(), C.QSGD()),
     "top_k": (C.TopK(0.1), C.TopK(0.2)),
 }
 MODELS = {
