@@ -11,6 +11,7 @@ from tests.compressors.test_warmup import after_warmup
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import ExchangeInputs
+from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 
@@ -40,7 +41,9 @@ class Replicas:
             of_step = (tf.constant(number, tf.int64), tf.constant(True), rank, SIZE, moments)
             of_job = self.job_state[rank]
             inputs.append(ExchangeInputs(self.specs, given, of_one, *of_step, job_state=of_job))
-        talks = [conversation(self.compressor, of_one) for of_one in inputs]
+        phased = isinstance(self.compressor, Phased)
+        method = self.compressor.phases[0] if phased else self.compressor
+        talks = [conversation(method, of_one) for of_one in inputs]
         return [end.result for end in in_lockstep(talks)]
 
     def arrays(self, name):

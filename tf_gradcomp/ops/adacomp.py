@@ -26,7 +26,7 @@ import tensorflow as tf
 from tf_gradcomp.ops import coding, library
 from tf_gradcomp.ops.handles import handles_of
 from tf_gradcomp.ops.precondition import SecondMoments
-from tf_gradcomp.ops.settings import Settings, tensor_of
+from tf_gradcomp.ops.settings import Settings
 
 _NONE = SecondMoments((), 1, beta_2=0.0, epsilon=1.0)
 
@@ -142,34 +142,11 @@ def adacomp_encode(
         epsilon=adam.epsilon,
         corrects_epsilon=adam.corrects_epsilon,
         scale=adam.scale,
-        bin_sizes=tensor_of(bin_sizes),
+        bin_sizes=bin_sizes,
         scale_factor=scale_factor,
         fingerprint=fingerprint,
     )
 
 
-def adacomp_decode(
-    payloads: tf.Tensor,
-    step: tf.Tensor | int,
-    *,
-    shapes: Sequence[tf.TensorShape | Sequence[int]],
-    bin_sizes: Settings,
-    fingerprint: int,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sums the payloads of all replicas, as `ops.coding.decode` describes."""
-    return coding.decode(
-        "ada_comp", payloads, step, shapes, bin_sizes=tensor_of(bin_sizes), fingerprint=fingerprint
-    )
-
-
-def adacomp_put_back(
-    residuals: Sequence[tf.Tensor | tf.Variable],
-    payload: tf.Tensor,
-    *,
-    bin_sizes: Settings,
-    fingerprint: int,
-) -> tf.Operation | None:
-    """Adds a payload back into the residuals, as `ops.coding.put_back` describes."""
-    return coding.put_back(
-        "ada_comp", residuals, payload, bin_sizes=tensor_of(bin_sizes), fingerprint=fingerprint
-    )
+adacomp_decode = coding.decoder("ada_comp")
+adacomp_put_back = coding.restorer("ada_comp")

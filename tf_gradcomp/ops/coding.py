@@ -2,18 +2,22 @@
 
 Each method has the ops `<method>_encode`, `<method>_decode` and `<method>_put_back`. Their results
 depend neither on the number of threads nor on the processor. The layout of a payload is in
-docs/payload_format.md.
+docs/payload_format.md. A setting of each tensor may be a sequence or a tensor, and may change
+between steps: the payload's header has a digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.handles import handles_of
+from tf_gradcomp.ops.settings import tensor_of
+
+_PER_TENSOR = ("bin_sizes", "bits", "entries")
 
 
 def encode(
@@ -49,7 +53,7 @@ def encode(
         residuals=handles_of(residuals),
         gradients=list(gradients),
         step=tf.convert_to_tensor(step, tf.int64),
-        **settings,
+        **_given(settings),
     )
 
 
@@ -57,6 +61,7 @@ def decode(
     method: str,
     payloads: tf.Tensor,
     step: tf.Tensor | int,
+    *,
     shapes: Sequence[tf.TensorShape | Sequence[int]],
     **settings: Any,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -83,7 +88,7 @@ def decode(
         step=tf.convert_to_tensor(step, tf.int64),
         N=len(shapes),
         shapes=list(shapes),
-        **settings,
+        **_given(settings),
     )
 
 
@@ -110,5 +115,48 @@ def put_back(
         tf.errors.InvalidArgumentError: If the payload is broken; the residuals are then untouched.
     """
     return getattr(library.load(), f"{method}_put_back")(
-        residuals=handles_of(residuals), payload=payload, **settings
+        residuals=handles_of(residuals), payload=payload, **_given(settings)
     )
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings as the ops take them."""
+    return {
+        name: tensor_of(value) if name in _PER_TENSOR else value for name, value in settings.items()
+    }
+
+
+def decoder(method: str) -> Callable[..., tuple[list[tf.Tensor], tf.Tensor]]:
+    """Returns the function that decodes payloads of a method: `decode` without its first argument.
+
+    Args:
+        method: The prefix of the op's name.
+    """
+
+    def decode_payloads(
+        payloads: tf.Tensor,
+        step: tf.Tensor | int,
+        *,
+        shapes: Sequence[tf.TensorShape | Sequence[int]],
+        **settings: Any,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Sums the payloads of all replicas, as `ops.coding.decode` describes."""
+        return decode(method, payloads, step, shapes=shapes, **settings)
+
+    return decode_payloads
+
+
+def restorer(method: str) -> Callable[..., tf.Operation | None]:
+    """Returns the function that puts payloads back: `put_back` without its first argument.
+
+    Args:
+        method: The prefix of the op's name.
+    """
+
+    def put_payload_back(
+        residuals: Sequence[tf.Tensor | tf.Variable], payload: tf.Tensor, **settings: Any
+    ) -> tf.Operation | None:
+        """Adds a payload back into the residuals, as `ops.coding.put_back` describes."""
+        return put_back(method, residuals, payload, **settings)
+
+    return put_payload_back

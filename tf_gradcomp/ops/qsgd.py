@@ -63,7 +63,7 @@ def qsgd_encode(
         gradients,
         step,
         replica=tf.cast(replica, tf.int64),
-        bits=tensor_of(bits),
+        bits=bits,
         bucket_size=bucket_size,
         stochastic=stochastic,
         seed=seed,
@@ -71,44 +71,8 @@ def qsgd_encode(
     )
 
 
-def qsgd_decode(
-    payloads: tf.Tensor,
-    step: tf.Tensor | int,
-    *,
-    shapes: Sequence[tf.TensorShape | Sequence[int]],
-    bits: Settings,
-    bucket_size: int,
-    fingerprint: int,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sums the payloads of all replicas, as `ops.coding.decode` describes."""
-    return coding.decode(
-        "qsgd",
-        payloads,
-        step,
-        shapes,
-        bits=tensor_of(bits),
-        bucket_size=bucket_size,
-        fingerprint=fingerprint,
-    )
-
-
-def qsgd_put_back(
-    residuals: Sequence[tf.Tensor | tf.Variable],
-    payload: tf.Tensor,
-    *,
-    bits: Settings,
-    bucket_size: int,
-    fingerprint: int,
-) -> tf.Operation | None:
-    """Adds a payload back into the residuals, as `ops.coding.put_back` describes."""
-    return coding.put_back(
-        "qsgd",
-        residuals,
-        payload,
-        bits=tensor_of(bits),
-        bucket_size=bucket_size,
-        fingerprint=fingerprint,
-    )
+qsgd_decode = coding.decoder("qsgd")
+qsgd_put_back = coding.restorer("qsgd")
 
 
 def qsgd_errors(

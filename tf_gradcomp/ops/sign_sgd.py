@@ -38,19 +38,5 @@ def sign_sgd_encode(
     return coding.encode("sign_sgd", residuals, gradients, step, fingerprint=fingerprint)
 
 
-def sign_sgd_decode(
-    payloads: tf.Tensor,
-    step: tf.Tensor | int,
-    *,
-    shapes: Sequence[tf.TensorShape | Sequence[int]],
-    fingerprint: int,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sums the payloads of all replicas, as `ops.coding.decode` describes."""
-    return coding.decode("sign_sgd", payloads, step, shapes, fingerprint=fingerprint)
-
-
-def sign_sgd_put_back(
-    residuals: Sequence[tf.Tensor | tf.Variable], payload: tf.Tensor, *, fingerprint: int
-) -> tf.Operation | None:
-    """Adds a payload back into the residuals, as `ops.coding.put_back` describes."""
-    return coding.put_back("sign_sgd", residuals, payload, fingerprint=fingerprint)
+sign_sgd_decode = coding.decoder("sign_sgd")
+sign_sgd_put_back = coding.restorer("sign_sgd")

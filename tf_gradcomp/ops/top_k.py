@@ -79,36 +79,13 @@ def top_k_encode(
         residuals,
         gradients,
         step,
-        entries=tensor_of(entries),
+        entries=entries,
         fingerprint=fingerprint,
     )
 
 
-def top_k_decode(
-    payloads: tf.Tensor,
-    step: tf.Tensor | int,
-    *,
-    shapes: Sequence[tf.TensorShape | Sequence[int]],
-    entries: Settings,
-    fingerprint: int,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sums the payloads of all replicas, as `ops.coding.decode` describes."""
-    return coding.decode(
-        "top_k", payloads, step, shapes, entries=tensor_of(entries), fingerprint=fingerprint
-    )
-
-
-def top_k_put_back(
-    residuals: Sequence[tf.Tensor | tf.Variable],
-    payload: tf.Tensor,
-    *,
-    entries: Settings,
-    fingerprint: int,
-) -> tf.Operation | None:
-    """Adds a payload back into the residuals, as `ops.coding.put_back` describes."""
-    return coding.put_back(
-        "top_k", residuals, payload, entries=tensor_of(entries), fingerprint=fingerprint
-    )
+top_k_decode = coding.decoder("top_k")
+top_k_put_back = coding.restorer("top_k")
 
 
 def top_k_keep_velocity(
