@@ -9,6 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.net.program import CHECKPOINT, STORE, WEIGHTS, Job, Program, Step
+from tests.replicas import names_without_turns
+from tf_gradcomp.compressors import get
+from tf_gradcomp.compressors.base import RESIDUAL
+from tf_gradcomp.policy import GradientSpec
 
 SHAPES = [(3,), (7,), (1,), (40,), (3, 2), (5, 4), (1, 9), (2, 3, 4)]
 TABLES = [(4, 2), (7, 3)]
@@ -29,20 +33,31 @@ SENDING_THE_LARGEST = [
     "top_k(density=0.2)",
     "scalecom(rates=4)",
 ]
-LOSSLESS = [
+
+
+def keeps_a_residual(name: str) -> bool:
+    """Returns whether a method must lose nothing."""
+    return RESIDUAL in get(name).state(GradientSpec("a", (1,), "float32", "dense"))
+
+
+SETTINGS = [
     *SENDING_THE_LARGEST,
     "adacomp(bin_sizes=3, scale_factor=1)",
     "scalecom(rates=3, beta=0.25)",
     "scalecom(rates=3, beta=0.25, value_bits=16)",
     "scalecom(rates=4, value_bits=4)",
-    "random_k",
     "qsgd(bits=2, bucket_size=32)",
     "qsgd(bits={'vector': 4})",
-    "sign_sgd",
     "power_sgd(rank=1)",
     "lgreco(method='adacomp(bin_sizes=3)')",
-    *["no_compression"] * 5,  # which keeps nothing
 ]
+# Methods that are not among `SETTINGS` are drawn with their own.
+OTHERS = [
+    name
+    for name in names_without_turns()
+    if keeps_a_residual(name) and not any(one.startswith(f"{name}(") for one in SETTINGS)
+]
+LOSSLESS = [*SETTINGS, *OTHERS, *["no_compression"] * 5]  # which keeps nothing
 CASTS = ["cast", "cast(dtype='bfloat16')"]
 WARMED_UP = [  # these need collectives
     "top_k(density=0.2, warmup_steps=2)",

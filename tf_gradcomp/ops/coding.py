@@ -1,4 +1,4 @@
-"""The interface that the payload ops of AdaComp, TopK, QSGD and SignSGD share.
+"""The interface that the payload ops of several methods share.
 
 Each method has the ops `<method>_encode`, `<method>_decode` and `<method>_put_back`. Their results
 depend neither on the number of threads nor on the processor. The layout of a payload is in
