@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
-from tf_gradcomp.ops.handles import handles_of
-from tf_gradcomp.ops.settings import Settings, tensor_of
+from tf_gradcomp.ops.arguments import Settings, handles_of, tensor_of
 
 MAX_CHUNK_SIZE = 65536
 

@@ -14,8 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
-from tf_gradcomp.ops.handles import handles_of
-from tf_gradcomp.ops.settings import tensor_of
+from tf_gradcomp.ops.arguments import handles_of, tensor_of
 
 _PER_TENSOR = ("bin_sizes", "bits", "entries")
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.ops import coding, library
-from tf_gradcomp.ops.handles import handles_of
-from tf_gradcomp.ops.settings import Settings, tensor_of
+from tf_gradcomp.ops.arguments import Settings, handles_of, tensor_of
 
 
 def momentum_correction(
