@@ -73,7 +73,8 @@ class Measuring:
         ) -> StepResult:
             own, seconds = self._before(gradients[0])
             result = take_step(setup, members, numbers, [own], updates)
-            return result._replace(gradients=self._after(result.gradients, seconds))
+            summed = self._after(result.gradients, seconds)
+            return StepResult(summed, result.finite, result.sent)
 
         return timed
 
