@@ -3,6 +3,7 @@
 import inspect
 import pkgutil
 import sys
+import types
 
 _PACKAGES = ("keras.src", "tensorflow.python")
 
@@ -21,7 +22,8 @@ def snapshot():
 
 
 def _functions(owner):
-    return {name: value for name, value in vars(owner).items() if inspect.isfunction(value)}
+    kinds = (types.FunctionType, property)
+    return {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
 
 
 def changed(before):

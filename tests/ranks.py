@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 import tf_gradcomp as gc
-from tf_gradcomp.keras.common.compressed import compressed_optimizer
+from tf_gradcomp.keras.common.wrappers import compressed_optimizer
 
 CLUSTER = json.loads(os.environ["TF_CONFIG"])
 BY_HOROVOD = "HOROVOD_SIZE" in os.environ

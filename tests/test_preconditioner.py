@@ -8,8 +8,9 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
+from tf_gradcomp.keras.common.precondition import preconditioner_for
 from tf_gradcomp.keras.keras3 import keras_private
-from tf_gradcomp.keras.keras3.adam import STEPS, momentum_only, preconditioner_for
+from tf_gradcomp.keras.keras3.adam import STEPS, momentum_only
 
 SHAPES = [(40, 30), (30,)]
 SIGNS = np.array([1, 1, -1, 1, -1, -1, -1], "float32")

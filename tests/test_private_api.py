@@ -1,9 +1,10 @@
-"""One test for each name that `tf_private` and `keras_private` use; no other module needs one.
+"""One test for each name that `tf_private*` and `keras_private` use; no other module needs one.
 
 When a test here fails, a release of TensorFlow or Keras has changed what its name says.
 """
 
 import ast
+import contextlib
 import inspect
 import queue
 import subprocess
@@ -21,17 +22,18 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks import callback_list
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import generator_data_adapter
 from tensorflow.python.checkpoint import checkpoint_management
-from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.distribute import collective_all_reduce_strategy, input_lib
 from tensorflow.python.ops import script_ops
 
 import tf_gradcomp
 from tests.patched import canonical
 from tests.replicas import mirrored
 from tests.workers import result, run_workers
-from tf_gradcomp import tf_private
+from tf_gradcomp import tf_private, tf_private_data, tf_private_files
 from tf_gradcomp.keras.common import hooks
 from tf_gradcomp.keras.keras3 import keras_private, patches
 from tf_gradcomp.keras.keras3.hooks import files as on_files
@@ -84,7 +86,11 @@ def test_sum_over_workers(workers):
 
 
 @pytest.mark.parametrize("from_function", [False, True])
-def test_drop_iterators_in_background(from_function):
+def test_drop_iterators_in_background(monkeypatch, from_function):
+    for class_ in (input_lib.DistributedDataset, input_lib.DistributedDatasetsFromFunction):
+        monkeypatch.setattr(class_, "__iter__", class_.__iter__)
+    strategy = mirrored(2)
+    tf_private_data.drop_iterators_in_background(lambda other: other is strategy)
     taken, dropped, seen = threading.Event(), threading.Event(), queue.SimpleQueue()
 
     def batch(number):
@@ -97,17 +103,20 @@ def test_drop_iterators_in_background(from_function):
         pause = lambda x: tf.numpy_function(batch, [x], tf.int64)  # noqa: E731
         return tf.data.Dataset.range(8).map(pause).batch(2).prefetch(2)
 
-    strategy = mirrored(2)
     if from_function:
         made = strategy.distribute_datasets_from_function(numbers)
     else:
         made = strategy.experimental_distribute_dataset(numbers())
-    iterator = iter(tf_private.drop_iterators_in_background(made))
+    iterator = iter(made)
     next(iterator)
     assert taken.wait(300)  # else it may never be
     del iterator
     dropped.set()
     assert seen.get(timeout=300)
+
+
+def test_begin_steps_with_own_data(workers):
+    assert [worker["begin_steps_with_own_data"] for worker in workers] == [2, 2]
 
 
 def test_undistributed_and_shared_by_workers():
@@ -121,8 +130,8 @@ def test_undistributed_and_shared_by_workers():
             options.experimental_distribute.auto_shard_policy = policy
         strategy = mirrored(2)
         made = strategy.experimental_distribute_dataset(dataset.batch(2).with_options(options))
-        assert tf_private.undistributed(made).element_spec.shape.rank == 1
-        shared = tf_private.shared_by_workers(made)
+        assert tf_private_data.undistributed(made).element_spec.shape.rank == 1
+        shared = tf_private_data.shared_by_workers(made)
         return shared and [np.array(item).tolist() for item in shared.as_numpy_iterator()]
 
     policies = tf.data.experimental.AutoShardPolicy
@@ -133,7 +142,7 @@ def test_undistributed_and_shared_by_workers():
         assert of(reader(["a", "b"])) == [b"a", b"b"]
     assert of(tf.data.FixedLengthRecordDataset(["a", "b"], 1)) == [b"a", b"b"]
     from_function = mirrored(2).distribute_datasets_from_function(lambda _: rows)
-    assert tf_private.shared_by_workers(from_function) is None
+    assert tf_private_data.shared_by_workers(from_function) is None
 
 
 def test_use_logical_cpus():
@@ -198,9 +207,16 @@ def test_anonymous_name():
     assert values == [0, 1]
 
 
+def test_counting_replicas():
+    strategy = tf.distribute.get_strategy()
+    with tf_private.counting_replicas(3):
+        assert strategy.num_replicas_in_sync == 3
+    assert strategy.num_replicas_in_sync == 1
+
+
 def test_save_as(tmp_path):
     variable, read = tf.Variable([1.0, 2.0]), []
-    tf_private.save_as(variable, lambda: 2 * variable.read_value(), read.append)
+    tf_private_files.save_as(variable, lambda: 2 * variable.read_value(), read.append)
     checkpoint = tf.train.Checkpoint(variable=variable)
     path = checkpoint.write(str(tmp_path / "checkpoint"))
     tf.train.Checkpoint(variable=(plain := tf.Variable([0.0, 0.0]))).read(path)
@@ -251,7 +267,9 @@ def test_applying_at_once_does_not_accumulate(variable):
     assert type(optimizer) is keras.optimizers.SGD
 
 
-def test_applying_at_once_counts_updates(variable):
+def test_applying_at_once_counts_updates(monkeypatch, variable):
+    monkeypatch.setattr(BaseOptimizer, "iterations", BaseOptimizer.iterations)
+    on_optimizers.on_iterations(keras_private.batches_of_update)
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
     optimizer.build([variable])
     keras_private.step_counter(optimizer).assign(8)
@@ -308,17 +326,13 @@ def test_on_loss_scaled_apply(monkeypatch, optimizer, variable):
     monkeypatch.setattr(scaler, "apply", scaler.apply)  # put back at the end
     seen = []
     on_optimizers.on_loss_scaled_apply(
-        lambda inner: inner is optimizer,
-        lambda self, grads, variables, original: seen.append((grads, original)),
+        lambda self, grads, variables, original: seen.append((grads, original))
     )
-    other = scaler(keras.optimizers.SGD(1.0), initial_scale=1.0)
-    other.apply([tf.ones(2)], [variable])
-    assert not seen
     scaler(optimizer, initial_scale=1.0).apply([tf.ones(2)], [variable])
     ((gradients, original),) = seen
-    np.testing.assert_array_equal(variable.numpy(), [-1, -1])
+    np.testing.assert_array_equal(variable.numpy(), [0, 0])
     original(gradients, [variable])
-    np.testing.assert_array_equal(variable.numpy(), [-2, -2])
+    np.testing.assert_array_equal(variable.numpy(), [-1, -1])
 
 
 def test_on_check_finite(monkeypatch, variable):
@@ -457,7 +471,7 @@ def test_on_batch_to_build_with(monkeypatch):
     model.fit(tf.data.Dataset.from_tensors((x, x)), verbose=0)
     ((seen, data),) = taken
     assert seen is strategy
-    assert tf_private.undistributed(data) is not None
+    assert tf_private_data.undistributed(data) is not None
 
 
 def test_on_arrays(monkeypatch):
@@ -542,7 +556,13 @@ def test_on_built_and_generators(monkeypatch):
     class_ = trainer.TensorFlowTrainer
     monkeypatch.setattr(class_, "_maybe_symbolic_build", class_._maybe_symbolic_build)
     built = []
-    on_training.on_built(built.append)
+
+    @contextlib.contextmanager
+    def building(model):
+        yield
+        built.append(model)
+
+    on_training.on_built(building)
     x = np.zeros((2, 1), "float32")
     with tf_gradcomp.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
@@ -556,7 +576,7 @@ def test_on_returned_by_python(monkeypatch):
     class_ = script_ops.FuncRegistry
     monkeypatch.setattr(class_, "__call__", class_.__call__)
     seen = []
-    tf_private.on_returned_by_python(lambda value: (seen.append(value), value + 1)[1])
+    tf_private_data.on_returned_by_python(lambda value: (seen.append(value), value + 1)[1])
     x = np.ones(2, "float32")
     array = tf.function(lambda: tf.numpy_function(lambda: x, [], tf.float32))
     tensors = tf.function(lambda: tf.py_function(lambda: [x, x], [], [tf.float32] * 2))
@@ -583,15 +603,19 @@ class _Listed(keras.callbacks.Callback):
     listed = None
 
     def set_model(self, model):
-        self.listed = keras_private.callbacks_of_fit()
+        self.listed = hooks.callbacks_of_fit()
 
 
-def test_callbacks_of_fit():
+def test_know_callbacks_of_fit(monkeypatch):
+    class_ = callback_list.CallbackList
+    monkeypatch.setattr(class_, "set_model", class_.set_model)
+    hooks.know_callbacks_of_fit()
     callback, other = _Listed(), keras.callbacks.Callback()
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0, callbacks=[other, callback])
     assert callback.listed[:2] == [other, callback]
+    assert not hooks.callbacks_of_fit()
 
 
 def test_initial_place(tmp_path):
@@ -722,7 +746,7 @@ def test_on_checkpoint_write(tmp_path, monkeypatch):
     for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
         original = getattr(checkpoint_management, name)
         monkeypatch.setattr(checkpoint_management, name, original)
-    tf_private.on_checkpoint_write(lambda checkpoint, path, original, only_note: only_note())
+    tf_private_files.on_checkpoint_write(lambda checkpoint, path, original, only_note: only_note())
     checkpoint = tf.train.Checkpoint(variable=tf.Variable(1.0))
     manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=1)
     manager.save()
@@ -741,7 +765,6 @@ def test_announce_and_all_come(workers):
 def test_each_patch_has_a_test(patch):
     assert callable(globals().get(patch.test)), patch.test
     assert patch.why
-    assert patch.upstream
 
 
 _PATCHED_BY_CREATION = """
@@ -769,7 +792,7 @@ def test_only_creation_patches_and_the_table_lists_all():
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_only_one_module_touches_private_api(source):
-    if source == Path(tf_private.__file__) or source.name == Path(keras_private.__file__).name:
+    if source.name.startswith("tf_private") or source.name == "keras_private.py":
         return
     if source.parent.name == "hooks":
         return

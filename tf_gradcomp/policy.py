@@ -51,7 +51,7 @@ class GradientSpec:
         return math.prod(self.shape)
 
 
-class Policy:
+class LayerPolicy:
     """Tells the layer kind of each variable.
 
     Without a model, the kind follows from the variable's shape and its path (without the model's
@@ -121,7 +121,7 @@ class Policy:
             end=self._end(path),
         )
 
-    def for_paths(self, paths: Sequence[str]) -> Policy:
+    def for_paths(self, paths: Sequence[str]) -> LayerPolicy:
         """This policy for the variables at `paths`, where the model's name is another.
 
         A `Sequential` model that is loaded from a file, for one, has none in its paths.
@@ -144,7 +144,7 @@ class Policy:
                 if layers in own
             }
             if names:
-                return Policy(
+                return LayerPolicy(
                     {names[path]: kind for path, kind in self.kinds.items() if path in names},
                     positions={
                         names[path]: count
@@ -192,19 +192,19 @@ def _unique(shorten: Callable[[str], str], paths: Sequence[str]) -> dict[str, st
     return {left: alike[0] for left, alike in found.items() if left and len(alike) == 1}
 
 
-def checked_policy(policy: Policy | None) -> Policy:
+def checked_policy(policy: LayerPolicy | None) -> LayerPolicy:
     """A policy that was given, or the documented rules.
 
     Raises:
         TypeError: If it is something else.
     """
-    if policy is not None and not isinstance(policy, Policy):
+    if policy is not None and not isinstance(policy, LayerPolicy):
         raise TypeError(f"policy: expected a gc.Policy; received {policy!r}.")
-    return policy or Policy()
+    return policy or LayerPolicy()
 
 
 def kind_by_rule(path: str, shape: tuple[int, ...]) -> str:
-    """The layer kind that follows from a variable's path and shape; see `Policy`."""
+    """The layer kind that follows from a variable's path and shape; see `LayerPolicy`."""
     *layers, name = path.split("/")
     layers = layers[1:] or layers  # without the model's own name
     words = {word.lower() for layer in layers for word in _WORD.findall(layer)}

@@ -1,41 +1,26 @@
-"""The one module that touches private API of TensorFlow.
+"""Private API of TensorFlow: strategies and their collectives.
 
-Each function says why the public API is not enough. `tests/test_private_api.py` has one test for
-each name used here, and fails by that name when a release changes it.
+Only this module and the two `tf_private_*.py` touch private API. Each function says why the public
+API is not enough. `tests/test_private_api.py` has one test for each name used here, and fails by
+that name when a release changes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint as _checkpoint
-from tensorflow.python.checkpoint import checkpoint_management as _checkpoint_management
-from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import collective_all_reduce_strategy as _collective_strategy
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
-from tensorflow.python.distribute import input_lib as _input_lib
 from tensorflow.python.distribute import values as _values
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
-from tensorflow.python.ops import script_ops as _script_ops
 from tensorflow.python.trackable import base as _trackable
-
-DATA = _input_lib.__name__  # where `Strategy.reduce` is asked whether any worker has data
-
-# Datasets of files, of which TensorFlow gives each worker its own.
-_READERS = (
-    tf.data.TFRecordDataset,
-    tf.data.TextLineDataset,
-    tf.data.FixedLengthRecordDataset,
-)
 
 _HOST_GROUP_KEY = 1_000_000  # far from those that strategies count up from 1
 _WORKERS_GROUP_KEY = 2_000_000  # likewise
@@ -315,98 +300,6 @@ def host_all_gather(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Te
     return launcher_._all_gather(value, tf.distribute.experimental.CommunicationOptions())
 
 
-def drop_iterators_in_background(dataset: Any) -> Any:
-    """A distributed dataset; whoever drops one of its iterators need not wait until it has ended.
-
-    TensorFlow wakes the thread that tunes an iterator a moment before it marks this as cancelled. A
-    thread that looks at once sleeps on, for about as long as the iterator was there and for up to
-    a minute, and Keras would wait for it between two epochs.
-    """
-    class_: Any = type(dataset)
-    dataset.__class__ = _with_iterators_dropped_in_background(class_)
-    return dataset
-
-
-@functools.cache
-def _with_iterators_dropped_in_background(class_: Any) -> Any:
-    def iterate(self: Any) -> Any:
-        iterator = class_.__iter__(self)
-        if tf.executing_eagerly():
-            weakref.finalize(iterator, _drop_in_background, iterator._iterators).atexit = False
-        return iterator
-
-    return type(class_.__name__, (class_,), {"__iter__": iterate, "__module__": class_.__module__})
-
-
-def _drop_in_background(owned: list[Any]) -> None:
-    """Empties a list, which an object that is about to go still has."""
-    taken = list(owned)
-    owned.clear()
-    if threading.main_thread().is_alive():  # else none may be started any more
-        threading.Thread(target=taken.clear).start()
-
-
-def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
-    """Has TensorFlow take `replace(value)` for each array or tensor that Python code returns to it.
-
-    That code is what `tf.numpy_function`, `tf.py_function`, `Dataset.from_generator` and Keras'
-    adapters for data call, all through one registry. No public API sees what all of it returns.
-    """
-    class_ = _script_ops.FuncRegistry
-    original = class_.__call__
-
-    @functools.wraps(original)
-    def hooked(self: Any, token: Any, device: Any, args: Any) -> Any:
-        returned = original(self, token, device, args)
-        if isinstance(returned, list):
-            return [replace(value) for value in returned]
-        return replace(returned)
-
-    class_.__call__ = hooked
-
-
-def undistributed(distributed: Any) -> tf.data.Dataset | None:
-    """Returns what a distributed dataset was made of, if known; no public API has it."""
-    return getattr(distributed, "_original_dataset", None)
-
-
-def shared_by_workers(distributed: Any) -> tf.data.Dataset | None:
-    """Returns the dataset of which each worker takes its part; None where workers may differ.
-
-    Where workers take turns at files, that is the dataset of the files' names. No public API tells
-    what a dataset reads.
-    """
-    dataset = undistributed(distributed)
-    if dataset is None:
-        return None
-    policies = tf.data.experimental.AutoShardPolicy
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    if policy == policies.DATA:
-        return dataset
-    if policy not in (policies.AUTO, policies.FILE):
-        return None
-    names = _names_of_files(dataset)
-    return dataset if names is None and policy == policies.AUTO else names
-
-
-def _names_of_files(dataset: Any) -> tf.data.Dataset | None:
-    if isinstance(dataset, _READERS):
-        return dataset._filenames
-    inputs = dataset._inputs()
-    if any(map(_reads_files, dataset._functions())):
-        return inputs[0]
-    found = map(_names_of_files, inputs)
-    return next((names for names in found if names is not None), None)
-
-
-def _reads_files(function: Any) -> bool:
-    graph = function.function.graph.as_graph_def()
-    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
-    return any(
-        node.op.startswith(tuple(class_.__name__[:-2] for class_ in _READERS)) for node in nodes
-    )
-
-
 def use_logical_cpus(replicas: int) -> None:
     """Gives each worker of strategies made from now on so many replicas, on logical CPU devices.
 
@@ -436,13 +329,13 @@ def counting_replicas(replicas: int) -> Iterator[None]:
 
     Keras divides losses that are means by their number, and no others; no public API sets it.
     """
-    extended = tf.distribute.get_strategy().extended
-    class_ = type(extended)
-    extended.__class__ = type(class_.__name__, (class_,), {"_num_replicas_in_sync": replicas})
+    class_ = type(tf.distribute.get_strategy().extended)
+    original = class_._num_replicas_in_sync
+    class_._num_replicas_in_sync = replicas
     try:
         yield
     finally:
-        extended.__class__ = class_
+        class_._num_replicas_in_sync = original
 
 
 def anonymous_name() -> str:
@@ -457,105 +350,3 @@ def in_xla() -> bool:
     """Tells whether XLA, which has no kernel for our ops, is to compile the traced code."""
     graph = tf.compat.v1.get_default_graph()
     return _control_flow_util.GraphOrParentsInXlaContext(graph)
-
-
-def save_as(
-    variable: tf.Variable, read: Callable[[], tf.Tensor], restore: Callable[[tf.Tensor], Any]
-) -> None:
-    """Makes `tf.train.Checkpoint` save what `read` returns, and give `restore` what it restores.
-
-    Variables of strategies do so by the same methods; no public API gives others a say. An
-    asynchronous checkpoint saves copies of variables instead, and is refused.
-    """
-    key = _trackable.VARIABLE_VALUE_KEY
-
-    def serialize() -> dict[str, Any]:
-        return {key: _tensor_callable.Callable(read, variable.dtype, variable.device)}
-
-    def refuse(**_: Any) -> None:
-        raise ValueError(
-            "An asynchronous checkpoint would hold this process's own state alone; save without "
-            "tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)."
-        )
-
-    variable._serialize_to_tensors = serialize
-    variable._copy_trackable_to_cpu = refuse
-    variable._restore_from_tensors = lambda tensors: restore(tensors[key])
-
-
-def announce(key: str, value: str) -> None:
-    """Tells all workers a value, by the coordination service; each key only once.
-
-    Unlike a collective, nobody has to be there to hear it. No public API reaches the service.
-    """
-    _context.context().set_config_key_value(key, value)
-
-
-def announced(key: str, seconds: float) -> str | None:
-    """Returns what was announced under a key; None if nothing is within some seconds.
-
-    Raises:
-        ConnectionError: If the chief has ended, and the coordination service with it.
-    """
-    try:
-        return _context.context().get_config_key_value(key, max(1, int(1000 * seconds)))
-    except tf.errors.DeadlineExceededError:
-        return None
-    except tf.errors.UnavailableError as error:
-        raise ConnectionError("The chief of this job has ended.") from error
-
-
-def all_come(name: str, seconds: float) -> bool:
-    """Waits until all workers call this with the same name; returns False if they do not.
-
-    All workers get the same answer, also those that come too late. The job goes on.
-    """
-    try:
-        _context.context().wait_at_barrier(name, int(1000 * seconds))
-    except tf.errors.OpError:
-        return False
-    return True
-
-
-_WriteCheckpoint = Callable[[Any, str, Callable[[], str], Callable[[], str]], str]
-_leaves_files = False  # whether checkpoints' files are left to another worker
-
-
-def on_checkpoint_write(write: _WriteCheckpoint) -> None:
-    """Has `write(checkpoint, path, original, only_note)` called where a checkpoint is written.
-
-    That is by `tf.train.Checkpoint` and `CheckpointManager`. `only_note` does what they do beside
-    the files, for a worker that leaves these to another.
-    """
-    class_ = _checkpoint.Checkpoint
-    original = class_._write
-
-    @functools.wraps(original)
-    def hooked(self: Any, file_prefix: Any, options: Any = None) -> Any:
-        if not isinstance(file_prefix, str) or not tf.executing_eagerly():
-            return original(self, file_prefix, options)
-
-        def only_note() -> str:
-            global _leaves_files
-            _leaves_files = True
-            try:
-                for callback in (options and options.experimental_write_callbacks) or []:
-                    callback(file_prefix)
-            finally:
-                _leaves_files = False
-            return file_prefix
-
-        return write(self, file_prefix, lambda: original(self, file_prefix, options), only_note)
-
-    class_._write = hooked
-    for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
-        setattr(_checkpoint_management, name, _unless_left(getattr(_checkpoint_management, name)))
-
-
-def _unless_left(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def hooked(*args: Any, **kwargs: Any) -> None:
-        if not _leaves_files:
-            original(*args, **kwargs)
-
-    return hooked

@@ -21,14 +21,14 @@ from tf_gradcomp.advice.sample import Sample
 from tf_gradcomp.exchange.method import Candidate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import LayerPolicy
 
 advise_module = importlib.import_module(
     "tf_gradcomp.keras.common.advise"
 )  # as the function is called
 
 SHAPES = {"dense/kernel": (300, 400), "dense/bias": (400,), "conv/kernel": (3, 3, 16, 64)}
-SPECS = [Policy().spec(path, shape, "float32") for path, shape in SHAPES.items()]
+SPECS = [LayerPolicy().spec(path, shape, "float32") for path, shape in SHAPES.items()]
 ELEMENTS = sum(spec.elements for spec in SPECS)
 ADAM = Preconditioner(0.999, 1e-7)
 
@@ -66,7 +66,7 @@ def test_bytes_are_those_of_the_whole_model(most):
 @pytest.mark.parametrize("most", [10**6, 30_000])
 def test_bytes_that_shapes_tell_are_those_of_the_models_shapes(name, most):
     shapes = [(300, 400), (300, 400), (300, 400), (64, 10), (64, 10), (2000, 30), (3, 3, 16, 64)]
-    specs = [Policy().spec(f"{i}", shape, "float32") for i, shape in enumerate(shapes)]
+    specs = [LayerPolicy().spec(f"{i}", shape, "float32") for i, shape in enumerate(shapes)]
     of_model = work_of(compressors.get(name), specs, most)
     rank = 1 if "1" in name else 4
     rows = [(math.prod(shape[:-1]), shape[-1]) for shape in shapes]
@@ -124,7 +124,7 @@ def test_what_was_measured_of_accuracy_is_known(name, preconditioner, like_dense
 
 def test_all_replicas_of_a_process_take_part():
     names = ("no_compression", "cast", "adacomp", "scalecom")
-    table = Policy().spec("model/words/embeddings", (20, 3), "float32")
+    table = LayerPolicy().spec("model/words/embeddings", (20, 3), "float32")
     with collective().scope():
         candidates = [Candidate(compressors.get(name)) for name in names]
         found = probe(current_group(), [*SPECS, table], candidates, QUICK)
@@ -224,7 +224,7 @@ def test_gradients_that_are_alike_are_tried_as_one(name):
 
     def payload_bytes(repeats, most):
         specs = [
-            Policy().spec(f"{path}_{i}/kernel", shape, "float32")
+            LayerPolicy().spec(f"{path}_{i}/kernel", shape, "float32")
             for i in range(repeats)
             for path, shape in kinds
         ]
@@ -242,7 +242,7 @@ def test_gradients_that_are_alike_are_tried_as_one(name):
 @pytest.mark.parametrize("method", [compressors.TopK, compressors.LGreCo])
 def test_layers_of_one_shape_may_have_settings_of_their_own(method, override):
     top_k = compressors.TopK(0.01, overrides={override: None})
-    specs = [Policy().spec(f"m/block_{i}/kernel", (100, 100), "float32") for i in range(8)]
+    specs = [LayerPolicy().spec(f"m/block_{i}/kernel", (100, 100), "float32") for i in range(8)]
     expected = sum(8 * (top_k.settings([spec])[0] or spec.elements / 2) for spec in specs)
     found = work_of(top_k if method is compressors.TopK else method(top_k), specs, 10**6)
     assert found.payload_bytes == pytest.approx(expected, rel=0.02)
@@ -250,7 +250,7 @@ def test_layers_of_one_shape_may_have_settings_of_their_own(method, override):
 
 def test_a_part_of_a_convolution_is_compressed_at_the_rate_of_the_whole():
     scalecom = compressors.get("scalecom")
-    whole = Policy().spec("conv/kernel", (3, 3, 512, 2048), "float32")
+    whole = LayerPolicy().spec("conv/kernel", (3, 3, 512, 2048), "float32")
     (part,) = Sample([whole], [], 0, 2, whole.elements // 30)._specs
     assert part.elements < whole.elements / 15
     assert scalecom.settings([part])[0] == scalecom.settings([whole])[0]

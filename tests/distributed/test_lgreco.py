@@ -8,11 +8,13 @@ import pytest
 
 from tests.workers import result, run_workers
 from tf_gradcomp.compressors import PowerSGD
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import LayerPolicy
 
 PROGRAM = Path(__file__).parent / "programs" / "lgreco.py"
 SHAPES = [(8, 128), (128,), (128, 32), (32,), (32, 3), (3,)]
-OWN = PowerSGD(3).settings([Policy().spec("layer/kernel", shape, "float32") for shape in SHAPES])
+OWN = PowerSGD(3).settings(
+    [LayerPolicy().spec("layer/kernel", shape, "float32") for shape in SHAPES]
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,11 @@ from tests.bounds import assert_close, rounding
 from tests.keras2.programs.optimizers import OPTIMIZERS
 from tests.replicas import copies, mirrored, stepper
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
-from tf_gradcomp.keras.common.hooks import on_train_function
+from tf_gradcomp.keras.common.hooks import (
+    callbacks_of_fit,
+    know_callbacks_of_fit,
+    on_train_function,
+)
 from tf_gradcomp.keras.keras2 import hooks, keras_private, patches
 from tf_gradcomp.keras.keras2.adam import momentum_only
 from tf_gradcomp.strategy.patches import TENSORFLOW
@@ -211,7 +215,7 @@ def test_a_delayed_gradient_goes_past_the_momentum(name):
             momentum_step(optimizer, variables_and_gradients(step)[1], variables, delayed)
         weights.append(variables)
         if delayed:
-            assert not any(slot.numpy().any() for slot in _slots(optimizer, "m", variables))
+            assert not any(slot.numpy().any() for slot in _slots(optimizer, "momentums", variables))
     for one, other in zip(*weights, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
 
@@ -262,7 +266,7 @@ def test_second_moments_are_handed_over_and_given_back(name):
         first[3](gradients)
     alone = job(1, saved(first))
     alone[3](given[0][:1])
-    slots = [slot.numpy() for slot in _slots(alone[0].inner_optimizer, "v", alone[1])]
+    slots = [slot.numpy() for slot in _slots(alone[0].inner_optimizer, "velocities", alone[1])]
     for slot, before, gradient in zip(slots, moments(first), given[0][0], strict=True):
         np.testing.assert_allclose(slot, 0.9 * sum(before) + 0.1 * gradient**2, rtol=1e-4)
     many = job(2, saved(alone))
@@ -339,7 +343,7 @@ def test_slots():
     for optimizer in (legacy.Adam(amsgrad=True), keras.optimizers.Adam(amsgrad=True)):
         keras_private.build(optimizer, [variable])
         keras_private.apply(optimizer, [(tf.constant([1.0, 1.0]), variable)], aggregate=True)
-        for kind, value in (("m", 0.1), ("v", 0.001), ("vhat", 0.001)):
+        for kind, value in (("momentums", 0.1), ("velocities", 0.001), ("velocity_hats", 0.001)):
             (slot,) = keras_private.slots(optimizer, kind, [variable])
             np.testing.assert_allclose(slot, [value, value], rtol=1e-4)
 
@@ -394,6 +398,20 @@ def test_on_train_function(monkeypatch):
     model = small_model("sgd")
     model.fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
     assert seen == [model]
+
+
+class _Listed(keras.callbacks.Callback):
+    def set_model(self, model):
+        self.listed = callbacks_of_fit()
+
+
+def test_know_callbacks_of_fit(monkeypatch):
+    class_ = keras.callbacks.CallbackList
+    monkeypatch.setattr(class_, "set_model", class_.set_model)
+    know_callbacks_of_fit()
+    given = [keras.callbacks.Callback(), _Listed()]
+    small_model("sgd").fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0, callbacks=given)
+    assert given[1].listed[:2] == given
 
 
 def test_on_sums_of_steps(monkeypatch):

@@ -1,6 +1,6 @@
 """The variables of two models of the L-GreCo paper, by their shapes."""
 
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import LayerPolicy
 
 
 def resnet18():
@@ -37,5 +37,5 @@ def convolution(kernel, inputs, outputs, bias=False):
 
 
 def specs(shapes):
-    policy = Policy()
+    policy = LayerPolicy()
     return [policy.spec(f"model/{i}/kernel", shape, "float32") for i, shape in enumerate(shapes)]

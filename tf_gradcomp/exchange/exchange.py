@@ -37,7 +37,7 @@ from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group, Member
 from tf_gradcomp.ops import library
-from tf_gradcomp.policy import GradientSpec, Policy, checked_policy
+from tf_gradcomp.policy import GradientSpec, LayerPolicy, checked_policy
 
 
 class GradientExchange(HookedExchange, tf.Module):
@@ -65,7 +65,7 @@ class GradientExchange(HookedExchange, tf.Module):
     def __init__(
         self,
         method: Method,
-        policy: Policy | None = None,
+        policy: LayerPolicy | None = None,
         find_group: Callable[[], Group] = current_group,
     ) -> None:
         super().__init__(name="gradient_exchange")

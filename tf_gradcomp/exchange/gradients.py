@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.policy import GradientSpec, Policy
+from tf_gradcomp.policy import GradientSpec, LayerPolicy
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
-def gradient_specs(variables: Sequence[Any], policy: Policy) -> list[GradientSpec]:
+def gradient_specs(variables: Sequence[Any], policy: LayerPolicy) -> list[GradientSpec]:
     """Returns the specs by which compressors know the gradients of `variables`.
 
     Args:
@@ -211,4 +211,23 @@ def check_created_in_scope(step_counter: Any) -> None:
         raise ValueError(
             "CompressedOptimizer: the inner optimizer was created outside of the strategy's scope, "
             "and replicas would share its state; create it inside `with strategy.scope():`."
+        )
+
+
+def check_given(variables: Sequence[Any] | None) -> Sequence[Any]:
+    """Returns the variables, which must be given before the optimizer is built."""
+    if variables is None:
+        raise ValueError(
+            "CompressedOptimizer: gradients were given without variables before the optimizer was "
+            "built; call optimizer.build(variables) first."
+        )
+    return variables
+
+
+def check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Refuses other numbers of gradients than of variables."""
+    if len(grads) != len(variables):
+        raise ValueError(
+            f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
+            "expected one gradient, or None, for each variable."
         )

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
+from tf_gradcomp import tf_private, tf_private_files
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.own_values import reads_own
 
 _PIECE_BYTES = 2**25  # of the variables that one collective sums
 COLLECT_SECONDS = 3600.0  # that the ranks may be apart, where one of them validates alone
@@ -51,7 +52,7 @@ class Saving:
 
     `collect` sums, on all processes together, so that one of them can save alone; what it has
     collected holds until the next step. What was not collected is summed where it is read, under a
-    strategy; within `reading_own`, it is not summed at all.
+    strategy; within `reading_own(saving)`, it is not summed at all.
 
     Args:
         group: The replicas that exchange.
@@ -63,7 +64,6 @@ class Saving:
         self._counters: list[tf.Variable] = []
         self._sums: dict[int, np.ndarray] = {}
         self._collected_at: list[int] | None = None
-        self._reads_own = False
         self._all_save = False
         self._assigned = 0
 
@@ -136,15 +136,6 @@ class Saving:
         return not self._summed or self._collected_at == self.counts()
 
     @contextlib.contextmanager
-    def reading_own(self) -> Iterator[None]:
-        """Within this context, what was not collected is read from this process alone."""
-        self._reads_own = True
-        try:
-            yield
-        finally:
-            self._reads_own = False
-
-    @contextlib.contextmanager
     def all_save(self) -> Iterator[None]:
         """Within this context all processes save, and what they save is collected then."""
         self._all_save = True
@@ -169,10 +160,10 @@ class Saving:
             self.collect()
         if self.is_collected and id(own) in self._sums:
             return self._sums[id(own)]
-        if self._reads_own:
+        if reads_own(self):
             return _own(one)
         if self.group.by_strategy:
-            if getattr(getattr(one.group, "strategy", None), "reads_own", False):
+            if reads_own(getattr(one.group, "strategy", None)):
                 raise ValueError(_NOT_FOUND % own.name)
             return np.asarray(_total(one).numpy())
         if one.unused() and not np.any(own.numpy()):
@@ -201,7 +192,7 @@ class Saving:
         return [*self.counts(), self._assigned]
 
     def _hook(self, variable: tf.Variable) -> None:
-        tf_private.save_as(
+        tf_private_files.save_as(
             variable,
             lambda: tf.convert_to_tensor(self.read(variable)),
             lambda value: self.assign(variable, value),

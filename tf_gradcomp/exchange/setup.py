@@ -18,7 +18,7 @@ from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scale, state_specs
 from tf_gradcomp.groups import handshake
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.policy import GradientSpec, Policy
+from tf_gradcomp.policy import GradientSpec, LayerPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Setup:
     method: Method
     chosen: Candidate
     specs: Sequence[GradientSpec]
-    policy: Policy
+    policy: LayerPolicy
     variables: Variables
     label: str
 
@@ -50,7 +50,7 @@ class Setup:
         method: Method,
         chosen: Candidate,
         specs: Sequence[GradientSpec],
-        policy: Policy,
+        policy: LayerPolicy,
     ) -> Setup:
         """Creates the variables of an exchange."""
         compressors = _compressors(method)
@@ -107,7 +107,7 @@ class Setup:
 
 
 def facts_to_agree(
-    group: Group, method: Method, specs: Sequence[GradientSpec], policy: Policy
+    group: Group, method: Method, specs: Sequence[GradientSpec], policy: LayerPolicy
 ) -> dict[str, Any]:
     """Returns the facts that must be equal on all workers when they build an exchange."""
     return {

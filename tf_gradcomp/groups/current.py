@@ -60,3 +60,22 @@ def current_group() -> StrategyGroup:
     group = StrategyGroup(strategy)
     two_level = group.local_size > 1 and group.processes > 1
     return HostGroup(strategy) if two_level and getattr(strategy, "two_level", True) else group
+
+
+def check_group(group: Group) -> None:
+    """Refuses groups whose replicas do not run here, or exchange their gradients already."""
+    group.check_current()
+    if isinstance(group, StrategyGroup) and getattr(group.strategy, "compressor", None) is not None:
+        raise ValueError(
+            "A compressor is set on both the strategy and the optimizer, and gradients would be "
+            "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
+            "the optimizer without CompressedOptimizer."
+        )
+
+
+def checked_replica_context() -> tf.distribute.ReplicaContext:
+    """The context of the replica that calls; refuses a call from anywhere else."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise ValueError("apply() must be called in a replica context, inside strategy.run.")
+    return context

@@ -23,9 +23,9 @@ from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.inner import in_loss_scaler
-from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
 from tf_gradcomp.keras.common.version import keras, keras_module
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.simulation.batches import pair_of, shares
 from tf_gradcomp.simulation.checks import check_model, checked_method
 from tf_gradcomp.simulation.lent_moments import LentMoments
@@ -107,7 +107,7 @@ class Learners:
         model: keras.Model,
         learners: int,
         compressor: str | Mapping[str, Any] | compressors.Compressor = "adacomp",
-        policy: Policy | None = None,
+        policy: LayerPolicy | None = None,
         precondition: str | None = AUTO,
         graph: bool = False,
     ) -> None:
@@ -345,12 +345,12 @@ def _exchange(
     model: keras.Model,
     learners: int,
     method: compressors.Compressor,
-    policy: Policy | None,
+    policy: LayerPolicy | None,
     precondition: str | None,
 ) -> GradientExchange:
     preconditioner = None
     if learners > 1:
-        preconditioner = adam.preconditioner_for(model.optimizer, method, precondition)
+        preconditioner = preconditioner_for(model.optimizer, method, precondition)
     chosen, group = Candidate(method, preconditioner), LockstepGroup(learners)
     one = Method(repr(method), [chosen], lambda *_: chosen, preconditioner)
     exchange = GradientExchange(one, policy, lambda: group)

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.handover import HandOver, InnerState
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.keras.common.version import keras, keras_module
-
-adam = keras_module("adam")
+from tf_gradcomp.keras.common.precondition import inner_state
+from tf_gradcomp.keras.common.version import keras
 
 
 class LentMoments:
@@ -35,7 +34,7 @@ class LentMoments:
         """Returns the optimizer's state of some variables; None if no gradient is divided."""
         if self._exchange.setup.preconditioner is None:
             return None
-        return adam.inner_state(self._optimizer, variables, lambda variable: variable)
+        return inner_state(self._optimizer, variables, lambda variable: variable)
 
     def give_back(self) -> None:
         """Gives the optimizer the sums of the second moments that the learners have."""

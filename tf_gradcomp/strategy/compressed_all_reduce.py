@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import as_tensors, native, values_unless
 from tf_gradcomp.exchange.method import Method
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import LayerPolicy
 
 
 class CompressedAllReduce:
@@ -29,7 +29,7 @@ class CompressedAllReduce:
         policy: Which variables get which settings.
     """
 
-    def __init__(self, method: Method, policy: Policy | None = None) -> None:
+    def __init__(self, method: Method, policy: LayerPolicy | None = None) -> None:
         self._method = method
         self._policy = policy
         # An exchange lives as long as the first of its variables.

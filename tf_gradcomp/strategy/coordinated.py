@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.saving import Saving, owners_of
 from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.own_values import reading_own
 from tf_gradcomp.strategy.strategy import strategy_of_workers
 
 _OWN_OF_RANK = (
@@ -39,12 +40,14 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
         with strategy.saves.coordinate(savings, _comparable(path)) as writes:
             yield writes
         return
-    with contextlib.ExitStack() as stack:
-        for saving in savings:
-            group = saving.group
-            if not group.by_strategy and group.is_first and not saving.is_collected:
-                tell_user(_OWN_OF_RANK)
-                stack.enter_context(saving.reading_own())
+    own = [
+        saving
+        for saving in savings
+        if not saving.group.by_strategy and saving.group.is_first and not saving.is_collected
+    ]
+    if own:
+        tell_user(_OWN_OF_RANK)
+    with reading_own(*own):
         yield True
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tf_gradcomp import tf_private
+from tf_gradcomp import tf_private, tf_private_data, tf_private_files
 from tf_gradcomp.strategy.coordinated import write_checkpoint
-from tf_gradcomp.strategy.strategy import copied_for_strategies
+from tf_gradcomp.strategy.strategy import copied_for_strategies, is_checked
 
 
 class Patch(NamedTuple):
@@ -19,34 +19,48 @@ class Patch(NamedTuple):
     Attributes:
         replaces: Dotted names of the functions that are replaced.
         why: The fault, or the missing feature, that makes the patch necessary.
-        upstream: The upstream issue, or "none".
         test: The test that fails if the patch no longer works.
         install: Replaces the functions; called once in a process.
+        upstream: The upstream issue, if there is one.
     """
 
     replaces: tuple[str, ...]
     why: str
-    upstream: str
     test: str
     install: Callable[[], None]
+    upstream: str | None = None
 
 
 _VARIABLE = "tensorflow.python.distribute.values.DistributedVariable"
+_INPUT = "tensorflow.python.distribute.input_lib"
 
 TENSORFLOW = (
     Patch(
         tuple(f"{_VARIABLE}.{name}" for name in ("__float__", "__int__", "__complex__")),
         "Callbacks call float() for the learning rate, and variables of strategies refuse it.",
-        "none",
         "test_let_variables_become_numbers",
         tf_private.let_variables_become_numbers,
     ),
     Patch(
         ("tensorflow.python.ops.script_ops.FuncRegistry.__call__",),
         "TensorFlow shares aligned NumPy memory, and layers that run in place overwrite it.",
-        "none",
         "test_on_returned_by_python",
-        lambda: tf_private.on_returned_by_python(copied_for_strategies),
+        lambda: tf_private_data.on_returned_by_python(copied_for_strategies),
+    ),
+    Patch(
+        (
+            f"{_INPUT}.DistributedDataset.__iter__",
+            f"{_INPUT}.DistributedDatasetsFromFunction.__iter__",
+        ),
+        "Keras waits up to a minute between two epochs until an iterator has ended.",
+        "test_drop_iterators_in_background",
+        lambda: tf_private_data.drop_iterators_in_background(is_checked),
+    ),
+    Patch(
+        (f"{_INPUT}._calculate_replicas_with_values",),
+        "Each step waits for a collective that tells whether any worker has data.",
+        "test_begin_steps_with_own_data",
+        lambda: tf_private_data.begin_steps_with_own_data(is_checked),
     ),
     Patch(
         (
@@ -55,8 +69,7 @@ TENSORFLOW = (
             "tensorflow.python.checkpoint.checkpoint_management._delete_file_if_exists",
         ),
         "Workers that save to one path overwrite each other's files.",
-        "none",
         "test_on_checkpoint_write",
-        lambda: tf_private.on_checkpoint_write(write_checkpoint),
+        lambda: tf_private_files.on_checkpoint_write(write_checkpoint),
     ),
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_gradcomp import tf_private
+from tf_gradcomp import tf_private_files
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.own_values import reading_own
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 _FIRST_WAIT = 20.0  # seconds for the other workers to come and save, too
@@ -40,16 +41,10 @@ class Saves:
 
     Args:
         group: All replicas of the strategy.
-        reading_own: A context in which the strategy reads this worker's part of any variable.
     """
 
-    def __init__(
-        self,
-        group: StrategyGroup,
-        reading_own: Callable[[], contextlib.AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, group: StrategyGroup) -> None:
         self._group = group
-        self._reading_own = reading_own
         self._wait = _FIRST_WAIT
         self._orders: collections.Counter[str] = collections.Counter()
         self._written = 0
@@ -77,10 +72,7 @@ class Saves:
             keys = keys[:1]  # all are at this very save
         if number is None:
             number = self._written_by_chief(keys, path, self._wait if joined else _BY_PATH_WAIT)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._reading_own())
-            for saving in savings:
-                stack.enter_context(saving.reading_own())
+        with reading_own(self._group.strategy, *savings):
             if not chief:
                 yield number is None
             else:
@@ -115,7 +107,7 @@ class Saves:
     def _tell(self, keys: Sequence[str], path: str) -> int:
         self._written += 1
         for key in keys:
-            tf_private.announce(key, json.dumps([path, self._written]))
+            tf_private_files.announce(key, json.dumps([path, self._written]))
         return self._written
 
     def _collect(self, savings: Sequence[Saving], key: str) -> bool:
@@ -124,7 +116,7 @@ class Saves:
             if savings:
                 tell_user(_OF_ALL % self._group.processes)
             return True
-        if not tf_private.all_come(key, self._wait):
+        if not tf_private_files.all_come(key, self._wait):
             tell_user(_OWN)
             self._wait = _LATER_WAIT
             return False
@@ -136,7 +128,7 @@ class Saves:
         """Returns the number of the chief's save to the same path; None if there is none."""
         for key in keys:
             try:
-                told: Any = json.loads(tf_private.announced(key, seconds) or "null")
+                told: Any = json.loads(tf_private_files.announced(key, seconds) or "null")
             except ConnectionError:  # the chief has saved and ended, or never will
                 return None
             if told and told[0] == path:
@@ -155,12 +147,12 @@ def _telling_the_end(key: str) -> Iterator[None]:
         problem = f"{type(error).__name__}: {error}"
         raise
     finally:
-        tf_private.announce(key, problem)
+        tf_private_files.announce(key, problem)
 
 
 def _wait_for(key: str, path: str) -> None:
     problem = None
     while problem is None:
-        problem = tf_private.announced(key, _POLL)
+        problem = tf_private_files.announced(key, _POLL)
     if problem:
         raise OSError(f"The chief could not save {path!r} for all workers: {problem}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import inspect
-import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +19,9 @@ from tf_gradcomp.exchange.method import Method
 from tf_gradcomp.groups import carriers, handshake
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.alone import check_not_of_horovod
+from tf_gradcomp.groups.own_values import reads_own
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.policy import Policy, checked_policy
+from tf_gradcomp.policy import LayerPolicy, checked_policy
 from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 from tf_gradcomp.strategy.own_memory import in_own_memory
 from tf_gradcomp.strategy.saves import Saves
@@ -48,7 +47,6 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         compressed_all_reduce: The exchanges; None if the strategy does not compress gradients.
         saves: Coordinates the workers when they save.
         gradient_agreement: Compares the variables that have gradients if nothing is compressed.
-        reads_own: Whether variables are reduced over the replicas of this worker alone.
         agreed_variables: A context in which workers do not compare the variables they create.
     """
 
@@ -61,7 +59,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         | compressors.Compressor
         | compressors.Auto
         | None = None,
-        policy: Policy | None = None,
+        policy: LayerPolicy | None = None,
         *,
         two_level: bool = True,
     ) -> None:
@@ -100,8 +98,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
-        self.reads_own = False
-        self.saves = Saves(self.group, self.reading_own)
+        self.saves = Saves(self.group)
         self.gradient_agreement = GradientAgreement(self.group)
         self.group.agree(
             {
@@ -213,42 +210,26 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """TensorFlow's scope, in which workers also check that they create equal variables."""
         return CheckedScope(super().scope(), self._variables)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Does what TensorFlow does; between epochs, nobody waits for an iterator's end."""
-        distributed = super().experimental_distribute_dataset(dataset, options)
-        return tf_private.drop_iterators_in_background(distributed)
-
-    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
-        """Does what TensorFlow does; between epochs, nobody waits for an iterator's end."""
-        distributed = super().distribute_datasets_from_function(dataset_fn, options)
-        return tf_private.drop_iterators_in_background(distributed)
-
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Reduces as TensorFlow does, and also what TensorFlow refuses.
 
         Within `reusing`, it returns the given results. Scalars have no axis to reduce. A nested
-        structure is reduced leaf by leaf; but where Keras itself asks for the mean of one over the
-        replicas, it is a batch of data of which it learns the shapes. Of that each worker keeps its
-        own, for integers and strings have no mean and workers' batches may differ in size.
-
-        Before each step, TensorFlow's iterators ask how many replicas have data, which only has to
-        be known where this worker has none: one that has some begins its step at once.
+        structure is reduced leaf by leaf. Within `reading_own`, variables are reduced over the
+        replicas of this worker alone, and a nested structure is this worker's own.
         """
         if id(value) in self._known:
             return self._known[id(value)]
-        if self.reads_own and isinstance(value, tf.Variable):
+        own = reads_own(self)
+        if own and isinstance(value, tf.Variable):
             return self._own_of_variable(reduce_op, value)
         if tf.nest.is_nested(value) and not isinstance(value, tf.distribute.DistributedValues):
-            if axis is None and _called_by("keras.", inspect.currentframe()):
+            if own and axis is None:
                 return tf.nest.map_structure(self._own, value)
             return tf.nest.map_structure(lambda leaf: self.reduce(reduce_op, leaf, axis), value)
         if axis is not None and _rank(self, value) == 0:
             axis = None
         self._check_before_start("reducing a value")
-        reduced = super().reduce(reduce_op, value, axis)
-        if tf_private.in_loop_or_eager() or not _called_by(tf_private.DATA, inspect.currentframe()):
-            return reduced
-        return tf.cond(tf.reduce_any(value > 0), lambda: value, lambda: reduced)
+        return super().reduce(reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int) -> tf.Tensor:
         """Gathers as TensorFlow does, and also dtypes that its collectives lack.
@@ -273,15 +254,6 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             yield
         finally:
             self._known = {}
-
-    @contextlib.contextmanager
-    def reading_own(self) -> Iterator[None]:
-        """Within this context, variables are reduced over the replicas of this worker alone."""
-        self.reads_own = True
-        try:
-            yield
-        finally:
-            self.reads_own = False
 
     def _own_of_variable(self, reduce_op: Any, variable: Any) -> tf.Tensor:
         parts = [part.read_value() for part in self.experimental_local_results(variable)]
@@ -316,6 +288,11 @@ def copied_for_strategies(value: Any) -> Any:
     return in_own_memory(value) if _strategies else value
 
 
+def is_checked(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether a strategy is ours."""
+    return isinstance(strategy, CheckedStrategy)
+
+
 def strategy_of_workers() -> CheckedStrategy | None:
     """Returns the strategy by which this process is one of several workers, if there is one."""
     return next((one for one in _strategies if one.group.processes > 1), None)
@@ -347,15 +324,6 @@ def _functions_as_graphs() -> Iterator[None]:
         yield
     finally:
         tf.config.run_functions_eagerly(True)
-
-
-def _called_by(module: str, frame: types.FrameType | None) -> bool:
-    """Returns whether the caller of a frame is in a module whose name begins with `module`.
-
-    A local variable that holds its own frame is a reference cycle and keeps data iterators alive.
-    """
-    caller = frame.f_back if frame else None
-    return caller is not None and caller.f_globals.get("__name__", "").startswith(module)
 
 
 def _rank(strategy: tf.distribute.Strategy, value: Any) -> int | None:

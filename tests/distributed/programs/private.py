@@ -6,7 +6,7 @@ import tensorflow as tf
 from common import dense_model, digits
 
 from tests.ranks import RANK, report
-from tf_gradcomp import tf_private
+from tf_gradcomp import tf_private, tf_private_data, tf_private_files
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
@@ -59,6 +59,18 @@ def launch_broadcast():
         lambda root: strategy.run(lambda: broadcast(tf.distribute.get_replica_context(), root))
     )
     return [run(tf.constant(step % 2)).numpy() for step in range(3)]
+
+
+def begin_steps_with_own_data():
+    """Returns the steps that the workers take, one of which has data for one step only."""
+    tf_private_data.begin_steps_with_own_data(lambda other: other is strategy)
+    batches = tf.data.Dataset.range(1 + RANK).batch(1)
+    iterator = iter(strategy.distribute_datasets_from_function(lambda _: batches))
+    has_data = tf.function(lambda: iterator.get_next_as_optional().has_value())
+    steps = 0
+    while has_data():
+        steps += 1
+    return steps
 
 
 def allow_collectives_in_loops():
@@ -126,12 +138,12 @@ def is_collective():
 
 def announced():
     """Returns the workers' words at three meetings, of which one worker misses the second."""
-    tf_private.announce(f"test/{RANK}", f"by {RANK}")
-    told = [tf_private.announced(f"test/{rank}", 60) for rank in range(2)]
-    come = [tf_private.all_come("test/first", 60)]
-    come.append(RANK == 0 and tf_private.all_come("test/second", 0.5))
-    come.append(tf_private.all_come("test/third", 60))
-    return {"told": told, "come": come, "nothing": tf_private.announced("test/nothing", 0.1)}
+    tf_private_files.announce(f"test/{RANK}", f"by {RANK}")
+    told = [tf_private_files.announced(f"test/{rank}", 60) for rank in range(2)]
+    come = [tf_private_files.all_come("test/first", 60)]
+    come.append(RANK == 0 and tf_private_files.all_come("test/second", 0.5))
+    come.append(tf_private_files.all_come("test/third", 60))
+    return {"told": told, "come": come, "nothing": tf_private_files.announced("test/nothing", 0.1)}
 
 
 def stock_fit():
@@ -163,6 +175,7 @@ CHECKS = (
     sum_over_workers,
     rank,
     launch_broadcast,
+    begin_steps_with_own_data,
     allow_collectives_in_loops,
     exchange_no_empty_tensors,
     broadcast_no_empty_variables,

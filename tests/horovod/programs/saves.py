@@ -12,7 +12,7 @@ from common import compiled, fit, state_of, strategy, words_model
 
 import tf_gradcomp as gc
 from tests.ranks import BY_HOROVOD, RANK, argument, compressed, data, report, values
-from tf_gradcomp.keras.common.compressed import wrappers_of
+from tf_gradcomp.keras.common.wrappers import wrappers_of
 
 FOLDER = pathlib.Path(argument(2))
 gc.CompressedOptimizer  # noqa: B018 (Keras finds the class when it is loaded)

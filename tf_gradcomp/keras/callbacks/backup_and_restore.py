@@ -13,8 +13,8 @@ from tf_gradcomp.checkpoints import worker_path
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.common.compressed import wrappers_of
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras, keras_module
+from tf_gradcomp.keras.common.wrappers import wrappers_of
 
 keras_private = keras_module("keras_private")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tf_gradcomp.keras.callbacks.every import EPOCH, checked_every
 from tf_gradcomp.keras.callbacks.order import SAVERS, warn_if_behind
-from tf_gradcomp.keras.common.compressed import wrappers_of
 from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.common.wrappers import wrappers_of
 
 
 class CollectState(keras.callbacks.Callback):

@@ -16,8 +16,8 @@ from tf_gradcomp.groups.communicator import measures_per_step
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.callbacks import traffic_table
 from tf_gradcomp.keras.callbacks.order import READERS, progress_bars, warn_if_behind
-from tf_gradcomp.keras.common.compressed import compressed_optimizer, wrappers_of
 from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.common.wrappers import compressed_optimizer, wrappers_of
 from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 
 ALL = "all"
@@ -74,7 +74,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Called by Keras; warns if a callback before this one will not see its logs."""
         super().set_model(model)
         warn_if_behind(self, READERS, "see what it logs")
-        for bar in progress_bars(self):
+        for bar in progress_bars():
             bar.on_train_batch_end = _without_details(type(bar).on_train_batch_end, bar)
             bar.on_epoch_end = _without_details(type(bar).on_epoch_end, bar)
 

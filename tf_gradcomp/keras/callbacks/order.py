@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import warnings
 
-from tf_gradcomp.keras.common.version import keras, keras_module
-
-keras_private = keras_module("keras_private")
-
+from tf_gradcomp.keras.common.hooks import callbacks_of_fit
+from tf_gradcomp.keras.common.version import keras
 
 READERS = (
     keras.callbacks.TensorBoard,
@@ -28,7 +26,7 @@ def warn_if_behind(
         others: The classes.
         reason: What these will not do, if they come first.
     """
-    callbacks = keras_private.callbacks_of_fit() or [callback]
+    callbacks = callbacks_of_fit() or [callback]
     name = type(callback).__name__
     for other in callbacks[: callbacks.index(callback)]:
         if isinstance(other, others):
@@ -39,7 +37,6 @@ def warn_if_behind(
             )
 
 
-def progress_bars(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
+def progress_bars() -> list[keras.callbacks.Callback]:
     """Called by a callback in `set_model`: the progress bars of this `fit`, if known."""
-    callbacks = keras_private.callbacks_of_fit() or [callback]
-    return [one for one in callbacks if isinstance(one, keras.callbacks.ProgbarLogger)]
+    return [one for one in callbacks_of_fit() if isinstance(one, keras.callbacks.ProgbarLogger)]

@@ -14,11 +14,11 @@ from tf_gradcomp.exchange.gradients import gradient_specs, with_gradients_to_exc
 from tf_gradcomp.exchange.method import Candidate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common.compressed import compressed_in
 from tf_gradcomp.keras.common.inner import in_loss_scaler
-from tf_gradcomp.keras.common.precondition import AUTO
-from tf_gradcomp.keras.common.version import keras, keras_module
-from tf_gradcomp.policy import Policy, checked_policy
+from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
+from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.common.wrappers import compressed_in
+from tf_gradcomp.policy import LayerPolicy, checked_policy
 
 
 def advise(
@@ -26,7 +26,7 @@ def advise(
     candidates: Sequence[str | Mapping[str, Any] | compressors.Compressor] = CANDIDATES,
     *,
     compute_seconds: float = 0.0,
-    policy: Policy | None = None,
+    policy: LayerPolicy | None = None,
 ) -> Advice:
     """Predicts how long a step will take with several methods, in this job and on its network.
 
@@ -86,4 +86,4 @@ def _preconditioner(optimizer: Any, compressor: compressors.Compressor) -> Preco
     compressed = next(compressed_in(optimizer), None)
     if compressed is not None:
         return compressed.preconditioner_of(compressor)
-    return keras_module("adam").preconditioner_for(in_loss_scaler(optimizer)[-1], compressor, AUTO)
+    return preconditioner_for(in_loss_scaler(optimizer)[-1], compressor, AUTO)

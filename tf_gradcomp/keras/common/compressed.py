@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import tensorflow as tf
@@ -18,33 +18,39 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.auto import BASELINE
 from tf_gradcomp.exchange import saving
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.gradients import divided
+from tf_gradcomp.exchange.gradients import (
+    check_created_in_scope,
+    check_variables_in_scope,
+    divided,
+)
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replacing import method_in_place_of
-from tf_gradcomp.groups.current import group_finder, group_here
+from tf_gradcomp.groups.current import check_group, group_finder, group_here
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.common import equal_values, losses
+from tf_gradcomp.keras.common import equal_values, losses, saved_state
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
 from tf_gradcomp.keras.common.facts import facts_of
-from tf_gradcomp.keras.common.inner import check_not_by_horovod, in_loss_scaler
+from tf_gradcomp.keras.common.inner import check_not_by_horovod, checked_inner, in_loss_scaler
 from tf_gradcomp.keras.common.precondition import (
+    AUTO,
     check_moments_are_its_own,
     check_unchanged,
+    inner_state,
+    preconditioner_for,
     take_moments,
 )
 from tf_gradcomp.keras.common.version import keras, keras_module
-from tf_gradcomp.policy import Policy
+from tf_gradcomp.policy import LayerPolicy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+adam, keras_private = keras_module("adam"), keras_module("keras_private")
 
 
 class Compressed:
     """The part of an optimizer's wrapper that is the same whichever Keras the optimizer is of.
 
-    The wrapper derives from this and from its Keras' optimizer, and calls `_set_up` when it is
-    made, `_build_exchange` and `_take_moments` when its variables are known, and
-    `_reduction_of` in each step.
+    The wrapper derives from this and from its Keras' optimizer. It calls `_build_exchange` and
+    `_take_moments` when its variables are known, and `_reduction_of` in each step.
 
     Attributes:
         inner_optimizer: What applies the sum of the gradients.
@@ -60,15 +66,22 @@ class Compressed:
     precondition: str | None
     reduction: str | None
 
-    def _set_up(
+    _base_settings: ClassVar[Mapping[str, Any]] = {}  # of Keras' class of optimizers
+    _accepted: ClassVar[type | tuple[type, ...]]
+
+    def __init__(
         self,
-        inner: Any,
-        compressor: compressors.Compressor | Mapping[str, Any] | str,
-        policy: Policy | None,
-        precondition: str | None,
-        group: str | Group | None,
-        reduction: str | None,
+        inner_optimizer: keras.optimizers.Optimizer | Mapping[str, Any] | str,
+        compressor: compressors.Compressor | Mapping[str, Any] | str = "adacomp",
+        policy: LayerPolicy | None = None,
+        precondition: str | None = AUTO,
+        name: str = "compressed_optimizer",
+        *,
+        group: str | Group | None = None,
+        reduction: str | None = None,
     ) -> None:
+        super().__init__(name=name, **self._base_settings)  # type: ignore[call-arg]
+        inner = checked_inner(inner_optimizer, self._accepted, Compressed, self._within)
         keras_module("patches").install()
         self._find_group = group_finder(group)
         self.reduction = checked_reduction(reduction)
@@ -86,15 +99,29 @@ class Compressed:
         self.exchange = GradientExchange(method, policy, self._find_group)
         self._values_agreed = False
         check_group(self.group)
+        self._set_up_own()
+
+    @abc.abstractmethod
+    def _set_up_own(self) -> None:
+        """Sets up what the wrapper of one Keras version has beside this."""
 
     _deserialized: ClassVar[Callable[..., Any]] = staticmethod(keras.optimizers.deserialize)
     # Gives an optimizer and all that it wraps.
     _within: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(in_loss_scaler)
 
+    _scaled_around: bool  # by a loss scaler that wraps this optimizer
+
     @property
-    @abc.abstractmethod
     def _core(self) -> Any:
         """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
+        inner = self.inner_optimizer
+        scales = isinstance(inner, keras.mixed_precision.LossScaleOptimizer)
+        return inner.inner_optimizer if scales else inner
+
+    @property
+    def _applies(self) -> Any:
+        """The inner optimizer, without its loss scaler if another one is around this optimizer."""
+        return self._core if self._scaled_around else self.inner_optimizer
 
     @property
     @abc.abstractmethod
@@ -108,38 +135,31 @@ class Compressed:
 
     def _possible_preconditioner(self) -> Preconditioner | None:
         """Returns the preconditioner that the inner optimizer allows, if any."""
-        return keras_module("adam").possible_preconditioner(self._core)
+        return adam.possible_preconditioner(self._core)
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
         """Returns the preconditioner that this optimizer puts in front of a compressor, if any."""
-        adam = keras_module("adam")
-        return adam.preconditioner_for(self._core, compressor, self.precondition)
+        return preconditioner_for(self._core, compressor, self.precondition)
 
-    @abc.abstractmethod
+    def passes_through(self) -> bool:
+        """Returns whether the inner optimizer runs unchanged: only with one replica."""
+        return self.group.size == 1
+
     def _inner_state(self, variables: Sequence[Any]) -> InnerState | None:
         """The inner optimizer's state of some variables, on the replica that calls."""
+        group = self.group
+        replica = group.local_replica()
+        return inner_state(self._core, variables, lambda v: group.local(v, replica))
 
-    @abc.abstractmethod
     def _clip(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> Sequence[Gradient]:
-        """Clips gradients as the inner optimizer does."""
-
-    @abc.abstractmethod
-    def _momentum_only(
-        self, divided: Sequence[Any], delayed: Sequence[tf.Tensor]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Within it, the inner optimizer takes gradients of these variables as divided already.
-
-        Args:
-            divided: The variables.
-            delayed: For each of them a bool scalar, whether its gradient goes past the momentum.
-        """
+        return keras_private.clip(self._core, grads, variables)
 
     def _stepping(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Within it, the inner optimizer applies the sums for these variables."""
         if not self.exchange.setup.preconditioner:
             return contextlib.nullcontext()
         divided = [v for v in variables if self.exchange.is_divided(v)]
-        return self._momentum_only(divided, self.exchange.delayed(divided))
+        return adam.momentum_only(self._core, divided, self.exchange.delayed(divided))
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto:
@@ -153,6 +173,19 @@ class Compressed:
 
     def _candidate(self, compressor: compressors.Compressor) -> Candidate:
         return Candidate(compressor, self.preconditioner_of(compressor))
+
+    def _check_scope(self, variables: Sequence[Any], counter: Any) -> None:
+        """Refuses to be built for variables, or around an optimizer, of another strategy.
+
+        Args:
+            variables: Those to be built for.
+            counter: The inner optimizer's count of steps; None if it is made later.
+        """
+        check_group(self.group)
+        if counter is not None and not self.passes_through():
+            check_created_in_scope(counter)
+        if self.group.size > 1 and tf.distribute.has_strategy():
+            check_variables_in_scope(tf.distribute.get_strategy(), variables)
 
     def _build_exchange(self, variables: Sequence[Any]) -> None:
         for inside in self._within(self.inner_optimizer):
@@ -223,12 +256,21 @@ class Compressed:
 
     @property
     def learning_rate(self) -> Any:
-        """The inner optimizer's learning rate."""
-        return self.inner_optimizer.learning_rate
+        """The inner optimizer's learning rate; of a schedule, the current one."""
+        rate = self.inner_optimizer.learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
+        return rate
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
         self.inner_optimizer.learning_rate = learning_rate
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Finalizes variables as the inner optimizer does, unless it is a legacy one."""
+        finalize = getattr(self._core, "finalize_variable_values", None)
+        if finalize is not None:
+            finalize(var_list)
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """Excludes variables from the inner optimizer's weight decay."""
@@ -260,6 +302,30 @@ class Compressed:
             )
         self.exchange.saving.collect()
 
+    def _own_state(self) -> dict[str, Any]:
+        """Returns the variables that are saved beside those of the inner optimizer, by name."""
+        return saved_state.own_state(self.exchange)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the exchange's state; Keras saves the inner optimizer next to it.
+
+        Raises:
+            ValueError: Under Horovod on other ranks than rank 0, if `collect_state` was not called
+                since the last step.
+        """
+        saved_state.save(self.exchange, self._own_state(), store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
+
+        What the checkpoint does not have, such as residuals, starts at zero. What it has and this
+        compressor does not keep is not loaded, and the log says so.
+        """
+        if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
+            self.inner_optimizer.load_own_variables(store)
+            store = {}
+        saved_state.load(self.exchange, self._own_state(), store)
+
     def get_config(self) -> dict[str, Any]:
         """The config, for `from_config` and Keras' saving."""
         return {
@@ -289,59 +355,12 @@ class Compressed:
         return make(
             inner,
             config["compressor"],
-            policy=Policy(**config["policy"]),
+            policy=LayerPolicy(**config["policy"]),
             precondition=config["precondition"],
             reduction=config.get("reduction"),  # files of before had none
             name=config["name"],
             group=group_here(),
         )
-
-
-def compressed_in(optimizer: Any) -> Iterator[Compressed]:
-    """The wrappers in an optimizer: itself, in a loss scaler, or in a Keras `MultiOptimizer`."""
-    if isinstance(optimizer, Compressed):
-        yield optimizer
-        return
-    inside = getattr(optimizer, "inner_optimizer", None)
-    for one in [inside] if inside is not None else getattr(optimizer, "optimizers", ()):
-        yield from compressed_in(one)
-
-
-def optimizers_of(model: keras.Model) -> Iterator[Any]:
-    """The optimizer that a model was compiled with, then those that it has beside it, as a GAN."""
-    first = getattr(model, "optimizer", None)  # a layer that is saved has none
-    if first is not None:
-        yield first
-    for value in vars(model).values():
-        if hasattr(value, "apply_gradients") and value is not first:
-            yield value
-
-
-def wrappers_of(model: keras.Model) -> Iterator[Compressed]:
-    """The wrappers in all of a model's optimizers."""
-    for optimizer in optimizers_of(model):
-        yield from compressed_in(optimizer)
-
-
-def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
-    """Returns the wrappers in an optimizer that have a built exchange.
-
-    A wrapper without variables, as in a `MultiOptimizer`, never builds its exchange.
-    """
-    return (one for one in compressed_in(optimizer) if one.exchange.built)
-
-
-def is_per_process(variable: Any, optimizer: Any) -> bool:
-    """Returns whether a wrapper in an optimizer keeps `variable` separately on each replica."""
-    return any(one.exchange.saving.is_per_process(variable) for one in exchanging_in(optimizer))
-
-
-def compressed_optimizer(model: keras.Model) -> Any:
-    """The `CompressedOptimizer` of a compiled model, which may be in a loss scaler; or None."""
-    optimizer = model.optimizer
-    while optimizer is not None and not isinstance(optimizer, Compressed):
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    return optimizer
 
 
 def checked_reduction(reduction: Any) -> str | None:
@@ -356,22 +375,3 @@ def checked_reduction(reduction: Any) -> str | None:
             f"strategy and the mean under Horovod; received {reduction!r}."
         )
     return reduction
-
-
-def check_group(group: Group) -> None:
-    """Refuses groups whose replicas do not run here, or exchange their gradients already."""
-    group.check_current()
-    if isinstance(group, StrategyGroup) and getattr(group.strategy, "compressor", None) is not None:
-        raise ValueError(
-            "A compressor is set on both the strategy and the optimizer, and gradients would be "
-            "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
-            "the optimizer without CompressedOptimizer."
-        )
-
-
-def checked_replica_context() -> tf.distribute.ReplicaContext:
-    """The context of the replica that calls; refuses a call from anywhere else."""
-    context = tf.distribute.get_replica_context()
-    if context is None:
-        raise ValueError("apply() must be called in a replica context, inside strategy.run.")
-    return context

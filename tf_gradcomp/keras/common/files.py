@@ -12,8 +12,8 @@ from typing import IO, Any
 from tf_gradcomp.chief import this_worker
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.keras.common.compressed import wrappers_of
 from tf_gradcomp.keras.common.version import keras
+from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.strategy.coordinated import coordinated, writes_alone
 from tf_gradcomp.strategy.strategy import CheckedStrategy, strategy_of_workers
 

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tf_gradcomp.keras.common.version import keras
+
+_callbacks: contextvars.ContextVar[Sequence[keras.callbacks.Callback]]
+_callbacks = contextvars.ContextVar("callbacks", default=())
+
+
+@contextlib.contextmanager
+def with_methods(optimizer: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Within this context, an optimizer has other methods, which take no `self`.
+
+    They are attributes of the object. Keras' own way to set attributes would track them.
+    """
+    attributes = vars(optimizer)
+    before = {name: attributes[name] for name in methods if name in attributes}
+    attributes.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del attributes[name]
+        attributes.update(before)
+
+
+def replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
+    """Has `by(original, ...)` called in place of a function, with the arguments of the function.
+
+    Args:
+        owner: The module or the class that has the function.
+        name: The function's name.
+        by: No lambda if the function is called in a traced step: AutoGraph cannot convert these.
+    """
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return by(original, *args, **kwargs)
+
+    setattr(owner, name, hooked)
 
 
 def after_init(class_: type, then: Callable[[Any, Mapping[str, Any]], None]) -> None:
     """Has `then(object, keyword arguments)` called for each new object of a class."""
-    original = class_.__init__  # type: ignore[misc]
 
-    @functools.wraps(original)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
+    def hooked(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         then(self, kwargs)
 
-    class_.__init__ = hooked  # type: ignore[misc]
+    replace(class_, "__init__", hooked)
 
 
 def on_outputs_of_steps(trainer: Any, auto: str, reduce: Callable[..., Any]) -> None:
@@ -31,23 +66,37 @@ def on_outputs_of_steps(trainer: Any, auto: str, reduce: Callable[..., Any]) -> 
         auto: The reduction that Keras uses for "auto".
         reduce: Stands in for the reduction of Keras.
     """
-    original = trainer.reduce_per_replica
 
-    @functools.wraps(original)
-    def hooked(values: Any, strategy: tf.distribute.Strategy, reduction: str) -> Any:
+    def hooked(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
         as_keras = functools.partial(original, values, strategy, reduction)
         return reduce(strategy, values, as_keras) if reduction in ("auto", auto) else as_keras()
 
-    trainer.reduce_per_replica = hooked
+    replace(trainer, "reduce_per_replica", hooked)
 
 
 def on_train_function(check: Callable[[Any], None]) -> None:
     """Has `check(model)` called before `fit` makes the function of a step."""
-    original = keras.Model.make_train_function
 
-    @functools.wraps(original)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def hooked(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         check(self)
         return original(self, *args, **kwargs)
 
-    keras.Model.make_train_function = hooked
+    replace(keras.Model, "make_train_function", hooked)
+
+
+def know_callbacks_of_fit() -> None:
+    """Has `callbacks_of_fit` know the list that a callback is in; Keras gives it no way there."""
+
+    def hooked(original: Any, self: Any, model: keras.Model) -> None:
+        token = _callbacks.set(self.callbacks)
+        try:
+            original(self, model)
+        finally:
+            _callbacks.reset(token)
+
+    replace(keras.callbacks.CallbackList, "set_model", hooked)
+
+
+def callbacks_of_fit() -> Sequence[keras.callbacks.Callback]:
+    """Called by a callback in `set_model`: all callbacks of this `fit`, in order, if known."""
+    return _callbacks.get()

@@ -11,13 +11,9 @@ import tensorflow as tf
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.horovod_group import HorovodGroup
-from tf_gradcomp.keras.common.compressed import (
-    Compressed,
-    is_per_process,
-    optimizers_of,
-    wrappers_of,
-)
+from tf_gradcomp.keras.common.compressed import Compressed
 from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.common.wrappers import is_per_process, optimizers_of, wrappers_of
 
 keras_private = keras_module("keras_private")
 

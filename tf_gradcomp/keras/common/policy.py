@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 
-from tf_gradcomp import policy
 from tf_gradcomp.exchange.gradients import path_of
 from tf_gradcomp.keras.common.version import keras, keras_module
-from tf_gradcomp.policy import CONVOLUTION, DENSE, EMBEDDING, RECURRENT, VECTOR, kind_by_rule
+from tf_gradcomp.policy import (
+    CONVOLUTION,
+    DENSE,
+    EMBEDDING,
+    RECURRENT,
+    VECTOR,
+    LayerPolicy,
+    kind_by_rule,
+)
 
 keras_private = keras_module("keras_private")
 
 
-class Policy(policy.Policy):
+class Policy(LayerPolicy):
     """Tells the layer kind of each variable; `from_model` reads it off a Keras model.
 
-    Arguments, rules and errors are those of `tf_gradcomp.policy.Policy`: by default a kind follows
-    from the variable's path and shape.
+    Arguments, rules and errors are those of `tf_gradcomp.policy.LayerPolicy`: by default a kind
+    follows from the variable's path and shape.
     """
 
     @classmethod
@@ -25,7 +32,7 @@ class Policy(policy.Policy):
 
         Args:
             model: A built Keras model. Sizes are known of layers in functional and sequential ones.
-            max_dense_elements: As for `Policy`.
+            max_dense_elements: As for `LayerPolicy`.
 
         Raises:
             ValueError: If the model has no variables yet.

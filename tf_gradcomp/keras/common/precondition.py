@@ -3,47 +3,73 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
 from tf_gradcomp.compressors import Compressor
+from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.keras.common.version import keras_module
+
+adam, keras_private = keras_module("adam"), keras_module("keras_private")
 
 AUTO, LOCAL = "auto", "local"
+_SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # Keras' names for its own
 
 
-def chosen(
-    setting: str | None,
-    possible: Preconditioner | None,
-    compressor: Compressor,
-    optimizer: object,
-    allowed: Iterable[type],
+def preconditioner_for(
+    optimizer: Any, compressor: Compressor, setting: str | None
 ) -> Preconditioner | None:
-    """The preconditioner that `precondition=setting` puts in front of a compressor, if any.
+    """Returns the preconditioner that `precondition=setting` puts in front of a compressor, if any.
 
     Args:
-        setting: `"auto"`, `"local"` or None.
-        possible: What the inner optimizer allows.
-        compressor: The method; `"auto"` preconditions only those that train better so.
         optimizer: The inner optimizer, without a loss scaler around it.
-        allowed: The classes of optimizers that can be preconditioned, for messages.
+        compressor: The method. `"auto"` preconditions only methods that train better with it.
+        setting: `"auto"`, `"local"` or None.
 
     Raises:
         ValueError: If `setting` is none of these, or the optimizer cannot be preconditioned.
     """
     if setting not in (AUTO, LOCAL, None):
         raise ValueError(f'precondition: expected "auto", "local" or None; received {setting!r}.')
+    possible = adam.possible_preconditioner(optimizer)
     if setting == LOCAL and possible is None:
-        names = ", ".join(dict.fromkeys(class_.__name__ for class_ in allowed))
+        names = ", ".join(dict.fromkeys(class_.__name__ for class_ in adam.allowed()))
         raise ValueError(
-            f'precondition="local" is for {names}; received {type(optimizer).__name__}. Use '
+            f'precondition="local" is for {names}; received '
+            f"{type(adam.updating(optimizer)).__name__}. Use "
             'precondition="auto", which leaves others as they are.'
         )
     if setting is None or (setting == AUTO and not compressor.helped_by_precondition):
         return None
     return possible
+
+
+def inner_state(
+    optimizer: Any, variables: Sequence[Any], local: Callable[[tf.Variable], tf.Variable]
+) -> InnerState | None:
+    """The state of an optimizer of Adam's family on one replica; None for other optimizers.
+
+    Args:
+        optimizer: The inner optimizer, without a loss scaler around it.
+        variables: The weights whose state is wanted.
+        local: Returns the replica's own component of a variable.
+    """
+    possible = adam.possible_preconditioner(optimizer)
+    if possible is None:
+        return None
+    core = adam.updating(optimizer)
+
+    def slots(kind: str) -> list[tf.Variable]:
+        return [local(native(slot)) for slot in keras_private.slots(core, kind, variables)]
+
+    names = dict.fromkeys([SECOND_MOMENT, possible.root_of])
+    moments = {name: slots(_SLOTS[name]) for name in names}
+    return InnerState(tf.cast(optimizer.iterations, tf.int64), moments, slots("momentums"))
 
 
 _MOMENTS_ARE_TAKEN = "_moments_are_taken"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import tf_private
+from tf_gradcomp import tf_private_data
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.processes import Processes
 from tf_gradcomp.strategy.strategy import CheckedStrategy
@@ -33,10 +33,10 @@ def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
     """
     if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
         return None
-    shared = tf_private.shared_by_workers(distributed)
+    shared = tf_private_data.shared_by_workers(distributed)
     if shared is None:
         return None
-    of_files = shared is not tf_private.undistributed(distributed)
+    of_files = shared is not tf_private_data.undistributed(distributed)
     dataset = shared.batch(2**30) if of_files else shared  # all names at once
     batch = next(iter(dataset.take(1)), None)
     flat = tf.nest.flatten(batch, expand_composites=True) if batch is not None else []

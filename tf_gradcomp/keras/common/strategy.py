@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ import tensorflow as tf
 from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
-from tf_gradcomp.exchange.gradients import path_of
+from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
 from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replacing import tell_without_effect
-from tf_gradcomp.keras.common.compressed import wrappers_of
+from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.version import keras, keras_module
+from tf_gradcomp.keras.common.wrappers import wrappers_of
+from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.strategy.strategy import CheckedStrategy, check_trains_with_others
 
 BATCHES = (
@@ -69,6 +71,39 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         methods = compressors.methods_of(compressor, lags=True)  # the optimizer may be Adam
         candidates = [Candidate(method) for method in methods]
         return Method(repr(compressor), candidates, choose)
+
+
+def reduce_in_optimizer(
+    optimizer: Any,
+    pairs: Sequence[tuple[Any, Any]],
+    trained: Sequence[Any],
+    original: Callable[..., Any],
+    if_skipped: float = 0.0,
+) -> Any:
+    """Stands in for the reduction of gradients in an optimizer that is not wrapped.
+
+    The gradients are checked, and our strategy may compress them.
+
+    Args:
+        optimizer: The optimizer.
+        pairs: Gradients and variables.
+        trained: All variables that it trains.
+        original: What Keras does with the pairs.
+        if_skipped: The sums on a step that is to be skipped.
+    """
+    strategy = tf.distribute.get_strategy()
+    compressed = compressed_all_reduce(strategy)
+    gradients, variables = zip(*pairs, strict=True)
+    if isinstance(strategy, CheckedStrategy):
+        check_variables_in_scope(strategy, trained)
+    if compressed is None:
+        check_gradients(strategy, gradients, variables)
+        return original(pairs)
+    exchange = compressed.gradient_exchange(trained)
+    replicas = exchange.group.size
+    check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
+    reduced = compressed.reduce_gradients(gradients, variables, if_skipped, trained)
+    return list(zip(reduced, variables, strict=True))
 
 
 def check_trains(model: keras.Model) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp.adam import momentum
-from tf_gradcomp.adam.handover import InnerState
-from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
-from tf_gradcomp.compressors import Compressor
-from tf_gradcomp.keras.common.precondition import chosen
+from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.keras2 import addons, keras_private
-
-_SLOTS = {SECOND_MOMENT: "v", LARGEST: "vhat"}  # Keras' names for its own
 
 
 def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
@@ -27,8 +22,8 @@ def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
         optimizer: The inner optimizer. Where it wraps another one, such as `MovingAverage` does,
             that one tells.
     """
-    core = _updating(optimizer)
-    if type(core) not in _allowed():
+    core = updating(optimizer)
+    if type(core) not in allowed():
         return None
     with tf.init_scope():  # a config reads variables; asked for a setting, others create them
         config = core.get_config()
@@ -38,48 +33,6 @@ def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
         amsgrad=bool(config.get("amsgrad", False)),
         corrects_epsilon=not isinstance(core, (*_nadams(), *_of_addons("LAMB"))),
     )
-
-
-def preconditioner_for(
-    optimizer: Any, compressor: Compressor, setting: str | None
-) -> Preconditioner | None:
-    """Returns the preconditioner that `precondition=setting` selects for an inner optimizer.
-
-    Args:
-        optimizer: The inner optimizer, perhaps with wrappers around it.
-        compressor: The method. `"auto"` preconditions only methods that train better with it.
-        setting: `"auto"`, `"local"` or None.
-
-    Raises:
-        ValueError: If `setting` is none of these, or the optimizer cannot be preconditioned.
-    """
-    possible = possible_preconditioner(optimizer)
-    return chosen(setting, possible, compressor, _updating(optimizer), _allowed())
-
-
-def inner_state(
-    optimizer: Any,
-    variables: Sequence[tf.Variable],
-    local: Callable[[tf.Variable], tf.Variable],
-) -> InnerState | None:
-    """The state of an optimizer of Adam's family on one replica; None for other optimizers.
-
-    Args:
-        optimizer: The inner optimizer, perhaps with wrappers around it.
-        variables: The weights whose state is wanted.
-        local: Returns the replica's own component of a variable.
-    """
-    possible = possible_preconditioner(optimizer)
-    if possible is None:
-        return None
-    core = _updating(optimizer)
-
-    def slots(kind: str) -> list[tf.Variable]:
-        return [local(slot) for slot in keras_private.slots(core, kind, variables)]
-
-    names = dict.fromkeys([SECOND_MOMENT, possible.root_of])
-    moments = {name: slots(_SLOTS[name]) for name in names}
-    return InnerState(tf.cast(optimizer.iterations, tf.int64), moments, slots("m"))
 
 
 def momentum_only(
@@ -95,19 +48,21 @@ def momentum_only(
     """
     steps = [functools.partial(_update, delayed=of_one) for of_one in delayed]
     of_variables = zip(divided, steps, strict=True)
-    core = _updating(optimizer)
+    core = updating(optimizer)
     if isinstance(core, keras.optimizers.Nadam):
         step = tf.cast(core.iterations + 1, tf.float32)
         keras_private.set_nadam_product(core, momentum.nadam_product(core.beta_1, step))
     return keras_private.stepping(optimizer, core, of_variables)
 
 
-def _updating(optimizer: Any) -> Any:
+def updating(optimizer: Any) -> Any:
+    """Returns the optimizer that updates, however deep inside others."""
     *_, core = keras_private.within(optimizer)
     return core
 
 
-def _allowed() -> tuple[type, ...]:
+def allowed() -> tuple[type, ...]:
+    """Returns the classes of optimizers that can be preconditioned."""
     adams = (keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.legacy.Adam)
     return (*adams, *_nadams(), *_of_addons("AdamW"), *_of_addons("LAMB"))
 
@@ -127,7 +82,7 @@ def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any, delayed: tf
     dtype = weights.dtype
     # Keras' own rule for slices moves all rows by their momentum, too.
     gradient, direct = momentum.split(tf.cast(tf.convert_to_tensor(gradient), dtype), delayed)
-    (slot,) = keras_private.slots(optimizer, "m", [variable])
+    (slot,) = keras_private.slots(optimizer, "momentums", [variable])
     beta_1 = tf.cast(optimizer.beta_1, dtype)
     momentums = slot + (gradient - slot) * (1 - beta_1)
     slot.assign(momentums)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.keras.common.hooks import after_init, on_outputs_of_steps
+from tf_gradcomp.keras.common.hooks import after_init, on_outputs_of_steps, replace
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.keras2.keras_private import PACKAGE, Legacy, NewStyle
 
@@ -23,14 +23,13 @@ def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
 
     It is the only place that knows a tensor to be the gradient of a variable.
     """
-    for class_, name in ((NewStyle, "aggregate_gradients"), (Legacy, "_aggregate_gradients")):
-        original = getattr(class_, name)
 
-        def hooked(self: Any, grads_and_vars: Any, original: Any = original) -> Any:
-            return reduce(self, grads_and_vars, functools.partial(original, self))
+    @tf.autograph.experimental.do_not_convert
+    def hooked(original: Any, self: Any, grads_and_vars: Any) -> Any:
+        return reduce(self, grads_and_vars, functools.partial(original, self))
 
-        hooked = functools.wraps(original)(hooked)
-        setattr(class_, name, tf.autograph.experimental.do_not_convert(hooked))
+    replace(NewStyle, "aggregate_gradients", hooked)
+    replace(Legacy, "_aggregate_gradients", hooked)
 
 
 def on_results_of_metrics(results: Callable[..., Any]) -> None:
@@ -38,13 +37,12 @@ def on_results_of_metrics(results: Callable[..., Any]) -> None:
 
     Each metric asks for the sum of each of its variables over the replicas, one after another.
     """
-    original = keras.Model.get_metrics_result
 
-    @functools.wraps(original)
-    def hooked(self: keras.Model) -> Any:
+    @tf.autograph.experimental.do_not_convert
+    def hooked(original: Any, self: keras.Model) -> Any:
         return results(self, functools.partial(original, self))
 
-    keras.Model.get_metrics_result = tf.autograph.experimental.do_not_convert(hooked)
+    replace(keras.Model, "get_metrics_result", hooked)
 
 
 def on_result_of_metric(note: Callable[[Any], None]) -> None:
@@ -52,10 +50,8 @@ def on_result_of_metric(note: Callable[[Any], None]) -> None:
 
     In a replica's context it is of all replicas, and nothing public tells it from what is of one.
     """
-    original = _metrics_utils.result_wrapper
 
-    @functools.wraps(original)
-    def hooked(result: Callable[..., Any]) -> Callable[..., Any]:
+    def hooked(original: Any, result: Callable[..., Any]) -> Callable[..., Any]:
         of_keras = original(result)
 
         def noted(*args: Any) -> Any:
@@ -65,7 +61,7 @@ def on_result_of_metric(note: Callable[[Any], None]) -> None:
 
         return tf.__internal__.decorator.make_decorator(of_keras, noted)
 
-    _metrics_utils.result_wrapper = hooked
+    replace(_metrics_utils, "result_wrapper", hooked)
 
 
 def on_sums_of_steps(sums: Callable[..., Any]) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.keras.common.behaving_as import behaving_as
+from tf_gradcomp.keras.common.hooks import with_methods
 from tf_gradcomp.keras.common.version import keras
 
 Pairs = Sequence[tuple[Any, Any]]  # of gradients and variables
@@ -123,14 +121,19 @@ def clip(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> 
 
 
 def slots(optimizer: Any, kind: str, variables: Sequence[Any]) -> list[tf.Variable]:
-    """The moments `"m"`, `"v"` or `"vhat"` of variables, which new-style ones keep privately."""
+    """The `"momentums"`, `"velocities"` or `"velocity_hats"` of variables.
+
+    New-style optimizers keep them privately, and legacy ones by other names.
+    """
     if isinstance(optimizer, Legacy):
-        return [optimizer.get_slot(variable, kind) for variable in variables]
-    of_all = getattr(optimizer, {"m": "_momentums", "v": "_velocities"}.get(kind, "_velocity_hats"))
+        name = {"momentums": "m", "velocities": "v", "velocity_hats": "vhat"}[kind]
+        return [optimizer.get_slot(variable, name) for variable in variables]
+    of_all = getattr(optimizer, f"_{kind}")
     return [of_all[optimizer._index_dict[optimizer._var_key(variable)]] for variable in variables]
 
 
 Step = Callable[[Any, Any, Any, Any], None]  # (optimizer, gradient, variable, learning rate)
+_COMPUTED = "_u_product_counter"  # how often a new-style Nadam has computed its product
 
 
 @contextlib.contextmanager
@@ -153,31 +156,32 @@ def stepping(optimizer: Any, core: Any, steps: Iterable[tuple[Any, Step]]) -> It
 
     if isinstance(core, Legacy):
         with (
-            behaving_as(core, **_legacy_overrides(type(core), step_of)),
-            behaving_as(optimizer, _transform_gradients=lambda self, pairs: pairs),
+            with_methods(core, **_legacy_overrides(core, step_of)),
+            with_methods(optimizer, _transform_gradients=lambda pairs: pairs),
         ):
             yield
         return
-    whole = type(core).update_step
+    whole = core.update_step
+    computed = getattr(core, _COMPUTED, None)
 
-    def update_step(self: Any, gradient: Any, variable: Any) -> None:
+    def update_step(gradient: Any, variable: Any) -> None:
         step = step_of(variable)
         if step:
-            step(self, gradient, variable, self.learning_rate)
-        else:
-            whole(self, gradient, variable)
+            step(core, gradient, variable, core.learning_rate)
+            return
+        if computed is not None:  # then Nadam uses its stored product as it is
+            vars(core)[_COMPUTED] = core.iterations + 2
+        whole(gradient, variable)
 
     compiles, core.jit_compile = core.jit_compile, False  # what is compiled is kept
     try:
-        with behaving_as(
-            core,
-            update_step=update_step,
-            _clip_gradients=lambda self, gradients: gradients,
-            **_nadam_overrides(core),
-        ):
+        clipped = {"_clip_gradients": lambda gradients: gradients}
+        with with_methods(core, update_step=update_step, **clipped):
             yield
     finally:
         core.jit_compile = compiles
+        if computed is not None:
+            vars(core)[_COMPUTED] = computed
 
 
 def _key(variable: Any) -> Any:
@@ -190,27 +194,27 @@ def _key(variable: Any) -> Any:
 
 
 def _legacy_overrides(
-    class_: type, step_of: Callable[[Any], Step | None]
+    optimizer: Any, step_of: Callable[[Any], Step | None]
 ) -> dict[str, Callable[..., Any]]:
-    whole: Any = class_
+    whole_dense, whole_sparse = optimizer._resource_apply_dense, optimizer._resource_apply_sparse
 
-    def dense(self: Any, grad: Any, var: Any, apply_state: Any = None) -> Any:
+    def dense(grad: Any, var: Any, apply_state: Any = None) -> Any:
         step = step_of(var)
         if not step:
-            return whole._resource_apply_dense(self, grad, var, apply_state=apply_state)
-        if hasattr(self, "_decay_weights_op"):  # of tensorflow-addons
-            self._decay_weights_op(var, apply_state=apply_state)
-        step(self, grad, var, _rate(self, var, apply_state))
+            return whole_dense(grad, var, apply_state=apply_state)
+        if hasattr(optimizer, "_decay_weights_op"):  # of tensorflow-addons
+            optimizer._decay_weights_op(var, apply_state=apply_state)
+        step(optimizer, grad, var, _rate(optimizer, var, apply_state))
         return tf.no_op()
 
-    def sparse(self: Any, grad: Any, var: Any, indices: Any, apply_state: Any = None) -> Any:
+    def sparse(grad: Any, var: Any, indices: Any, apply_state: Any = None) -> Any:
         step = step_of(var)
         if not step:
-            return whole._resource_apply_sparse(self, grad, var, indices, apply_state=apply_state)
-        if hasattr(self, "_decay_weights_sparse_op"):
-            self._decay_weights_sparse_op(var, indices, apply_state=apply_state)
+            return whole_sparse(grad, var, indices, apply_state=apply_state)
+        if hasattr(optimizer, "_decay_weights_sparse_op"):
+            optimizer._decay_weights_sparse_op(var, indices, apply_state=apply_state)
         slices = tf.IndexedSlices(grad, indices, tf.shape(var))
-        step(self, slices, var, _rate(self, var, apply_state))
+        step(optimizer, slices, var, _rate(optimizer, var, apply_state))
         return tf.no_op()
 
     return {"_resource_apply_dense": dense, "_resource_apply_sparse": sparse}
@@ -228,14 +232,6 @@ def set_nadam_product(nadam: Any, product: tf.Tensor) -> None:
     In a graph, Keras multiplies it once for each variable, and in `stepping` not at all.
     """
     nadam._u_product.assign(tf.cast(product, nadam._u_product.dtype))
-
-
-def _nadam_overrides(optimizer: Any) -> dict[str, Any]:
-    """Returns overrides that make a new-style Nadam use its stored product as it is."""
-    if not hasattr(optimizer, "_u_product_counter"):
-        return {}
-    counter = property(lambda self: self.iterations + 2, lambda self, value: None)
-    return {"_u_product_counter": counter}
 
 
 def nadam_schedule(nadam: Any, dtype: tf.DType) -> tuple[tf.Tensor, float]:
@@ -261,20 +257,6 @@ def adapts_layer(lamb: Any, variable: Any) -> bool:
 def looks_for_nans(optimizer: Any) -> bool:
     """Returns whether a loss scaler wraps it and inspects the sums; a private attribute."""
     return getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
-
-
-def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
-    """Called by a callback in `set_model`: all callbacks of this `fit`, in order, if known.
-
-    Keras gives a callback no way to the list it is in.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.callbacks.CallbackList):
-            return caller.callbacks
-        frame = frame.f_back
-    return None
 
 
 def initial_place(model: keras.Model, steps: int | None) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,35 +9,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_gradcomp import compressors
-from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
-    check_created_in_scope,
-    check_variables_in_scope,
     values_unless,
 )
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.alone import check_not_alone_by_mistake
-from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.current import checked_replica_context
 from tf_gradcomp.keras.common import saved_state
-from tf_gradcomp.keras.common.compressed import (
-    Compressed,
-    Gradient,
-    check_group,
-    checked_replica_context,
-)
-from tf_gradcomp.keras.common.inner import checked_inner
-from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.keras2 import addons, keras_private
-from tf_gradcomp.keras.keras2.adam import (
-    inner_state,
-    momentum_only,
-)
-from tf_gradcomp.policy import Policy
 
 Pairs = Iterable[tuple[Gradient | None, tf.Variable]]
 
@@ -48,53 +31,17 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     """Wraps an optimizer of Keras 2; the replicas of a job exchange its gradients compressed.
 
     The optimizer may be a new-style one (`tf.keras.optimizers.Adam`), a legacy one
-    (`tf.keras.optimizers.legacy.Adam`), or one of tensorflow-addons with all that it wraps. Works
-    under `gc.MultiWorkerMirroredStrategy`, TensorFlow's own `MultiWorkerMirroredStrategy` and
-    `MirroredStrategy`, and Horovod, in `fit` and in training loops. With one replica it does what
-    the inner optimizer does, bit for bit.
+    (`tf.keras.optimizers.legacy.Adam`), or one of tensorflow-addons with all that it wraps, as in
+    `CompressedOptimizer(MovingAverage(LAMB()))`. Works under `gc.MultiWorkerMirroredStrategy`,
+    TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy`, and Horovod, in `fit` and
+    in training loops. With one replica it does what the inner optimizer does, bit for bit.
 
-    - Everything is set on the inner optimizer: learning rate and schedule, weight decay, EMA, and
-      clipping. Clipping acts on the reduced gradient, as it would on one worker. But if
-      `precondition` divides gradients, it acts on each replica's own gradient before that.
-    - A step on which any replica's gradient is not finite is skipped by all: the optimizer is not
-      called, the bad gradient is discarded, and the finite ones are kept for the next step.
-    - `LossScaleOptimizer` may be around it (Keras puts it there under `mixed_float16`) or inside;
-      the loss scale follows what all replicas saw, and residuals are in unscaled units.
-    - `tfa.optimizers.MovingAverage`, `SWA` and `Lookahead` go inside:
-      `CompressedOptimizer(MovingAverage(LAMB()))`.
-    - Where workers have several replicas (GPUs), those of each sum their gradients first, and
-      the workers exchange the sums; `gc.MultiWorkerMirroredStrategy(two_level=False)` prevents it.
-    - Its residuals are saved with the model, as their sum over the replicas. Reading them is a
-      collective: all workers must save, as Keras' own callbacks do under a strategy.
+    Arguments, errors and behaviour are those of the wrapper for Keras 3, with two exceptions:
 
-    Args:
-        inner_optimizer: An optimizer, its config (`tf.keras.optimizers.serialize`) or its name.
-        compressor: A compressor, its name or its config: see `gc.compressors.get`.
-        policy: Which layer kind each variable has; by default `gc.Policy()`, its documented rules.
-        precondition: `"local"`: each replica keeps Adam's second moment of its own gradients, and
-            compresses them divided by its root; the inner optimizer applies their sum, and leaves
-            its momentum out for entries that are sent late. For Adam and Nadam, new-style and
-            legacy, for AdamW, and for `AdamW` and `LAMB` of tensorflow-addons.
-            None: the inner optimizer gets the sum of the gradients. With Adam, sparse methods then
-            make the steps of early training too short.
-            `"auto"`: as `"local"`, where the inner optimizer allows it and the method trains better
-            so; otherwise as None.
-        name: The optimizer's name.
-        group: Who exchanges gradients. By default, the replicas of the strategy in scope.
-            `"horovod"`: the processes of a Horovod job, without any strategy, after `hvd.init()`;
-            or some of them, by `gc.HorovodGroup(process_set)`. See docs/horovod.md.
-        reduction: Which of the replicas' gradients the inner optimizer gets: their `"sum"`, for a
-            loss that is divided by the number of replicas, as Keras' own are under a strategy; or
-            their `"mean"`, for a loss that is a mean over the rows of its replica, as of programs
-            for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
-
-    Raises:
-        ImportError: If Horovod is asked for, and is not there.
-        TypeError: If `inner_optimizer` is no optimizer of Keras 2, or `policy` no `gc.Policy`.
-        ValueError: If it is wrapped twice, reduces gradients by itself, an argument is unknown, the
-            inner optimizer cannot be preconditioned as asked, the current strategy has a compressor
-            of its own or is one that exchanges no gradients, or Horovod is asked for and cannot be
-            used.
+    - `precondition` is for Adam, AdamW and Nadam, new-style and legacy, and for `AdamW` and `LAMB`
+      of tensorflow-addons.
+    - Reading the residuals is a collective: all workers must save, as Keras' own callbacks do under
+      a strategy.
 
     Example:
         ```python
@@ -106,24 +53,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     _within = staticmethod(keras_private.within)
 
-    def __init__(
-        self,
-        inner_optimizer: Any,
-        compressor: compressors.Compressor | Mapping[str, Any] | str = "adacomp",
-        policy: Policy | None = None,
-        precondition: str | None = AUTO,
-        name: str = "compressed_optimizer",
-        *,
-        group: str | Group | None = None,
-        reduction: str | None = None,
-    ) -> None:
-        super().__init__(name=name)
-        accepted = (keras_private.NewStyle, keras_private.Legacy)
-        inner = checked_inner(inner_optimizer, accepted, Compressed, self._within)
-        _check_no_custom_aggregator(inner)
-        self._set_up(inner, compressor, policy, precondition, group, reduction)
+    _accepted = (keras_private.NewStyle, keras_private.Legacy)
+
+    def _set_up_own(self) -> None:
+        _check_no_custom_aggregator(self.inner_optimizer)
         self._model_variables: Sequence[tf.Variable] = ()
-        self._iterations = inner.iterations  # a SavedModel is loaded with an optimizer that has it
+        # A SavedModel is loaded with an optimizer that has it.
+        self._iterations = self.inner_optimizer.iterations
 
     def _create_iteration_variable(self) -> None:
         """Creates none: the inner optimizer counts."""
@@ -143,11 +79,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(var_list)
-        check_group(self.group)
-        if not self.passes_through() and isinstance(self._core, keras_private.NewStyle):
-            check_created_in_scope(self._core.iterations)
-        if self.group.size > 1 and tf.distribute.has_strategy():
-            check_variables_in_scope(tf.distribute.get_strategy(), variables)
+        new_style = isinstance(self._core, keras_private.NewStyle)
+        self._check_scope(variables, self._core.iterations if new_style else None)
         self._build_exchange(variables)
         keras_private.build(self.inner_optimizer, variables)
         self._model_variables = variables
@@ -158,7 +91,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         self, loss: Any, var_list: Any, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient | None, tf.Variable]]:
         """Computes gradients as Keras does; with the loss scaled, if a loss scaler is inside."""
-        if self._scaler_inside and not keras_private.looks_for_nans(self):
+        if self._core is not self.inner_optimizer and not keras_private.looks_for_nans(self):
             return keras_private.compute_gradients(self.inner_optimizer, loss, var_list, tape)
         return super().compute_gradients(loss, var_list, tape)
 
@@ -250,10 +183,6 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         context.merge_call(across, args=(shares,))
         return self.iterations
 
-    def passes_through(self) -> bool:
-        """Returns whether the inner optimizer runs unchanged: only with one replica."""
-        return self.group.size == 1
-
     def _prepare(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> None:
         check_not_alone_by_mistake(self.group)
         with tf.init_scope():
@@ -295,42 +224,14 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             finite = strategy.experimental_local_results(finite)[0]
             tf.cond(finite, update, lambda: None)
 
-    def _inner_state(self, variables: Sequence[tf.Variable]) -> InnerState | None:
-        group = self.group
-        replica = group.local_replica()
-        return inner_state(self._core, variables, lambda v: group.local(v, replica))
-
-    def _momentum_only(
-        self, divided: Sequence[tf.Variable], delayed: Sequence[tf.Tensor]
-    ) -> contextlib.AbstractContextManager[None]:
-        return momentum_only(self._core, divided, delayed)
-
-    def _clip(
-        self, grads: Sequence[Gradient], variables: Sequence[tf.Variable]
-    ) -> Sequence[Gradient]:
-        return keras_private.clip(self._core, grads, variables)
-
     @property
-    def _scaler_inside(self) -> bool:
-        return keras_private.is_loss_scaler(self.inner_optimizer)
+    def _scaled_around(self) -> bool:  # type: ignore[override]
+        return keras_private.looks_for_nans(self)
 
     @property
     def _scaler_decides(self) -> bool:
         """Returns whether an inner loss scaler skips steps; a fixed scale skips none."""
         return self._applies is not self._core and self.inner_optimizer.dynamic
-
-    @property
-    def _applies(self) -> Any:
-        """Returns the optimizer that applies the sums.
-
-        If another loss scaler wraps this optimizer, an inner loss scaler is left out.
-        """
-        return self._core if keras_private.looks_for_nans(self) else self.inner_optimizer
-
-    @property
-    def _core(self) -> Any:
-        """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
-        return self.inner_optimizer.inner_optimizer if self._scaler_inside else self.inner_optimizer
 
     @property
     def _built_for(self) -> Sequence[tf.Variable]:
@@ -339,23 +240,6 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     @property
     def _inner_variables(self) -> Sequence[tf.Variable]:
         return keras_private.variables_of(self.inner_optimizer, self._model_variables)
-
-    @property
-    def learning_rate(self) -> Any:
-        """The inner optimizer's learning rate; of a schedule, the current one."""
-        rate = self.inner_optimizer.learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self.iterations)
-        return rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
-        self.inner_optimizer.learning_rate = learning_rate
-
-    def finalize_variable_values(self, var_list: Sequence[tf.Variable]) -> None:
-        """Finalizes variables as a new-style inner optimizer does."""
-        if isinstance(self._core, keras_private.NewStyle):
-            self._core.finalize_variable_values(var_list)
 
     def assign_average_vars(self, var_list: Sequence[tf.Variable]) -> Any:
         """Assigns averages to variables, if `MovingAverage` or `SWA` is inside."""
@@ -394,29 +278,17 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         return [_Saved(key, variable, read) for key, variable in state.items()]
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the exchange's state, and a legacy inner optimizer's, as Keras does not do that.
-
-        Raises:
-            ValueError: Under Horovod, if `collect_state` was not called since the last step.
-        """
-        saved_state.save(self.exchange, saved_state.own_state(self.exchange), store)
+        """Saves as the base class does, and a legacy inner optimizer, which Keras does not save."""
+        super().save_own_variables(store)
         for key, variable in self._legacy_state().items():
             store[key] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
-
-        What the checkpoint does not have, such as residuals, starts at zero. What it has and this
-        compressor does not keep is not loaded, and the log says so.
-        """
-        if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
-            self.inner_optimizer.load_own_variables(store)
-            store = {}
+        """Loads as the base class does, and a legacy inner optimizer."""
         legacy = self._legacy_state()
         for key in set(legacy) & set(store.keys()):
             legacy[key].assign(store[key])
-        own = {key: store[key] for key in store.keys() if key not in legacy}  # noqa: SIM118
-        saved_state.load(self.exchange, saved_state.own_state(self.exchange), own)
+        super().load_own_variables({k: store[k] for k in store.keys() if k not in legacy})  # noqa: SIM118
 
     @classmethod
     def from_config(

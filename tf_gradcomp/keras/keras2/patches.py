@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from tf_gradcomp.keras.common.hooks import on_train_function
+from tf_gradcomp.keras.common.hooks import know_callbacks_of_fit, on_train_function
 from tf_gradcomp.keras.common.strategy import check_batches, check_trains
 from tf_gradcomp.keras.keras2 import hooks, strategy
 from tf_gradcomp.keras.keras2.keras_private import PACKAGE
@@ -23,42 +23,42 @@ PATCHES = (
             "tf.keras.optimizers.legacy.Optimizer._aggregate_gradients",
         ),
         "Only this place knows a tensor to be the gradient of a variable.",
-        "none",
         "test_on_reduce_gradients",
         lambda: hooks.on_reduce_gradients(strategy.reduce_in_optimizer),
     ),
     Patch(
         ("tf.keras.Model.make_train_function",),
         "Each worker would train a model alone that was created outside of the scope.",
-        "none",
         "test_on_train_function",
         lambda: on_train_function(check_trains),
     ),
     Patch(
+        ("tf.keras.callbacks.CallbackList.set_model",),
+        "Keras gives a callback no way to the list that it is in.",
+        "test_know_callbacks_of_fit",
+        know_callbacks_of_fit,
+    ),
+    Patch(
         (f"{_ENGINE}.training.reduce_per_replica",),
         "Keras multiplies what metrics have counted on all workers by their number.",
-        "none",
         "test_on_sums_of_steps",
         lambda: hooks.on_sums_of_steps(strategy.sums_of_step),
     ),
     Patch(
         (f"{PACKAGE}.src.utils.metrics_utils.result_wrapper",),
         "Nothing public tells what is counted on all replicas from what is of one.",
-        "none",
         "test_on_result_of_metric",
         lambda: hooks.on_result_of_metric(strategy.note_of_all),
     ),
     Patch(
         ("tf.keras.Model.get_metrics_result",),
         "Each metric asks for the sum of each of its variables, one collective after another.",
-        "none",
         "test_on_results_of_metrics",
         lambda: hooks.on_results_of_metrics(strategy.results_of_metrics),
     ),
     Patch(
         (f"{_ENGINE}.data_adapter.DataHandler.__init__",),
         "Workers with different numbers of batches hang; nothing public tells the number.",
-        "none",
         "test_on_data",
         lambda: hooks.on_data(check_batches),
     ),

@@ -8,13 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.exchange.gradients import check_variables_in_scope
 from tf_gradcomp.groups.means import sums_over_replicas
-from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
+from tf_gradcomp.keras.common import strategy as common
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
-from tf_gradcomp.keras.common.strategy import check_gradients
 from tf_gradcomp.keras.keras2 import keras_private
-from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 _MEAN = tf.VariableAggregation.MEAN
@@ -22,29 +19,15 @@ _OF_ALL = "_gradcomp_of_all_replicas"  # an attribute of what metrics have count
 
 
 def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Any) -> Any:
-    """Stands in for the reduction of gradients in Keras' optimizers.
-
-    Wrapped optimizers do not reduce. Others are checked, and our strategy may compress.
-    """
+    """Stands in for the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
     check_moments_are_its_own(optimizer)
-    strategy = tf.distribute.get_strategy()
-    compressed = compressed_all_reduce(strategy)
     pairs = list(grads_and_vars)
     if not pairs or keras_private.reduces_by_itself(optimizer):
         return original(pairs)
-    gradients, variables = zip(*pairs, strict=True)
-    if isinstance(strategy, CheckedStrategy):
-        check_variables_in_scope(strategy, variables)
-    if compressed is None:
-        check_gradients(strategy, gradients, variables)
-        return original(pairs)
-    exchange = compressed.gradient_exchange(variables)
-    replicas = exchange.group.size
-    check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
     # A loss scaler looks at the sums to know that a step must be skipped.
     if_skipped = math.nan if keras_private.looks_for_nans(optimizer) else 0.0
-    reduced = compressed.reduce_gradients(gradients, variables, if_skipped)
-    return list(zip(reduced, variables, strict=True))
+    variables = [variable for _, variable in pairs]
+    return common.reduce_in_optimizer(optimizer, pairs, variables, original, if_skipped)
 
 
 def results_of_metrics(model: Any, original: Callable[[], Any]) -> Any:

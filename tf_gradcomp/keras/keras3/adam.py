@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_gradcomp.adam import momentum
-from tf_gradcomp.adam.handover import InnerState
-from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT, Preconditioner
-from tf_gradcomp.compressors import Compressor
-from tf_gradcomp.keras.common.behaving_as import behaving_as
-from tf_gradcomp.keras.common.precondition import chosen
+from tf_gradcomp.adam.preconditioner import Preconditioner
+from tf_gradcomp.keras.common.hooks import with_methods
 from tf_gradcomp.keras.keras3 import keras_private
 
 STEPS: dict[type, momentum.Step] = {
@@ -24,7 +21,6 @@ STEPS: dict[type, momentum.Step] = {
     keras.optimizers.Nadam: momentum.nadam,
     keras.optimizers.Lamb: momentum.lamb,
 }
-_SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # Keras' names for its own
 
 
 def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditioner | None:
@@ -44,45 +40,14 @@ def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditi
     )
 
 
-def preconditioner_for(
-    optimizer: keras.optimizers.Optimizer, compressor: Compressor, setting: str | None
-) -> Preconditioner | None:
-    """Returns the preconditioner that `precondition=setting` selects for an inner optimizer.
-
-    Args:
-        optimizer: The inner optimizer, without a loss scaler around it.
-        compressor: The method. `"auto"` preconditions only methods that train better with it.
-        setting: `"auto"`, `"local"` or None.
-
-    Raises:
-        ValueError: If `setting` is none of these, or the optimizer cannot be preconditioned.
-    """
-    possible = possible_preconditioner(optimizer)
-    return chosen(setting, possible, compressor, optimizer, STEPS)
+def allowed() -> Iterable[type]:
+    """Returns the classes of optimizers that can be preconditioned."""
+    return STEPS
 
 
-def inner_state(
-    optimizer: keras.optimizers.Optimizer,
-    variables: Sequence[keras.Variable],
-    local: Callable[[tf.Variable], tf.Variable],
-) -> InnerState | None:
-    """The state of an optimizer of Adam's family on one replica; None for other optimizers.
-
-    Args:
-        optimizer: The inner optimizer, without a loss scaler around it.
-        variables: The weights whose state is wanted.
-        local: Returns the replica's own component of a variable.
-    """
-    possible = possible_preconditioner(optimizer)
-    if possible is None:
-        return None
-
-    def slots(kind: str) -> list[tf.Variable]:
-        return [local(v.value) for v in keras_private.slots(optimizer, kind, variables)]
-
-    names = dict.fromkeys([SECOND_MOMENT, possible.root_of])
-    moments = {name: slots(_SLOTS[name]) for name in names}
-    return InnerState(tf.cast(optimizer.iterations, tf.int64), moments, slots("momentums"))
+def updating(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer that updates; only in Keras 2 can it be inside another one."""
+    return optimizer
 
 
 @contextlib.contextmanager
@@ -100,21 +65,20 @@ def momentum_only(
             momentum.
     """
     step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)
-    whole = type(optimizer).update_step
+    whole = optimizer.update_step
     index = functools.partial(keras_private.variable_index, optimizer)
     is_delayed = dict(zip(map(index, divided), delayed, strict=True))
 
     number = tf.cast(optimizer.iterations, tf.float32) + 1  # of this update, for all variables
 
-    def update_step(self: Any, gradient: Any, variable: Any, rate: Any) -> None:
+    def update_step(gradient: Any, variable: Any, rate: Any) -> None:
         if index(variable) in is_delayed:
-            _update(self, step, number, gradient, variable, rate, is_delayed[index(variable)])
+            _update(optimizer, step, number, gradient, variable, rate, is_delayed[index(variable)])
         else:
-            whole(self, gradient, variable, rate)
+            whole(gradient, variable, rate)
 
-    with behaving_as(
-        optimizer, update_step=update_step, _clip_gradients=lambda self, gradients: gradients
-    ):
+    clipped = {"_clip_gradients": lambda gradients: gradients}
+    with with_methods(optimizer, update_step=update_step, **clipped):
         yield
 
 

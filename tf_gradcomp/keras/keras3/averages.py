@@ -1,11 +1,42 @@
-"""Keras' `SwapEMAWeights`, with the averages that wrapped optimizers keep."""
+"""Averages of weights that wrapped optimizers keep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tf_gradcomp.keras.common.compressed import compressed_in
+import keras
+import tensorflow as tf
+
+from tf_gradcomp.keras.common.wrappers import compressed_in
+from tf_gradcomp.keras.keras3 import keras_private
+
+
+def overwrite_if_due(
+    strategy: tf.distribute.Strategy,
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    updates: Any,
+    otherwise: Callable[[], None] = lambda: None,
+) -> None:
+    """Overwrites weights, and constrains what came of it, if that is due after `updates`."""
+    if not (optimizer.use_ema and optimizer.ema_overwrite_frequency):
+        otherwise()
+        return
+
+    def overwrite() -> None:
+        keras_private.overwrite_by_averages(optimizer)
+        strategy.extended.call_for_each_replica(constrain, args=(variables,))
+
+    due = tf.equal(tf.cast(updates, tf.int64) % optimizer.ema_overwrite_frequency, 0)
+    tf.cond(due, overwrite, otherwise)
+
+
+def constrain(variables: Sequence[keras.Variable]) -> None:
+    """Applies the constraints that variables have."""
+    for variable in variables:
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
 
 
 def _averaging(optimizer: Any) -> Iterator[Any]:

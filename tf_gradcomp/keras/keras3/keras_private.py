@@ -9,16 +9,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import sys
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
-from keras.src.callbacks.callback_list import CallbackList
 from keras.src.saving import saving_lib as _saving_lib
 
-from tf_gradcomp.keras.common.behaving_as import behaving_as
+from tf_gradcomp.keras.common.hooks import with_methods
 
 
 def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
@@ -32,12 +29,18 @@ def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]
     return list(optimizer.variables)
 
 
-_applying: list[keras.optimizers.Optimizer] = []  # those that `applying_at_once` is at
+# The optimizers within `applying_at_once`, and how many batches each accumulates, if it does.
+_applying: list[tuple[keras.optimizers.Optimizer, int | None]] = []
 
 
 def applying() -> keras.optimizers.Optimizer | None:
     """The optimizer that applies sums now; None if none does."""
-    return _applying[-1] if _applying else None
+    return _applying[-1][0] if _applying else None
+
+
+def batches_of_update(optimizer: keras.optimizers.Optimizer) -> int | None:
+    """Returns how many batches the sums are of that an optimizer applies; None if of one."""
+    return next((steps for one, steps in _applying if one is optimizer), None)
 
 
 @contextlib.contextmanager
@@ -47,8 +50,9 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     It sums nothing, and Keras 3 has no public switch for that. It goes without Keras' branches: to
     accumulate gradients, and to overwrite weights by their averages, Keras calls `merge_call`
     within a `tf.cond`, which no strategy allows. It would also accumulate, and undo a loss scale, a
-    second time after the exchange. `iterations` goes on counting updates, as Adam's bias correction
-    needs. The context is to be entered across replicas, for those of one process run in turn.
+    second time after the exchange. By a patch, `iterations` goes on counting updates, as the bias
+    correction of Adam needs. The context is to be entered across replicas, for those of one process
+    run in turn.
     """
     steps = optimizer.gradient_accumulation_steps
     frequency = optimizer.ema_overwrite_frequency
@@ -56,15 +60,12 @@ def applying_at_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     optimizer.gradient_accumulation_steps = None
     optimizer.ema_overwrite_frequency = None
     optimizer.loss_scale_factor = None
-    overrides: dict[str, Any] = {"_all_reduce_sum_gradients": lambda self, pairs: pairs}
-    if steps:
-        overrides["iterations"] = property(lambda self: self._iterations // steps)
-    _applying.append(optimizer)
+    _applying.append((optimizer, steps))
     try:
-        with behaving_as(optimizer, **overrides):
+        with with_methods(optimizer, _all_reduce_sum_gradients=lambda pairs: pairs):
             yield
     finally:
-        _applying.remove(optimizer)
+        _applying.pop()
         optimizer.gradient_accumulation_steps = steps
         optimizer.ema_overwrite_frequency = frequency
         optimizer.loss_scale_factor = scale
@@ -130,20 +131,6 @@ def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
 def optimizer_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The variables an optimizer was built for; there is no public list of them."""
     return optimizer._trainable_variables
-
-
-def callbacks_of_fit() -> list[keras.callbacks.Callback] | None:
-    """Called by a callback in `set_model`: all callbacks of this `fit`, in order, if known.
-
-    Keras gives a callback no way to the list it is in.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, CallbackList):
-            return caller.callbacks
-        frame = frame.f_back
-    return None
 
 
 def initial_place(model: keras.Model, _: int | None) -> tuple[int, int]:

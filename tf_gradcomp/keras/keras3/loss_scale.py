@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.gradients import divided
 from tf_gradcomp.groups.strategy_group import StrategyGroup
-from tf_gradcomp.keras.common.compressed import Compressed, exchanging_in
+from tf_gradcomp.keras.common.compressed import Compressed
 from tf_gradcomp.keras.common.inner import in_loss_scaler
+from tf_gradcomp.keras.common.wrappers import exchanging_in
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 
@@ -44,14 +45,17 @@ def update_loss_scale(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Te
     counter.assign(tf.where(counts, counter.value + 1, 0))
 
 
-def is_wrapper(optimizer: Any) -> bool:
-    """Returns whether an optimizer is a `CompressedOptimizer`."""
-    return isinstance(optimizer, Compressed)
-
-
-def apply_scaled(scaler: keras.optimizers.LossScaleOptimizer, *args: Any) -> None:
-    """Stands in for `apply` of a loss scaler around a `CompressedOptimizer`."""
-    scaler.inner_optimizer.apply_scaled(scaler, *args)
+def apply_scaled(
+    scaler: keras.optimizers.LossScaleOptimizer,
+    grads: Sequence[Any],
+    variables: Sequence[Any] | None,
+    original: Callable[..., None],
+) -> None:
+    """Stands in for `apply` of a loss scaler, which may be around a `CompressedOptimizer`."""
+    if _is_wrapper(scaler.inner_optimizer):
+        scaler.inner_optimizer.apply_scaled(scaler, grads, variables, original)
+    else:
+        original(grads, variables)
 
 
 def load_into_scaler(
@@ -62,7 +66,7 @@ def load_into_scaler(
     Such a file has the state of the `CompressedOptimizer` where the loss scaler's would be.
     """
     compressed = scaler.inner_optimizer
-    if is_wrapper(compressed) and "residual_waits" in store.keys():  # noqa: SIM118
+    if _is_wrapper(compressed) and "residual_waits" in store.keys():  # noqa: SIM118
         compressed.load_without_scaler(store)
     else:
         original(store)
@@ -92,3 +96,7 @@ def finite_on_all(scaler: keras.optimizers.LossScaleOptimizer, finite: tf.Tensor
     if context is None or not isinstance(context.strategy, CheckedStrategy):
         return finite
     return StrategyGroup(context.strategy).true_on_all(finite, "finite")
+
+
+def _is_wrapper(optimizer: Any) -> bool:
+    return isinstance(optimizer, Compressed)

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from tf_gradcomp import compressors
-from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
-    check_created_in_scope,
+    check_given,
     check_no_overwriting,
-    check_variables_in_scope,
+    check_one_for_each,
     native,
 )
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.alone import check_not_alone_by_mistake
-from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.current import checked_replica_context
 from tf_gradcomp.keras.common import saved_state
-from tf_gradcomp.keras.common.behaving_as import behaving_as
-from tf_gradcomp.keras.common.compressed import (
-    Compressed,
-    Gradient,
-    check_group,
-    checked_replica_context,
-)
-from tf_gradcomp.keras.common.inner import check_set_on_inner, checked_inner, in_loss_scaler
-from tf_gradcomp.keras.common.precondition import AUTO
+from tf_gradcomp.keras.common.compressed import Compressed, Gradient
+from tf_gradcomp.keras.common.inner import check_set_on_inner, in_loss_scaler
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
-from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.keras.keras3 import averages, keras_private
 from tf_gradcomp.keras.keras3.accumulation import Accumulation
-from tf_gradcomp.keras.keras3.adam import (
-    inner_state,
-    momentum_only,
-)
 from tf_gradcomp.keras.keras3.loss_scale import unscaled, update_loss_scale
-from tf_gradcomp.policy import Policy
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
@@ -107,23 +92,13 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     # Keras 3's own function for optimizers does not know Lamb by the name that it gave it.
     _deserialized = staticmethod(keras.saving.deserialize_keras_object)
 
-    def __init__(
-        self,
-        inner_optimizer: keras.optimizers.Optimizer | Mapping[str, Any] | str,
-        compressor: compressors.Compressor | Mapping[str, Any] | str = "adacomp",
-        policy: Policy | None = None,
-        precondition: str | None = AUTO,
-        name: str = "compressed_optimizer",
-        *,
-        group: str | Group | None = None,
-        reduction: str | None = None,
-    ) -> None:
-        super().__init__(learning_rate=0.0, name=name)
-        accepted = keras.optimizers.Optimizer
-        inner = checked_inner(inner_optimizer, accepted, Compressed, self._within)
-        self._set_up(inner, compressor, policy, precondition, group, reduction)
+    _base_settings: ClassVar[Mapping[str, Any]] = {"learning_rate": 0.0}
+    _accepted = keras.optimizers.Optimizer
+
+    def _set_up_own(self) -> None:
         self._accumulation: Accumulation | None = None
         self._loaded_by_scaler = False
+        self._scaled_around = False
         self._made_with = frozenset(vars(self))
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -135,14 +110,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        group = self.group
-        check_group(group)
-        if not self.passes_through():
-            check_created_in_scope(keras_private.step_counter(self._core))
         variables = list(variables)
-        if group.size > 1 and tf.distribute.has_strategy():
-            check_variables_in_scope(tf.distribute.get_strategy(), variables)
-        check_no_overwriting(variables, group.size)
+        self._check_scope(variables, keras_private.step_counter(self._core))
+        check_no_overwriting(variables, self.group.size)
         super().build(variables)
         self._build_exchange(variables)
         # Accumulators are there twice, so that checkpoints fit any number of replicas.
@@ -150,7 +120,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         steps = self._core.gradient_accumulation_steps
         if steps:
             inner = keras_private.accumulators(self._core)
-            replicas = group.all_replicas
+            replicas = self.group.all_replicas
             accumulation = Accumulation(variables, steps, self._index_of, inner, replicas)
             counters = [native(keras_private.step_counter(self._core))]
             sums = accumulation.accumulators
@@ -179,15 +149,15 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             ValueError: If it is not called in a replica context, XLA is to compile it, or there is
                 no strategy in what is one of several processes.
         """
-        if scaler is None and self._core is not self.inner_optimizer:
-            scaler = self.inner_optimizer
+        if scaler is None and self._applies is not self._core:
+            scaler = self._applies
         context = checked_replica_context()
         check_not_alone_by_mistake(self.group)
         if not self.built:
-            self.build(_given_variables(trainable_variables))
+            self.build(check_given(trainable_variables))
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
-        _check_one_for_each(grads, trainable_variables)
+        check_one_for_each(grads, trainable_variables)
         made_with = self._made_with if type(self) is CompressedOptimizer else vars(self)
         check_set_on_inner(self, in_loss_scaler(self.inner_optimizer), made_with)
         if not grads:
@@ -202,7 +172,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
             inner = self._inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
-            self.inner_optimizer.apply(grads, variables)
+            self._applies.apply(grads, variables)
             return
         self.exchange.group.check_current()
         grads = unscaled(grads, scaler, self._core.loss_scale_factor)
@@ -231,14 +201,16 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             original: What the loss scaler does with both around other optimizers.
         """
         if not scaler.built:
-            scaler.build(list(_given_variables(trainable_variables)))
+            scaler.build(list(check_given(trainable_variables)))
         if not self.passes_through():
             CompressedOptimizer.apply(self, grads, trainable_variables, scaler)
             return
         count_skip(self.exchange.skipped_steps, all_finite([g for g in grads if g is not None]))
-        core = self._core
-        with behaving_as(self, inner_optimizer=property(lambda self: core)):
+        self._scaled_around = True
+        try:
             original(grads, trainable_variables)
+        finally:
+            self._scaled_around = False
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]]
@@ -285,7 +257,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             each_replica(accumulation.add, args=(grads, variables))
             # Keras averages and constrains weights on these steps, too.
             each_replica(keras_private.update_averages, args=(self._core,))
-            constrain = functools.partial(each_replica, _constrain, args=(variables,))
+            constrain = functools.partial(each_replica, averages.constrain, args=(variables,))
             self._overwrite_by_averages(strategy, self._core.iterations + 1, constrain)
             counter.assign_add(1)
 
@@ -318,11 +290,6 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if scaler is not None:
             update_loss_scale(scaler, finite)
 
-    def _clip(
-        self, grads: Sequence[Gradient], variables: Sequence[keras.Variable]
-    ) -> Sequence[Gradient]:
-        return keras_private.clip(self._core, grads, variables)
-
     @property
     def _built_for(self) -> Sequence[keras.Variable]:
         return self._trainable_variables
@@ -331,42 +298,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def _inner_variables(self) -> Sequence[keras.Variable]:
         return self.inner_optimizer.variables
 
-    def _inner_state(self, variables: Sequence[keras.Variable]) -> InnerState | None:
-        group = self.group
-        replica = group.local_replica()
-        return inner_state(self._core, variables, lambda v: group.local(v, replica))
-
-    def _momentum_only(
-        self, divided: Sequence[keras.Variable], delayed: Sequence[tf.Tensor]
-    ) -> contextlib.AbstractContextManager[None]:
-        return momentum_only(self._core, divided, delayed)
-
-    def _overwrite_by_averages(
-        self,
-        strategy: tf.distribute.Strategy,
-        updates: Any,
-        otherwise: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Overwrites weights, and constrains what came of it, if that is due after `updates`."""
-        core = self._core
-        if not (core.use_ema and core.ema_overwrite_frequency):
-            otherwise()
-            return
-        variables = self._trainable_variables
-
-        def overwrite() -> None:
-            keras_private.overwrite_by_averages(core)
-            strategy.extended.call_for_each_replica(_constrain, args=(variables,))
-
-        due = tf.equal(tf.cast(updates, tf.int64) % core.ema_overwrite_frequency, 0)
-        tf.cond(due, overwrite, otherwise)
-
-    @property
-    def _core(self) -> keras.optimizers.Optimizer:
-        """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
-        if isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer):
-            return self.inner_optimizer.inner_optimizer
-        return self.inner_optimizer
+    def _overwrite_by_averages(self, strategy: tf.distribute.Strategy, *given: Any) -> None:
+        averages.overwrite_if_due(strategy, self._core, self._trainable_variables, *given)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -378,7 +311,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     def _own_state(self) -> dict[str, Any]:
         sums = self._accumulation.saved if self._accumulation else {}
-        return saved_state.own_state(self.exchange) | sums if self.exchange.built else {}
+        return super()._own_state() | sums
 
     @property
     def loss_scale_factor(self) -> float | None:
@@ -393,10 +326,6 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Scales a loss as the inner optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
-
-    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
-        """Finalizes variables as the inner optimizer does."""
-        self.inner_optimizer.finalize_variable_values(var_list)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets what `variables` has; the exchange's state, such as residuals, stays as it is.
@@ -426,59 +355,19 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             variable.assign(value)
         self.exchange.saving.forget()
 
-    def save_own_variables(self, store: Any) -> None:
-        """Saves the exchange's state; Keras saves the inner optimizer next to it.
-
-        Raises:
-            ValueError: Under Horovod on other ranks than rank 0, if `collect_state` was not called
-                since the last step.
-        """
-        saved_state.save(self.exchange, self._own_state(), store)
-
     def load_without_scaler(self, store: Any) -> None:
         """Loads the exchange's state, of a file in which the inner optimizer's is in our place."""
         self.load_own_variables(store)
         self._loaded_by_scaler = True  # what comes next is the inner optimizer's
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
-
-        What the checkpoint does not have, such as residuals, starts at zero. What it has and this
-        compressor does not keep is not loaded, and the log says so.
-        """
+        """Loads as the base class does; refuses momentums of no use to the inner optimizer."""
         if self.built:
             saved_state.tell_if_empty(store)
-        if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
+        if "0" in store.keys() and self._loaded_by_scaler:  # noqa: SIM118
+            self._loaded_by_scaler = False
             self.inner_optimizer.load_own_variables(store)
-            if self._loaded_by_scaler:
-                self._loaded_by_scaler = False
-                return
-            store = {}
+            return
         if isinstance(self._core, keras.optimizers.Adam) and not self._possible_preconditioner():
             saved_state.check_not_divided(store, self._core)
-        saved_state.load(self.exchange, self._own_state(), store)
-
-
-def _constrain(variables: Sequence[keras.Variable]) -> None:
-    for variable in variables:
-        if variable.constraint is not None:
-            variable.assign(variable.constraint(variable))
-
-
-def _given_variables(variables: Sequence[keras.Variable] | None) -> Sequence[keras.Variable]:
-    """The variables, which must be given before the optimizer is built."""
-    if variables is None:
-        raise ValueError(
-            "CompressedOptimizer: gradients were given without variables before the optimizer was "
-            "built; call optimizer.build(variables) first."
-        )
-    return variables
-
-
-def _check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Refuses other numbers of gradients than of variables."""
-    if len(grads) != len(variables):
-        raise ValueError(
-            f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
-            "expected one gradient, or None, for each variable."
-        )
+        super().load_own_variables(store)

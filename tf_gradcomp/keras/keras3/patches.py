@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 
 from tf_gradcomp.keras.common import files, losses, same_data
-from tf_gradcomp.keras.common.hooks import on_train_function
+from tf_gradcomp.keras.common.hooks import know_callbacks_of_fit, on_train_function
 from tf_gradcomp.keras.common.reading import GeneratorReader
 from tf_gradcomp.keras.common.strategy import check_batches, check_trains
-from tf_gradcomp.keras.keras3 import averages, backups, loss_scale, strategy
+from tf_gradcomp.keras.keras3 import averages, backups, keras_private, loss_scale, strategy
 from tf_gradcomp.keras.keras3.hooks import files as on_files
 from tf_gradcomp.keras.keras3.hooks import optimizers as on_optimizers
 from tf_gradcomp.keras.keras3.hooks import training as on_training
@@ -29,49 +29,48 @@ OPTIMIZERS = (
     Patch(
         ("keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients",),
         "Only this place knows a tensor to be the gradient of a variable.",
-        "none",
         "test_on_reduce_gradients",
         lambda: on_optimizers.on_reduce_gradients(strategy.reduce_in_optimizer),
     ),
     Patch(
+        ("keras.src.optimizers.base_optimizer.BaseOptimizer.iterations",),
+        "An optimizer that applies the sums of several batches at once still counts batches.",
+        "test_applying_at_once_counts_updates",
+        lambda: on_optimizers.on_iterations(keras_private.batches_of_update),
+    ),
+    Patch(
         ("keras.optimizers.LossScaleOptimizer.apply",),
         "A worker decides by its own gradients whether to skip a step, and the others hang.",
-        "none",
         "test_on_loss_scaled_apply",
-        lambda: on_optimizers.on_loss_scaled_apply(loss_scale.is_wrapper, loss_scale.apply_scaled),
+        lambda: on_optimizers.on_loss_scaled_apply(loss_scale.apply_scaled),
     ),
     Patch(
         ("keras.optimizers.LossScaleOptimizer.check_finite",),
         "The same around a plain optimizer or a MultiOptimizer under our strategy.",
-        "none",
         "test_on_check_finite",
         lambda: on_optimizers.on_check_finite(loss_scale.finite_on_all),
     ),
     Patch(
         ("keras.optimizers.LossScaleOptimizer.load_own_variables",),
         "A file of a job without the loss scaler has our state where the scaler's would be.",
-        "none",
         "test_on_scaler_load",
         lambda: on_optimizers.on_scaler_load(loss_scale.load_into_scaler),
     ),
     Patch(
         ("keras.optimizers.MultiOptimizer.build",),
         "Keras looks for loss scalers in the outermost optimizers only.",
-        "none",
         "test_on_multi_optimizer",
         lambda: on_optimizers.on_multi_optimizer(loss_scale.check_no_scaler_inside),
     ),
     Patch(
         ("keras.callbacks.SwapEMAWeights._apply_to_ema_optimizers",),
         "Keras does not look for averages of weights in a wrapper.",
-        "none",
         "test_on_averages_swapped",
         lambda: on_optimizers.on_averages_swapped(averages.swap_averages),
     ),
     Patch(
         ("keras.src.losses.loss.reduce_values",),
         "Keras does not divide a loss of one number by the number of replicas.",
-        "none",
         "test_on_loss_of_one_number",
         lambda: on_optimizers.on_loss_of_one_number(
             functools.partial(losses.note, divided=False),
@@ -84,77 +83,73 @@ TRAINING = (
     Patch(
         ("keras.Model.make_train_function",),
         "Each worker would train a model alone that was created outside of the scope.",
-        "none",
         "test_on_train_function",
         lambda: on_train_function(check_trains),
     ),
     Patch(
+        (f"{_CALLBACKS}.set_model",),
+        "Keras gives a callback no way to the list that it is in.",
+        "test_know_callbacks_of_fit",
+        know_callbacks_of_fit,
+    ),
+    Patch(
         (f"{_GENERATORS}.__init__", f"{_EPOCHS}._get_iterator", f"{_EPOCHS}._enumerate_iterator"),
         "Batches that were read ahead from a generator are lost.",
-        "none",
         "test_read_generators",
         lambda: on_training.read_generators(GeneratorReader),
     ),
     Patch(
         (f"{_EPOCHS}.__init__",),
         "Each worker shuffles a PyDataset in an order of its own.",
-        "none",
         "test_read_py_datasets",
         lambda: on_training.read_py_datasets(strategy.reader_of),
     ),
     Patch(
         (_BUILD,),
         "Keras takes a batch from an iterator of its own before it trains.",
-        "none",
         "test_on_batch_to_build_with",
         lambda: on_training.on_batch_to_build_with(same_data.compared_batch),
     ),
     Patch(
         (f"{_EPOCHS}.__init__",),
         "Nothing public tells how many rows the last batch has.",
-        "none",
         "test_on_arrays",
         lambda: on_training.on_arrays(same_data.check_last_batch),
     ),
     Patch(
         ("keras.layers.BatchNormalization._moments",),
         "The mean over an empty batch is NaN, and so are the moving statistics ever after.",
-        "none",
         "test_keep_statistics_of_empty_batches",
         lambda: on_training.keep_statistics_of_empty_batches(strategy.may_be_empty),
     ),
     Patch(
         (_BUILD,),
         "The first batch of a generator is lost, and metrics are not checked for their scope.",
-        "none",
         "test_on_built_and_generators",
-        lambda: on_training.on_built(strategy.check_metrics),
+        lambda: on_training.on_built(strategy.building),
     ),
     Patch(
         (f"{_EPOCHS}.__init__",),
         "Workers with different numbers of batches hang; nothing public tells the number.",
-        "none",
         "test_on_data",
         lambda: on_training.on_data(check_batches),
     ),
     Patch(
         (f"{_TRAINER}.reduce_per_replica",),
         "Keras asks the strategy for the mean of scalars over an axis, which TensorFlow refuses.",
-        "keras-team/keras#20585",
         "test_stock_keras_still_fails_under_the_stock_strategy",
         lambda: on_training.on_means_of_steps(strategy.means_of_step),
+        "keras-team/keras#20585",
     ),
     Patch(
         (f"{_CALLBACKS}.on_epoch_begin", f"{_CALLBACKS}.on_epoch_end"),
         "The chief's callbacks save alone; the workers' state must be collected before.",
-        "none",
         "test_on_epochs",
         lambda: on_training.on_epochs(files.release, files.collect_at_epoch_end),
     ),
     Patch(
         ("keras.callbacks.TensorBoard.set_model", "keras.callbacks.CSVLogger.on_train_begin"),
         "Workers that log to one path overwrite each other's files.",
-        "none",
         "test_on_logs",
         lambda: on_training.on_logs(files.log_path),
     ),
@@ -168,14 +163,12 @@ FILES = (
             "keras.src.legacy.saving.legacy_h5_format.save_model_to_hdf5",
         ),
         "Workers overwrite each other's file, and a kill leaves half of it.",
-        "none",
         "test_on_save",
         lambda: on_files.on_save(files.save, files.leaves_out_optimizer),
     ),
     Patch(
         (f"{_SAVING}.load_model", f"{_SAVING}.load_weights_only"),
         "The errors of Keras name neither the broken file nor what to do.",
-        "none",
         "test_on_broken_file",
         lambda: on_files.on_broken_file(files.advice_on_broken),
     ),
@@ -185,7 +178,6 @@ FILES = (
             for name in ("_save_model", "on_train_begin", "on_train_end")
         ),
         "Keras overwrites its only backup in place, on all workers.",
-        "none",
         "test_on_backups",
         lambda: on_files.on_backups(backups.save, backups.restore, backups.delete),
     ),

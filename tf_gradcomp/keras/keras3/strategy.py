@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -12,53 +13,40 @@ import tensorflow as tf
 from tf_gradcomp import tf_private
 from tf_gradcomp.exchange.gradients import (
     check_no_overwriting,
-    check_variables_in_scope,
     native,
     path_of,
 )
 from tf_gradcomp.groups.means import means_over_replicas
+from tf_gradcomp.groups.own_values import reading_own
 from tf_gradcomp.keras.common import losses
-from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
+from tf_gradcomp.keras.common import strategy as common
 from tf_gradcomp.keras.common.inner import check_not_inside
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
 from tf_gradcomp.keras.common.reading import PyDatasetReader
 from tf_gradcomp.keras.common.same_data import tell_of_empty_batch
-from tf_gradcomp.keras.common.strategy import check_gradients, order_of_first
 from tf_gradcomp.keras.keras3 import keras_private
 from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
 from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 
 def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[..., Any]) -> Any:
-    """Stands in for the reduction of gradients in Keras' optimizers.
-
-    Wrapped optimizers do not reduce. Others are checked, and our strategy may compress.
-    """
+    """Stands in for the reduction of gradients in Keras' optimizers; wrapped ones do not reduce."""
     check_not_inside(optimizer, keras_private.applying())
     check_moments_are_its_own(optimizer)
-    strategy = tf.distribute.get_strategy()
-    compressed = compressed_all_reduce(strategy)
-    trained = keras_private.optimizer_variables(optimizer)
     losses.tell_of_wrong_share(means=False)
+    strategy = tf.distribute.get_strategy()
+    trained = keras_private.optimizer_variables(optimizer)
     if isinstance(strategy, CheckedStrategy):
-        check_variables_in_scope(strategy, trained)
         check_no_overwriting(trained, strategy.num_replicas_in_sync)
-    grads_and_vars = list(grads_and_vars)
-    if compressed is None or not grads_and_vars:
-        if grads_and_vars:
-            check_gradients(strategy, *zip(*grads_and_vars, strict=True))
-        return original(grads_and_vars)
-    if optimizer.gradient_accumulation_steps:
+    pairs = list(grads_and_vars)
+    if not pairs:
+        return original(pairs)
+    if compressed_all_reduce(strategy) is not None and optimizer.gradient_accumulation_steps:
         raise ValueError(
             "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, which "
             "can, and leave the strategy without a compressor."
         )
-    gradients, variables = zip(*grads_and_vars, strict=True)
-    exchange = compressed.gradient_exchange(trained)
-    replicas = exchange.group.size
-    check_keeps_zeros(optimizer, exchange.compressor, exchange.specs, replicas)
-    reduced = compressed.reduce_gradients(gradients, variables, trained=trained)
-    return list(zip(reduced, variables, strict=True))
+    return common.reduce_in_optimizer(optimizer, pairs, trained, original)
 
 
 def means_of_step(
@@ -70,11 +58,25 @@ def means_of_step(
     return means_over_replicas(strategy, outputs)
 
 
-def check_metrics(model: keras.Model) -> None:
-    """Refuses metrics that were created outside of the scope of our strategy."""
+@contextlib.contextmanager
+def building(model: keras.Model) -> Iterator[None]:
+    """Within this context, Keras learns the shapes of a model from this worker's part of a batch.
+
+    Keras alone asks for the mean over the replicas. Integers and strings have none, and workers'
+    batches may differ in size. In the end, metrics are refused that were created outside of the
+    scope of our strategy.
+    """
     strategy = model.distribute_strategy
+    with reading_own(strategy):
+        yield
     if isinstance(strategy, CheckedStrategy) and strategy.num_replicas_in_sync > 1:
-        _check_metrics_created_in_scope(strategy, model.metrics)
+        for variable in (v for metric in model.metrics for v in metric.variables):
+            if not strategy.extended.variable_created_in_scope(native(variable)):
+                raise ValueError(
+                    f"{path_of(variable)!r} of a metric was created outside of the strategy's "
+                    "scope, and each worker would have its own; create metrics, and call "
+                    "model.compile, inside `with strategy.scope():`."
+                )
 
 
 def may_be_empty(inputs: tf.Tensor) -> tf.Tensor | None:
@@ -96,22 +98,5 @@ def reader_of(
     if tf_private.cross_device_ops(strategy) is None:
         return None  # no strategy, or none that reads ahead
     return PyDatasetReader(
-        dataset, functools.partial(order_of_first, strategy) if shuffle else None
+        dataset, functools.partial(common.order_of_first, strategy) if shuffle else None
     )
-
-
-def _check_metrics_created_in_scope(
-    strategy: tf.distribute.Strategy, metrics: Iterable[Any]
-) -> None:
-    """Refuses metrics that are not the strategy's: callbacks would act on each worker's own.
-
-    Raises:
-        ValueError: Naming one of them.
-    """
-    for variable in (v for metric in metrics for v in metric.variables):
-        if not strategy.extended.variable_created_in_scope(native(variable)):
-            raise ValueError(
-                f"{path_of(variable)!r} of a metric was created outside of the strategy's scope, "
-                "and each worker would have its own; create metrics, and call model.compile, "
-                "inside `with strategy.scope():`."
-            )

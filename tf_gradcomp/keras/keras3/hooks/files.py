@@ -15,6 +15,7 @@ from keras.src.legacy.saving import legacy_h5_format as _legacy_h5
 from keras.src.saving import saving_lib as _saving_lib
 from keras.src.utils import file_utils as _file_utils
 
+from tf_gradcomp.keras.common.hooks import replace
 from tf_gradcomp.keras.keras3.keras_private import NamedBuffer
 
 _Write = Callable[[IO[bytes]], Any]
@@ -29,10 +30,8 @@ def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool
     HDF5 format if `leaves_out_optimizer(model, path)` says so. HDF5 files are written in memory
     first, for HDF5 ends the process where the disk is full.
     """
-    original = _saving_lib.save_model
 
-    @functools.wraps(original)
-    def save_model(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save_model(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         as_usual = functools.partial(original, model, filepath, *args, **kwargs)
         if isinstance(filepath, io.IOBase):
             as_usual()
@@ -41,17 +40,19 @@ def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool
         write = (lambda file: original(model, file, *args, **kwargs)) if one_file else None
         save(model, str(filepath), write, as_usual)
 
-    _saving_lib.save_model = save_model
+    replace(_saving_lib, "save_model", save_model)
     _on_save_weights(save)
     _on_save_legacy(save, leaves_out_optimizer)
 
 
 def _on_save_weights(save: _Save) -> None:
-    original = _saving_lib.save_weights_only
-
-    @functools.wraps(original)
     def save_weights(
-        model: Any, filepath: Any, max_shard_size: Any = None, *args: Any, **kwargs: Any
+        original: Any,
+        model: Any,
+        filepath: Any,
+        max_shard_size: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         def write(file: IO[bytes]) -> None:
             buffer = NamedBuffer(filepath)
@@ -62,15 +63,16 @@ def _on_save_weights(save: _Save) -> None:
         as_usual = functools.partial(original, model, filepath, max_shard_size, *args, **kwargs)
         save(model, str(filepath), write if one_file else None, as_usual)
 
-    _saving_lib.save_weights_only = save_weights
+    replace(_saving_lib, "save_weights_only", save_weights)
 
 
 def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool]) -> None:
-    original = _legacy_h5.save_model_to_hdf5
-
-    @functools.wraps(original)
     def save_model(
-        model: Any, filepath: Any, overwrite: bool = True, include_optimizer: bool = True
+        original: Any,
+        model: Any,
+        filepath: Any,
+        overwrite: bool = True,
+        include_optimizer: bool = True,
     ) -> None:
         path = filepath.filename if isinstance(filepath, h5py.File) else os.fspath(filepath)
         if include_optimizer:
@@ -88,7 +90,7 @@ def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, st
         else:
             save(model, path, write, as_usual)
 
-    _legacy_h5.save_model_to_hdf5 = save_model
+    replace(_legacy_h5, "save_model_to_hdf5", save_model)
 
 
 def on_broken_file(describe: Callable[[str], str]) -> None:
@@ -96,21 +98,20 @@ def on_broken_file(describe: Callable[[str], str]) -> None:
 
     Keras' own errors name neither the file nor what to do.
     """
-    for name, place in (("load_model", 0), ("load_weights_only", 1)):
-        original = getattr(_saving_lib, name)
 
-        def hooked(*args: Any, original: Any = original, place: int = place, **kwargs: Any) -> Any:
-            try:
-                return original(*args, **kwargs)
-            except (OSError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
-                path = args[place] if len(args) > place else kwargs.get("filepath")
-                of_file = isinstance(error, OSError | zipfile.BadZipFile)
-                of_file = of_file or "Unable to " in str(error)  # as h5py says it
-                if of_file and isinstance(path, str | os.PathLike) and os.path.isfile(path):
-                    error.add_note(describe(os.fspath(path)))
-                raise
+    def hooked(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except (OSError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+            path = args[place] if len(args) > place else kwargs.get("filepath")
+            of_file = isinstance(error, OSError | zipfile.BadZipFile)
+            of_file = of_file or "Unable to " in str(error)  # as h5py says it
+            if of_file and isinstance(path, str | os.PathLike) and os.path.isfile(path):
+                error.add_note(describe(os.fspath(path)))
+            raise
 
-        setattr(_saving_lib, name, functools.wraps(original)(hooked))
+    replace(_saving_lib, "load_model", functools.partial(hooked, 0))
+    replace(_saving_lib, "load_weights_only", functools.partial(hooked, 1))
 
 
 _OnBackup = Callable[[keras.callbacks.BackupAndRestore, Callable[[], None]], None]
@@ -121,14 +122,10 @@ def on_backups(save: _OnBackup, restore: _OnBackup, delete: _OnBackup) -> None:
 
     Keras overwrites its only backup.
     """
-    class_ = keras.callbacks.BackupAndRestore
+
+    def hooked(hook: _OnBackup, original: Any, self: Any, logs: Any = None) -> None:
+        hook(self, functools.partial(original, self))
+
     hooks = {"_save_model": save, "on_train_begin": restore, "on_train_end": delete}
     for name, hook in hooks.items():
-        original = getattr(class_, name)
-
-        def hooked(
-            self: Any, logs: Any = None, original: Any = original, hook: _OnBackup = hook
-        ) -> None:
-            hook(self, functools.partial(original, self))
-
-        setattr(class_, name, functools.wraps(original)(hooked))
+        replace(keras.callbacks.BackupAndRestore, name, functools.partial(hooked, hook))

@@ -10,36 +10,33 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as _loss
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tf_gradcomp.keras.common.hooks import replace
 
 
-def on_loss_scaled_apply(handles: Callable[[Any], bool], apply: Callable[..., None]) -> None:
-    """Has `apply(scaler, grads, variables, original)` called where `handles` its inner optimizer.
+def on_loss_scaled_apply(apply: Callable[..., None]) -> None:
+    """Has `apply(scaler, grads, variables, original)` called where a loss scaler applies gradients.
 
     Keras puts a `LossScaleOptimizer` around any optimizer under `mixed_float16`. It decides by the
     gradients of its own worker alone whether to skip a step; where workers differ, all hang.
     """
-    original = keras.optimizers.LossScaleOptimizer.apply
 
-    @functools.wraps(original)
-    def hooked(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        if handles(self.inner_optimizer):
-            apply(self, grads, trainable_variables, functools.partial(original, self))
-        else:
-            original(self, grads, trainable_variables)
+    def hooked(
+        original: Any, self: Any, grads: Sequence[Any], trainable_variables: Any = None
+    ) -> None:
+        apply(self, grads, trainable_variables, functools.partial(original, self))
 
-    keras.optimizers.LossScaleOptimizer.apply = hooked
+    replace(keras.optimizers.LossScaleOptimizer, "apply", hooked)
 
 
 def on_scaler_load(load: Callable[[Any, Any, Callable[..., None]], None]) -> None:
     """Has `load(scaler, store, original)` called where a file is loaded into a loss scaler."""
-    class_ = keras.optimizers.LossScaleOptimizer
-    original = class_.load_own_variables
-
-    @functools.wraps(original)
-    def hooked(self: Any, store: Any) -> None:
-        load(self, store, functools.partial(original, self))
-
-    class_.load_own_variables = hooked
+    replace(
+        keras.optimizers.LossScaleOptimizer,
+        "load_own_variables",
+        lambda original, self, store: load(self, store, functools.partial(original, self)),
+    )
 
 
 def on_check_finite(agree: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
@@ -48,13 +45,11 @@ def on_check_finite(agree: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
     Without this, a `LossScaleOptimizer` around a plain optimizer or a `MultiOptimizer` skips a step
     on the one worker whose gradients overflowed, while the others wait for it in the reduction.
     """
-    original = keras.optimizers.LossScaleOptimizer.check_finite
 
-    @functools.wraps(original)
-    def hooked(self: Any, grads: Sequence[Any]) -> tf.Tensor:
+    def hooked(original: Any, self: Any, grads: Sequence[Any]) -> tf.Tensor:
         return agree(self, original(self, grads))
 
-    keras.optimizers.LossScaleOptimizer.check_finite = hooked
+    replace(keras.optimizers.LossScaleOptimizer, "check_finite", hooked)
 
 
 def on_multi_optimizer(check: Callable[[keras.optimizers.Optimizer], None]) -> None:
@@ -62,18 +57,15 @@ def on_multi_optimizer(check: Callable[[keras.optimizers.Optimizer], None]) -> N
 
     Keras itself looks at the outermost class of each, and so not into a wrapper.
     """
-    cls = getattr(keras.optimizers, "MultiOptimizer", None)  # not in all releases
-    if cls is None:
-        return
-    original = cls.build
 
-    @functools.wraps(original)
-    def hooked(self: Any, var_list: Sequence[keras.Variable]) -> None:
+    def hooked(original: Any, self: Any, var_list: Sequence[keras.Variable]) -> None:
         for optimizer in self.optimizers:
             check(optimizer)
         original(self, var_list)
 
-    cls.build = hooked
+    class_ = getattr(keras.optimizers, "MultiOptimizer", None)  # not in all releases
+    if class_ is not None:
+        replace(class_, "build", hooked)
 
 
 def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
@@ -82,14 +74,24 @@ def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
     It is the only place that knows a tensor to be the gradient of a variable: what reaches the
     cross-device ops is a list of tensors, with nothing to tell it from batch statistics.
     """
-    original = TFOptimizer._all_reduce_sum_gradients
 
     @tf.autograph.experimental.do_not_convert
-    @functools.wraps(original)
-    def hooked(self: Any, grads_and_vars: Any) -> Any:
+    def hooked(original: Any, self: Any, grads_and_vars: Any) -> Any:
         return reduce(self, grads_and_vars, functools.partial(original, self))
 
-    TFOptimizer._all_reduce_sum_gradients = hooked
+    replace(TFOptimizer, "_all_reduce_sum_gradients", hooked)
+
+
+def on_iterations(batches_of_update: Callable[[Any], int | None]) -> None:
+    """Has `iterations` count updates where `batches_of_update(optimizer)` is a number."""
+    original: Any = BaseOptimizer.iterations
+
+    @functools.wraps(original.fget)
+    def iterations(self: Any) -> Any:
+        batches = batches_of_update(self)
+        return self._iterations // batches if batches else original.fget(self)
+
+    BaseOptimizer.iterations = property(iterations)
 
 
 def on_averages_swapped(swap: Callable[..., None]) -> None:
@@ -97,14 +99,11 @@ def on_averages_swapped(swap: Callable[..., None]) -> None:
 
     It looks into a loss scaler, or into a `MultiOptimizer`, and no deeper.
     """
-    class_ = keras.callbacks.SwapEMAWeights
-    original = class_._apply_to_ema_optimizers
 
-    @functools.wraps(original)
-    def hooked(self: Any, tf_fn: Callable[[Any], None], backend_fn: Any) -> None:
+    def hooked(original: Any, self: Any, tf_fn: Callable[[Any], None], backend_fn: Any) -> None:
         swap(self.model.optimizer, tf_fn, functools.partial(original, self, tf_fn, backend_fn))
 
-    class_._apply_to_ema_optimizers = hooked
+    replace(keras.callbacks.SwapEMAWeights, "_apply_to_ema_optimizers", hooked)
 
 
 def on_loss_of_one_number(tell: Callable[[], None], otherwise: Callable[[], None]) -> None:
@@ -114,14 +113,15 @@ def on_loss_of_one_number(tell: Callable[[], None], otherwise: Callable[[], None
     gradients, which are summed, are then as many times too large. Nothing public sees it. Where
     Keras divides, `otherwise()` is called.
     """
-    original = _loss.reduce_values
 
-    @functools.wraps(original)
     def hooked(
-        values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
+        original: Any,
+        values: Any,
+        sample_weight: Any = None,
+        reduction: str | None = "sum_over_batch_size",
     ) -> Any:
         if reduction not in (None, "none", "sum"):
             (tell if tuple(values.shape) == () else otherwise)()
         return original(values, sample_weight, reduction)
 
-    _loss.reduce_values = hooked
+    replace(_loss, "reduce_values", hooked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -15,7 +16,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
-from tf_gradcomp.keras.common.hooks import after_init, on_outputs_of_steps
+from tf_gradcomp.keras.common.hooks import after_init, on_outputs_of_steps, replace
 
 
 def on_means_of_steps(mean: Callable[..., Any]) -> None:
@@ -39,27 +40,24 @@ def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None
     )
 
 
-def on_built(check: Callable[[keras.Model], None]) -> None:
-    """Has `check(model)` called where `fit`, `evaluate` and their kin have built model and metrics.
+def on_built(building: Callable[[keras.Model], AbstractContextManager[None]]) -> None:
+    """Has `fit`, `evaluate` and their kin build model and metrics within `building(model)`.
 
     To know the shapes, Keras takes a batch of the data under a strategy. From a generator it would
     take more, for batches are prefetched, and these would be lost: so it is given one that it has
     kept. A `PyDataset` is asked for one batch alone.
     """
-    class_ = _trainer.TensorFlowTrainer
-    original = class_._maybe_symbolic_build
 
-    @functools.wraps(original)
-    def hooked(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    def hooked(original: Any, self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         adapter = getattr(iterator, "data_adapter", None)
         if isinstance(adapter, GeneratorDataAdapter):
             iterator, data_batch = None, adapter._first_batches[0]
         elif isinstance(adapter, PyDatasetAdapter):
             iterator, data_batch = None, adapter._standardize_batch(adapter.py_dataset[0])
-        original(self, iterator, data_batch)
-        check(self)
+        with building(self):
+            original(self, iterator, data_batch)
 
-    class_._maybe_symbolic_build = hooked
+    replace(_trainer.TensorFlowTrainer, "_maybe_symbolic_build", hooked)
 
 
 def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -> None:
@@ -68,18 +66,15 @@ def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -
     Keras takes one from an iterator of its own before it trains; so nothing else is read, or is in
     another order, where this one is taken instead. Where it is None, Keras takes its own.
     """
-    class_ = _trainer.TensorFlowTrainer
-    original = class_._maybe_symbolic_build
 
-    @functools.wraps(original)
-    def hooked(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    def hooked(original: Any, self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         adapter = getattr(iterator, "data_adapter", None)
         if adapter is not None and not isinstance(adapter, GeneratorDataAdapter | PyDatasetAdapter):
             data_batch = take(self.distribute_strategy, iterator._distributed_dataset)
             iterator = iterator if data_batch is None else None
         original(self, iterator, data_batch)
 
-    class_._maybe_symbolic_build = hooked
+    replace(_trainer.TensorFlowTrainer, "_maybe_symbolic_build", hooked)
 
 
 def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
@@ -105,10 +100,8 @@ def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | No
     Args:
         empty: Whether a batch may be empty, as a tensor; None where it cannot.
     """
-    original = keras.layers.BatchNormalization._moments
 
-    @functools.wraps(original)
-    def hooked(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    def hooked(original: Any, self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = original(self, inputs, mask)
         is_empty = None if self.synchronized else empty(inputs)
         if is_empty is None:
@@ -116,7 +109,7 @@ def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | No
         keep = tuple(tf.cast(v, mean.dtype) for v in (self.moving_mean, self.moving_variance))
         return tf.where(is_empty, keep[0], mean), tf.where(is_empty, keep[1], variance)
 
-    keras.layers.BatchNormalization._moments = hooked
+    replace(keras.layers.BatchNormalization, "_moments", hooked)
 
 
 def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -> None:
@@ -151,32 +144,26 @@ def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
     It is told where an iterator is made, and how many of its batches are used. Nothing public sees
     either.
     """
-    init = GeneratorDataAdapter.__init__
 
-    @functools.wraps(init)
-    def read(self: Any, generator: Iterator[Any]) -> None:
+    def read(original: Any, self: Any, generator: Iterator[Any]) -> None:
         self.gradcomp_reader = make(generator)
-        init(self, self.gradcomp_reader)
+        original(self, self.gradcomp_reader)
         self.generator = self.gradcomp_reader.read
 
-    GeneratorDataAdapter.__init__ = read
-    class_ = _trainer.TFEpochIterator
-    iterator, steps = class_._get_iterator, class_._enumerate_iterator
-
-    @functools.wraps(iterator)
-    def new_iterator(self: Any) -> Any:
+    def new_iterator(original: Any, self: Any) -> Any:
         if isinstance(self.data_adapter, GeneratorDataAdapter):
             self.data_adapter.gradcomp_reader.new_iterator()
-        return iterator(self)
+        return original(self)
 
-    @functools.wraps(steps)
-    def counted(self: Any) -> Iterator[Any]:
-        for step in steps(self):
+    def counted(original: Any, self: Any) -> Iterator[Any]:
+        for step in original(self):
             if isinstance(self.data_adapter, GeneratorDataAdapter):
                 self.data_adapter.gradcomp_reader.use(self._steps_seen)
             yield step
 
-    class_._get_iterator, class_._enumerate_iterator = new_iterator, counted
+    replace(GeneratorDataAdapter, "__init__", read)
+    replace(_trainer.TFEpochIterator, "_get_iterator", new_iterator)
+    replace(_trainer.TFEpochIterator, "_enumerate_iterator", counted)
 
 
 def on_epochs(begin: Callable[[keras.Model], None], end: Callable[[keras.Model], None]) -> None:
@@ -184,17 +171,14 @@ def on_epochs(begin: Callable[[keras.Model], None], end: Callable[[keras.Model],
 
     A callback of our own would have to be in the program's list, on all workers.
     """
-    for name, call in (("on_epoch_begin", begin), ("on_epoch_end", end)):
-        original = getattr(CallbackList, name)
 
-        def hooked(
-            self: Any, *args: Any, original: Any = original, call: Any = call, **kwargs: Any
-        ) -> None:
-            if isinstance(self.model, keras.Model):
-                call(self.model)
-            original(self, *args, **kwargs)
+    def first(call: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self.model, keras.Model):
+            call(self.model)
+        original(self, *args, **kwargs)
 
-        setattr(CallbackList, name, functools.wraps(original)(hooked))
+    replace(CallbackList, "on_epoch_begin", functools.partial(first, begin))
+    replace(CallbackList, "on_epoch_end", functools.partial(first, end))
 
 
 def on_logs(path_of: Callable[..., str]) -> None:
@@ -202,18 +186,14 @@ def on_logs(path_of: Callable[..., str]) -> None:
 
     `CSVLogger` gives it the path of what takes any file and keeps nothing, too.
     """
-    set_model = keras.callbacks.TensorBoard.set_model
-    begin = keras.callbacks.CSVLogger.on_train_begin
 
-    @functools.wraps(set_model)
-    def of_board(self: Any, model: Any) -> None:
+    def of_board(original: Any, self: Any, model: Any) -> None:
         self.log_dir = path_of(self, self.log_dir)
-        set_model(self, model)
+        original(self, model)
 
-    @functools.wraps(begin)
-    def of_table(self: Any, logs: Mapping[str, Any] | None = None) -> None:
+    def of_table(original: Any, self: Any, logs: Mapping[str, Any] | None = None) -> None:
         self.filename = path_of(self, self.filename, os.devnull)
-        begin(self, logs)
+        original(self, logs)
 
-    keras.callbacks.TensorBoard.set_model = of_board
-    keras.callbacks.CSVLogger.on_train_begin = of_table
+    replace(keras.callbacks.TensorBoard, "set_model", of_board)
+    replace(keras.callbacks.CSVLogger, "on_train_begin", of_table)

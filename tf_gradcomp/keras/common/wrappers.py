@@ -1,0 +1,56 @@
+"""Finds the wrappers in the optimizers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tf_gradcomp.keras.common.compressed import Compressed
+from tf_gradcomp.keras.common.version import keras
+
+
+def compressed_in(optimizer: Any) -> Iterator[Compressed]:
+    """The wrappers in an optimizer: itself, in a loss scaler, or in a Keras `MultiOptimizer`."""
+    if isinstance(optimizer, Compressed):
+        yield optimizer
+        return
+    inside = getattr(optimizer, "inner_optimizer", None)
+    for one in [inside] if inside is not None else getattr(optimizer, "optimizers", ()):
+        yield from compressed_in(one)
+
+
+def optimizers_of(model: keras.Model) -> Iterator[Any]:
+    """The optimizer that a model was compiled with, then those that it has beside it, as a GAN."""
+    first = getattr(model, "optimizer", None)  # a layer that is saved has none
+    if first is not None:
+        yield first
+    for value in vars(model).values():
+        if hasattr(value, "apply_gradients") and value is not first:
+            yield value
+
+
+def wrappers_of(model: keras.Model) -> Iterator[Compressed]:
+    """The wrappers in all of a model's optimizers."""
+    for optimizer in optimizers_of(model):
+        yield from compressed_in(optimizer)
+
+
+def exchanging_in(optimizer: Any) -> Iterator[Compressed]:
+    """Returns the wrappers in an optimizer that have a built exchange.
+
+    A wrapper without variables, as in a `MultiOptimizer`, never builds its exchange.
+    """
+    return (one for one in compressed_in(optimizer) if one.exchange.built)
+
+
+def is_per_process(variable: Any, optimizer: Any) -> bool:
+    """Returns whether a wrapper in an optimizer keeps `variable` separately on each replica."""
+    return any(one.exchange.saving.is_per_process(variable) for one in exchanging_in(optimizer))
+
+
+def compressed_optimizer(model: keras.Model) -> Any:
+    """The `CompressedOptimizer` of a compiled model, which may be in a loss scaler; or None."""
+    optimizer = model.optimizer
+    while optimizer is not None and not isinstance(optimizer, Compressed):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return optimizer

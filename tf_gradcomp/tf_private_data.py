@@ -1,0 +1,132 @@
+"""Private API of TensorFlow: data, and how distributed datasets read it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import input_lib as _input_lib
+from tensorflow.python.ops import script_ops as _script_ops
+
+from tf_gradcomp.tf_private import in_loop_or_eager, in_multi_worker_mode
+
+# Datasets of files, of which TensorFlow gives each worker its own.
+_READERS = (
+    tf.data.TFRecordDataset,
+    tf.data.TextLineDataset,
+    tf.data.FixedLengthRecordDataset,
+)
+
+
+def drop_iterators_in_background(applies: Callable[[tf.distribute.Strategy], bool]) -> None:
+    """Has distributed iterators end in a thread when they are dropped, where a strategy `applies`.
+
+    TensorFlow wakes the thread that tunes an iterator a moment before it marks this as cancelled. A
+    thread that looks at once sleeps on, for about as long as the iterator was there and for up to
+    a minute, and Keras would wait for it between two epochs.
+    """
+    for class_ in (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction):
+        original = class_.__iter__
+
+        def hooked(self: Any, original: Any = original) -> Any:
+            iterator = original(self)
+            if tf.executing_eagerly() and applies(self._strategy):
+                weakref.finalize(iterator, _drop_in_background, iterator._iterators).atexit = False
+            return iterator
+
+        class_.__iter__ = functools.wraps(original)(hooked)
+
+
+def _drop_in_background(owned: list[Any]) -> None:
+    """Empties a list, which an object that is about to go still has."""
+    taken = list(owned)
+    owned.clear()
+    if threading.main_thread().is_alive():  # else none may be started any more
+        threading.Thread(target=taken.clear).start()
+
+
+def begin_steps_with_own_data(applies: Callable[[tf.distribute.Strategy], bool]) -> None:
+    """Has a worker that has data begin its step at once, where a strategy `applies`.
+
+    Before each step, iterators sum over all workers how many replicas have data. The sum only has
+    to be known on a worker that has none.
+    """
+    original = _input_lib._calculate_replicas_with_values
+
+    @functools.wraps(original)
+    def hooked(strategy: tf.distribute.Strategy, workers: Any, optionals: Any) -> tf.Tensor:
+        of_all = original(strategy, workers, optionals)
+        if in_loop_or_eager() or not (applies(strategy) and in_multi_worker_mode(strategy)):
+            return of_all
+        with tf.device(workers.worker_devices[0]):
+            has_values = [tf.cast(one.has_value(), tf.int64) for one in optionals[0]]
+            own = tf.add_n(has_values)
+        return tf.cond(own > 0, lambda: own, lambda: of_all)
+
+    _input_lib._calculate_replicas_with_values = hooked
+
+
+def on_returned_by_python(replace: Callable[[Any], Any]) -> None:
+    """Has TensorFlow take `replace(value)` for each array or tensor that Python code returns to it.
+
+    That code is what `tf.numpy_function`, `tf.py_function`, `Dataset.from_generator` and Keras'
+    adapters for data call, all through one registry. No public API sees what all of it returns.
+    """
+    class_ = _script_ops.FuncRegistry
+    original = class_.__call__
+
+    @functools.wraps(original)
+    def hooked(self: Any, token: Any, device: Any, args: Any) -> Any:
+        returned = original(self, token, device, args)
+        if isinstance(returned, list):
+            return [replace(value) for value in returned]
+        return replace(returned)
+
+    class_.__call__ = hooked
+
+
+def undistributed(distributed: Any) -> tf.data.Dataset | None:
+    """Returns what a distributed dataset was made of, if known; no public API has it."""
+    return getattr(distributed, "_original_dataset", None)
+
+
+def shared_by_workers(distributed: Any) -> tf.data.Dataset | None:
+    """Returns the dataset of which each worker takes its part; None where workers may differ.
+
+    Where workers take turns at files, that is the dataset of the files' names. No public API tells
+    what a dataset reads.
+    """
+    dataset = undistributed(distributed)
+    if dataset is None:
+        return None
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == policies.DATA:
+        return dataset
+    if policy not in (policies.AUTO, policies.FILE):
+        return None
+    names = _names_of_files(dataset)
+    return dataset if names is None and policy == policies.AUTO else names
+
+
+def _names_of_files(dataset: Any) -> tf.data.Dataset | None:
+    if isinstance(dataset, _READERS):
+        return dataset._filenames
+    inputs = dataset._inputs()
+    if any(map(_reads_files, dataset._functions())):
+        return inputs[0]
+    found = map(_names_of_files, inputs)
+    return next((names for names in found if names is not None), None)
+
+
+def _reads_files(function: Any) -> bool:
+    graph = function.function.graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    return any(
+        node.op.startswith(tuple(class_.__name__[:-2] for class_ in _READERS)) for node in nodes
+    )

@@ -1,0 +1,115 @@
+"""Private API of TensorFlow: checkpoints, and what workers tell each other when they save."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint as _checkpoint
+from tensorflow.python.checkpoint import checkpoint_management as _checkpoint_management
+from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
+from tensorflow.python.eager import context as _context
+from tensorflow.python.trackable import base as _trackable
+
+_WriteCheckpoint = Callable[[Any, str, Callable[[], str], Callable[[], str]], str]
+_leaves_files = False  # whether checkpoints' files are left to another worker
+
+
+def save_as(
+    variable: tf.Variable, read: Callable[[], tf.Tensor], restore: Callable[[tf.Tensor], Any]
+) -> None:
+    """Makes `tf.train.Checkpoint` save what `read` returns, and give `restore` what it restores.
+
+    Variables of strategies do so by the same methods; no public API gives others a say. An
+    asynchronous checkpoint saves copies of variables instead, and is refused.
+    """
+    key = _trackable.VARIABLE_VALUE_KEY
+
+    def serialize() -> dict[str, Any]:
+        return {key: _tensor_callable.Callable(read, variable.dtype, variable.device)}
+
+    def refuse(**_: Any) -> None:
+        raise ValueError(
+            "An asynchronous checkpoint would hold this process's own state alone; save without "
+            "tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)."
+        )
+
+    variable._serialize_to_tensors = serialize
+    variable._copy_trackable_to_cpu = refuse
+    variable._restore_from_tensors = lambda tensors: restore(tensors[key])
+
+
+def announce(key: str, value: str) -> None:
+    """Tells all workers a value, by the coordination service; each key only once.
+
+    Unlike a collective, nobody has to be there to hear it. No public API reaches the service.
+    """
+    _context.context().set_config_key_value(key, value)
+
+
+def announced(key: str, seconds: float) -> str | None:
+    """Returns what was announced under a key; None if nothing is within some seconds.
+
+    Raises:
+        ConnectionError: If the chief has ended, and the coordination service with it.
+    """
+    try:
+        return _context.context().get_config_key_value(key, max(1, int(1000 * seconds)))
+    except tf.errors.DeadlineExceededError:
+        return None
+    except tf.errors.UnavailableError as error:
+        raise ConnectionError("The chief of this job has ended.") from error
+
+
+def all_come(name: str, seconds: float) -> bool:
+    """Waits until all workers call this with the same name; returns False if they do not.
+
+    All workers get the same answer, also those that come too late. The job goes on.
+    """
+    try:
+        _context.context().wait_at_barrier(name, int(1000 * seconds))
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def on_checkpoint_write(write: _WriteCheckpoint) -> None:
+    """Has `write(checkpoint, path, original, only_note)` called where a checkpoint is written.
+
+    That is by `tf.train.Checkpoint` and `CheckpointManager`. `only_note` does what they do beside
+    the files, for a worker that leaves these to another.
+    """
+    class_ = _checkpoint.Checkpoint
+    original = class_._write
+
+    @functools.wraps(original)
+    def hooked(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        if not isinstance(file_prefix, str) or not tf.executing_eagerly():
+            return original(self, file_prefix, options)
+
+        def only_note() -> str:
+            global _leaves_files
+            _leaves_files = True
+            try:
+                for callback in (options and options.experimental_write_callbacks) or []:
+                    callback(file_prefix)
+            finally:
+                _leaves_files = False
+            return file_prefix
+
+        return write(self, file_prefix, lambda: original(self, file_prefix, options), only_note)
+
+    class_._write = hooked
+    for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
+        setattr(_checkpoint_management, name, _unless_left(getattr(_checkpoint_management, name)))
+
+
+def _unless_left(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> None:
+        if not _leaves_files:
+            original(*args, **kwargs)
+
+    return hooked
