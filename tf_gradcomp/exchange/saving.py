@@ -127,7 +127,7 @@ class Saving:
             self.collect()
 
     def forget(self) -> None:
-        """Has the variables collected anew before they are saved: something has changed them."""
+        """Discards collected sums, because something has changed the variables."""
         self._sums, self._collected_at = {}, None
 
     @property

@@ -81,8 +81,8 @@ def take_step(
             if takes_turns(setup.compressor):
                 results, more = _exchange_by_stage(setup.compressor, steps, communicators)
             else:
-                talks = [step.conversation(setup.compressor) for step in steps]
-                results, more = communicate(talks, communicators)
+                conversations = [step.conversation(setup.compressor) for step in steps]
+                results, more = communicate(conversations, communicators)
         finite = _restore(dense, gradients[0], results[0], sums)
         sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
         _note_results(replicas, dense, results, more)

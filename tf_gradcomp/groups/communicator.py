@@ -245,7 +245,7 @@ def communicate(
             except StopIteration as end:
                 results.append(end.value)
         if requests and results:
-            raise RuntimeError("Some replicas of an exchange still talk while others are done.")
+            raise RuntimeError("Some replicas communicate after others have ended.")
         if results:
             return results, sent
         communicators[0].meet(requests)

@@ -20,7 +20,7 @@ class Member:
     """One replica in one step.
 
     Attributes:
-        communicator: Reaches the other replicas; made anew for each step.
+        communicator: Reaches the other replicas; a new one for each step.
         local_replica: Which of this process's replicas it is.
     """
 

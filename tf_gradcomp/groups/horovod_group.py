@@ -30,7 +30,7 @@ class HorovodCommunicator(Communicator):
 
     Args:
         hvd: The module `horovod.tensorflow`.
-        process_set: The ranks that talk.
+        process_set: The ranks that communicate.
     """
 
     def __init__(self, hvd: Any, process_set: Any) -> None:

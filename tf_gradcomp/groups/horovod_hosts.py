@@ -135,10 +135,10 @@ class HorovodHosts(HorovodGroup):
 
 
 def _process_set(hvd: Any, ranks: list[int]) -> Any:
-    """The set of some ranks; all ranks must ask for it, in the same order.
+    """Returns the process set of some ranks; all ranks must call it in the same order.
 
     Raises:
-        ValueError: If Horovod makes no sets, because it was not asked to.
+        ValueError: If Horovod was initialized without `process_sets="dynamic"`.
     """
     if len(ranks) == hvd.size():
         return hvd.global_process_set
@@ -147,8 +147,8 @@ def _process_set(hvd: Any, ranks: list[int]) -> Any:
             _sets[tuple(ranks)] = hvd.add_process_set(ranks)
         except ValueError as error:
             raise ValueError(
-                "gc.HorovodHosts() makes sets of processes, one of each host's ranks and one of "
-                "those that talk for their hosts, and Horovod does not: call "
+                "gc.HorovodHosts() makes sets of processes, one for the ranks of each host and one "
+                "for the leaders of all hosts, and Horovod does not allow it: call "
                 f'hvd.init(process_sets="dynamic"). Horovod says: {error}'
             ) from error
     return _sets[tuple(ranks)]
