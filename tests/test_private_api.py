@@ -168,6 +168,10 @@ def test_broadcast_no_empty_variables(workers):
     assert [worker["broadcast_no_empty_variables"] for worker in workers] == [[[0, 3], 5]] * 2
 
 
+def test_broadcasting_no_variables(workers):
+    assert [worker["broadcasting_no_variables"] for worker in workers] == [[5, 5], [6, 5]]
+
+
 def test_let_variables_become_numbers(workers):
     assert [worker["let_variables_become_numbers"] for worker in workers] == [[2.5, 2, 0]] * 2
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy as _collective_strategy
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
+from tensorflow.python.distribute import mirrored_strategy as _mirrored_strategy
 from tensorflow.python.distribute import values as _values
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import control_flow_util as _control_flow_util
@@ -204,10 +205,25 @@ def broadcast_no_empty_variables(strategy: tf.distribute.Strategy) -> None:
     TensorFlow broadcasts the first worker's initial values. If one has no elements, it may have no
     memory either (as `np.zeros(0)`), and the first worker dies of SIGSEGV.
     """
+    on_initial_values(strategy, _broadcast_unless_empty)
+
+
+@contextlib.contextmanager
+def broadcasting_no_variables(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Within this context, the strategy creates variables of initial values that are equal anyway.
+
+    TensorFlow broadcasts each of them from the first worker, which takes most of the time that a
+    small variable takes. No public argument prevents it.
+    """
     extended = strategy.extended
-    if not hasattr(extended, "_broadcasts_no_empty_variables"):
-        extended._broadcasts_no_empty_variables = True
-        on_initial_values(strategy, _broadcast_unless_empty)
+    broadcasting = extended._get_variable_creator_initial_value
+    extended._get_variable_creator_initial_value = functools.partial(
+        _mirrored_strategy.MirroredExtended._get_variable_creator_initial_value, extended
+    )
+    try:
+        yield
+    finally:
+        extended._get_variable_creator_initial_value = broadcasting
 
 
 def _broadcast_unless_empty(

@@ -27,8 +27,9 @@ def gradients_at(step, replicas):
 class Job:
     """Replicas that train `a` and `b`, together or in turn."""
 
-    def __init__(self, replicas, inner, compressor="adacomp(bin_sizes=20)", **kwargs):
+    def __init__(self, replicas, inner, compressor="adacomp(bin_sizes=20)", graph=False, **kwargs):
         self.replicas = replicas
+        self.graph = graph
         self.strategy = mirrored(replicas)
         with self.strategy.scope():
             self.variables = [
@@ -41,9 +42,8 @@ class Job:
     def step(self, gradients, names=("a", "b")):
         """One step of some of the variables; `gradients[replica]` has one for each of them."""
         variables = [self.variables[PATHS.index(name)] for name in names]
-        stepper(self.strategy, lambda given: self.optimizer.apply(given, variables), graph=False)(
-            gradients
-        )
+        apply = functools.partial(self.optimizer.apply, trainable_variables=variables)
+        stepper(self.strategy, apply, graph=self.graph)(gradients)
 
     def train(self, steps):
         """Random steps; the largest move of a weight in each."""
@@ -205,6 +205,29 @@ def test_one_variable_after_the_other_is_handed_over():
     other.step([of_one[1:] for of_one in gradients_at(41, 2)], ["b"])
     for variable, slot in zip(other.optimizer.exchange.state["second_moment"], slots, strict=True):
         assert (np.sum(copies(other.strategy, variable), 0) >= 0.99 * slot).all()
+
+
+@pytest.mark.parametrize(
+    ("inner", "before", "after"),
+    [
+        (adam, {"precondition": None}, {}),
+        (amsgrad, {}, {"precondition": None}),
+        (sgd, {"compressor": "scalecom(rates=5)"}, {"compressor": "scalecom(rates=5, beta=1.0)"}),
+    ],
+)
+def test_a_graph_converts_as_eager_steps_do(inner, before, after):
+    job = Job(2, inner, **before)
+    job.train(range(5))
+    kinds = [job.resumed(2, inner, graph=graph, **after) for graph in (False, True)]
+    for kind in kinds:
+        kind.step([of_one[:1] for of_one in gradients_at(5, 2)], ["a"])
+        kind.step(gradients_at(6, 2))
+    (eager, weights), (graph, of_graph) = (kind.saved() for kind in kinds)
+    for store, other in zip(eager, graph, strict=True):
+        assert store.keys() == other.keys()
+        for name, value in store.items():
+            np.testing.assert_allclose(other[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(of_graph, weights, rtol=1e-4, atol=1e-6)
 
 
 def late(inner, compressor="adacomp(bin_sizes=20)"):

@@ -211,9 +211,9 @@ class GradientExchange(HookedExchange, tf.Module):
         if inner and setup.preconditioner:
             gradients = inner.clip(gradients, variables)
         members = [setup.group.member()]
-        self._convert_restored(members, numbers, gradients, state)
         updates = state.updates if state else None
-        result = self.take_step(setup, members, numbers, [gradients], updates)
+        with tf.control_dependencies([self._converted(members, numbers, gradients, state)]):
+            result = self.take_step(setup, members, numbers, [gradients], updates)
         return result.gradients, result.finite
 
     def reduce_in_lockstep(
@@ -234,23 +234,29 @@ class GradientExchange(HookedExchange, tf.Module):
         group = self.group
         members = [Member(one, rank) for rank, one in enumerate(group.communicators())]
         numbers = self._agreed_numbers(gradients[0], variables)
-        self._convert_restored(members, numbers, gradients[0], inner)
         updates = inner.updates if inner else None
-        return take_step(self.setup, members, numbers, gradients, updates, observe)
+        with tf.control_dependencies([self._converted(members, numbers, gradients[0], inner)]):
+            return take_step(self.setup, members, numbers, gradients, updates, observe)
 
-    def _convert_restored(
+    def _converted(
         self,
         members: Sequence[Member],
         numbers: Sequence[int],
         gradients: Gradients,
         inner: InnerState | None,
-    ) -> None:
-        """Converts state that was restored from a job with other settings."""
+    ) -> tf.Tensor:
+        """Converts state that was restored from a job with other settings.
+
+        Returns:
+            A tensor that the step must wait for.
+        """
         dense = self._forms.check(numbers, gradients)
         replicas = [Replica(self.setup, numbers, member) for member in members]
-        convert_restored(replicas, inner, dense)
+        converted = convert_restored(replicas, inner, dense, by_python=True)
         local_replica = members[0].local_replica
-        warn_of_lost_residuals(self.setup, local_replica, lambda: self.told_of_lost_residuals)
+        with tf.control_dependencies([converted]):
+            warn_of_lost_residuals(self.setup, local_replica, lambda: self.told_of_lost_residuals)
+        return converted
 
     def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Returns which gradients were mostly delayed in the residual until the latest step.
@@ -286,7 +292,7 @@ class GradientExchange(HookedExchange, tf.Module):
         announce_one_replica()
         warn_of_lost_residuals(self.setup, 0, lambda: self.told_of_lost_residuals)
         replica = Replica(self.setup, self._numbers.of(variables), None)
-        convert_restored([replica], inner, [])
+        convert_restored([replica], inner, [], by_python=False)
         places = list(range(len(variables)))
         gradients, left = replica.add_residuals(places, gradients, scale)
         replica.write_residuals(places, [], all_finite(gradients), left)

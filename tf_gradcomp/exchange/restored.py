@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
@@ -19,13 +23,14 @@ _NOT_ADAM = (
     "optimizer that wrote it, or restore the model's weights alone."
 )
 
-
 _LOST = (
     "The checkpoint was written by a job with a residual, and %r keeps none: gradients that were "
     "not sent yet are lost. To send them, go on with the compressor that wrote it, or with "
     "gc.compressors.Auto([both])."
 )
 _LOG = tf.get_logger()
+
+Convert: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def warn_of_lost_residuals(setup: Setup, local_replica: int, told: Callable[[], bool]) -> None:
@@ -55,14 +60,24 @@ def warn_of_lost_residuals(setup: Setup, local_replica: int, told: Callable[[], 
 
 
 def convert_restored(
-    replicas: Sequence[Replica], inner: InnerState | None, preconditioned: Sequence[int]
-) -> None:
+    replicas: Sequence[Replica],
+    inner: InnerState | None,
+    preconditioned: Sequence[int],
+    *,
+    by_python: bool,
+) -> tf.Tensor:
     """Converts restored state where the job that saved it had other settings.
 
     Args:
         replicas: The replica whose state it is, or all of a group in lockstep.
         inner: The state of the inner optimizer.
         preconditioned: Places of the gradients that are divided if this job divides any.
+        by_python: Whether a graph calls Python to convert. The graph of a step is then much
+            smaller, for most steps convert nothing. XLA cannot call Python.
+
+    Returns:
+        A tensor that is there once the state is converted. TensorFlow does not order what Python
+        does before the reads of a graph.
     """
     first, *_ = replicas
     setup = first.setup
@@ -70,29 +85,86 @@ def convert_restored(
     takes = [setup.preconditioner is not None and place in preconditioned for place in every]
     scale = first.residual_scale
     taken, scales = first.fact(facts.moments_taken), first.fact(facts.residual_scale)
+    of_gradients: Convert = functools.partial(_convert_gradients_state, replicas, inner, takes)
+    if by_python and not tf.executing_eagerly():
+        of_gradients = _called_by_graph(of_gradients)
 
-    def convert() -> None:
-        since: Sequence[tf.Tensor | int] = [0] * len(takes)
+    def convert() -> tf.Tensor:
         if inner is None:
             _refuse_divided(first)
-        else:
-            since = _move_moments(replicas, inner, taken, takes)
-        factors = tf.unstack(scale / scales, len(takes))
-        for replica in replicas:
-            if residuals := replica.state().get(RESIDUAL):
-                for residual, factor in zip(residuals, factors, strict=True):
-                    residual.assign(residual.read_value() * factor)
-            for name in setup.job_state_of_gradients:
-                measured = replica.local(setup.variables.job_state[name])
-                measured.assign(tf.zeros_like(measured))
-            replica.set_fact(facts.moments_taken, takes, every)
-            replica.set_fact(facts.moments_since, since, every)
-            replica.set_fact(facts.residual_scale, [scale] * len(takes), every)
+        updates = tf.constant(0, tf.int64) if inner is None else inner.updates
+        since = of_gradients(scale / scales, taken, updates)
+        with tf.control_dependencies([since]):
+            for replica in replicas:
+                for name in setup.job_state_of_gradients:
+                    measured = replica.local(setup.variables.job_state[name])
+                    measured.assign(tf.zeros_like(measured))
+                replica.set_fact(facts.moments_taken, takes, every)
+                replica.set_fact(facts.moments_since, since, every)
+                replica.set_fact(facts.residual_scale, [scale] * len(takes), every)
+            return tf.constant(True)
 
     right = tf.logical_and(
         tf.reduce_all(tf.equal(taken, takes)), tf.reduce_all(tf.equal(scales, scale))
     )
-    tf.cond(right, lambda: None, convert)
+    return tf.cond(right, lambda: tf.constant(False), convert)
+
+
+def _called_by_graph(convert: Convert) -> Convert:
+    """Returns a function that has a graph call `convert`, by one node."""
+    strategy = tf.distribute.get_strategy()
+    across_replicas = tf.distribute.in_cross_replica_context()
+
+    def eagerly(*given: np.ndarray) -> np.ndarray:
+        with strategy.scope() if across_replicas else contextlib.nullcontext():
+            return convert(*map(tf.constant, given)).numpy()
+
+    def call(*given: tf.Tensor) -> tf.Tensor:
+        since = tf.numpy_function(eagerly, given, tf.int64)
+        return tf.ensure_shape(since, given[0].shape)
+
+    return call
+
+
+def _convert_gradients_state(
+    replicas: Sequence[Replica],
+    inner: InnerState | None,
+    takes: Sequence[bool],
+    factors: tf.Tensor,
+    taken: tf.Tensor,
+    updates: tf.Tensor,
+) -> tf.Tensor:
+    """Converts the state of each gradient.
+
+    Args:
+        replicas: As for `convert_restored`.
+        inner: The state of the inner optimizer.
+        takes: Which gradients are divided from now on.
+        factors: float32 [gradients]: by what each residual is to be multiplied.
+        taken: bool [gradients], which gradients were divided when the state was saved.
+        updates: The number of updates that the inner optimizer has made.
+
+    Returns:
+        int64 [gradients], what `moments_since` is of each gradient from now on.
+    """
+    since: Sequence[tf.Tensor | int] = [0] * len(takes)
+    if inner is not None:
+        inner = dataclasses.replace(inner, updates=updates)
+        since = _move_moments(replicas, inner, taken, takes)
+    of_each = tf.unstack(factors, len(takes))
+    for replica in replicas:
+        for residual, factor in zip(replica.state().get(RESIDUAL, ()), of_each, strict=False):
+            if not _is_known(tf.equal(factor, 1)):
+                residual.assign(residual.read_value() * factor)
+    return tf.stack([tf.cast(of_one, tf.int64) for of_one in since])
+
+
+def _is_known(fact: tf.Tensor) -> bool:
+    """Returns whether a fact is known to be true; in a graph nothing is.
+
+    What is right stays untouched: a graph may be at work on it while Python converts the rest.
+    """
+    return tf.executing_eagerly() and bool(fact)
 
 
 def _refuse_divided(replica: Replica) -> None:
@@ -110,7 +182,9 @@ def _move_moments(
     handover = _handover(replicas, inner)
     since: list[tf.Tensor | int] = []
     for place, is_taken in enumerate(tf.unstack(taken, len(takes))):
-        if takes[place]:
+        if _is_known(tf.equal(is_taken, takes[place])):
+            since.append(handover.since[place] if takes[place] else 0)
+        elif takes[place]:
             since.append(handover.take(place, tf.logical_not(is_taken)))
         else:
             handover.give_back(place, is_taken)

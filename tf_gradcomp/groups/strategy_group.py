@@ -45,10 +45,16 @@ class StrategyGroup(Group):
         """Does nothing: strategies create variables with equal values."""
 
     def create(self, make: Callable[[], Result]) -> Result:
-        """Returns the result of `make`, whose variables our strategy does not compare again."""
-        if self.is_collective:
-            tf_private.broadcast_no_empty_variables(self.strategy)
-        with getattr(self.strategy, "agreed_variables", contextlib.nullcontext)():
+        """Returns the result of `make`, whose variables cost no collectives.
+
+        Our strategy does not compare them again.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                getattr(self.strategy, "agreed_variables", contextlib.nullcontext)()
+            )
+            if self.is_collective:
+                stack.enter_context(tf_private.broadcasting_no_variables(self.strategy))
             return make()
 
     def check_current(self) -> None:

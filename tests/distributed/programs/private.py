@@ -117,6 +117,15 @@ def broadcast_no_empty_variables():
     return [list(nothing.shape), of_first.numpy()]
 
 
+def broadcasting_no_variables():
+    """The values of a variable that is not broadcast, and of one that is."""
+    with strategy.scope():
+        with tf_private.broadcasting_no_variables(strategy):
+            own = tf.Variable(lambda: 5 + RANK)
+        of_first = tf.Variable(lambda: 5 + RANK)
+    return [own.numpy(), of_first.numpy()]
+
+
 def let_variables_become_numbers():
     tf_private.let_variables_become_numbers()
     with strategy.scope():
@@ -179,6 +188,7 @@ CHECKS = (
     allow_collectives_in_loops,
     exchange_no_empty_tensors,
     broadcast_no_empty_variables,
+    broadcasting_no_variables,
     let_variables_become_numbers,
     announced,
     stock_fit,
