@@ -210,10 +210,10 @@ def broadcast_no_empty_variables(strategy: tf.distribute.Strategy) -> None:
 
 @contextlib.contextmanager
 def broadcasting_no_variables(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Within this context, the strategy creates variables of initial values that are equal anyway.
+    """Within this context, each worker keeps its own initial values of variables.
 
-    TensorFlow broadcasts each of them from the first worker, which takes most of the time that a
-    small variable takes. No public argument prevents it.
+    They must be equal on all workers. TensorFlow broadcasts each of them from the first worker, by
+    a collective for each variable, and no public argument prevents it.
     """
     extended = strategy.extended
     broadcasting = extended._get_variable_creator_initial_value
