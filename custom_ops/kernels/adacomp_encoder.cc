@@ -9,16 +9,14 @@
 #include "adacomp_codes.h"
 #include "adacomp_layout.h"
 #include "adacomp_steps.h"
+#include "source.h"
 
 namespace gradcomp {
 
-// Tensors are quantized a group at a time, while the group may still be in the processor's cache.
-constexpr int64_t kGroupSize = 1 << 20;  // elements, at least
-
-// Bins are scanned a strip at a time. What is made of its gradients stays in the first-level cache,
-// and room for codes is made for the strip, not for the block, whose worst case is far above what is
+// Bins are worked on a strip at a time. A strip's divided gradients stay in the first-level cache, and
+// room for codes is made for the strip, not for the block, whose worst case is far above what is
 // usual.
-constexpr int64_t kScannedStrip = 1 << 10;  // elements, at least a bin
+constexpr int64_t kStripSize = 1 << 10;  // elements, at least a bin
 
 class CodeBuffer {
  public:
@@ -45,76 +43,12 @@ class CodeBuffer {
   int64_t capacity_ = 0;
 };
 
-namespace {
-
-// Whole bins of a tensor that follow each other in one block.
-struct Strip {
+// Consecutive whole bins of a tensor in one block.
+struct AdaCompEncoder::Strip {
   int64_t begin;  // element
   int64_t size;   // elements
   int64_t first_bin;
-  int64_t num_bins;
 };
-
-int64_t StripBins(const Binning& bins) {
-  return std::max<int64_t>(1, kScannedStrip / bins.bin_size);
-}
-
-template <typename StripWork>
-void ForEachStrip(const Binning& bins, int64_t block, const StripWork& work) {
-  const int64_t end_bin = block * bins.bins_per_block + bins.BlockBins(block);
-  for (int64_t bin = block * bins.bins_per_block; bin < end_bin; bin += StripBins(bins)) {
-    const int64_t num_bins = std::min(StripBins(bins), end_bin - bin);
-    const int64_t begin = bin * bins.bin_size;
-    work(Strip{begin, std::min(num_bins * bins.bin_size, bins.size - begin), bin, num_bins});
-  }
-}
-
-// What is added into the residuals of a strip.
-struct Addend {
-  GradientType type;
-  const void* values;
-};
-
-template <typename Gradient>
-void Subtract(const void* gradient, int64_t size, float* residual) {
-  const Gradient* from = static_cast<const Gradient*>(gradient);
-  for (int64_t i = 0; i < size; ++i) residual[i] -= ToFloat(from[i]);
-}
-
-void Subtract(GradientType type, const void* gradient, int64_t size, float* residual) {
-  switch (type) {
-    case GradientType::kFloat:
-      return Subtract<float>(gradient, size, residual);
-    case GradientType::kHalf:
-      return Subtract<Half>(gradient, size, residual);
-    case GradientType::kBFloat16:
-      return Subtract<BFloat16>(gradient, size, residual);
-  }
-}
-
-PreconditionTensor Preconditioned(const EncoderTensor& tensor, const Strip& strip, float* divided) {
-  return {tensor.second_moment ? tensor.second_moment + strip.begin : nullptr,
-          GradientAt(tensor.type, tensor.gradient, strip.begin), tensor.type, strip.size, divided,
-          tensor.squares ? tensor.squares + strip.begin : nullptr, tensor.adam};
-}
-
-// The gradient; where there is a second moment, divided.
-Addend ToAdd(const EncoderTensor& tensor, const Strip& strip, float* divided) {
-  if (!tensor.second_moment) {
-    return {tensor.type, GradientAt(tensor.type, tensor.gradient, strip.begin)};
-  }
-  PreconditionFinite(Preconditioned(tensor, strip, divided));
-  return {GradientType::kFloat, divided};
-}
-
-// What ToAdd returned; gives back the second moment.
-Addend TakeBack(const EncoderTensor& tensor, const Strip& strip, float* divided) {
-  if (!tensor.second_moment) return ToAdd(tensor, strip, divided);
-  TakeBack(Preconditioned(tensor, strip, divided));
-  return {GradientType::kFloat, divided};
-}
-
-}  // namespace
 
 struct AdaCompEncoder::Tensor {
   EncoderTensor source;
@@ -124,6 +58,23 @@ struct AdaCompEncoder::Tensor {
   float scale = 0;
   int64_t code_words = 0;
   int64_t first_word = 0;  // of its codes, in the body
+
+  int64_t StripBins() const { return std::max<int64_t>(1, kStripSize / bins.bin_size); }
+
+  template <typename StripWork>
+  void ForEachStrip(int64_t block, const StripWork& work) const {
+    const int64_t end = bins.FirstElement(block) + bins.BlockSize(block);
+    const int64_t strip_size = StripBins() * bins.bin_size;
+    for (int64_t begin = bins.FirstElement(block); begin < end; begin += strip_size) {
+      work(Strip{begin, std::min(strip_size, end - begin), begin / bins.bin_size});
+    }
+  }
+
+  PreconditionTensor Preconditioned(const Strip& strip, float* divided) const {
+    return {source.second_moment ? source.second_moment + strip.begin : nullptr,
+            GradientAt(source.type, source.gradient, strip.begin), source.type, strip.size, divided,
+            source.squares ? source.squares + strip.begin : nullptr, source.adam};
+  }
 };
 
 struct AdaCompEncoder::Block {
@@ -132,6 +83,30 @@ struct AdaCompEncoder::Block {
   CodeBuffer codes;
   int64_t first_byte = 0;  // of its codes, in those of the tensor
 };
+
+namespace {
+
+// What is added into the residuals of a strip.
+struct Addend {
+  GradientType type;
+  const void* values;
+};
+
+// The gradient, or what `divide` makes of it where there is a second moment.
+template <typename Divide>
+Addend ToAdd(const PreconditionTensor& tensor, const Divide& divide) {
+  if (!tensor.second_moment) return {tensor.type, tensor.gradient};
+  divide(tensor);
+  return {GradientType::kFloat, tensor.preconditioned};
+}
+
+void Subtract(const Addend& addend, int64_t size, float* residual) {
+  WithGradient(addend.type, addend.values, [&](const auto* values) {
+    for (int64_t i = 0; i < size; ++i) residual[i] -= ToFloat(values[i]);
+  });
+}
+
+}  // namespace
 
 AdaCompEncoder::AdaCompEncoder(const std::vector<EncoderTensor>& tensors, float scale_factor,
                                ParallelFor parallel_for, Simd simd)
@@ -151,142 +126,96 @@ void AdaCompEncoder::AddTensor(const EncoderTensor& tensor) {
     block.index = i;
     blocks_.push_back(std::move(block));
   }
-  if (tensor.second_moment) {
-    strip_size_ = std::max(strip_size_, StripBins(bins) * bins.bin_size);
-  }
   tensors_.push_back({tensor, bins, first_block, num_bins_});
   num_bins_ += bins.num_bins;
+  if (tensor.second_moment) {
+    strip_size_ = std::max(strip_size_, tensors_.back().StripBins() * bins.bin_size);
+  }
 }
 
+template <typename BlockWork>
+void AdaCompEncoder::ForEachBlock(const BlockWork& work) const {
+  parallel_for_(blocks_.size(), kBlockSize, [&](int64_t begin, int64_t end) {
+    const IeeeArithmetic ieee;
+    const std::unique_ptr<float[]> divided(new float[strip_size_]);
+    for (int64_t i = begin; i < end; ++i) work(i, divided.get());
+  });
+}
+
+// The first pass only reads, because no sum can be taken back to the bit. Scales are known after it,
+// and so the second pass can subtract what it sends.
 bool AdaCompEncoder::Run() {
-  if (!GradientsAreFinite()) return false;
-  const int64_t num_tensors = tensors_.size();
-  for (int64_t first = 0; first < num_tensors;) {
-    const int64_t last = GroupEnd(first);
-    if (!RunGroup(first, last)) {
-      Rollback();
-      return false;
-    }
-    first = last;
+  std::atomic<bool> finite{true};
+  ForEachBlock([&](int64_t i, float* divided) {
+    if (!FindMaxima(blocks_[i], divided)) finite = false;
+  });
+  for (Tensor& tensor : tensors_) {
+    const float mean = ScaleOf(bin_max_.get() + tensor.first_bin, tensor.bins.num_bins);
+    if (!std::isfinite(mean)) finite = false;
+    if (!tensor.bins.sent_whole) tensor.scale = mean;
   }
-  RunGroup(num_tensors, num_tensors);
+  if (!finite) return false;
+  // Backwards, because what the first pass has read last may still be in the cache.
+  ForEachBlock([&](int64_t i, float* divided) { Send(&blocks_[blocks_.size() - 1 - i], divided); });
   Layout();
   return true;
 }
 
-// A pass of its own, before anything is changed: what gradients many times larger than all before have
-// been added to cannot be had back to the bit.
-bool AdaCompEncoder::GradientsAreFinite() const {
-  std::atomic<bool> finite{true};
-  parallel_for_(blocks_.size(), kBlockSize, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const Tensor& tensor = tensors_[blocks_[i].tensor];
-      const Strip block{tensor.bins.FirstElement(blocks_[i].index),
-                        tensor.bins.BlockSize(blocks_[i].index), 0, 0};
-      if (!IsFinite(Preconditioned(tensor.source, block, nullptr))) finite = false;
-    }
-  });
-  return finite;
+BinRun AdaCompEncoder::RunOf(const Tensor& tensor, const Strip& strip, const void* values) const {
+  return {tensor.source.residual + strip.begin, values, strip.size, tensor.bins.bin_size,
+          bin_max_.get() + tensor.first_bin + strip.first_bin};
 }
 
-int64_t AdaCompEncoder::GroupEnd(int64_t first_tensor) const {
-  const int64_t num_tensors = tensors_.size();
-  int64_t end = first_tensor;
-  for (int64_t size = 0; end < num_tensors && size < kGroupSize; ++end) {
-    size += tensors_[end].bins.size;
-  }
-  return end;
-}
-
-// Quantizes the group before and scans this one, as one parallel loop.
-bool AdaCompEncoder::RunGroup(int64_t first_tensor, int64_t last_tensor) {
-  const int64_t num_tensors = tensors_.size();
-  const int64_t num_blocks = blocks_.size();
-  const int64_t scan_end = last_tensor < num_tensors ? tensors_[last_tensor].first_block : num_blocks;
-  const int64_t quantize_end = scanned_;
-  const int64_t to_quantize = quantize_end - quantized_;
-  const int64_t to_scan = scan_end - scanned_;
-  parallel_for_(to_quantize + to_scan, kBlockSize, [&](int64_t begin, int64_t end) {
-    const IeeeArithmetic ieee;
-    const auto divided = NewStrip();
-    for (int64_t i = begin; i < end; ++i) {
-      if (i < to_quantize) {
-        const Block& block = blocks_[quantized_ + i];
-        AddSent(block, -tensors_[block.tensor].scale);
-      } else {
-        Scan(&blocks_[quantize_end + i - to_quantize], divided.get());
-      }
-    }
-  });
-  quantized_ = quantize_end;
-  scanned_ = scan_end;
-  bool finite = true;
-  for (int64_t i = first_tensor; i < last_tensor; ++i) finite &= ComputeScale(&tensors_[i]);
-  return finite;
-}
-
-std::unique_ptr<float[]> AdaCompEncoder::NewStrip() const {
-  return std::unique_ptr<float[]>(new float[strip_size_]);
-}
-
-void AdaCompEncoder::Scan(Block* block, float* divided) const {
-  const Tensor& tensor = tensors_[block->tensor];
-  const Binning& bins = tensor.bins;
-  ForEachStrip(bins, block->index, [&](const Strip& strip) {
-    const Addend addend = ToAdd(tensor.source, strip, divided);
-    BinRun run;
-    run.residual = tensor.source.residual + strip.begin;
-    run.gradient = addend.values;
-    run.size = strip.size;
-    run.bin_size = bins.bin_size;
-    run.boost = boost_;
-    run.bin_max = bin_max_.get() + tensor.first_bin + strip.first_bin;
-    if (bins.sent_whole) return ScanDense(addend.type, run);
-    const ScanBins scan_bins = FindScanBins(simd_, addend.type, bins.bin_size);
-    const int64_t room = (strip.size + kCodeSlack) * CodeBytes(bins.bin_size);
-    block->codes.SetEnd(scan_bins(run, block->codes.Reserve(room)));
-  });
-}
-
-bool AdaCompEncoder::ComputeScale(Tensor* tensor) const {
-  const float mean = ScaleOf(bin_max_.get() + tensor->first_bin, tensor->bins.num_bins);
-  if (!tensor->bins.sent_whole) tensor->scale = mean;
-  return std::isfinite(mean);
-}
-
-void AdaCompEncoder::AddSent(const Block& block, float scale) const {
+// Returns whether the gradients can be divided. That the sums are finite, the maxima say.
+bool AdaCompEncoder::FindMaxima(const Block& block, float* divided) const {
   const Tensor& tensor = tensors_[block.tensor];
-  if (tensor.bins.sent_whole) return;
-  AddCodes(block.codes.data(), tensor.bins.BlockBins(block.index), tensor.bins.bin_size, scale,
-           tensor.source.residual + tensor.bins.FirstElement(block.index));
+  std::vector<float> moments;
+  const auto divide = [&](PreconditionTensor strip) {  // the second moments stay as they are
+    moments.assign(strip.second_moment, strip.second_moment + strip.size);
+    strip.second_moment = moments.data();
+    PreconditionFinite(strip);
+  };
+  bool finite = true;
+  tensor.ForEachStrip(block.index, [&](const Strip& strip) {
+    const PreconditionTensor gradient = tensor.Preconditioned(strip, divided);
+    if (gradient.second_moment && !IsFinite(gradient)) finite = false;
+    const Addend addend = ToAdd(gradient, divide);
+    FindBinKernels(simd_, addend.type, tensor.bins.bin_size)
+        .find_maxima(RunOf(tensor, strip, addend.values));
+  });
+  return finite;
+}
+
+void AdaCompEncoder::Send(Block* block, float* divided) const {
+  const Tensor& tensor = tensors_[block->tensor];
+  const int64_t bin_size = tensor.bins.bin_size;
+  tensor.ForEachStrip(block->index, [&](const Strip& strip) {
+    const Addend addend = ToAdd(tensor.Preconditioned(strip, divided), PreconditionFinite);
+    float* residual = tensor.source.residual;
+    if (tensor.bins.sent_whole) {
+      const Source source = {residual + strip.begin, addend.values, addend.type};
+      return Accumulate(source, 0, strip.size, source.residual);
+    }
+    const int64_t room = (strip.size + kCodeSlack) * CodeBytes(bin_size);
+    block->codes.SetEnd(FindBinKernels(simd_, addend.type, bin_size)
+                            .send(RunOf(tensor, strip, addend.values), {boost_, tensor.scale},
+                                  block->codes.Reserve(room)));
+  });
 }
 
 void AdaCompEncoder::Rollback() {
-  parallel_for_(scanned_, kBlockSize, [&](int64_t begin, int64_t end) {
-    const IeeeArithmetic ieee;
-    const auto divided = NewStrip();
-    for (int64_t i = begin; i < end; ++i) {
-      const Block& block = blocks_[i];
-      if (i < quantized_) AddSent(block, tensors_[block.tensor].scale);
-      SubtractAdded(block, divided.get());
+  ForEachBlock([&](int64_t i, float* divided) {
+    const Block& block = blocks_[i];
+    const Tensor& tensor = tensors_[block.tensor];
+    const Binning& bins = tensor.bins;
+    if (!bins.sent_whole) {
+      AddCodes(block.codes.data(), bins.BlockBins(block.index), bins.bin_size, tensor.scale,
+               tensor.source.residual + bins.FirstElement(block.index));
     }
-  });
-  scanned_ = quantized_ = body_words_ = 0;
-}
-
-void AdaCompEncoder::SubtractAdded(const Block& block, float* divided) const {
-  const Tensor& tensor = tensors_[block.tensor];
-  const Binning& bins = tensor.bins;
-  ForEachStrip(bins, block.index, [&](const Strip& strip) {
-    const Addend addend = TakeBack(tensor.source, strip, divided);
-    for (int64_t i = 0; i < strip.num_bins; ++i) {
-      // Scanning left a bin that is not finite as it was.
-      if (!std::isfinite(bin_max_[tensor.first_bin + strip.first_bin + i])) continue;
-      const int64_t first = i * bins.bin_size;
-      Subtract(addend.type, GradientAt(addend.type, addend.values, first),
-               std::min(bins.bin_size, strip.size - first),
-               tensor.source.residual + strip.begin + first);
-    }
+    tensor.ForEachStrip(block.index, [&](const Strip& strip) {
+      Subtract(ToAdd(tensor.Preconditioned(strip, divided), TakeBack), strip.size,
+               tensor.source.residual + strip.begin);
+    });
   });
 }
 

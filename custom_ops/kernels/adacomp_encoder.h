@@ -32,10 +32,9 @@ class AdaCompEncoder {
                  ParallelFor parallel_for, Simd simd = BestSimd());
   ~AdaCompEncoder();
 
-  // Accumulates, selects and quantizes. Returns whether all values were finite. If so, the
-  // residuals are what stays when the payload is sent (tensors sent whole are cleared only by
-  // WriteBody). If a gradient was not, nothing has changed, and the body is empty. If only what was
-  // accumulated was not, all is as Rollback leaves it.
+  // Accumulates, selects and quantizes. Returns whether all sums were finite. If so, the residuals
+  // are what stays when the payload is sent, except that WriteBody clears those of tensors sent
+  // whole. If not, nothing has changed.
   bool Run();
 
   // Takes back what Run did, for a caller that can't write the payload: residuals to the rounding of
@@ -50,16 +49,14 @@ class AdaCompEncoder {
  private:
   struct Tensor;
   struct Block;
+  struct Strip;
 
   void AddTensor(const EncoderTensor& tensor);
-  bool GradientsAreFinite() const;
-  int64_t GroupEnd(int64_t first_tensor) const;
-  bool RunGroup(int64_t first_tensor, int64_t last_tensor);
-  std::unique_ptr<float[]> NewStrip() const;  // a thread's room for divided gradients
-  void Scan(Block* block, float* divided) const;
-  bool ComputeScale(Tensor* tensor) const;
-  void AddSent(const Block& block, float scale) const;
-  void SubtractAdded(const Block& block, float* divided) const;
+  template <typename BlockWork>
+  void ForEachBlock(const BlockWork& work) const;
+  bool FindMaxima(const Block& block, float* divided) const;
+  void Send(Block* block, float* divided) const;
+  BinRun RunOf(const Tensor& tensor, const Strip& strip, const void* values) const;
   void Layout();
   void WriteBlock(const Block& block, int32_t* body) const;
 
@@ -71,8 +68,6 @@ class AdaCompEncoder {
   std::unique_ptr<float[]> bin_max_;
   int64_t num_bins_ = 0;
   int64_t strip_size_ = 0;  // elements, the largest of a tensor with a second moment
-  int64_t scanned_ = 0;    // blocks
-  int64_t quantized_ = 0;  // blocks
   int64_t body_words_ = 0;
 };
 

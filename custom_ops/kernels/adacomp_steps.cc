@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "adacomp_layout.h"
-#include "scan_bins_scalar.h"
+#include "one_lane.h"
 
 namespace gradcomp {
 namespace {

@@ -1,46 +1,127 @@
-// The part of ScanBins that is written once and compiled for each instruction set. The includer
-// defines GRADCOMP_TARGET, and above the include, in its namespace,
-//   Code* ScanBin(float* residual, const Gradient* gradient, int64_t size, float boost,
-//                 uint32_t* maximum, Code* codes)
-// which does one bin: it finds the largest MagnitudeBits of residual + gradient and, unless
-// IsLeftAlone, stores residual + gradient and appends the codes of what is to be sent.
-// No include guard, for the target is a property of the functions.
+// AdaComp's passes, written once and compiled for each instruction set. The includer defines
+// GRADCOMP_TARGET, and above the include, in its namespace, the class `Vector`, which has the members
+// of OneLane. No include guard, because the target is a property of the functions.
+//
+// The last vector of a bin ends with the bin and overlaps the vector before, so that no vector is
+// partial: a masked store at the end of a bin would delay the loads of the next bin.
 
-template <typename Gradient, typename Code>
-GRADCOMP_TARGET uint8_t* ScanBinsImpl(const BinRun& run, uint8_t* bytes) {
+// Far enough ahead that memory is busy while a bin is computed.
+template <typename Number>
+GRADCOMP_TARGET inline void Prefetch(const Number* numbers) {
+  constexpr int64_t kAhead = 1024;  // elements
+  __builtin_prefetch(numbers + kAhead, 0);
+}
+
+template <typename V, typename Gradient>
+GRADCOMP_TARGET inline uint32_t MaximumOf(const float* residual, const Gradient* gradient,
+                                          int64_t size) {
+  if (size < V::kWidth) return MaximumOf<OneLane>(residual, gradient, size);
+  const int64_t last = size - V::kWidth;
+  auto maxima = V::Magnitude(V::Load(residual + last) + V::Load(gradient + last));
+  for (int64_t i = 0; i < last; i += V::kWidth) {
+    maxima = V::Max(maxima, V::Magnitude(V::Load(residual + i) + V::Load(gradient + i)));
+  }
+  return V::LargestLane(maxima);
+}
+
+template <typename V, typename Code>
+struct BinSender {
+  typename V::Floats boost;
+  typename V::Floats scale;
+  typename V::Words bin_max;
+  Code* codes;
+
+  // `own` are the lanes whose codes no vector before has appended.
+  GRADCOMP_TARGET __attribute__((always_inline)) void Send(typename V::Floats residual,
+                                                           typename V::Floats gradient,
+                                                           int64_t first, uint32_t own,
+                                                           float* to) {
+    const auto accumulated = residual + gradient;
+    const auto boosted = accumulated + boost * gradient;
+    const auto sent = V::Sent(accumulated, boosted, bin_max);
+    V::Store(V::Subtract(accumulated, scale, sent), to);
+    codes = V::Append(accumulated, V::Bits(sent) & own, first, codes);
+  }
+};
+
+template <typename V, typename Gradient, typename Code>
+GRADCOMP_TARGET inline Code* SendBin(float* residual, const Gradient* gradient, int64_t size,
+                                     uint32_t bin_max, const SendSettings& settings, Code* codes) {
+  if (size < V::kWidth) {
+    return SendBin<OneLane>(residual, gradient, size, bin_max, settings, codes);
+  }
+  constexpr uint32_t kAllLanes = (1u << V::kWidth) - 1;
+  BinSender<V, Code> sender = {V::Broadcast(settings.boost), V::Broadcast(settings.scale),
+                               V::Broadcast(bin_max), codes};
+  const int64_t last = size - V::kWidth;
+  const auto last_residual = V::Load(residual + last);  // before the loop writes some of it
+  int64_t i = 0;
+  for (; i < last; i += V::kWidth) {
+    Prefetch(residual + i);
+    Prefetch(gradient + i);
+    sender.Send(V::Load(residual + i), V::Load(gradient + i), i, kAllLanes, residual + i);
+  }
+  sender.Send(last_residual, V::Load(gradient + last), last, kAllLanes & kAllLanes << (i - last),
+              residual + last);
+  return sender.codes;
+}
+
+// A bin of zeros that stay zeros, as of unused rows of an embedding, is not written.
+inline bool StaysZero(const float* residual, int64_t size, uint32_t bin_max) {
+  if (bin_max != 0) return false;
+  uint32_t bits = 0;
+  for (int64_t i = 0; i < size; ++i) bits |= ToBits(residual[i]);
+  return bits == 0;
+}
+
+template <typename Gradient>
+GRADCOMP_TARGET void FindMaxima(const BinRun& run) {
   const Gradient* gradient = static_cast<const Gradient*>(run.gradient);
-  Code* codes = reinterpret_cast<Code*>(bytes);
   float* bin_max = run.bin_max;
   for (int64_t begin = 0; begin < run.size; begin += run.bin_size) {
     const int64_t size = std::min(run.bin_size, run.size - begin);
-    uint32_t maximum;
-    Code* end =
-        ScanBin(run.residual + begin, gradient + begin, size, run.boost, &maximum, codes);
+    *bin_max++ = FromBits(MaximumOf<Vector>(run.residual + begin, gradient + begin, size));
+  }
+}
+
+template <typename Gradient, typename Code>
+GRADCOMP_TARGET uint8_t* SendBins(const BinRun& run, const SendSettings& settings,
+                                  uint8_t* bytes) {
+  const Gradient* gradient = static_cast<const Gradient*>(run.gradient);
+  Code* codes = reinterpret_cast<Code*>(bytes);
+  const float* bin_max = run.bin_max;
+  for (int64_t begin = 0; begin < run.size; begin += run.bin_size) {
+    const int64_t size = std::min(run.bin_size, run.size - begin);
+    const uint32_t maximum = ToBits(*bin_max++);
+    float* residual = run.residual + begin;
+    Code* end = codes;
+    if (!StaysZero(residual, size, maximum)) {
+      end = SendBin<Vector>(residual, gradient + begin, size, maximum, settings, codes);
+    }
     if (end == codes) {
       *end++ = kEscape<Code>;
     } else {
       end[-1] |= kLastInBin;
     }
-    *bin_max++ = FromBits(maximum);
     codes = end;
   }
   return reinterpret_cast<uint8_t*>(codes);
 }
 
 template <typename Gradient>
-ScanBins FindForGradient(int64_t bin_size) {
-  return CodeBytes(bin_size) == 1 ? &ScanBinsImpl<Gradient, Code8>
-                                  : &ScanBinsImpl<Gradient, Code16>;
+BinKernels KernelsOf(int64_t bin_size) {
+  return {&FindMaxima<Gradient>, CodeBytes(bin_size) == 1 ? &SendBins<Gradient, Code8>
+                                                          : &SendBins<Gradient, Code16>};
 }
 
-inline ScanBins FindImpl(GradientType type, int64_t bin_size) {
+inline BinKernels KernelsOf(GradientType type, int64_t bin_size) {
   switch (type) {
     case GradientType::kFloat:
-      return FindForGradient<float>(bin_size);
+      return KernelsOf<float>(bin_size);
     case GradientType::kHalf:
-      return FindForGradient<Half>(bin_size);
+      return KernelsOf<Half>(bin_size);
     case GradientType::kBFloat16:
-      return FindForGradient<BFloat16>(bin_size);
+      return KernelsOf<BFloat16>(bin_size);
   }
-  return nullptr;
+  return {};
 }

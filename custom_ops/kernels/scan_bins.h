@@ -1,4 +1,4 @@
-// The one pass over memory of AdaComp's encoder, for several instruction sets.
+// AdaComp's two passes over memory, for several instruction sets.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_H_
 #define TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_H_
 
@@ -10,28 +10,35 @@ namespace gradcomp {
 
 enum class Simd { kPortable, kAvx2, kAvx512 };
 
-// A run of whole bins of one tensor (the last may be short).
+// Consecutive whole bins of one tensor. The last bin may be short.
 struct BinRun {
   float* residual;
   const void* gradient;
   int64_t size;  // elements
   int64_t bin_size;
-  float boost;     // scale factor - 1
-  float* bin_max;  // one per bin, written
+  float* bin_max;  // one per bin
 };
 
-// Adds the gradient into the residual, notes the maximum of each bin, appends the codes of what is
-// to be sent, and returns where they end. `codes` has room for size + kCodeSlack of them. A bin with
-// a value that is not finite is left as it was and has an infinite or NaN maximum.
-using ScanBins = uint8_t* (*)(const BinRun& run, uint8_t* codes);
+struct SendSettings {
+  float boost;  // scale factor - 1
+  float scale;  // the magnitude that is sent for each selected element
+};
 
 inline constexpr int64_t kCodeSlack = 16;  // vectors of codes are stored whole
 
-// All variants give the same bits. Bins of size 0 have no codes: see ScanDense.
-ScanBins FindScanBins(Simd simd, GradientType type, int64_t bin_size);
+// All variants give the same bits.
+struct BinKernels {
+  // Writes the largest magnitude of residual + gradient of each bin: infinity or NaN if the bin is
+  // not finite.
+  void (*find_maxima)(const BinRun& run);
 
-// For a tensor that is sent whole: adds, and notes the maxima, without codes.
-void ScanDense(GradientType type, const BinRun& run);
+  // Adds the gradient into the residual, selects elements by the maxima, appends their codes,
+  // subtracts what the codes say, and returns the end of the codes. `codes` has room for
+  // size + kCodeSlack codes.
+  uint8_t* (*send)(const BinRun& run, const SendSettings& settings, uint8_t* codes);
+};
+
+BinKernels FindBinKernels(Simd simd, GradientType type, int64_t bin_size);
 
 bool IsSupported(Simd simd);  // by this processor and this build
 Simd BestSimd();

@@ -1,27 +1,21 @@
 #include <algorithm>
 
 #include "adacomp_codes.h"
-#include "scan_bins_scalar.h"
+#include "one_lane.h"
 #include "scan_bins_variants.h"
 
 namespace gradcomp {
 namespace {
 
-template <typename Gradient, typename Code>
-Code* ScanBin(float* residual, const Gradient* gradient, int64_t size, float boost,
-              uint32_t* maximum, Code* codes) {
-  *maximum = ScalarMaximum(residual, gradient, 0, size, 0);
-  if (IsLeftAlone(*maximum, residual, size)) return codes;
-  return ScalarSelect(residual, gradient, 0, size, boost, *maximum, codes);
-}
+using Vector = OneLane;
 
 #define GRADCOMP_TARGET
 #include "scan_bins-inl.h"
 
 }  // namespace
 
-ScanBins FindScanBinsPortable(GradientType type, int64_t bin_size) {
-  return FindImpl(type, bin_size);
+BinKernels PortableBinKernels(GradientType type, int64_t bin_size) {
+  return KernelsOf(type, bin_size);
 }
 
 }  // namespace gradcomp

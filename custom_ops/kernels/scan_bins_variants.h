@@ -1,4 +1,4 @@
-// One FindScanBins per instruction set, for scan_bins.cc alone.
+// One function per instruction set, for scan_bins.cc alone.
 #ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_VARIANTS_H_
 #define TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_VARIANTS_H_
 
@@ -10,10 +10,10 @@
 
 namespace gradcomp {
 
-ScanBins FindScanBinsPortable(GradientType type, int64_t bin_size);
+BinKernels PortableBinKernels(GradientType type, int64_t bin_size);
 #ifdef GRADCOMP_X86
-ScanBins FindScanBinsAvx2(GradientType type, int64_t bin_size);
-ScanBins FindScanBinsAvx512(GradientType type, int64_t bin_size);
+BinKernels Avx2BinKernels(GradientType type, int64_t bin_size);
+BinKernels Avx512BinKernels(GradientType type, int64_t bin_size);
 #endif
 
 }  // namespace gradcomp

@@ -104,7 +104,7 @@ void ANonFiniteGradientLeavesTheResidualsAsTheyWere() {
       gradients.push_back(Normal(1200000, 0.3f, i));
       before.push_back(Normal(1200000, 1, 10 + i));
     }
-    gradients[3][700000] = bad;  // in the last group
+    gradients[3][700000] = bad;
     std::vector<std::vector<float>> residuals = before;
     const auto payload = Encode<float>(&residuals, gradients, bin_sizes);
     CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
@@ -114,13 +114,16 @@ void ANonFiniteGradientLeavesTheResidualsAsTheyWere() {
   }
 }
 
-// What overflows only as a sum has no infinite gradient to go by.
-void AnOverflowingSumIsNotWritten() {
-  std::vector<std::vector<float>> residuals = {{1, 2, 3e38f, 3e38f}};
-  const std::vector<std::vector<float>> before = residuals;
-  const auto payload = Encode<float>(&residuals, {{0.5f, 1, 3e38f, 0}}, {2});
+// All gradients are finite, and only a sum is not.
+void AnOverflowingSumLeavesTheResidualsAsTheyWere() {
+  const std::vector<std::vector<float>> before = {Normal(30001, 1, 1), Normal(5000, 1, 2),
+                                                  {1, 2, 3e38f, 3e38f}};
+  std::vector<std::vector<float>> residuals = before;
+  const std::vector<std::vector<float>> gradients = {Normal(30001, 0.3f, 3), Normal(5000, 0.3f, 4),
+                                                     {0.5f, 1, 3e38f, 0}};
+  const auto payload = Encode<float>(&residuals, gradients, {50, 0, 2});
   CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
-  CHECK(SameBits(residuals[0], before[0]));
+  for (size_t i = 0; i < before.size(); ++i) CHECK(SameBits(residuals[i], before[i]));
 }
 
 constexpr AdamSettings kAdam{0.999f, 1e-7f, 300.0f};
@@ -246,7 +249,7 @@ int main() {
   RUN(ZerosDenormalsAndTiesAreTheSameInAllInstructionSets);
   RUN(ThreadsDoNotChangeResults);
   RUN(ANonFiniteGradientLeavesTheResidualsAsTheyWere);
-  RUN(AnOverflowingSumIsNotWritten);
+  RUN(AnOverflowingSumLeavesTheResidualsAsTheyWere);
   RUN(DividesAsThePreconditionerDoes);
   RUN(ANonFiniteGradientLeavesSecondMomentsAsTheyWere);
   RUN(RollbackGivesSecondMomentsBack);
