@@ -8,7 +8,7 @@
 namespace gradcomp {
 namespace {
 
-constexpr int64_t kStripElements = 1 << 12;  // whose sums stay in the first cache
+constexpr int64_t kStripElements = 1 << 12;  // that are worked on at once, in the first cache
 constexpr int64_t kChunksPerWords = 32;      // so many offsets fill whole words, of any bits
 
 int64_t OffsetBits(int64_t chunk_size) {
@@ -27,6 +27,10 @@ void ForEachBlock(const ChunkLayout& layout, const ParallelFor& parallel_for,
 
 int64_t ChunkLength(const ChunkLayout::Block& block, int64_t chunk) {
   return std::min(block.chunk_size, block.end - block.begin - chunk * block.chunk_size);
+}
+
+int64_t StripChunks(const ChunkLayout::Block& block) {
+  return std::max<int64_t>(1, kStripElements / block.chunk_size);
 }
 
 void Pack(const ChunkLayout::Block& block, const std::vector<uint32_t>& values, int32_t* offsets) {
@@ -98,8 +102,7 @@ GRADCOMP_VARIANTS int32_t Choose(const float* sums, int64_t size, int64_t chunk_
 
 // Returns the largest magnitude of the block, and chooses if `chosen` is given.
 int32_t SelectInBlock(const ChunkLayout::Block& block, const Source& tensor, uint32_t* chosen) {
-  const int64_t strip =
-      std::max<int64_t>(1, kStripElements / block.chunk_size) * block.chunk_size;
+  const int64_t strip = StripChunks(block) * block.chunk_size;
   thread_local std::vector<float> sums;
   sums.resize(strip);
   int32_t largest = 0;
@@ -114,21 +117,15 @@ int32_t SelectInBlock(const ChunkLayout::Block& block, const Source& tensor, uin
   return largest;
 }
 
-// Calls work(element, chunk) for the places chosen in the chunks of a block.
-template <typename DoPlace>
-void ForEachChosen(const ChunkLayout::Block& block, const int32_t* offsets, const DoPlace& work) {
-  const std::vector<uint32_t> chosen = Unpack(block, offsets);
-  for (int64_t i = 0; i < block.num_chunks; ++i) {
-    work(block.begin + i * block.chunk_size + chosen[i], block.first_chunk + i);
-  }
+template <typename Gradient>
+GRADCOMP_VARIANTS void AddFiltered(const Gradient* gradient, int64_t size, float filter,
+                                   float* residual) {
+  for (int64_t i = 0; i < size; ++i) residual[i] += filter * ToFloat(gradient[i]);
 }
 
-void AddFiltered(const ChunkLayout::Block& block, const Source& source, float filter) {
-  float* residual = source.residual;
+void AddFiltered(const Source& source, int64_t begin, int64_t end, float filter) {
   WithGradient(source.type, source.gradient, [&](const auto* gradient) {
-    for (int64_t i = block.begin; i < block.end; ++i) {
-      residual[i] += filter * ToFloat(gradient[i]);
-    }
+    AddFiltered(gradient + begin, end - begin, filter, source.residual + begin);
   });
 }
 
@@ -180,7 +177,8 @@ bool SelectLargest(const ChunkLayout& layout, const std::vector<Source>& tensors
   std::atomic<bool> finite{true};
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
     std::vector<uint32_t> chosen(offsets ? block.num_chunks : 0);
-    const int32_t largest = SelectInBlock(block, tensors[block.tensor], offsets ? chosen.data() : nullptr);
+    const int32_t largest =
+        SelectInBlock(block, tensors[block.tensor], offsets ? chosen.data() : nullptr);
     if (!IsFiniteMagnitude(largest)) finite = false;
     if (offsets != nullptr) Pack(block, chosen, offsets);
   });
@@ -215,8 +213,13 @@ Status CheckOffsets(const ChunkLayout& layout, const int32_t* offsets) {
 void TakeChosen(const ChunkLayout& layout, const std::vector<Source>& tensors,
                 const int32_t* offsets, const ParallelFor& parallel_for, float* values) {
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
-    ForEachChosen(block, offsets, [&](int64_t element, int64_t chunk) {
-      Accumulate(tensors[block.tensor], element, 1, values + chunk);
+    const Source& source = tensors[block.tensor];
+    const std::vector<uint32_t> chosen = Unpack(block, offsets);
+    WithGradient(source.type, source.gradient, [&](const auto* gradient) {
+      for (int64_t i = 0; i < block.num_chunks; ++i) {
+        const int64_t element = block.begin + i * block.chunk_size + chosen[i];
+        values[block.first_chunk + i] = source.residual[element] + ToFloat(gradient[element]);
+      }
     });
   });
 }
@@ -227,26 +230,32 @@ void ApplyTotals(const ChunkLayout& layout, const std::vector<Source>& tensors,
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
     const Source& source = tensors[block.tensor];
     float* output = outputs[block.tensor];
-    std::vector<float> kept;
-    kept.reserve(block.num_chunks);
-    ForEachChosen(block, offsets, [&](int64_t element, int64_t chunk) {
-      kept.push_back((1 - filter) * source.residual[element]);
-      if (rests != nullptr) kept.back() += filter * rests[chunk];
-    });
-    AddFiltered(block, source, filter);
-    std::memset(output + block.begin, 0, (block.end - block.begin) * sizeof(float));
-    const float* next = kept.data();
-    ForEachChosen(block, offsets, [&](int64_t element, int64_t chunk) {
-      source.residual[element] = *next++;
-      output[element] = totals[chunk];
-    });
+    const std::vector<uint32_t> chosen = Unpack(block, offsets);
+    std::vector<float> kept(StripChunks(block));
+    for (int64_t first = 0; first < block.num_chunks; first += kept.size()) {
+      const int64_t begin = block.begin + first * block.chunk_size;
+      const int64_t count = std::min<int64_t>(kept.size(), block.num_chunks - first);
+      const int64_t end = std::min(block.end, begin + count * block.chunk_size);
+      const int64_t chunk = block.first_chunk + first;
+      const auto element = [&](int64_t i) { return begin + i * block.chunk_size + chosen[first + i]; };
+      for (int64_t i = 0; i < count; ++i) {
+        kept[i] = (1 - filter) * source.residual[element(i)];
+        if (rests != nullptr) kept[i] += filter * rests[chunk + i];
+      }
+      AddFiltered(source, begin, end, filter);
+      std::memset(output + begin, 0, (end - begin) * sizeof(float));
+      for (int64_t i = 0; i < count; ++i) {
+        source.residual[element(i)] = kept[i];
+        output[element(i)] = totals[chunk + i];
+      }
+    }
   });
 }
 
 void KeepGradients(const ChunkLayout& layout, const std::vector<Source>& tensors,
                    float filter, const ParallelFor& parallel_for) {
   ForEachBlock(layout, parallel_for, [&](const ChunkLayout::Block& block) {
-    AddFiltered(block, tensors[block.tensor], filter);
+    AddFiltered(tensors[block.tensor], block.begin, block.end, filter);
   });
 }
 
