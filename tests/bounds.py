@@ -32,8 +32,8 @@ def rounding(scale, terms=1, steps=1, dtype="float32"):
     return 2 * terms * steps * _UNIT_ROUNDOFF[dtype] * np.abs(scale)
 
 
-def training(gain, terms, steps, weights=1.0, gradients=1.0):
-    """Returns how far the weights of two trainings in float32 may be apart.
+def training(gain, terms, steps, weights=1.0, gradients=1.0, dtype="float32"):
+    """Returns how far the weights, in float32, of two trainings may be apart.
 
     A step rounds a weight and its gradient. The gradient's error moves the weight by `gain` times
     as much. The next gradients differ as the weights do, for losses whose curvature is about 1, so
@@ -50,8 +50,9 @@ def training(gain, terms, steps, weights=1.0, gradients=1.0):
         steps: The steps of training.
         weights: The largest magnitude of a weight.
         gradients: The largest magnitude of a gradient, with the terms' signs left out.
+        dtype: What the terms of gradients are rounded to.
     """
-    of_step = rounding(weights) + gain * rounding(gradients, terms)
+    of_step = rounding(weights) + gain * rounding(gradients, terms, dtype=dtype)
     return of_step * sum((1 + gain) ** step for step in range(steps))
 
 

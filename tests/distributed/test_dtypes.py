@@ -12,7 +12,6 @@ PROGRAM = Path(__file__).parent / "programs" / "dtypes.py"
 CHECKS = {
     "unwrapped": ("state", "predictions", "functions_run_eagerly"),
     "optimizer": (
-        "unused",
         "unused_accumulating",
         "unused_beside_bfloat16",
         "functions_run_eagerly",

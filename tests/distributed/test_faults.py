@@ -163,7 +163,7 @@ def killed(tmp_path_factory):
     """A job of two, one of them killed after its second epoch: its backup, and who was left."""
     folder = tmp_path_factory.mktemp("backup")
     with Job(PROGRAMS / "resume.py", 2, [folder / "backup", 1000]) as job:
-        job.wait_for_line(1, "epoch 1 ended", timeout=90)
+        job.wait_for_line(1, "epoch 1 ended", timeout=300)
         job.kill(1)
         killed = time.monotonic()
         survivor = job.wait()[0]
@@ -187,7 +187,7 @@ def test_a_leader_that_dies_before_it_broadcasts_leaves_nobody_hanging():
     assert "tensorflow.python.framework.errors_impl.UnavailableError" in survivor.stderr
 
 
-@pytest.mark.parametrize("workers", [2, 3, 1])
+@pytest.mark.parametrize("workers", [3, 1])
 def test_killed_job_resumes_with(killed, tmp_path, workers):
     backup, _ = killed
     saved, epochs_done = read_backup(backup)

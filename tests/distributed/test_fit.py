@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.bounds import assert_close, training
 from tests.workers import result, run_workers
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -16,6 +17,11 @@ MARKS = {
     "optimizer": pytest.mark.oldest,
     "strategy": pytest.mark.quick("compressor on the strategy"),
 }
+
+ROWS = 150
+SUMS = 8 + 32 + 3  # the terms of all sums in the model
+# Adam(0.01) has an epsilon of 0.05, and each of two epochs has 5 batches of at most 32 rows.
+TRAINED = training(gain=0.01 / 0.05, terms=32 + SUMS, steps=2 * 5)
 
 
 def marked(ways):
@@ -27,11 +33,8 @@ compressed_ways = pytest.mark.parametrize("way", marked(COMPRESSED))
 
 
 # Starting and tracing take seconds each, so not all is checked in every way to train.
-UNCOMPRESSED = (
-    "callbacks_and_metrics",
-    "steps_per_execution",
-    "synchronized_batch_normalization",
-)
+TRAINED_ALIKE = ("callbacks_and_metrics", "steps_per_execution")
+UNCOMPRESSED = (*TRAINED_ALIKE, "synchronized_batch_normalization")
 CHECKS = {
     "unwrapped": (
         "out_of_scope",
@@ -44,12 +47,11 @@ CHECKS = {
         "generators",
     ),
     "optimizer": (
-        *UNCOMPRESSED,
+        *TRAINED_ALIKE,
         "forms_of_input",
         "mixed_precision",
         "unknown_sizes",
         "loop_in_a_function",
-        "eager",
         "batch_normalization",
     ),
     "strategy": (*UNCOMPRESSED, "eager", "mixed_precision", "two_optimizers"),
@@ -61,7 +63,7 @@ def seen(way):
     """Returns the findings of two workers, by check."""
     with tempfile.TemporaryDirectory() as folder:
         args = [folder, way, ",".join(CHECKS[way])]
-        workers = run_workers(PROGRAMS / "fit.py", 2, args, deadline=240)
+        workers = run_workers(PROGRAMS / "fit.py", 2, args)
     return [result(worker)[way] for worker in workers]
 
 
@@ -80,7 +82,7 @@ def test_weights_and_slots_are_bit_equal_on_all_workers(way, check):
     [
         ("batch_normalization", "optimizer"),
         ("loop_in_a_function", "optimizer"),
-        *(("eager", way) for way in COMPRESSED),
+        ("eager", "strategy"),
     ],
 )
 def test_weights_and_slots_are_bit_equal_with(check, way):
@@ -174,25 +176,26 @@ def test_a_worker_with_data_does_not_wait_to_hear_whether_others_have_some():
     assert early["got"] < late["begun"]
 
 
-@compressed_ways
-def test_run_eagerly_trains_as_the_graph_does(way):
-    checks = seen(way)[0]
+@pytest.mark.quick("compressor on the strategy")
+def test_run_eagerly_trains_as_the_graph_does():
+    checks = seen("strategy")[0]
     graph, eager = checks["callbacks_and_metrics"], checks["eager"]
-    np.testing.assert_allclose(eager["loss"], graph["history"]["loss"], rtol=1e-5)
+    for value, expected in zip(eager["values"], graph["values"], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=TRAINED)
 
 
 def test_evaluate_is_over_the_data_of_all_workers(way):
     for report in seen(way):
         check = report["callbacks_and_metrics"]
-        np.testing.assert_allclose(check["evaluated"]["loss"], check["loss of outputs"], rtol=1e-5)
-        assert check["evaluated"]["accuracy"] == pytest.approx(check["accuracy of outputs"])
+        assert_loss_of_outputs(check["evaluated"]["loss"], check)
+        assert_close(check["evaluated"]["accuracy"], check["accuracy of outputs"])
 
 
 def test_predict_returns_all_rows_in_order_on_every_worker(way):
     for report in seen(way):
         check = report["callbacks_and_metrics"]
         assert len(check["predicted"]) == 150
-        np.testing.assert_allclose(check["predicted"], check["outputs"], rtol=1e-4, atol=1e-6)
+        assert_close(check["predicted"], check["outputs"], terms=SUMS)
 
 
 def test_early_stopping_stops_all_workers_at_once(way):
@@ -265,8 +268,8 @@ def test_dict_and_tuple_and_dataset_inputs_train_alike():
 def test_dict_and_tuple_inputs_evaluate_and_predict():
     for report in seen("optimizer"):
         check = report["forms_of_input"]
-        np.testing.assert_allclose(check["predicted"], check["outputs"], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(check["evaluated"], check["loss of outputs"], rtol=1e-5)
+        assert_close(check["predicted"], check["outputs"], terms=SUMS)
+        assert_loss_of_outputs(check["evaluated"], check)
 
 
 def test_the_mean_of_a_nested_structure_is_over_all_workers():
@@ -287,15 +290,18 @@ def test_what_one_optimizer_has_not_sent_yet_is_not_applied_by_another():
 
 def test_synchronized_batch_statistics_are_not_compressed():
     # The weights stay as they are, so the statistics are those of the data alone.
-    checks = [report["synchronized_batch_normalization"] for way in WAYS for report in seen(way)]
+    ways = ("unwrapped", "strategy")
+    checks = [report["synchronized_batch_normalization"] for way in ways for report in seen(way)]
     assert len({check["statistics"] for check in checks}) == 1
     for check in checks:
         assert check["weights as before"]
         assert min(check["moved"]) > 0
 
 
-@compressed_ways
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("way", "policy"),
+    [(way, "mixed_float16") for way in COMPRESSED] + [("optimizer", "mixed_bfloat16")],
+)
 def test_mixed_precision_trains_to_bit_equal_weights(way, policy):
     first, second = (report["mixed_precision"][policy] for report in seen(way))
     assert first == second
@@ -319,6 +325,12 @@ def test_more_workers_have_bit_equal_weights_and_slots(tmp_path):
 def assert_equal_state(first, second):
     assert first["weights"] == second["weights"]
     assert first["slots"] == second["slots"]
+
+
+def assert_loss_of_outputs(loss, check):
+    """The loss of a row is off by at most twice as much as its outputs."""
+    largest = np.abs(check["outputs"]).max()
+    assert_close(loss, check["loss of outputs"], terms=ROWS + 2 * SUMS, scale=largest)
 
 
 def losses(check):

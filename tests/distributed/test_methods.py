@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bounds import assert_close
+from tests.bounds import assert_close, training
 from tests.workers import result, run_workers
 from tf_gradcomp import compressors
 
 PROGRAM = Path(__file__).parent / "programs" / "methods.py"
 SUMMING = {"no_compression": 1, "cast": 2, "bfloat16": 2}
 METHODS = compressors.names()
-COLLECTIVES = ["adacomp", "no_compression", "scalecom"]  # gather, sum, and broadcast
+# By sums and broadcasts; a job that gathers is killed in test_two_level.py.
+COLLECTIVES = ["no_compression", "scalecom"]
+RATE, STEPS = 0.1, 8
 STATES = ["adacomp", "cast", "lgc", "lgreco", "power_sgd"]  # each keeps other state
 
 quick = pytest.mark.quick("CompressedOptimizer")
@@ -93,10 +95,12 @@ def test_what_is_summed_is_sent_as_by_a_ring(workers, method):
 
 
 @quick
-@pytest.mark.parametrize(("method", "tolerance"), [("cast", 1e-3), ("bfloat16", 1e-2)])
-def test_casting_trains_as_without_compression(workers, method, tolerance):
+@pytest.mark.parametrize(("method", "dtype"), [("cast", "float16"), ("bfloat16", "bfloat16")])
+def test_casting_trains_as_without_compression(workers, method, dtype):
+    # Both workers round their gradients, and so does the sum.
+    bound = training(RATE, terms=3, steps=STEPS, dtype=dtype)
     for worker in workers:
         for cast, dense in zip(
             worker[method]["values"], worker["no_compression"]["values"], strict=True
         ):
-            np.testing.assert_allclose(cast, dense, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(cast, dense, rtol=0, atol=bound)

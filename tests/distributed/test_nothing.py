@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounds import assert_close
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs/nothing.py"
@@ -24,7 +25,8 @@ def workers(request):
 def test_a_model_without_trainable_variables_has_the_losses_of_one_process(workers):
     (alone,) = seen("alone")
     for worker in workers:
-        assert worker["frozen"]["losses"] == pytest.approx(alone["frozen"]["losses"], rel=1e-5)
+        # A loss is a mean over 64 rows of sums over at most 32 inputs.
+        assert_close(worker["frozen"]["losses"], alone["frozen"]["losses"], terms=64 + 2 * 32)
         assert worker["frozen"]["unchanged"]
 
 

@@ -39,11 +39,18 @@ def trained(program, workers, compressor):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "history.json")
         args = ["--compressor", compressor, "--history", str(file), *SHORT[program]]
+        if program == ALSO_DENSE:
+            args += ["--checkpoints", folder]
         if workers == 1:
             run_alone(EXAMPLES / program, *args)
         else:
             run_workers(EXAMPLES / program, n=workers, args=args)
-        return json.loads(file.read_text())
+        record = json.loads(file.read_text())
+        if program == ALSO_DENSE:
+            record["files"] = sorted(path.name for path in Path(folder).iterdir() if path.is_file())
+            best = keras.models.load_model(Path(folder, "best.keras"))
+            record["parameters"] = best.count_params()
+        return record
 
 
 def run_alone(program, *args):
@@ -122,11 +129,11 @@ def test_ranks_of_horovod_train_as_workers_of_a_strategy_do(tmp_path):
     assert one == pytest.approx(other, rel=0.2)
 
 
-def test_digits_checkpoints(tmp_path):
-    args = ["--epochs", "1", "--checkpoints", tmp_path]
-    run_workers(EXAMPLES / "digits_cnn.py", n=2, args=args)
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["best.keras"]
-    assert keras.models.load_model(tmp_path / "best.keras").count_params() == 151_306
+@pytest.mark.parametrize("compressor", ["adacomp", "no_compression"])
+def test_digits_checkpoints(compressor):
+    record = trained(ALSO_DENSE, 2, compressor)
+    assert record["files"] == ["best.keras", "history.json"]
+    assert record["parameters"] == 151_306
 
 
 def test_a_text_of_ones_own(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bounds import training
+from tests.bounds import rounding, training
 from tests.workers import result, run_workers
 from tf_gradcomp.launch import horovod_ranks
 
@@ -27,7 +27,7 @@ METHODS = [
     *("legacy Adam:adacomp", "legacy Nadam:adacomp", "MovingAverage:adacomp"),
     *("Lookahead:scalecom", "MultiOptimizer:adacomp", "loss scale:adacomp"),
     *("SGD:adacomp:scaled", "legacy SGD:top_k:scaled"),
-    *("SGD:power_sgd", "SGD:qsgd", "SGD:sign_sgd", "SGD:random_k", "SGD:cast", "SGD:auto"),
+    "SGD:auto",  # the other methods are run with tf_keras
 ]
 METHODS_BY_HOROVOD = ["Adam:adacomp", "MovingAverage:adacomp", "SGD:adacomp:scaled"]
 AS_THEY_ARE = ["SGD::scaled", "legacy SGD::scaled", "MovingAverage"]
@@ -36,7 +36,12 @@ SAVED = ["Adam", "MovingAverage"]
 FORMATS = ["h5", "keras", "tf", "checkpoint"]
 # Adam moves a weight by up to 0.01 / 0.05 of its gradient. Sums are over 24 rows, 20 words, and 16
 # and 3 units.
-TRAINED = training(gain=0.2, terms=24 + 20 + 16 + 3, steps=8)
+SUMS = 24 + 20 + 16 + 3
+TRAINED = training(gain=0.2, terms=SUMS, steps=8)
+# Outputs after six steps of SGD(0.01) are sums over 16 units.
+MEASURED = 16 * training(gain=0.01, terms=SUMS, steps=6)
+# A third of each residual, three times, and a sum over at most 20 * 16 of them.
+RESTORED = rounding(1, terms=3 + 1 + 20 * 16)
 HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
 if not HAS_ADDONS:  # tf_keras: a few, as its code is that of Keras 2.15
     WRAPPED = ["legacy Adam"]
@@ -100,11 +105,11 @@ def metrics():
 @pytest.mark.parametrize("model", ["few", "many", "own", "eager"])
 def test_metrics_and_predictions_are_those_of_one_process(metrics, model):
     seen, alone = (of_one[model] for of_one in metrics)
-    assert np.array(seen["predict"]) == pytest.approx(np.array(alone["predict"]), abs=1e-5)
+    assert largest_difference(seen["predict"], alone["predict"]) <= MEASURED
     logs = [[*of_one["batches"], of_one["fit"], of_one["evaluate"]] for of_one in (seen, alone)]
     assert len(logs[0]) == 2 * 3 + 2
     for ours, expected in zip(*logs, strict=True):
-        assert ours == pytest.approx(expected, rel=1e-5)
+        assert ours == pytest.approx(expected, rel=MEASURED)
 
 
 def test_one_collective_of_a_step_sums_all_metrics(metrics):
@@ -237,7 +242,7 @@ def simulated():
 
 @pytest.mark.parametrize("case", SIMULATED)
 def test_a_simulation_trains_as_workers_do(simulated, case):
-    assert largest_difference(simulated["real"][case], simulated["simulated"][case]) <= 1e-5
+    assert largest_difference(simulated["real"][case], simulated["simulated"][case]) <= TRAINED
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +258,7 @@ def test_a_job_goes_on_from_what_was_saved(saves, name, form):
     for seen in (first, second):
         assert seen[form] == {
             **first["before"],
-            "residuals": pytest.approx(first["before"]["residuals"]),
+            "residuals": pytest.approx(first["before"]["residuals"], rel=RESTORED),
         }
     if form in ("h5", "checkpoint"):
         assert first[f"{form}, later"] == second[f"{form}, later"]
@@ -274,6 +279,7 @@ def callbacks(tmp_path_factory):
 
 def check_callbacks(callbacks):
     first, second = callbacks
+    check_resumed(callbacks)
     for name in ("plan", "autoencoder"):
         assert first[name]["weights"] == second[name]["weights"]
         history = first[name]["history"]
@@ -283,6 +289,10 @@ def check_callbacks(callbacks):
     assert first["plan"]["history"]["plan_ratio"][-1] != 1
     assert first["autoencoder"]["history"]["lgc_phase"][-1] > 2
     assert first["autoencoder"]["history"]["autoencoder_error"][-1] < 1
+
+
+def check_resumed(callbacks):
+    first, second = callbacks
     resumed = first["resumed"]
     assert resumed["epochs"] == [1]
     assert resumed["resumed"] == resumed["at once"] == second["resumed"]["resumed"]
@@ -304,9 +314,10 @@ def test_callbacks_log_and_a_backup_is_gone_on_with(callbacks):
 
 @tf_keras
 @needs_horovod
-def test_callbacks_do_so_under_horovod(tmp_path):
-    reports = by_horovod("callbacks.py", tmp_path)
-    check_callbacks(reports)
+def test_backups_and_executions_do_so_under_horovod(tmp_path):
+    """Its plans and autoencoders are those of Keras 3, see tests/horovod."""
+    reports = by_horovod("callbacks.py", tmp_path, "resumed,executions")
+    check_resumed(reports)
     check_executions(reports)
 
 
@@ -324,20 +335,21 @@ def one_of_three():
     return result(*run_workers(PROGRAMS / "three.py", 1, [""]))
 
 
-@pytest.fixture(
-    scope="module", params=["strategy", pytest.param("horovod", marks=[needs_horovod, tf_keras])]
-)
-def three(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
     """Returns the state that two saved, and that of three who went on until one was killed."""
     folder = tmp_path_factory.mktemp("three")
-    if request.param == "strategy":
-        two = by_strategy("three.py", folder)
-        workers = run_workers(PROGRAMS / "three.py", 3, [folder], check=False)
-    else:
-        two = by_horovod("three.py", folder)
-        with horovod_workers(3) as run:
-            workers = run(PROGRAMS / "three.py", args=[folder], check=False)
-    return two, workers
+    two = by_strategy("three.py", folder)
+    return two, run_workers(PROGRAMS / "three.py", 3, [folder], check=False)
+
+
+@tf_keras
+@needs_horovod
+def test_three_ranks_go_on_from_a_job_of_two(tmp_path):
+    two = by_horovod("three.py", tmp_path)
+    with horovod_workers(3) as run:
+        ranks = run(PROGRAMS / "three.py", args=[tmp_path, "gone_on_with"])
+    test_three_go_on_from_a_job_of_two((two, ranks))
 
 
 def test_three_train_as_one_process_and_stay_equal(three, one_of_three):
@@ -353,7 +365,7 @@ def test_three_go_on_from_a_job_of_two(three):
     saved, workers = three
     for worker in workers:
         seen = result(worker)["gone_on_with"]
-        residuals = pytest.approx(saved[0]["residuals"], rel=1e-5)
+        residuals = pytest.approx(saved[0]["residuals"], rel=RESTORED)
         assert seen["restored"] == {**saved[0], "residuals": residuals}
         assert seen["later"] == result(workers[0])["gone_on_with"]["later"]
 
@@ -370,4 +382,4 @@ def test_two_end_with_an_error_when_the_third_is_killed(three):
     assert dead.returncode == -signal.SIGKILL
     for survivor in survivors:
         assert survivor.returncode not in (0, None)
-        assert "UnavailableError" in survivor.stderr or "Horovod" in survivor.stderr
+        assert "UnavailableError" in survivor.stderr

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tests.bounds import rounding
 from tests.net.plain import Plain, bad_of, keeps_gradients, means
 from tests.net.product import Running, jobs_of
 from tests.net.program import Program, Step
 
-ROUNDING = 2e-5
+# Optimizers round less than 20 times in an update, of which a program has 8 at most.
+NEAR = rounding(1, terms=20, steps=8)
+# A gradient is averaged, added to a residual and a weight, and summed over 3 replicas, less than 8
+# times in all, in up to 12 updates.
+EXACT = rounding(1, terms=8, steps=12)
 
 
 def trains_as_the_inner_optimizer(program: Program) -> None:
@@ -34,7 +39,7 @@ def trains_as_the_inner_optimizer(program: Program) -> None:
     _assert_near(running.weights(), [v.numpy() for v in plain.variables], "averages")
 
 
-def loses_nothing(program: Program, rounding: float = 1e-5) -> None:
+def loses_nothing(program: Program, rounded: float = EXACT) -> None:
     """With SGD at rate 1: what was applied, plus what is left, is what was given.
 
     Also over jobs that go on from each other, unless the log has said what is lost.
@@ -59,7 +64,7 @@ def loses_nothing(program: Program, rounding: float = 1e-5) -> None:
                     np.float64(first) - now + left,
                     total - gone,
                     rtol=0,
-                    atol=rounding * largest,
+                    atol=rounded * largest,
                     err_msg=f"variable {number}, job {running.job}, after {steps}",
                 )
             if steps and not bad and not keeps_gradients(running.job, _exchanges(running)):
@@ -145,4 +150,4 @@ def _assert_near(
     for number, (value, other) in enumerate(zip(values, wanted, strict=True)):
         assert np.isfinite(other).all()
         name = f"{names} {number}" if isinstance(names, str) else names[number]
-        np.testing.assert_allclose(value, other, rtol=ROUNDING, atol=ROUNDING, err_msg=name)
+        np.testing.assert_allclose(value, other, rtol=NEAR, atol=NEAR, err_msg=name)

@@ -77,7 +77,7 @@ class CustomTraining:
             self.train_accuracy = keras.metrics.SparseCategoricalAccuracy(name="train_accuracy")
             self.test_accuracy = keras.metrics.SparseCategoricalAccuracy(name="test_accuracy")
             self.model = create_model()
-            self.optimizer = setup.wrap(keras.optimizers.Adam(learning_rate=0.001))
+            self.optimizer = setup.wrap(keras.optimizers.Adam(learning_rate=0.001, epsilon=0.05))
             self.checkpoint = tf.train.Checkpoint(optimizer=self.optimizer, model=self.model)
 
     def compute_loss(self, labels, predictions):

@@ -1,10 +1,11 @@
 """Three workers: go on from a job of two, are advised, are told what differs, and lose one.
 
-three.py FOLDER
+three.py FOLDER [PART]
 """
 
 import os
 import signal
+import sys
 
 import tensorflow as tf
 from common import compiled, fit, keras, new_strategy, state_of, words_model
@@ -89,5 +90,8 @@ if __name__ == "__main__":
         report(two(strategy))
     else:
         parts = [dense, gone_on_with, chosen, advised, told]
+        if len(sys.argv) > 2:
+            report({argument(2): globals()[argument(2)](strategy)})
+            sys.exit()
         report({part.__name__: part(strategy) for part in parts})
         fit(compiled(make_adam, strategy), *data(8), callbacks=[Dies()])
