@@ -29,7 +29,7 @@ class Replica:
         self.gradients = [
             tf.constant(normal(shape, 1, 10 + seed, dtype)) for seed, shape in enumerate(SHAPES)
         ]
-        self.led = ops.LeaderSelection(self.residuals, self.gradients, ENTRIES)
+        self.selection = ops.LeaderSelection(self.residuals, self.gradients, ENTRIES)
         self.sums = [
             (residual.numpy() + gradient.numpy().astype(np.float32)).reshape(-1)
             for residual, gradient in zip(self.residuals, self.gradients, strict=True)
@@ -66,7 +66,7 @@ def sent_places(places):
 @pytest.mark.parametrize("order", ["value", "index", "magnitude"])
 def test_the_leader_chooses_the_largest_and_others_nothing(order, dtype, call):
     replica = Replica(dtype)
-    select = call(lambda lead: ops.leader_select(replica.led, lead, order=order))
+    select = call(lambda lead: ops.leader_select(replica.selection, lead, order=order))
     places, finite = select(tf.constant(True))
     np.testing.assert_array_equal(places, sent_places(replica.chosen(order)))
     others, others_finite = select(tf.constant(False))
@@ -79,8 +79,8 @@ def test_the_leader_chooses_the_largest_and_others_nothing(order, dtype, call):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_was_not_sent_stays_in_the_residual(dtype, call):
     replica = Replica(dtype)
-    places, finite = ops.leader_select(replica.led, True, order="value")
-    given = call(lambda: ops.leader_take(replica.led, places, finite))()
+    places, finite = ops.leader_select(replica.selection, True, order="value")
+    given = call(lambda: ops.leader_take(replica.selection, places, finite))()
     expected = [s[p] for s, p in zip(replica.sums, replica.chosen(), strict=True)]
     assert_same_bits(given, np.concatenate(expected))
     totals = 2 * given
@@ -89,7 +89,7 @@ def test_what_was_not_sent_stays_in_the_residual(dtype, call):
 
     @call
     def apply(finite):
-        return ops.leader_apply(replica.led, places, totals, rests, True, finite)
+        return ops.leader_apply(replica.selection, places, totals, rests, True, finite)
 
     *skipped, taken = tf.nest.flatten(apply(False))
     assert not taken
@@ -116,14 +116,14 @@ def test_what_is_not_finite_is_neither_chosen_nor_given_nor_kept(place, bad):
     wrong.reshape(-1)[-1] = bad
     replica.gradients[place] = tf.constant(wrong)
     for lead in (True, False):
-        places, finite = ops.leader_select(replica.led, lead, order="value")
+        places, finite = ops.leader_select(replica.selection, lead, order="value")
         assert not finite
         np.testing.assert_array_equal(places, np.zeros(WORDS))
-    given = ops.leader_take(replica.led, places, finite)
+    given = ops.leader_take(replica.selection, places, finite)
     assert not given.numpy().any()
     before = [residual.numpy() for residual in replica.residuals]
     *reduced, taken = tf.nest.flatten(
-        ops.leader_apply(replica.led, places, given + bad, tf.zeros([0]), finite, True)
+        ops.leader_apply(replica.selection, places, given + bad, tf.zeros([0]), finite, True)
     )
     assert not taken
     for residual, array, of_one in zip(replica.residuals, before, reduced, strict=True):
@@ -133,11 +133,11 @@ def test_what_is_not_finite_is_neither_chosen_nor_given_nor_kept(place, bad):
 
 def test_a_residual_that_was_read_keeps_its_value():
     replica = Replica()
-    places, finite = ops.leader_select(replica.led, True, order="value")
+    places, finite = ops.leader_select(replica.selection, True, order="value")
     read = [residual.read_value() for residual in replica.residuals]
     copies = [value.numpy().copy() for value in read]
-    given = ops.leader_take(replica.led, places, finite)
-    ops.leader_apply(replica.led, places, given, tf.zeros([0]), True, True)
+    given = ops.leader_take(replica.selection, places, finite)
+    ops.leader_apply(replica.selection, places, given, tf.zeros([0]), True, True)
     for value, copy in zip(read, copies, strict=True):
         assert_same_bits(value, copy)
 
@@ -151,15 +151,15 @@ def test_a_residual_that_was_read_keeps_its_value():
     ],
 )
 def test_wrong_numbers_of_entries_are_refused(entries, message, call):
-    led = Replica().led._replace(entries=list(entries))
+    selection = Replica().selection._replace(entries=list(entries))
     with pytest.raises(WRONG, match=message):
-        call(lambda: ops.leader_select(led, True, order="value"))()
+        call(lambda: ops.leader_select(selection, True, order="value"))()
 
 
 def test_wrong_places_totals_and_rests_are_refused():
     replica = Replica()
-    places, finite = ops.leader_select(replica.led, True, order="value")
-    given = ops.leader_take(replica.led, places, finite)
+    places, finite = ops.leader_select(replica.selection, True, order="value")
+    given = ops.leader_take(replica.selection, places, finite)
     for word, bad, message in (
         (0, 2400, "tensor 0: place 2400 of entry 0; expected one below 2400"),
         (WORDS - 1, -1, "tensor 5: place 2047 of entry 0; expected one below 2000"),
@@ -167,15 +167,15 @@ def test_wrong_places_totals_and_rests_are_refused():
     ):
         wrong = tf.concat([places[:word], [bad], places[word + 1 :]], 0)
         with pytest.raises(WRONG, match=message):
-            ops.leader_take(replica.led, wrong, True)
+            ops.leader_take(replica.selection, wrong, True)
     with pytest.raises(WRONG, match="places has 11 words; expected 12"):
-        ops.leader_take(replica.led, places[1:], True)
+        ops.leader_take(replica.selection, places[1:], True)
     for totals, rests, message in (
         (given[1:], tf.zeros([0]), "totals has"),
         (given, tf.concat([given, [0.0]], 0), "rests has"),
     ):
         with pytest.raises(WRONG, match=message):
-            ops.leader_apply(replica.led, places, totals, rests, True, True)
+            ops.leader_apply(replica.selection, places, totals, rests, True, True)
 
 
 def test_shapes_are_known_while_a_graph_is_built():
@@ -183,11 +183,11 @@ def test_shapes_are_known_while_a_graph_is_built():
 
     @tf.function
     def step():
-        places, finite = ops.leader_select(replica.led, True, order="value")
+        places, finite = ops.leader_select(replica.selection, True, order="value")
         assert places.shape == [WORDS]
-        given = ops.leader_take(replica.led, places, finite)
+        given = ops.leader_take(replica.selection, places, finite)
         assert given.shape == [31 + 27]
-        reduced, _ = ops.leader_apply(replica.led, places, given, tf.zeros([0]), True, True)
+        reduced, _ = ops.leader_apply(replica.selection, places, given, tf.zeros([0]), True, True)
         assert [list(of_one.shape) for of_one in reduced] == [list(shape) for shape in SHAPES]
 
     step()

@@ -80,7 +80,7 @@ def leader_select(
     Raises:
         tf.errors.InvalidArgumentError: If shapes or entries are wrong.
     """
-    return library.load().led_select(lead=lead, order=order, **selection.arguments())
+    return library.load().leader_select(lead=lead, order=order, **selection.arguments())
 
 
 def leader_take(
@@ -99,7 +99,7 @@ def leader_take(
     Raises:
         tf.errors.InvalidArgumentError: If a place is not in its tensor, as from a broken replica.
     """
-    return library.load().led_take(places=places, finite=finite, **selection.arguments())
+    return library.load().leader_take(places=places, finite=finite, **selection.arguments())
 
 
 def leader_apply(
@@ -131,7 +131,7 @@ def leader_apply(
         tf.errors.InvalidArgumentError: If a place is not in its tensor, or totals or rests have a
             wrong length.
     """
-    return library.load().led_apply(
+    return library.load().leader_apply(
         places=places,
         totals=totals,
         rests=rests,

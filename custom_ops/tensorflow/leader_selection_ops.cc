@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "../kernels/led.h"
+#include "../kernels/leader_selection.h"
 #include "shape_support.h"
 #include "status.h"
 #include "tensorflow/core/framework/op.h"
@@ -13,12 +13,12 @@ namespace gradcomp {
 namespace {
 
 // Unknown if shapes or entries are.
-struct LedLengths {
+struct LeaderLengths {
   DimensionHandle place_words;
   DimensionHandle values;
 };
 
-absl::Status GetLedLengths(InferenceContext* c, int num_tensors, LedLengths* lengths) {
+absl::Status GetLeaderLengths(InferenceContext* c, int num_tensors, LeaderLengths* lengths) {
   *lengths = {c->UnknownDim(), c->UnknownDim()};
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
   std::optional<std::vector<int64_t>> entries;
@@ -27,16 +27,16 @@ absl::Status GetLedLengths(InferenceContext* c, int num_tensors, LedLengths* len
   std::vector<int64_t> sizes;
   if (!GetKnownSizes(c, num_tensors, &sizes)) return absl::OkStatus();
   TF_RETURN_IF_ERROR(ToTensorFlow(CheckEntries(sizes, *entries)));
-  const LedLayout layout(sizes, *entries);
+  const LeaderLayout layout(sizes, *entries);
   *lengths = {c->MakeDim(layout.num_place_words()), c->MakeDim(layout.num_values())};
   return absl::OkStatus();
 }
 
 // Checks the ranks of an op's own inputs, too.
-absl::Status CheckLed(InferenceContext* c, const std::vector<int>& own_ranks, int* num_tensors,
-                      LedLengths* lengths) {
+absl::Status CheckLeaderInputs(InferenceContext* c, const std::vector<int>& own_ranks,
+                               int* num_tensors, LeaderLengths* lengths) {
   TF_RETURN_IF_ERROR(c->GetAttr("N", num_tensors));
-  TF_RETURN_IF_ERROR(GetLedLengths(c, *num_tensors, lengths));
+  TF_RETURN_IF_ERROR(GetLeaderLengths(c, *num_tensors, lengths));
   for (size_t i = 0; i < own_ranks.size(); ++i) {
     ShapeHandle unused;
     TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * *num_tensors + 1 + i), own_ranks[i], &unused));
@@ -44,33 +44,33 @@ absl::Status CheckLed(InferenceContext* c, const std::vector<int>& own_ranks, in
   return absl::OkStatus();
 }
 
-absl::Status LedSelectShape(InferenceContext* c) {
+absl::Status LeaderSelectShape(InferenceContext* c) {
   int num_tensors;
-  LedLengths lengths;
-  TF_RETURN_IF_ERROR(CheckLed(c, {0}, &num_tensors, &lengths));
+  LeaderLengths lengths;
+  TF_RETURN_IF_ERROR(CheckLeaderInputs(c, {0}, &num_tensors, &lengths));
   c->set_output(0, c->Vector(lengths.place_words));
   c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }
 
-absl::Status LedTakeShape(InferenceContext* c) {
+absl::Status LeaderTakeShape(InferenceContext* c) {
   int num_tensors;
-  LedLengths lengths;
-  TF_RETURN_IF_ERROR(CheckLed(c, {1, 0}, &num_tensors, &lengths));
+  LeaderLengths lengths;
+  TF_RETURN_IF_ERROR(CheckLeaderInputs(c, {1, 0}, &num_tensors, &lengths));
   c->set_output(0, c->Vector(lengths.values));
   return absl::OkStatus();
 }
 
-absl::Status LedApplyShape(InferenceContext* c) {
+absl::Status LeaderApplyShape(InferenceContext* c) {
   int num_tensors;
-  LedLengths lengths;
-  TF_RETURN_IF_ERROR(CheckLed(c, {1, 1, 1, 0, 0}, &num_tensors, &lengths));
+  LeaderLengths lengths;
+  TF_RETURN_IF_ERROR(CheckLeaderInputs(c, {1, 1, 1, 0, 0}, &num_tensors, &lengths));
   for (int i = 0; i < num_tensors; ++i) c->set_output(i, c->input(num_tensors + i));
   c->set_output(num_tensors, c->Scalar());
   return absl::OkStatus();
 }
 
-#define LED_OP(name)                                          \
+#define LEADER_OP(name)                                          \
   REGISTER_OP(name)                                           \
       .Attr("N: int >= 1")                                    \
       .Attr("Tgradients: list({float, half, bfloat16}) >= 1") \
@@ -79,20 +79,20 @@ absl::Status LedApplyShape(InferenceContext* c) {
       .Input("entries: int64")                                \
       .SetIsStateful()
 
-LED_OP("LedSelect")
+LEADER_OP("LeaderSelect")
     .Input("lead: bool")
     .Output("places: int32")
     .Output("finite: bool")
     .Attr("order: {'value', 'index', 'magnitude'}")
-    .SetShapeFn(LedSelectShape);
+    .SetShapeFn(LeaderSelectShape);
 
-LED_OP("LedTake")
+LEADER_OP("LeaderTake")
     .Input("places: int32")
     .Input("finite: bool")
     .Output("values: float")
-    .SetShapeFn(LedTakeShape);
+    .SetShapeFn(LeaderTakeShape);
 
-LED_OP("LedApply")
+LEADER_OP("LeaderApply")
     .Input("places: int32")
     .Input("totals: float")
     .Input("rests: float")
@@ -100,7 +100,7 @@ LED_OP("LedApply")
     .Input("finite: bool")
     .Output("reduced: N * float")
     .Output("all_finite: bool")
-    .SetShapeFn(LedApplyShape);
+    .SetShapeFn(LeaderApplyShape);
 
 }  // namespace
 }  // namespace gradcomp

@@ -1,6 +1,6 @@
-// Sums at places that a leader chose, under sanitizers. That they are those of LGC is tested against
-// NumPy in tests/compressors and tests/ops.
-#include "../kernels/led.h"
+// Sums at places that a leader chose, under sanitizers. Tests in tests/compressors and tests/ops compare
+// them with NumPy's.
+#include "../kernels/leader_selection.h"
 
 #include <algorithm>
 #include <cmath>
@@ -43,16 +43,16 @@ struct Replica {
 };
 
 // The places by sorting all of them.
-std::vector<int32_t> ChosenBySort(const Replica& replica, int64_t tensor, LedOrder order) {
+std::vector<int32_t> ChosenBySort(const Replica& replica, int64_t tensor, EntryOrder order) {
   std::vector<int32_t> places(kSizes[tensor]);
   std::iota(places.begin(), places.end(), 0);
   std::stable_sort(places.begin(), places.end(), [&](int32_t a, int32_t b) {
     return std::fabs(replica.Sum(tensor, a)) > std::fabs(replica.Sum(tensor, b));
   });
   places.resize(kEntries[tensor]);
-  if (order == LedOrder::kMagnitude) return places;
+  if (order == EntryOrder::kMagnitude) return places;
   std::sort(places.begin(), places.end());
-  if (order == LedOrder::kIndex) return places;
+  if (order == EntryOrder::kIndex) return places;
   std::stable_sort(places.begin(), places.end(), [&](int32_t a, int32_t b) {
     return replica.Sum(tensor, a) < replica.Sum(tensor, b);
   });
@@ -60,14 +60,14 @@ std::vector<int32_t> ChosenBySort(const Replica& replica, int64_t tensor, LedOrd
 }
 
 void CheckChosen(Replica* replica) {
-  const LedLayout layout(kSizes, kEntries);
-  for (LedOrder order : {LedOrder::kValue, LedOrder::kIndex, LedOrder::kMagnitude}) {
+  const LeaderLayout layout(kSizes, kEntries);
+  for (EntryOrder order : {EntryOrder::kValue, EntryOrder::kIndex, EntryOrder::kMagnitude}) {
     for (int64_t threads : {1, 3}) {
       std::vector<int32_t> places(layout.num_place_words(), -1);
       CHECK(ChooseEntries(layout, replica->Tensors(), order, Threads(threads), places.data()));
       CHECK(CheckPlaces(layout, places.data()).ok());
       for (size_t i = 0; i < kSizes.size(); ++i) {
-        const LedLayout::Tensor& tensor = layout.tensors()[i];
+        const LeaderLayout::Tensor& tensor = layout.tensors()[i];
         const std::vector<int32_t> expected = ChosenBySort(*replica, i, order);
         for (int64_t entry = 0; entry < tensor.entries; ++entry) {
           CHECK(PlaceAt(tensor, places.data(), entry) == expected[entry]);
@@ -92,13 +92,13 @@ void OfEqualMagnitudesTheFirstAreChosen() {
 }
 
 void WhatIsNotSentIsKept() {
-  const LedLayout layout(kSizes, kEntries);
+  const LeaderLayout layout(kSizes, kEntries);
   const int64_t num_rests = layout.tensors()[1].first_value;  // of the first tensor
   for (int64_t threads : {1, 3}) {
     Replica replica;
     const Replica before = replica;
     std::vector<int32_t> places(layout.num_place_words());
-    ChooseEntries(layout, replica.Tensors(), LedOrder::kValue, Threads(threads), places.data());
+    ChooseEntries(layout, replica.Tensors(), EntryOrder::kValue, Threads(threads), places.data());
     std::vector<float> values(layout.num_values());
     TakeEntries(layout, replica.Tensors(), places.data(), Threads(threads), values.data());
     std::vector<float> rests(num_rests);
@@ -129,7 +129,7 @@ void WhatIsNotSentIsKept() {
 }
 
 void WhatIsNotFiniteIsFoundInEachTensor() {
-  const LedLayout layout(kSizes, kEntries);
+  const LeaderLayout layout(kSizes, kEntries);
   std::vector<int32_t> places(layout.num_place_words(), 1);
   CHECK(AllSumsFinite(layout, Replica().Tensors(), Threads(2)));
   for (size_t i = 0; i < kSizes.size(); ++i) {
@@ -138,7 +138,7 @@ void WhatIsNotFiniteIsFoundInEachTensor() {
       Replica replica;
       replica.gradients[i].back() = bad;
       CHECK(!AllSumsFinite(layout, replica.Tensors(), Threads(2)));
-      CHECK(!ChooseEntries(layout, replica.Tensors(), LedOrder::kValue, Threads(2),
+      CHECK(!ChooseEntries(layout, replica.Tensors(), EntryOrder::kValue, Threads(2),
                            places.data()));
       CHECK(std::count(places.begin(), places.end(), 0) == layout.num_place_words());
     }
@@ -146,7 +146,7 @@ void WhatIsNotFiniteIsFoundInEachTensor() {
 }
 
 void PlacesOutsideOfTheirTensorAreRefused() {
-  const LedLayout layout(kSizes, kEntries);
+  const LeaderLayout layout(kSizes, kEntries);
   for (int32_t bad : {7, 7 << 3, 1 << 6, -1, std::numeric_limits<int32_t>::max()}) {
     std::vector<int32_t> places(layout.num_place_words(), 0);
     CHECK(CheckPlaces(layout, places.data()).ok());
@@ -157,7 +157,7 @@ void PlacesOutsideOfTheirTensorAreRefused() {
 
 void PlacesOfTheLargestTensorsArePacked() {
   const int64_t size = std::numeric_limits<int32_t>::max();
-  const LedLayout layout({size, size - 1}, {3, 33});
+  const LeaderLayout layout({size, size - 1}, {3, 33});
   CHECK(layout.num_place_words() == 3 + 32);
   std::vector<int32_t> places(layout.num_place_words(), -1);
   places[2] = (1 << 29) - 1;  // 93 bits

@@ -1,4 +1,4 @@
-#include "led.h"
+#include "leader_selection.h"
 
 #include <algorithm>
 #include <atomic>
@@ -14,17 +14,18 @@ namespace {
 
 // Calls work(tensor, begin, size) for the blocks of all tensors.
 template <typename DoBlock>
-void ForEachBlock(const LedLayout& layout, const ParallelFor& parallel_for, const DoBlock& work) {
+void ForEachBlock(const LeaderLayout& layout, const ParallelFor& parallel_for,
+                  const DoBlock& work) {
   layout.blocks().ForEach(parallel_for, kBlockSize, [&](int64_t tensor, int64_t block) {
     const int64_t begin = block * kBlockSize;
     work(tensor, begin, std::min(kBlockSize, layout.tensors()[tensor].size - begin));
   });
 }
 
-// Calls work(tensor, place, value) for what is chosen, with the number that it has among all values.
+// Calls work(tensor, place, value) for each chosen entry, with its index among all values.
 template <typename DoEntry>
-void ForEachEntry(const LedLayout& layout, const int32_t* places, const ParallelFor& parallel_for,
-                  const DoEntry& work) {
+void ForEachEntry(const LeaderLayout& layout, const int32_t* places,
+                  const ParallelFor& parallel_for, const DoEntry& work) {
   const auto& tensors = layout.tensors();
   const int64_t cost = 4 * (layout.num_place_words() / tensors.size() + 1);
   parallel_for(tensors.size(), cost, [&](int64_t first, int64_t last) {
@@ -48,14 +49,14 @@ bool BlockIsFinite(const Source& source, int64_t begin, int64_t size) {
   return true;
 }
 
-void Sort(LedOrder order, std::vector<LargestEntries::Entry>* entries) {
+void Sort(EntryOrder order, std::vector<LargestEntries::Entry>* entries) {
   using Entry = LargestEntries::Entry;
-  if (order == LedOrder::kIndex) return;  // as they are
+  if (order == EntryOrder::kIndex) return;  // as they are
   const auto by_value = [](const Entry& a, const Entry& b) { return a.value < b.value; };
   const auto by_magnitude = [](const Entry& a, const Entry& b) {
     return MagnitudeBits(a.value) > MagnitudeBits(b.value);
   };
-  if (order == LedOrder::kValue) {
+  if (order == EntryOrder::kValue) {
     std::stable_sort(entries->begin(), entries->end(), by_value);
   } else {
     std::stable_sort(entries->begin(), entries->end(), by_magnitude);
@@ -84,7 +85,7 @@ void PackPlaces(const std::vector<LargestEntries::Entry>& entries, int bits, int
 
 }  // namespace
 
-LedLayout::LedLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries) {
+LeaderLayout::LeaderLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     const int bits = PlaceBits(sizes[i]);
     tensors_.push_back({sizes[i], entries[i], bits, num_place_words_, num_values_});
@@ -94,7 +95,7 @@ LedLayout::LedLayout(const std::vector<int64_t>& sizes, const std::vector<int64_
   }
 }
 
-int64_t PlaceAt(const LedLayout::Tensor& tensor, const int32_t* places, int64_t entry) {
+int64_t PlaceAt(const LeaderLayout::Tensor& tensor, const int32_t* places, int64_t entry) {
   const int64_t bit = entry * tensor.place_bits;
   const int32_t* word = places + tensor.first_place_word + bit / 32;
   const int shift = bit % 32;
@@ -122,7 +123,7 @@ Status CheckEntries(const std::vector<int64_t>& sizes, const std::vector<int64_t
   return {};
 }
 
-bool AllSumsFinite(const LedLayout& layout, const std::vector<Source>& tensors,
+bool AllSumsFinite(const LeaderLayout& layout, const std::vector<Source>& tensors,
                    const ParallelFor& parallel_for) {
   std::atomic<bool> finite{true};
   ForEachBlock(layout, parallel_for, [&](int64_t tensor, int64_t begin, int64_t size) {
@@ -131,12 +132,12 @@ bool AllSumsFinite(const LedLayout& layout, const std::vector<Source>& tensors,
   return finite;
 }
 
-bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, LedOrder order,
+bool ChooseEntries(const LeaderLayout& layout, const std::vector<Source>& tensors, EntryOrder order,
                    const ParallelFor& parallel_for, int32_t* places) {
   std::vector<LargestEntries> chosen;
   Blocks blocks;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const LedLayout::Tensor& tensor = layout.tensors()[i];
+    const LeaderLayout::Tensor& tensor = layout.tensors()[i];
     chosen.emplace_back(tensors[i], tensor.size, tensor.entries);
     blocks.AddTensor(chosen[i].num_blocks());
   }
@@ -160,7 +161,7 @@ bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, 
     const IeeeArithmetic ieee;
     for (int64_t i = first; i < last; ++i) {
       if (!is_chosen(i)) continue;
-      const LedLayout::Tensor& tensor = layout.tensors()[i];
+      const LeaderLayout::Tensor& tensor = layout.tensors()[i];
       std::vector<LargestEntries::Entry> entries;
       entries.reserve(tensor.entries);
       chosen[i].Finish([&](const LargestEntries::Entry& entry) { entries.push_back(entry); });
@@ -171,9 +172,9 @@ bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, 
   return true;
 }
 
-Status CheckPlaces(const LedLayout& layout, const int32_t* places) {
+Status CheckPlaces(const LeaderLayout& layout, const int32_t* places) {
   for (size_t i = 0; i < layout.tensors().size(); ++i) {
-    const LedLayout::Tensor& tensor = layout.tensors()[i];
+    const LeaderLayout::Tensor& tensor = layout.tensors()[i];
     for (int64_t entry = 0; entry < tensor.entries; ++entry) {
       const int64_t place = PlaceAt(tensor, places, entry);
       if (place < tensor.size) continue;
@@ -187,10 +188,10 @@ Status CheckPlaces(const LedLayout& layout, const int32_t* places) {
   return {};
 }
 
-void TakeEntries(const LedLayout& layout, const std::vector<Source>& tensors, const int32_t* places,
-                 const ParallelFor& parallel_for, float* values) {
+void TakeEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
+                 const int32_t* places, const ParallelFor& parallel_for, float* values) {
   ForEachBlock(layout, parallel_for, [&](int64_t i, int64_t begin, int64_t size) {
-    const LedLayout::Tensor& tensor = layout.tensors()[i];
+    const LeaderLayout::Tensor& tensor = layout.tensors()[i];
     if (tensor.entries == 0) {
       Accumulate(tensors[i], begin, size, values + tensor.first_value + begin);
     }
@@ -200,11 +201,11 @@ void TakeEntries(const LedLayout& layout, const std::vector<Source>& tensors, co
   });
 }
 
-void ApplyEntries(const LedLayout& layout, const std::vector<Source>& tensors,
-                  const int32_t* places, const float* totals, const LedRests& rests,
+void ApplyEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
+                  const int32_t* places, const float* totals, const UnsentValues& rests,
                   const ParallelFor& parallel_for, const std::vector<float*>& outputs) {
   ForEachBlock(layout, parallel_for, [&](int64_t i, int64_t begin, int64_t size) {
-    const LedLayout::Tensor& tensor = layout.tensors()[i];
+    const LeaderLayout::Tensor& tensor = layout.tensors()[i];
     float* residual = tensors[i].residual + begin;
     float* output = outputs[i] + begin;
     if (tensor.entries > 0) {
@@ -222,7 +223,7 @@ void ApplyEntries(const LedLayout& layout, const std::vector<Source>& tensors,
   });
 }
 
-void KeepEntries(const LedLayout& layout, const std::vector<Source>& tensors,
+void KeepEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
                  const ParallelFor& parallel_for) {
   ForEachBlock(layout, parallel_for, [&](int64_t tensor, int64_t begin, int64_t size) {
     Accumulate(tensors[tensor], begin, size, tensors[tensor].residual + begin);

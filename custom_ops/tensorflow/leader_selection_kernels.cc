@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/led.h"
+#include "../kernels/leader_selection.h"
 #include "op_on_device.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -12,12 +12,12 @@ namespace gradcomp {
 namespace {
 
 // Residuals, gradients and entries are the first inputs; those of the op itself follow.
-class LedInputs {
+class LeaderInputs {
  public:
   // Variables are locked for as long as this lives.
   struct Step {
     LockedResiduals residuals;
-    std::unique_ptr<LedLayout> layout;
+    std::unique_ptr<LeaderLayout> layout;
   };
 
  protected:
@@ -34,7 +34,7 @@ class LedInputs {
     TF_RETURN_IF_ERROR(CheckGradientShapes(context, step->residuals, num_tensors_));
     const std::vector<int64_t> sizes = step->residuals.all_sizes();
     TF_RETURN_IF_ERROR(ToTensorFlow(CheckEntries(sizes, entries)));
-    step->layout = std::make_unique<LedLayout>(sizes, entries);
+    step->layout = std::make_unique<LeaderLayout>(sizes, entries);
     return absl::OkStatus();
   }
 
@@ -48,7 +48,7 @@ class LedInputs {
     const Tensor& tensor = own_input(context, 0);
     if (tensor.NumElements() != step.layout->num_place_words()) {
       return InvalidArgument("places has ", tensor.NumElements(), " words; expected ",
-                             step.layout->num_place_words(), ", as LedSelect makes them");
+                             step.layout->num_place_words(), ", as LeaderSelect makes them");
     }
     *places = tensor.flat<int32_t>().data();
     return ToTensorFlow(CheckPlaces(*step.layout, *places));
@@ -69,15 +69,15 @@ class LedInputs {
   int num_tensors_;
 };
 
-class LedSelectInputs : public LedInputs {
+class LeaderSelectInputs : public LeaderInputs {
  public:
   absl::Status ReadAttributes(OpKernelConstruction* context) {
     std::string order;
     TF_RETURN_IF_ERROR(context->GetAttr("order", &order));
-    order_ = order == "value"   ? LedOrder::kValue
-             : order == "index" ? LedOrder::kIndex
-                                : LedOrder::kMagnitude;
-    return LedInputs::ReadAttributes(context, 1);
+    order_ = order == "value"   ? EntryOrder::kValue
+             : order == "index" ? EntryOrder::kIndex
+                                : EntryOrder::kMagnitude;
+    return LeaderInputs::ReadAttributes(context, 1);
   }
 
   absl::Status OnHost(OpKernelContext* context, Step* step) const {
@@ -101,13 +101,13 @@ class LedSelectInputs : public LedInputs {
   }
 
  private:
-  LedOrder order_;
+  EntryOrder order_;
 };
 
-class LedTakeInputs : public LedInputs {
+class LeaderTakeInputs : public LeaderInputs {
  public:
   absl::Status ReadAttributes(OpKernelConstruction* context) {
-    return LedInputs::ReadAttributes(context, 2);
+    return LeaderInputs::ReadAttributes(context, 2);
   }
 
   absl::Status OnHost(OpKernelContext* context, Step* step) const {
@@ -128,10 +128,10 @@ class LedTakeInputs : public LedInputs {
   }
 };
 
-class LedApplyInputs : public LedInputs {
+class LeaderApplyInputs : public LeaderInputs {
  public:
   absl::Status ReadAttributes(OpKernelConstruction* context) {
-    return LedInputs::ReadAttributes(context, 5);
+    return LeaderInputs::ReadAttributes(context, 5);
   }
 
   absl::Status OnHost(OpKernelContext* context, Step* step) const {
@@ -181,9 +181,9 @@ class LedApplyInputs : public LedInputs {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("LedSelect").Device(DEVICE_CPU), OpOnHost<LedSelectInputs>);
-REGISTER_KERNEL_BUILDER(Name("LedTake").Device(DEVICE_CPU), OpOnHost<LedTakeInputs>);
-REGISTER_KERNEL_BUILDER(Name("LedApply").Device(DEVICE_CPU), OpOnHost<LedApplyInputs>);
+REGISTER_KERNEL_BUILDER(Name("LeaderSelect").Device(DEVICE_CPU), OpOnHost<LeaderSelectInputs>);
+REGISTER_KERNEL_BUILDER(Name("LeaderTake").Device(DEVICE_CPU), OpOnHost<LeaderTakeInputs>);
+REGISTER_KERNEL_BUILDER(Name("LeaderApply").Device(DEVICE_CPU), OpOnHost<LeaderApplyInputs>);
 
 }  // namespace
 }  // namespace gradcomp

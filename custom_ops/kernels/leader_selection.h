@@ -1,7 +1,7 @@
-// Sums at places that one replica has chosen for all: LGC. It chooses the largest entries of some
-// tensors; others are summed whole.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_LED_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_LED_H_
+// Sums at places that one replica, the leader, has chosen for all: LGC. The leader chooses the largest
+// entries of some tensors. Other tensors are summed whole.
+#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_LEADER_SELECTION_H_
+#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_LEADER_SELECTION_H_
 
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace gradcomp {
 
 // Where the places and the values of each tensor lie, one tensor behind the other.
-class LedLayout {
+class LeaderLayout {
  public:
   struct Tensor {
     int64_t size;     // elements
@@ -23,7 +23,7 @@ class LedLayout {
     int64_t first_value;
   };
 
-  LedLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries);
+  LeaderLayout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries);
 
   const std::vector<Tensor>& tensors() const { return tensors_; }
   const Blocks& blocks() const { return blocks_; }  // of kBlockSize elements
@@ -39,33 +39,33 @@ class LedLayout {
 
 // Where an entry of a tensor is. All places are packed, the lowest bits first, and those of each
 // tensor begin with a new word.
-int64_t PlaceAt(const LedLayout::Tensor& tensor, const int32_t* places, int64_t entry);
+int64_t PlaceAt(const LeaderLayout::Tensor& tensor, const int32_t* places, int64_t entry);
 
 // One sentence on the first number of entries that no layout can have.
 Status CheckEntries(const std::vector<int64_t>& sizes, const std::vector<int64_t>& entries);
 
 // Of the entries of a tensor: by ascending value, by ascending place, or by descending magnitude;
 // of equal ones, the first comes first.
-enum class LedOrder { kValue, kIndex, kMagnitude };
+enum class EntryOrder { kValue, kIndex, kMagnitude };
 
 // Whether all of residual + gradient is finite.
-bool AllSumsFinite(const LedLayout& layout, const std::vector<Source>& tensors,
+bool AllSumsFinite(const LeaderLayout& layout, const std::vector<Source>& tensors,
                    const ParallelFor& parallel_for);
 
 // Chooses the entries of largest magnitude of residual + gradient. Returns whether all sums are
 // finite, also those of tensors that are sent whole; if not, all words of places are 0.
-bool ChooseEntries(const LedLayout& layout, const std::vector<Source>& tensors, LedOrder order,
+bool ChooseEntries(const LeaderLayout& layout, const std::vector<Source>& tensors, EntryOrder order,
                    const ParallelFor& parallel_for, int32_t* places);
 
 // Places come from another replica: checks that each lies in its tensor.
-Status CheckPlaces(const LedLayout& layout, const int32_t* places);
+Status CheckPlaces(const LeaderLayout& layout, const int32_t* places);
 
 // Residual + gradient at the places, or everywhere in a tensor that is sent whole.
-void TakeEntries(const LedLayout& layout, const std::vector<Source>& tensors, const int32_t* places,
-                 const ParallelFor& parallel_for, float* values);
+void TakeEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
+                 const int32_t* places, const ParallelFor& parallel_for, float* values);
 
-// What was not sent of the first values; of all others, nothing is left.
-struct LedRests {
+// The unsent parts of the first values. All other values were sent whole.
+struct UnsentValues {
   const float* values;
   int64_t size;
 
@@ -74,14 +74,14 @@ struct LedRests {
 
 // What all replicas gave is summed: outputs are the totals at the places, else zeros. A residual
 // becomes the rest where its sum with the gradient was sent, and elsewhere takes the gradient.
-void ApplyEntries(const LedLayout& layout, const std::vector<Source>& tensors,
-                  const int32_t* places, const float* totals, const LedRests& rests,
+void ApplyEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
+                  const int32_t* places, const float* totals, const UnsentValues& rests,
                   const ParallelFor& parallel_for, const std::vector<float*>& outputs);
 
 // Nothing was sent: residuals take the gradient.
-void KeepEntries(const LedLayout& layout, const std::vector<Source>& tensors,
+void KeepEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
                  const ParallelFor& parallel_for);
 
 }  // namespace gradcomp
 
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_LED_H_
+#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_LEADER_SELECTION_H_
