@@ -300,7 +300,10 @@ def test_synchronized_batch_statistics_are_not_compressed():
 
 @pytest.mark.parametrize(
     ("way", "policy"),
-    [(way, "mixed_float16") for way in COMPRESSED] + [("optimizer", "mixed_bfloat16")],
+    [
+        *(pytest.param(way, "mixed_float16", marks=MARKS[way]) for way in COMPRESSED),
+        pytest.param("optimizer", "mixed_bfloat16", marks=MARKS["optimizer"]),
+    ],
 )
 def test_mixed_precision_trains_to_bit_equal_weights(way, policy):
     first, second = (report["mixed_precision"][policy] for report in seen(way))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.bounds import rounding, training
+from tests.delays import assert_cosines
 from tests.horovod.jobs import PROGRAMS, needs_horovod, run_ranks
 from tests.workers import ONE_THREAD, python_path, result, run_workers
 from tf_gradcomp import compressors
@@ -254,6 +255,11 @@ def test_plans_and_logs_are_those_of_the_job(fitted):
     assert logs["sent_bytes"] > 0
     assert logs["plan_ratio"] >= 1
     only([rank["planned_and_monitored"]["settings"] for rank in fitted])
+
+
+def test_delays_are_checked_by_each_ranks_own_residuals(fitted):
+    for rank in fitted:
+        assert_cosines(rank["planned_and_monitored"]["delays"], 2, checks=2)
 
 
 def test_steps_are_skipped_until_the_loss_scale_fits(fitted):

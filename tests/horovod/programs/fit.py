@@ -10,6 +10,7 @@ import tensorflow as tf
 from common import compiled, fit, state_of
 
 import tf_gradcomp as gc
+from tests.delays import checked
 from tests.ranks import (
     BATCH,
     RANK,
@@ -18,6 +19,7 @@ from tests.ranks import (
     compressed,
     data,
     digest,
+    exchange_of,
     own_rows,
     report,
     values,
@@ -31,11 +33,12 @@ def planned_and_monitored():
     method = gc.compressors.LGreCo("qsgd")
     model = compiled(lambda: compressed(keras.optimizers.SGD(0.1), method))
     monitor = gc.callbacks.CompressionMonitor()
-    history = fit(
-        model, *data(3), epochs=2, callbacks=[monitor, gc.callbacks.LayerwisePlan()]
-    ).history
+    check, delays = checked(2, exchange_of)
+    callbacks = [monitor, gc.callbacks.LayerwisePlan(), *check]
+    history = fit(model, *data(3), epochs=2, callbacks=callbacks).history
     settings = model.optimizer.exchange.plan_in_force().settings
-    return {**state_of(model), "settings": settings, "logs": {k: v[-1] for k, v in history.items()}}
+    logs = {k: v[-1] for k, v in history.items()}
+    return {**state_of(model), "settings": settings, "logs": logs, "delays": delays()}
 
 
 def mixed_precision():
