@@ -12,7 +12,7 @@ import signal
 import keras
 import numpy as np
 import tensorflow as tf
-from common import Setup, digits, scalar, state_digest
+from common import Setup, digits, residual_sums, scalar, state_digest
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, exchange_of, report
@@ -52,6 +52,7 @@ def built(way, pattern, **compile_args):
 def seen(model, exchange):
     """Returns the state that is equal on all workers; `job` is so in a resumed job, too."""
     state = autoencoder_of(exchange)
+    residuals = residual_sums(exchange)
     job = {name: np.asarray(value).tolist() for name, value in exchange.job_state.items()}
     for own in ("lgc_share_error", "lgc_norms", "lgc_vectors"):
         del job[own]
@@ -62,7 +63,8 @@ def seen(model, exchange):
         "collected": len(state.new_vectors()),
         "facts": state.facts,
         "skipped": scalar(exchange.skipped_steps),
-        "residuals": [float(np.sum(np.asarray(r))) for r in exchange.residuals],
+        "residuals": [float(np.sum(r)) for r in residuals],
+        "magnitude": max(float(np.sum(np.abs(r))) for r in residuals),
         "told": [job[f"lgc_{name}"] for name in ("phase", "collected", "learning", "decoded")],
         "job": job,
     }
