@@ -1,105 +1,149 @@
-"""Times the exchange of a ResNet-50's gradient: TensorFlow's own all-reduce beside AdaComp.
+"""Measures the exchange of a ResNet-50's gradient by two workers: our methods beside all-reduce.
 
-    gradcomp run -n 2 benchmarks/exchange.py
+    python benchmarks/exchange.py
+    python benchmarks/exchange.py -c adacomp -c scalecom -c cast -c top_k -c power_sgd
 
-Both run in turn in the same processes, over the same collectives. Gradients have the real shapes of
-keras.applications.ResNet50. `network.py` measures all methods so, and on slower links.
+All run in turn in the same processes, over the same collectives, and once for each setting of
+malloc. Gradients have the real shapes of keras.applications.ResNet50. Each step gets them in fresh
+memory, as from a backward pass. `network.py` measures all methods so, and on slower links.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
-import keras
-import rich.console
-import rich.table
-import tensorflow as tf
-from gradients import Gradients, all_reduce, mean_over_workers, on_replica
-from turns import Contender, timed
+import jobs
+import rich
+from machine import processor
+from mallocs import SETTINGS, malloc_option
+from rich.table import Table
 
-import tf_gradcomp as gc
-from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.traffic import Traffic
+from tf_gradcomp import compressors
+from tf_gradcomp.launch import LocalJob
+
+Measured = dict[str, dict[str, Any]]  # of each contender
+
+
+def work(names: list[str], warmup: int, repeats: int) -> None:
+    """Measures all contenders on one worker; prints what their steps took as JSON."""
+    from collectives import collectives
+    from gradients import mean_over_workers
+    from turns import timed
+    from workloads import Exchanges
+
+    import tf_gradcomp as gc
+
+    strategy = gc.MultiWorkerMirroredStrategy()
+    exchanges, mean = Exchanges(strategy), mean_over_workers(strategy)
+    entries = {name: exchanges.entry(name) for name in names}
+    for name, entry in entries.items():
+        for _ in range(1 if name == jobs.ALL_REDUCE else warmup):  # the first step traces
+            timed(entry.contender, mean)
+    before = {name: entry.exchange.traffic() for name, entry in entries.items() if entry.exchange}
+    steps: dict[str, list[Any]] = {name: [] for name in names}
+    for _ in range(repeats):
+        for name, entry in entries.items():
+            steps[name].append(timed(entry.contender, mean))
+    measured = {}
+    for name, entry in entries.items():
+        payload = 4 * sum(value.shape.num_elements() for value in entry.source.values)
+        if entry.exchange:
+            payload = entry.exchange.traffic().since(before[name]).payload_bytes / repeats
+        measured[name] = {
+            "seconds": [step.seconds for step in steps[name]],
+            "page_faults": [step.used.page_faults for step in steps[name]],
+            "collectives": len(collectives(entry.contender.step)),
+            "payload_bytes": payload,
+        }
+    print(json.dumps(measured))
+
+
+def measure(names: list[str], malloc: str, warmup: int, repeats: int) -> Measured:
+    """Runs two workers under a setting of malloc; returns what the first one measured."""
+    found: list[Measured] = []
+
+    def take(worker: int, stream: str, line: str) -> None:
+        if (worker, stream) == (0, "stdout") and line.startswith("{"):
+            found.append(json.loads(line))
+
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **SETTINGS[malloc]}
+    command = [sys.executable, __file__, json.dumps([names, warmup, repeats])]
+    with LocalJob(command, 2, env=env, on_line=take) as job:
+        result = job.run()
+    if result.exit_code:
+        raise SystemExit("\n".join(result.summary()))
+    return found[0]
+
+
+def rows(malloc: str, measured: Measured) -> list[list[str]]:
+    """Returns the table's cells for one setting of malloc."""
+    medians = {name: statistics.median(one["seconds"]) for name, one in measured.items()}
+    return [
+        [
+            malloc,
+            name,
+            *(f"{1e3 * s:.1f}" for s in (medians[name], min(one["seconds"]), max(one["seconds"]))),
+            f"{medians[jobs.ALL_REDUCE] / medians[name]:.1f}",
+            f"{statistics.median(one['page_faults']):,.0f}",
+            str(one["collectives"]),
+            f"{one['payload_bytes']:,.0f}",
+        ]
+        for name, one in measured.items()
+    ]
 
 
 @click.command(help=__doc__)
+@click.option(
+    "-c",
+    "--compressor",
+    "names",
+    multiple=True,
+    default=("adacomp",),
+    show_default=True,
+    type=click.Choice(compressors.names()),
+)
 @click.option("--warmup", default=100, show_default=True, help="Steps before timing starts.")
 @click.option("--repeats", default=15, show_default=True, help="Timed steps of each contender.")
+@malloc_option
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(dir_okay=False, writable=True),
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Where to write the figures.",
 )
-def main(warmup: int, repeats: int, json_path: str | None) -> None:
-    strategy = gc.MultiWorkerMirroredStrategy(compressor="adacomp")
-    if strategy.num_replicas_in_sync == 1:
-        raise click.UsageError("One worker exchanges nothing; start it by `gradcomp run -n 2`.")
-    with strategy.scope():
-        model = keras.applications.ResNet50(weights=None)
-    variables = model.trainable_variables
-    exchange = strategy.gradient_exchange(variables)
-    gradients = Gradients(variables, seed=strategy.cluster_resolver.task_id or 0)
-    reductions = {
-        "all-reduce": all_reduce,
-        "AdaComp": lambda values: strategy.reduce_gradients(values, variables),
-    }
-    contenders = {
-        name: Contender(on_replica(strategy, reduction, gradients.values))
-        for name, reduction in reductions.items()
-    }
-    mean = mean_over_workers(strategy)
-    for _ in range(warmup):
-        gradients.draw()
-        timed(contenders["AdaComp"], mean)
-    before = exchange.traffic()
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for repeat in range(repeats + 1):
-        gradients.draw()
-        for name, contender in contenders.items():
-            elapsed = timed(contender, mean)
-            if repeat > 0:  # the first traces the all-reduce
-                seconds[name].append(elapsed)
-    if gc.is_chief(strategy):
-        report(seconds, exchange, exchange.traffic().since(before), strategy, json_path)
-
-
-def report(
-    seconds: dict[str, list[float]],
-    exchange: GradientExchange,
-    traffic: Traffic,
-    strategy: tf.distribute.Strategy,
-    json_path: str | None,
+def main(
+    names: tuple[str, ...],
+    warmup: int,
+    repeats: int,
+    mallocs: tuple[str, ...],
+    json_path: Path | None,
 ) -> None:
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    table = rich.table.Table(
-        title=f"ResNet-50 gradient, {traffic.dense_bytes / traffic.exchanges / 4e6:.1f} million "
-        f"elements, {strategy.num_replicas_in_sync} workers, {os.cpu_count()} cores, "
-        f"{platform.machine()}, loopback"
-    )
-    for column in ("", "median ms", "min", "max", "times faster", "payload bytes"):
+    """Prints the table of all settings and methods."""
+    table = Table(title=f"ResNet-50 gradient, 2 workers on {processor()}, loopback")
+    for column in ("malloc", "", "median ms", "min", "max", "times faster", "page faults"):
         table.add_column(column, justify="right")
-    payload = {
-        "all-reduce": traffic.dense_bytes / traffic.exchanges,
-        "AdaComp": traffic.payload_bytes / traffic.exchanges,
+    table.add_column("collectives", justify="right")
+    table.add_column("payload bytes", justify="right")
+    measured = {
+        malloc: measure([jobs.ALL_REDUCE, *names], malloc, warmup, repeats) for malloc in mallocs
     }
-    for name, values in seconds.items():
-        milliseconds = [1000 * value for value in (medians[name], min(values), max(values))]
-        faster = medians["all-reduce"] / medians[name]
-        table.add_row(
-            name, *(f"{ms:.1f}" for ms in milliseconds), f"{faster:.1f}", f"{payload[name]:,.0f}"
-        )
-    rich.console.Console().print(table)
+    for malloc, of_one in measured.items():
+        for row in rows(malloc, of_one):
+            table.add_row(*row)
+    rich.print(table)
     if json_path:
-        Path(json_path).parent.mkdir(parents=True, exist_ok=True)
-        with open(json_path, "w") as file:
-            json.dump({"seconds": seconds, "payload_bytes": payload}, file)
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":
-    main()
+    if "TF_CONFIG" in os.environ:
+        work(*json.loads(sys.argv[1]))
+    else:
+        main()

@@ -26,6 +26,8 @@ class Gradients:
         self._noise = self._random.normal([sum(self._sizes) + jobs.NOISE_PLACES], stddev=0.3)
         self._means = [tf.random.normal(variable.shape, stddev=0.02) for variable in variables]
         self.values = [tf.Variable(mean) for mean in self._means]
+        shapes = [mean.shape for mean in self._means]
+        self._handed_over = tf.queue.FIFOQueue(1, [tf.float32] * len(shapes), shapes)
 
     @tf.function(autograph=False)
     def draw(self) -> None:
@@ -35,16 +37,32 @@ class Gradients:
         for mean, part, value in zip(self._means, noise, self.values, strict=True):
             value.assign(mean + tf.reshape(part, mean.shape))
 
+    @tf.function(autograph=False)
+    def hand_over(self) -> None:
+        """Draws the gradients of the next step, for `take`."""
+        self.draw()
+        self._handed_over.enqueue([tf.raw_ops.DeepCopy(x=value) for value in self.values])
+
+    def take(self) -> list[tf.Tensor]:
+        """Returns the gradients that were handed over.
+
+        As after a backward pass, nothing else uses their memory.
+        """
+        taken = self._handed_over.dequeue()
+        return list(taken) if isinstance(taken, (list, tuple)) else [taken]
+
 
 def on_replica(
-    strategy: tf.distribute.Strategy, reduction: Reduction, gradients: Sequence[tf.Variable]
+    strategy: tf.distribute.Strategy,
+    reduction: Reduction,
+    take: Callable[[], Sequence[tf.Tensor]],
 ) -> Callable[[], object]:
     """Returns a function that reduces the gradients on all replicas.
 
-    The function captures the gradients: passing so many arguments takes Python milliseconds.
+    The function takes them itself: passing so many arguments takes Python milliseconds.
     """
     return tf.function(
-        lambda: strategy.run(lambda: reduction([value.read_value() for value in gradients])),
+        lambda: strategy.run(lambda: reduction(take())),
         autograph=False,
     )
 

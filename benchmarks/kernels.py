@@ -5,7 +5,7 @@ and of every method the whole step of one replica that has nobody to talk to: al
 
 Gradients are a fixed mean from N(0, 0.02^2) with fresh noise from N(0, 0.3^2), and the residuals
 are warmed up first: from an empty residual ten times as much is sent. All is timed in one run, in
-turns, because memory bandwidth varies from minute to minute.
+turns, because memory bandwidth varies from minute to minute, and once for each setting of malloc.
 
 With --check, kernels are compared with ratios that were recorded with --record: one thread, by the
 processor's time, which other programs disturb least. There, they are also timed beside a product of
@@ -21,6 +21,8 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -28,9 +30,11 @@ import click
 import rich
 import tensorflow as tf
 from machine import processor
+from mallocs import SETTINGS, malloc_option
 from recorded import Recorded, not_recorded, slower
 from rich.progress import track
 from rich.table import Table
+from used import Used
 
 from tf_gradcomp import compressors, ops
 from tf_gradcomp.compressors import ExchangeInputs
@@ -41,6 +45,7 @@ from tf_gradcomp.groups.lockstep import lockstep_communicators
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import DENSE, GradientSpec
 
+UNDER = "BENCHMARK_MALLOC"  # the setting of malloc that this process has
 REPLICAS = 2
 FLOOR = "r += g"
 SIDE = 512  # of the matrices in the floor that memory does not bound
@@ -102,42 +107,62 @@ def second_moments(variable, step):
     return ops.SecondMoments([variable], step, beta_2=0.999, epsilon=1e-7)
 
 
+class Work(NamedTuple):
+    """Work to time on a gradient, and what prepares it, which is not timed."""
+
+    run: Callable[[tf.Tensor], object]
+    prepare: Callable[[tf.Tensor], object] = lambda gradient: None
+
+
 class WholeStep:
-    """A method's step by one replica, on a square matrix."""
+    """A method's step by one replica, on a square matrix.
+
+    As after a backward pass, nothing else uses the gradient's memory.
+    """
 
     def __init__(self, elements, compressor):
         side = math.isqrt(elements)
         specs = [GradientSpec("layer/kernel", (side, side), "float32", DENSE)]
         state = new_state(compressor, specs)
+        self._side = side
         self._step = 0
+        self._gradient = tf.queue.FIFOQueue(1, [tf.float32], [(side, side)])
 
         @tf.function(autograph=False)
-        def run(gradient, step):
-            given = [tf.reshape(gradient[: side * side], [side, side])]
+        def run(step):
+            given = [self._gradient.dequeue()]
             inputs = ExchangeInputs(specs, given, handles(state), step, tf.constant(True), 0, 1)
             results, _ = communicate([conversation(compressor, inputs)], lockstep_communicators(1))
             return results[0]
 
         self._run = run
 
-    def step(self, gradient):
+    @tf.function(autograph=False)
+    def hand_over(self, gradient):
+        """Copies the gradient for the step."""
+        matrix = tf.reshape(gradient[: self._side**2], [self._side, self._side])
+        self._gradient.enqueue(tf.raw_ops.DeepCopy(x=matrix))
+
+    def step(self, _gradient):
         """Encode and decode, or what takes their place."""
-        self._run(gradient, tf.constant(self._step, tf.int64))
+        self._run(tf.constant(self._step, tf.int64))
         self._step += 1
 
 
 class Stopwatch:
-    """Milliseconds of each run, by name."""
+    """Milliseconds and page faults of each run, by name."""
 
     def __init__(self, clock):
         self._clock = clock
         self.times = defaultdict(list)
+        self.page_faults = defaultdict(list)
 
     def run(self, name, work, *arguments, **options):
         """Does the work and notes how long it took."""
-        start = self._clock()
+        before, start = Used.now(), self._clock()
         work(*arguments, **options)
         self.times[name].append(1e3 * (self._clock() - start))
+        self.page_faults[name].append(Used.now().since(before).page_faults)
 
 
 def gradients(elements, count):
@@ -151,35 +176,38 @@ def contenders(elements, methods):
     work = {}
     for bin_size in (50, 500):
         replica = AdaComp(elements, bin_size)
-        work[f"AdaComp encode, bins of {bin_size}"] = replica.encode
-        work[f"AdaComp decode of {REPLICAS}, bins of {bin_size}"] = replica.decode
+        work[f"AdaComp encode, bins of {bin_size}"] = Work(replica.encode)
+        work[f"AdaComp decode of {REPLICAS}, bins of {bin_size}"] = Work(replica.decode)
         dividing = AdaComp(elements, bin_size)
-        work[f"AdaComp divide and encode, bins of {bin_size}"] = dividing.divide_and_encode
+        work[f"AdaComp divide and encode, bins of {bin_size}"] = Work(dividing.divide_and_encode)
     for rate in (50, 400):
-        work[f"ScaleCom select, rate {rate}"] = ScaleComLeader(elements, rate).select
-    work["Adam's preconditioning"] = Adam(elements).divide
+        work[f"ScaleCom select, rate {rate}"] = Work(ScaleComLeader(elements, rate).select)
+    work["Adam's preconditioning"] = Work(Adam(elements).divide)
     for name in methods:
-        work[f"{name}, whole step"] = WholeStep(elements, compressors.get(name)).step
+        whole = WholeStep(elements, compressors.get(name))
+        work[f"{name}, whole step"] = Work(whole.step, whole.hand_over)
     return work
 
 
 def warm_up(work, stream, steps):
     """All of it: what decodes needs what another one encoded from a residual that is warm."""
     for gradient in itertools.islice(stream, steps):
-        for run in work.values():
-            run(gradient)
+        for one in work.values():
+            one.prepare(gradient)
+            one.run(gradient)
 
 
 def measure(work, floors, stream, clock=time.perf_counter):
-    """Milliseconds by label, and, for each of the floors, those of its turns with each label."""
+    """Returns the stopwatch of all work, and those of the floors in their turns with each label."""
     stopwatch, *of_floors = [Stopwatch(clock) for _ in range(1 + len(floors))]
     for step, gradient in enumerate(stream):
-        for label, run in work.items():
+        for label, one in work.items():
+            one.prepare(gradient)
             # In turns, so that none always finds what the other left in the cache.
-            turn = [*zip(of_floors, floors, strict=True), (stopwatch, run)]
+            turn = [*zip(of_floors, floors, strict=True), (stopwatch, one.run)]
             for watch, do in turn if step % 2 else reversed(turn):
                 watch.run(label, do, gradient)
-    return stopwatch.times, *[floor.times for floor in of_floors]
+    return stopwatch, *of_floors
 
 
 def addition(elements):
@@ -196,14 +224,17 @@ def product():
     return lambda gradient: tf.linalg.matmul(matrix, matrix)
 
 
-def report(elements, times, floors):
-    of_floor = [ms for of_one in floors.values() for ms in of_one]
-    floor = statistics.median(of_floor)
-    table = Table("", "ms", "min", "max", "ms per million elements", "x r += g")
-    for label, of_one in {FLOOR: of_floor, **times}.items():
-        median = statistics.median(of_one)
-        numbers = [median, min(of_one), max(of_one), 1e6 * median / elements]
-        table.add_row(label, *[f"{number:.2f}" for number in numbers], f"{median / floor:.2f}")
+def report(elements, stopwatch, of_floor):
+    floor_times = [ms for of_one in of_floor.times.values() for ms in of_one]
+    floor_faults = [faults for of_one in of_floor.page_faults.values() for faults in of_one]
+    floor = statistics.median(floor_times)
+    table = Table("", "ms", "min", "max", "ms per million elements", "x r += g", "page faults")
+    all_faults = {FLOOR: floor_faults, **stopwatch.page_faults}
+    for label, times in {FLOOR: floor_times, **stopwatch.times}.items():
+        median = statistics.median(times)
+        numbers = [median, min(times), max(times), 1e6 * median / elements, median / floor]
+        faults = f"{statistics.median(all_faults[label]):,.0f}"
+        table.add_row(label, *[f"{number:.2f}" for number in numbers], faults)
     rich.print(table)
 
 
@@ -223,8 +254,11 @@ def ratios(labels=None):
     warm_up(of_all, stream, WARM_UP)
     work = {label: of_all[label] for label in labels or of_all}
     floors = [addition(ELEMENTS), product()]
-    times, *of_floors = measure(work, floors, stream, time.process_time)
-    return {label: [min(times[label]) / min(floor[label]) for floor in of_floors] for label in work}
+    stopwatch, *of_floors = measure(work, floors, stream, time.process_time)
+    return {
+        label: [min(stopwatch.times[label]) / min(floor.times[label]) for floor in of_floors]
+        for label in work
+    }
 
 
 def record():
@@ -271,6 +305,13 @@ def check():
     print(f"All kernels are about as fast as recorded for {recorded.processor}.")
 
 
+def measure_under_each(mallocs):
+    """Runs this program once for each setting of malloc."""
+    for name in mallocs:
+        env = {**os.environ, **SETTINGS[name], UNDER: name}
+        subprocess.run([sys.executable, *sys.argv], env=env, check=True)
+
+
 @click.command(help=__doc__)
 @click.option("--elements", default=25_000_000, show_default=True)
 @click.option("--methods", default=",".join(METHODS), show_default=True)
@@ -279,20 +320,24 @@ def check():
 @click.option("--warm-up", "warm_up_steps", default=100, show_default=True, help="Steps before.")
 @click.option("--record", "mode", flag_value="record", help="Record this processor's ratios.")
 @click.option("--check", "mode", flag_value="check", help="Compare ratios with the recorded ones.")
-def main(elements, methods, threads, repeats, warm_up_steps, mode):
+@malloc_option
+def main(elements, methods, threads, repeats, warm_up_steps, mode, mallocs):
     tf.config.threading.set_intra_op_parallelism_threads(1 if mode else threads)
     library.load()  # what is wrong with it shows now
     if mode:
         return record() if mode == "record" else check()
+    if UNDER not in os.environ:
+        return measure_under_each(mallocs)
     work = contenders(elements, [name for name in methods.split(",") if name])
     stream = gradients(elements, warm_up_steps + repeats)
     warm_up(work, stream, warm_up_steps)
-    times = measure(work, [addition(elements)], stream)
+    stopwatches = measure(work, [addition(elements)], stream)
     rich.print(
         f"{processor()}, {threads} threads, {ops.library_info().simd} kernels, "
-        f"TensorFlow {tf.__version__}, {elements:,} elements, {repeats} repeats (medians)"
+        f"malloc {os.environ[UNDER]}, TensorFlow {tf.__version__}, "
+        f"{elements:,} elements, {repeats} repeats (medians)"
     )
-    report(elements, *times)
+    report(elements, *stopwatches)
 
 
 if __name__ == "__main__":

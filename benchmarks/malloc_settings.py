@@ -2,8 +2,10 @@
 
     python benchmarks/malloc_settings.py
     python benchmarks/malloc_settings.py --program dense --repeats 1
+    python benchmarks/malloc_settings.py --allocator .../libmimalloc.so
 
 Two workers run each program under each setting, in turns. Ratios are to the C library's defaults.
+`--allocator` adds a row for another library's malloc, such as that in the package cmeel-mimalloc.
 """
 
 from __future__ import annotations
@@ -15,22 +17,25 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 import click
 import rich
 from machine import processor
+from mallocs import SETTINGS
 from rich.progress import track
 from rich.table import Table
+from used import Used
 
 from tf_gradcomp.launch import LocalJob, malloc
 
 KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
-SETTINGS = {
-    "default": {malloc.TUNABLES: ""},
+BETWEEN = {
     "hugetlb": {malloc.TUNABLES: "glibc.malloc.hugetlb=1"},
     "and kept": {malloc.TUNABLES: f"glibc.malloc.hugetlb=1:{KEEP}"},
-    "tuned": malloc.settings({}),
 }
+ALL = {malloc.DEFAULT: SETTINGS[malloc.DEFAULT], **BETWEEN, malloc.TUNED: SETTINGS[malloc.TUNED]}
 PROGRAMS = ("dense", "adacomp", "mapped", "growing", "predict", "checkpoint")
 STEPS = 8
 BATCH = 32
@@ -85,24 +90,22 @@ def work(program: str) -> None:
                 model.save_weights(gc.worker_path(f"{folder}/a.weights.h5"))
 
         train()
-        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        before, start = Used.now(), time.perf_counter()
         train()
-        seconds = time.perf_counter() - start
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        seconds, used = time.perf_counter() - start, Used.now().since(before)
     print(
         json.dumps(
             {
                 "seconds": seconds / STEPS,
-                "cpu": (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-                / STEPS,
-                "faults": (after.ru_minflt - before.ru_minflt) / STEPS,
-                "peak": after.ru_maxrss * 1024,
+                "cpu": used.cpu / STEPS,
+                "faults": used.page_faults / STEPS,
+                "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             }
         )
     )
 
 
-def measured(program: str, setting: str) -> dict[str, float]:
+def measured(program: str, variables: Mapping[str, str]) -> dict[str, float]:
     """Runs a program once; returns the means over its two workers."""
     found: list[dict[str, float]] = []
 
@@ -110,7 +113,7 @@ def measured(program: str, setting: str) -> dict[str, float]:
         if stream == "stdout" and line.startswith("{"):
             found.append(json.loads(line))
 
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **SETTINGS[setting]}
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **variables}
     with LocalJob([sys.executable, __file__, program], 2, env=env, on_line=take) as job:
         result = job.run()
     if result.exit_code:
@@ -120,18 +123,28 @@ def measured(program: str, setting: str) -> dict[str, float]:
 
 @click.command(help=__doc__)
 @click.option("--program", "programs", type=click.Choice(PROGRAMS), multiple=True, default=PROGRAMS)
-@click.option("--setting", "settings", type=click.Choice(list(SETTINGS)), multiple=True)
+@click.option("--setting", "names", type=click.Choice(list(ALL)), multiple=True, default=list(ALL))
+@click.option(
+    "--allocator",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A library with another malloc; workers load it by LD_PRELOAD.",
+)
 @click.option("--repeats", default=3, show_default=True)
-def main(programs: tuple[str, ...], settings: tuple[str, ...], repeats: int) -> None:
+def main(
+    programs: tuple[str, ...], names: tuple[str, ...], allocator: Path | None, repeats: int
+) -> None:
     """Prints the table of all programs and settings."""
-    settings = settings or tuple(SETTINGS)
+    settings = {name: ALL[name] for name in names}
+    if allocator:
+        preload = {"LD_PRELOAD": str(allocator.resolve())}
+        settings[allocator.name] = {**ALL[malloc.DEFAULT], **preload}
     table = Table(title=f"Two workers on {processor()}; medians of {repeats} runs")
     for name in ("program", "malloc", "time", "CPU time", "page faults a step", "peak memory, GB"):
         table.add_column(name, justify="left" if name in ("program", "malloc") else "right")
     runs = [(p, s) for p in programs for _ in range(repeats) for s in settings]
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
     for program, setting in track(runs, "measuring"):
-        results.setdefault((program, setting), []).append(measured(program, setting))
+        results.setdefault((program, setting), []).append(measured(program, settings[setting]))
     for program in programs:
         base: dict[str, float] | None = None
         for setting in settings:

@@ -5,8 +5,8 @@
 
 Each worker is in a network namespace of its own, behind a link that `tc` shapes; that takes root.
 Without, all is measured on the loopback. Contenders take turns in the same processes; Horovod's
-and PyTorch's follow in theirs. `results/` gets the figures as JSON, the tables as Markdown, and the
-plots.
+and PyTorch's follow in theirs. All is measured once for each setting of malloc. `results/default`
+and `results/tuned` get the figures as JSON, the tables as Markdown, and the plots.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import network_report
 import tensorflow as tf
 from cells import Cell
 from machine import processor
+from mallocs import SETTINGS, malloc_option
 from output import show
 from placed import placed_job, shared_out_threads
 from rich.console import Console
@@ -53,6 +54,7 @@ class Settings:
     warm_up: int
     threads: int | None
     torch_python: str
+    malloc: str
 
 
 class Bench:
@@ -119,7 +121,8 @@ class Bench:
         plan.network.shape(links.UNSHAPED)  # workers start by sending all weights
         threads = self._settings.threads or shared_out_threads(plan.network.workers)
         command = [python, str(HERE / program), plan.to_text()]
-        with placed_job(command, plan.network, threads, on_line) as job:
+        variables = SETTINGS[self._settings.malloc]
+        with placed_job(command, plan.network, threads, on_line, variables) as job:
             result = job.run()
         if result.exit_code:
             raise click.ClickException("\n".join([f"{program}:", *result.summary()]))
@@ -147,6 +150,7 @@ def facts(settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
         "congestion control": congestion.read_text().strip(),
         "load before": os.getloadavg()[0],
         "threads of each worker": settings.threads or "cores / workers",
+        "malloc": settings.malloc,
         "rounds": settings.rounds,
     }
 
@@ -168,6 +172,7 @@ def facts(settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
 @click.option("--warm-up", default=100, help="Steps before all of what keeps a residual.")
 @click.option("--threads", type=int, help="Of each worker. By default the cores are shared out.")
 @click.option("--torch-python", default=sys.executable, help="The Python that has PyTorch.")
+@malloc_option
 @results_options(str(HERE.parent / "results"))
 def main(
     short: bool,
@@ -181,10 +186,11 @@ def main(
     warm_up: int,
     threads: int | None,
     torch_python: str,
+    mallocs: tuple[str, ...],
     results: Path,
     overwrite: bool,
 ) -> None:
-    folder = results_folder(results, FILES, overwrite)
+    folders = {malloc: results_folder(results / malloc, FILES, overwrite) for malloc in mallocs}
     console = Console(soft_wrap=True)
     missing = "" if loopback else links.missing()
     if missing:
@@ -206,13 +212,15 @@ def main(
         frameworks=[name for name in jobs.DENSE if versions.get(name, "its own")],
         shaped=shaped,
     )
-    settings = Settings(rounds or (2 if short else 5), seconds, warm_up, threads, torch_python)
-    about = facts(settings, versions)
+    rounds = rounds or (2 if short else 5)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        bench = Bench(settings, progress)
-        bench.run_all(cells, shaped)
-    report({"about": about, "raw": bench.raw, "records": bench.records}, folder, console)
+    for malloc, folder in folders.items():
+        settings = Settings(rounds, seconds, warm_up, threads, torch_python, malloc)
+        about = facts(settings, versions)
+        with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+            bench = Bench(settings, progress)
+            bench.run_all(cells, shaped)
+        report({"about": about, "raw": bench.raw, "records": bench.records}, folder, console)
 
 
 def report(measured: dict[str, Any], folder: Path, console: Console) -> None:

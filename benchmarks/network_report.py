@@ -111,6 +111,7 @@ _COLUMNS = (
     "times faster",
     "bytes sent",
     "interface",
+    "page faults",
 )
 
 
@@ -118,7 +119,8 @@ def _cells(row: Row) -> list[str]:
     times = [f"{value:.1f}" for value in (row.median, row.least, row.most)]
     counted = "" if row.counted is None else f"{row.counted:,.0f}"
     predicted = "" if row.predicted is None else f"{row.predicted:.1f}"
-    return [row.name, *times, predicted, f"{row.speed_up:.2f}", counted, _interface(row)]
+    faults = f"{row.page_faults:,.0f}"
+    return [row.name, *times, predicted, f"{row.speed_up:.2f}", counted, _interface(row), faults]
 
 
 def _interface(row: Row) -> str:

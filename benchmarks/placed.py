@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from links import Network
 
@@ -15,6 +15,7 @@ def placed_job(
     network: Network,
     threads: int | None,
     on_line: Callable[[int, str, str], None],
+    variables: Mapping[str, str] | None = None,
 ) -> LocalJob:
     """Starts a worker in each place of the network.
 
@@ -23,8 +24,9 @@ def placed_job(
         network: Where they are.
         threads: Of each worker's operations, in TensorFlow and PyTorch; None leaves it to them.
         on_line: As for `LocalJob`.
+        variables: More variables of their environment.
     """
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **(variables or {})}
     if threads:
         env |= {"TF_NUM_INTRAOP_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     return LocalJob(

@@ -7,9 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from links import UNSHAPED, Network
+from used import Used
 
 MOST_STEPS = 20  # of a turn
 
@@ -73,6 +74,13 @@ class Contender:
     renew: Callable[[], Contender] | None = None
 
 
+class Timed(NamedTuple):
+    """The seconds of a step, and what else it used."""
+
+    seconds: float
+    used: Used
+
+
 Mean = Callable[[float], float]
 """The mean over all workers, which all have to ask for."""
 
@@ -100,9 +108,9 @@ class Job:
 
 @dataclasses.dataclass
 class _Turn:
-    """Results of a turn: seconds of each step, and bytes that the mean worker sent in total."""
+    """Results of a turn: those of each step, and bytes that the mean worker sent in total."""
 
-    seconds: list[float]
+    steps: list[Timed]
     interface: float
     carried: float
     counted: float | None
@@ -154,16 +162,16 @@ def take_turns(
     return records
 
 
-def timed(contender: Contender, mean: Mean) -> float:
-    """Seconds of a step, from when all workers are ready until this one has done it."""
+def timed(contender: Contender, mean: Mean) -> Timed:
+    """Measures a step, from when all workers are ready until this one has done it."""
     if contender.prepare:
         contender.prepare()
     mean(0.0)
-    start = time.perf_counter()
+    before, start = Used.now(), time.perf_counter()
     done = contender.step()
-    seconds = time.perf_counter() - start
+    seconds, used = time.perf_counter() - start, Used.now().since(before)
     del done  # giving its memory back is not timed
-    return seconds
+    return Timed(seconds, used)
 
 
 def _on_link(
@@ -181,7 +189,7 @@ def _on_link(
 def _steps(plan: Plan, contender: Contender, mean: Mean) -> int:
     """Returns the number of steps in a turn, equal on all workers."""
     timed(contender, mean)  # TCP gets to know the link
-    seconds = mean(timed(contender, mean))
+    seconds = mean(timed(contender, mean).seconds)
     return max(1, min(MOST_STEPS, round(plan.seconds / seconds)))
 
 
@@ -189,22 +197,23 @@ def _turn(network: Network, contender: Contender, mean: Mean, steps: int) -> _Tu
     mean(0.0)
     before = network.counters()
     counted = contender.sent_bytes() if contender.sent_bytes else None
-    seconds = [timed(contender, mean) for _ in range(steps)]
+    done = [timed(contender, mean) for _ in range(steps)]
     mean(0.0)
     sent = network.counters().since(before)
     if counted is not None:
         counted = mean(contender.sent_bytes() - counted)
     else:
         counted = steps * contender.step_bytes if contender.step_bytes is not None else None
-    return _Turn(seconds, mean(sent.all), mean(sent.carried), counted)
+    return _Turn(done, mean(sent.all), mean(sent.carried), counted)
 
 
 def _summary(turns: Sequence[_Turn]) -> dict[str, Any]:
-    steps = sum(len(turn.seconds) for turn in turns)
+    steps = [step for turn in turns for step in turn.steps]
     counted = [turn.counted for turn in turns]
     return {
-        "seconds": [seconds for turn in turns for seconds in turn.seconds],
-        "interface_bytes": sum(turn.interface for turn in turns) / steps,
-        "carried_bytes": sum(turn.carried for turn in turns) / steps,
-        "counted_bytes": None if None in counted else sum(counted) / steps,
+        "seconds": [step.seconds for step in steps],
+        "page_faults": [step.used.page_faults for step in steps],
+        "interface_bytes": sum(turn.interface for turn in turns) / len(steps),
+        "carried_bytes": sum(turn.carried for turn in turns) / len(steps),
+        "counted_bytes": None if None in counted else sum(counted) / len(steps),
     }

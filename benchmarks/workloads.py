@@ -70,9 +70,9 @@ class Exchanges:
                 return PLAIN[name](gradients)
             return exchange.reduce(gradients, self._variables)[0]
 
-        step = on_replica(self._strategy, reduction, self._gradients.values)
-        draw = self._gradients.draw
-        contender = _contender(name, step, draw, exchange, self._strategy, self._variables)
+        step = on_replica(self._strategy, reduction, self._gradients.take)
+        prepare = self._gradients.hand_over
+        contender = _contender(name, step, prepare, exchange, self._strategy, self._variables)
         contender = _renewable(contender, name, lambda: self.entry(name))
         return Entry(contender, exchange, self._gradients)
 
@@ -92,12 +92,16 @@ class Levels:
     def contender(self, name: str) -> Contender:
         """Makes the contender of a name."""
         values, draw = self._gradients.values, self._gradients.draw
+
+        def take() -> list[tf.Tensor]:
+            return [value.read_value() for value in values]  # each replica takes the same
+
         if name == jobs.ALL_REDUCE:
-            return Contender(on_replica(self._strategy, all_reduce, values), draw)
+            return Contender(on_replica(self._strategy, all_reduce, take), draw)
         method, levels = name.split(", ")
         group = (HostGroup if levels == "two levels" else StrategyGroup)(self._strategy)
         exchange = _exchange(method, self._strategy, self._variables, find_group=lambda: group)
-        step = on_replica(self._strategy, self._reduction(exchange), values)
+        step = on_replica(self._strategy, self._reduction(exchange), take)
         return Contender(step, draw, keeps_residual=exchange.setup.residual_scale is not None)
 
     def _reduction(self, exchange: GradientExchange) -> Reduction:

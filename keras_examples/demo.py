@@ -1,9 +1,11 @@
 """Trains the digits network twice on worker processes of this machine: dense, and compressed.
 
     python demo.py
+    python demo.py --malloc both
 
 Prints accuracy, loss, bytes and time side by side, and draws the loss over steps and over bytes.
-What is trained is digits_cnn.py, with the same steps, settings and seed.
+What is trained is digits_cnn.py, with the same steps, settings and seed. `--malloc` says which
+settings of malloc the workers get: see docs/malloc.md.
 """
 
 from __future__ import annotations
@@ -27,24 +29,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tf_gradcomp.launch import LocalJob
+from tf_gradcomp.environment import MALLOC
+from tf_gradcomp.launch import LocalJob, malloc
 
 PROGRAM = Path(__file__).with_name("digits_cnn.py")
 RESULTS = Path(__file__).resolve().parents[1] / "results"  # which git ignores
 NAMES = {"no_compression": "dense", "adacomp": "AdaComp"}
 LAST_EPOCHS = 5
+SETTINGS = (malloc.DEFAULT, malloc.TUNED)
 
 Record = dict[str, Any]
 
 
 def train(
-    compressor: str, workers: int, args: list[str], folder: Path, progress: Progress
+    compressor: str, setting: str, workers: int, args: list[str], folder: Path, progress: Progress
 ) -> Record:
-    """Runs the program on local workers; returns what it wrote down."""
-    file = folder / f"demo-{compressor}.json"
+    """Runs the program on local workers under a setting of malloc; returns what it wrote down."""
+    file = folder / f"demo-{compressor}-{setting}.json"
     command = [sys.executable, str(PROGRAM), "--compressor", compressor]
     command += [*args, "--history", str(file)]
-    bar = progress.add_task(f"{NAMES[compressor]}: starting {workers} workers")
+    name = f"{NAMES[compressor]}, {setting} malloc"
+    bar = progress.add_task(f"{name}: starting {workers} workers")
 
     def on_line(worker: int, _stream: str, line: str) -> None:
         if worker != 0:
@@ -53,11 +58,12 @@ def train(
             done, total = int(epoch[1]) - 1, int(epoch[2])
             progress.update(bar, completed=done, total=total)
         if accuracy := re.search(r"val_accuracy: (\S+)", line):
-            description = f"{NAMES[compressor]}: test accuracy {float(accuracy[1]):.1%}"
+            description = f"{name}: test accuracy {float(accuracy[1]):.1%}"
             progress.update(bar, description=description, advance=1)
 
     # TensorFlow's notes on its own start would hide the progress bar.
     env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    env |= malloc.settings({**env, MALLOC: setting})
     with LocalJob(command, workers, env=env, on_line=on_line) as job:
         result = job.run()
     if result.exit_code:
@@ -95,8 +101,9 @@ def measures(record: Record) -> dict[str, float]:
     }
 
 
-def comparison(records: dict[str, Record]) -> Table:
-    """The runs side by side."""
+def comparison(all_records: dict[str, dict[str, Record]]) -> Table:
+    """The runs side by side; those under different settings of malloc differ in their time only."""
+    records = next(iter(all_records.values()))
     some = next(iter(records.values()))
     steps = some["steps_per_epoch"] * len(some["history"]["loss"])
     table = Table(
@@ -116,7 +123,10 @@ def comparison(records: dict[str, Record]) -> Table:
         ("wire ratio", "wire_ratio", ",.0f"),
     ):
         table.add_row(label, *(f"{column[name]:{form}}" for column in columns))
-    table.add_row("time per step", *(f"{1e3 * column['seconds']:.1f} ms" for column in columns))
+    for setting, of_setting in all_records.items():
+        times = [1e3 * measures(record)["seconds"] for record in of_setting.values()]
+        label = f"time per step, {setting} malloc"
+        table.add_row(label, *(f"{milliseconds:.1f} ms" for milliseconds in times))
     return table
 
 
@@ -159,15 +169,22 @@ def plot(records: dict[str, Record], path: Path) -> None:
 @click.option("--epochs", default=30)
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), default="adam")
 @click.option("--seed", default=0)
+@click.option("--malloc", "choice", default=malloc.TUNED, type=click.Choice([*SETTINGS, "both"]))
 @click.option("--results", default=str(RESULTS), metavar="FOLDER", help="Where the picture goes.")
-def main(workers: int, epochs: int, optimizer: str, seed: int, results: str) -> None:
+def main(workers: int, epochs: int, optimizer: str, seed: int, choice: str, results: str) -> None:
     """Train dense and compressed, and compare."""
     args = ["--epochs", str(epochs), "--optimizer", optimizer, "--seed", str(seed)]
-    columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn()) as progress:
-        records = {name: train(name, workers, args, Path(results), progress) for name in NAMES}
+        all_records = {
+            setting: {
+                name: train(name, setting, workers, args, Path(results), progress) for name in NAMES
+            }
+            for setting in (SETTINGS if choice == "both" else (choice,))
+        }
     console = Console()
-    console.print(comparison(records))
+    console.print(comparison(all_records))
+    records = next(iter(all_records.values()))
     console.print(verdict_on_time(records["no_compression"], records["adacomp"]))
     picture = Path(results) / "demo.png"
     plot(records, picture)

@@ -31,7 +31,7 @@ PROGRAMS = {
         ["digits", "--seeds", "2"],
         "time-to-accuracy/curves/digits-2workers-adam-adacomp-seed1.json",
     ),
-    "network": (network.main, [], "network.json"),
+    "network": (network.main, [], "tuned/network.json"),
     "layerwise": (layerwise.main, ["families", "digits"], "layerwise-digits.md"),
     "time to accuracy": (
         time_to_accuracy.main,

@@ -16,6 +16,7 @@ def record(contender, milliseconds, *, link="100 Mbit/s", counted=None, carried=
         "link": link,
         "contender": contender,
         "seconds": [value / 1e3 for value in milliseconds],
+        "page_faults": [1000, 3000],
         "interface_bytes": 1.05 * carried,
         "carried_bytes": carried,
         "counted_bytes": counted,
@@ -58,6 +59,7 @@ def test_speed_ups_are_over_the_dense_run_of_the_same_framework(records):
     rows = by_name(records)
     assert (rows["adacomp"].median, rows["adacomp"].least, rows["adacomp"].most) == (20, 16, 24)
     assert rows["adacomp"].speed_up == pytest.approx(40)
+    assert rows["adacomp"].page_faults == 2000
     assert rows[jobs.TORCH_POWER_SGD].speed_up == pytest.approx(10)
 
 

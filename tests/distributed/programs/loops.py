@@ -1,5 +1,8 @@
 """Training loops of one's own: STRATEGY is `stock`, `strategy`, `mirrored` or `alone`."""
 
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -7,6 +10,10 @@ from common import WHOLE, classification_loss, digits
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, digest, report
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from collectives import collectives
 
 BATCH, STEPS = 32, 4
 KIND = argument(1)
@@ -166,30 +173,6 @@ def values(model):
         "digest": digest(model.trainable_variables),
         "values": [np.asarray(variable) for variable in model.trainable_variables],
     }
-
-
-def collectives(function, *args):
-    """Counts the collectives of one call by type; of two branches, those of the longer one."""
-    graph = function.get_concrete_function(*args).graph.as_graph_def()
-    bodies = {f.signature.name: f.node_def for f in graph.library.function}
-
-    def count(nodes):
-        found = []
-        for node in nodes:
-            if node.op.startswith("Collective") and "Group" not in node.op:
-                found.append(node.op)
-            called = [
-                count(bodies[name])
-                for value in node.attr.values()
-                for name in filter(None, [value.func.name, *(f.name for f in value.list.func)])
-                if name in bodies
-            ]
-            if node.op in ("If", "StatelessIf", "Case"):
-                called = [max(called, key=len)]
-            found += [op for ops in called for op in ops]
-        return found
-
-    return sorted(count(graph.node))
 
 
 CHECKS = [by_optimizer, two_models, many_variables]
