@@ -12,7 +12,7 @@ from tests.bounds import assert_close
 from tests.reference.lgc import whole_run_ratio
 from tests.replicas import collective, copies, stepper
 from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Network
-from tf_gradcomp.compressors.lgc.autoencoder_state import Learnt, autoencoder_of
+from tf_gradcomp.compressors.lgc.autoencoder_state import AutoencoderHook, Learnt, autoencoder_of
 from tf_gradcomp.compressors.lgc.settings import (
     CODING,
     COLLECTED,
@@ -182,7 +182,7 @@ def test_phases_follow_each_other_on_all_replicas_and_logs_tell(pattern, caplog)
     first, second = copies(collective(), exchange.job_state[WEIGHTS])
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(training.autoencoder.flat_weights(), first)
-    assert autoencoder_of(exchange).facts.keys() == {
+    assert exchange.hook(AutoencoderHook).facts(exchange.local_job_state(0)).keys() == {
         "phase of LGC",
         "checksum of the autoencoder's weights",
     }

@@ -100,20 +100,21 @@ class AutoencoderState:
         return self.phase == CODING
 
     @property
-    def fell_back(self) -> bool:
-        """Returns whether the entries are sent in 8 bits, without the autoencoder."""
-        return self.phase == ROUNDING
-
-    @property
     def was_in_use(self) -> bool:
         """Returns whether the autoencoder is in use, or was before it was given up."""
         return bool(self.job_state[DECODED].numpy())
 
     @property
-    def told(self) -> tuple[float, float]:
-        """Returns loss and relative error of the training, as last broadcast."""
+    def errors(self) -> dict[str, float]:
+        """Returns loss and relative error of the training, as last broadcast, by name.
+
+        If the autoencoder is in use, so is the relative squared error of what this replica sent.
+        """
         loss, error = self.job_state[LEARNING].numpy().tolist()
-        return loss, error
+        errors = {"autoencoder_loss": loss, "autoencoder_error": error}
+        if self.in_use:
+            errors["share_error"] = float(self.job_state[SHARE_ERROR].numpy())
+        return errors
 
     @property
     def added(self) -> int:
@@ -125,20 +126,6 @@ class AutoencoderState:
     def last_learnt(self) -> int:
         """Returns the number of the last collected step that the autoencoder was trained with."""
         return int(self.job_state[LEARNT].numpy())
-
-    @property
-    def share_error(self) -> float:
-        """Returns the relative squared error of what this replica sent in the last step."""
-        return float(self.job_state[SHARE_ERROR].numpy())
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """Returns what must be equal on all workers whenever they begin to exchange."""
-        facts = {"phase of LGC": self.phase}
-        if self.in_use:
-            weights = self.job_state[WEIGHTS].read_value()
-            facts["checksum of the autoencoder's weights"] = int(digest_of_floats(weights))
-        return facts
 
     @property
     def weights(self) -> np.ndarray | None:
@@ -219,7 +206,12 @@ class AutoencoderHook(BetweenSteps):
 
     def facts(self, job_state: Mapping[str, tf.Variable]) -> dict[str, Any]:
         """Returns the phase, and a checksum of weights in use."""
-        return self.state(job_state, trains=False).facts
+        state = self.state(job_state, trains=False)
+        facts = {"phase of LGC": state.phase}
+        if state.in_use:
+            weights = job_state[WEIGHTS].read_value()
+            facts["checksum of the autoencoder's weights"] = int(digest_of_floats(weights))
+        return facts
 
     def state(self, job_state: Mapping[str, tf.Variable], trains: bool) -> AutoencoderState:
         """Returns the autoencoder as one process sees it; see `AutoencoderState`."""

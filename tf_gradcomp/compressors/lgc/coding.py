@@ -146,7 +146,9 @@ class Coding(Phase, registered=False):
             scaled = over_scale(chosen, scale_of(chosen))
             return self._as_words(network.encode(self._vectors(scaled[tf.newaxis])))
 
-        latent_bytes = self._of.latent_bytes(entries)
+        floats = self._of.architecture.latents(entries)
+        halved = self._of.latent_dtype != FLOAT32
+        latent_bytes = 4 * (-(-floats // 2) if halved else floats)  # in whole words
         told = yield from self._follow(step, latent_bytes // 4, latent)
         own = step.coded()
         sums = yield from step.sum()

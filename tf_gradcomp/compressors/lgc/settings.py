@@ -92,9 +92,9 @@ class PhaseSettings:
 
     def phase(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
         """Returns the job's phase, int64 scalar; the first if its state has other settings."""
-        return tf.where(self.is_made_for(job_state), job_state[PHASE].read_value(), SUMMING)
+        return tf.where(self._is_made_for(job_state), job_state[PHASE].read_value(), SUMMING)
 
-    def is_made_for(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
+    def _is_made_for(self, job_state: Mapping[str, tf.Variable]) -> tf.Tensor:
         """Returns whether the job's state is new, or is of an autoencoder with these settings."""
         made_for = job_state[MADE_FOR].read_value()
         return tf.logical_or(tf.equal(made_for, self._digest), tf.equal(made_for, 0))
@@ -106,7 +106,7 @@ class PhaseSettings:
             for name in _OF_WHAT_WAS_LEARNT:
                 job_state[name].assign(tf.zeros_like(job_state[name]))
 
-        tf.cond(self.is_made_for(job_state), lambda: None, forget)
+        tf.cond(self._is_made_for(job_state), lambda: None, forget)
         job_state[MADE_FOR].assign(self._digest)
 
     @functools.cached_property
@@ -142,11 +142,6 @@ class PhaseSettings:
     def padded(self, entries: int) -> int:
         """The length of a vector of the autoencoder."""
         return self.architecture.padded(max(entries, 1))
-
-    def latent_bytes(self, entries: int) -> int:
-        """Returns the bytes of the latent of `entries` coded entries, in whole words."""
-        floats = self.architecture.latents(entries)
-        return 4 * floats if self.latent_dtype == FLOAT32 else 4 * -(-floats // 2)
 
     def added(self, entries: int) -> int:
         """Returns how many of the coded entries are a replica's innovation."""

@@ -16,7 +16,7 @@ from tf_gradcomp.compressors.lgc.autoencoder_state import (
     Learnt,
     autoencoder_of,
 )
-from tf_gradcomp.compressors.lgc.settings import WEIGHTS
+from tf_gradcomp.compressors.lgc.settings import ROUNDING, WEIGHTS
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.groups.out_of_scope import out_of_scope
@@ -132,9 +132,10 @@ class AutoencoderTraining(keras.callbacks.Callback):
         collected = state.new_vectors()
         if collected:
             self._learn(state, collected)
-        if state.fell_back and state.was_in_use:
+        fell_back = state.phase == ROUNDING
+        if fell_back and state.was_in_use:
             self._warn_once(_GAVE_UP, only_if=state.trains)
-        elif state.fell_back:
+        elif fell_back:
             limit = 2 * state.lgc.training_steps
             self._warn_once(_FELL_BACK, state.lgc.guard, limit, only_if=state.trains)
         return self.measures(exchange)
@@ -144,13 +145,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
         state = autoencoder_of(exchange)
         if state is None:
             return {}
-        loss, error = state.told
-        measures = {
-            "lgc_phase": _number_of_phase(state, exchange.exchanges),
-            "autoencoder_loss": loss,
-            "autoencoder_error": error,
-        }
-        return {**measures, "share_error": state.share_error} if state.in_use else measures
+        return {"lgc_phase": _number_of_phase(state, exchange.exchanges), **state.errors}
 
     @property
     def autoencoder(self) -> Autoencoder | None:
@@ -282,7 +277,7 @@ def _relative(vectors: tf.Tensor, decoded: tf.Tensor) -> tf.Tensor:
 def _number_of_phase(state: AutoencoderState, exchanges: int) -> int:
     if state.in_use:
         return 3
-    if state.fell_back:
+    if state.phase == ROUNDING:
         return 4
     return 1 if exchanges < state.lgc.warmup_steps else 2
 
