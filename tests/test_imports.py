@@ -173,7 +173,7 @@ def class_members(source):
 MANY_MEMBERS = {
     "Compressed": 19,
     "CompressedOptimizer": 28,
-    "GradientExchange": 24,
+    "GradientExchange": 25,
     "Group": 29,
     "HorovodGroup": 29,
     "HorovodHosts": 29,

@@ -694,15 +694,23 @@ def test_on_broken_file(tmp_path, monkeypatch):
 
 
 def test_on_epochs(monkeypatch):
-    for name in ("on_epoch_begin", "on_epoch_end"):
+    for name in ("on_epoch_begin", "on_epoch_end", "on_test_begin", "on_predict_begin"):
         monkeypatch.setattr(
             callback_list.CallbackList, name, getattr(callback_list.CallbackList, name)
         )
     seen = []
-    on_training.on_epochs(lambda _: seen.append("begin"), lambda _: seen.append("end"))
+    on_training.on_epochs(
+        lambda _: seen.append("begin"),
+        lambda _: seen.append("end"),
+        lambda _: seen.append("read"),
+    )
     late = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append("callback"))
-    small_model().fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0, callbacks=[late])
-    assert seen == ["begin", "end", "callback"]
+    data = np.zeros((1, 1)), np.zeros((1, 1))
+    model = small_model()
+    model.fit(*data, verbose=0, callbacks=[late], validation_data=data)
+    assert seen == ["begin", "read", "end", "callback"]
+    model.predict(data[0], verbose=0)
+    assert seen[4:] == ["read"]
 
 
 def test_on_logs(monkeypatch, tmp_path):

@@ -21,6 +21,7 @@ PUBLIC = [
     "CompressedOptimizer",
     "HorovodGroup",
     "HorovodHosts",
+    "LocalSteps",
     "MultiWorkerMirroredStrategy",
     "Policy",
     "WorkersDisagreeError",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.keras.common.advise import advise
     from tf_gradcomp.keras.common.autoencoder import Autoencoder
     from tf_gradcomp.keras.common.initial_state import broadcast_initial_state
+    from tf_gradcomp.keras.common.local_steps import LocalSteps
     from tf_gradcomp.keras.common.policy import Policy
     from tf_gradcomp.keras.common.strategy import MultiWorkerMirroredStrategy
     from tf_gradcomp.keras.keras3.optimizer import CompressedOptimizer
@@ -44,6 +45,7 @@ _HOME = {
     "CompressedAllReduce": "tf_gradcomp.strategy.compressed_all_reduce",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
     "HorovodHosts": "tf_gradcomp.groups.horovod_hosts",
+    "LocalSteps": "tf_gradcomp.keras.common.local_steps",
     "MultiWorkerMirroredStrategy": "tf_gradcomp.keras.common.strategy",
     "Policy": "tf_gradcomp.keras.common.policy",
     "WorkersDisagreeError": "tf_gradcomp.groups.handshake",
@@ -61,6 +63,7 @@ __all__ = [
     "CompressedOptimizer",
     "HorovodGroup",
     "HorovodHosts",
+    "LocalSteps",
     "MultiWorkerMirroredStrategy",
     "Policy",
     "WorkersDisagreeError",

@@ -160,6 +160,15 @@ ROWS = {
         [f"{KERAS2}workers_of_several_replicas_train_as_one_process_and_stay_equal"],
         [f"{KERAS2}ranks_of_horovod_on_two_hosts_train_as_one_process_and_stay_equal"],
     ),
+    "[local steps](docs/local_steps.md)": (
+        [
+            f"{STRATEGY}local_steps.py::test_workers_average_what_they_learn_in_a_round",
+            f"{STRATEGY}local_fit.py::test_workers_differ_within_rounds_and_agree_after_each_epoch",
+        ],
+        NOT_THERE,
+        NOT_THERE,
+        NOT_THERE,
+    ),
     "resuming with another number of workers": (
         [
             f"{STRATEGY}checkpoints.py::test_training_goes_on_from",

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from tf_gradcomp.simulation import Task
 
 _STEPS_WORTH_TRACING = 25  # for each learner
+OUTER = {
+    "average": None,
+    "nesterov": {
+        "class_name": "SGD",
+        "config": {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True},
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Simulated:
     """One simulated training.
 
     Attributes:
-        compressor: The compressor, as the user named it.
+        compressor: The compressor, as the user named it, and local steps if the learners took them.
         learners: The number of learners.
         seed: The seed of the model and the data.
         seconds_per_step: The seconds of a step of all learners, which take turns.
@@ -76,6 +83,28 @@ class Simulated:
     "CompressedOptimizer(precondition=...) does.",
 )
 @click.option(
+    "--local-steps",
+    multiple=True,
+    default=[0],
+    type=click.IntRange(min=0),
+    help="Have learners take so many steps on weights of their own between two exchanges, as "
+    "CompressedOptimizer(local_steps=...) does; 0 exchanges in each step. Give it several times to "
+    "compare.",
+)
+@click.option(
+    "--outer",
+    default="average",
+    type=click.Choice(list(OUTER)),
+    help="With --local-steps: what updates the common weights. nesterov is SGD(0.7, momentum=0.9, "
+    "nesterov=True).",
+)
+@click.option(
+    "--warmup-steps",
+    default=0,
+    type=click.IntRange(min=0),
+    help="With --local-steps: exchange in each of the first so many steps.",
+)
+@click.option(
     "--epochs", default=10, type=click.IntRange(min=1), help="Train for so many epochs each time."
 )
 @click.option(
@@ -98,6 +127,9 @@ def simulate(
     learners: Sequence[int],
     compressor: Sequence[str],
     precondition: str,
+    local_steps: Sequence[int],
+    outer: str,
+    warmup_steps: int,
     epochs: int,
     batch_size: int | None,
     seeds: int,
@@ -138,13 +170,15 @@ def simulate(
     with _progress(console) as progress:
         # Given twice, they would stand in the table as if they were seeds.
         counts, names = dict.fromkeys(learners), dict.fromkeys(compressor)
-        for count, name, seed in itertools.product(counts, names, range(seeds)):
+        lengths = dict.fromkeys(local_steps)
+        for count, name, steps, seed in itertools.product(counts, names, lengths, range(seeds)):
             made = make_task(seed=seed)
             if not isinstance(made, task.Task):
                 raise click.UsageError(
                     f"{program} returned {type(made).__name__}; expected a gc.simulation.Task."
                 )
-            runs.append(_run(made, name, count, seed, precondition, epochs, progress))
+            local = _Local(steps, outer, warmup_steps) if steps else None
+            runs.append(_run(made, name, count, seed, precondition, local, epochs, progress))
             # After each, for those behind it may be interrupted.
             so_far = [dataclasses.asdict(run) for run in runs]
             (folder / record).write_text(json.dumps(so_far, indent=1) + "\n")
@@ -183,6 +217,18 @@ def _progress(console: Console) -> Progress:
     )
 
 
+class _Local(NamedTuple):
+    """Local steps, as the options of the command have them."""
+
+    steps: int
+    outer: str
+    warmup_steps: int
+
+    def settings(self) -> dict[str, Any]:
+        """Returns a config of `gc.LocalSteps`."""
+        return {**self._asdict(), "outer": OUTER[self.outer]}
+
+
 class _Epochs:
     """So many batches for each epoch, from where the last one ended, again and again."""
 
@@ -210,12 +256,16 @@ def _run(
     learners: int,
     seed: int,
     precondition: str,
+    local: _Local | None,
     epochs: int,
     progress: Progress,
 ) -> Simulated:
     from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
     from tf_gradcomp.simulation import Learners, StepReport
 
+    method = compressor
+    if local:
+        compressor = f"{compressor}, {local.steps} local steps, {local.outer}"
     label = f"{compressor}, {learners} learners, seed {seed}"
     steps = epochs * task.steps_per_epoch
     bar = progress.add_task(label, total=steps, loss="")
@@ -233,7 +283,14 @@ def _run(
     of_model = None if precondition == "none" else precondition
     # What tracing takes grows with the learners, what it saves with the steps.
     graph = steps >= _STEPS_WORTH_TRACING * learners
-    trained = Learners(task.model, learners, compressor, precondition=of_model, graph=graph)
+    trained = Learners(
+        task.model,
+        learners,
+        method,
+        precondition=of_model,
+        graph=graph,
+        local_steps=local.settings() if local else None,
+    )
     batches = _Epochs(task.batches, task.steps_per_epoch)
     history = trained.fit(batches, epochs, task.validation_data, on_step)
     seconds = (time.perf_counter() - started) / steps

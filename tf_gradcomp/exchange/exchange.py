@@ -291,7 +291,26 @@ class GradientExchange(HookedExchange, tf.Module):
             return []
         announce_one_replica()
         warn_of_lost_residuals(self.setup, 0, lambda: self.told_of_lost_residuals)
-        replica = Replica(self.setup, self._numbers.of(variables), None)
+        return self.take_residuals(gradients, variables, scale, inner)
+
+    def take_residuals(
+        self,
+        gradients: Gradients,
+        variables: Sequence[Any],
+        scale: tf.Tensor | float = 1.0,
+        inner: InnerState | None = None,
+        member: Member | None = None,
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """Returns gradients plus what a replica has not sent yet; its residuals are zeros then.
+
+        Args:
+            gradients: As for `flush`.
+            variables: As for `flush`.
+            scale: As for `flush`.
+            inner: As for `flush`.
+            member: The replica; by default the first one of this process.
+        """
+        replica = Replica(self.setup, self._numbers.of(variables), member)
         convert_restored([replica], inner, [], by_python=False)
         places = list(range(len(variables)))
         gradients, left = replica.add_residuals(places, gradients, scale)

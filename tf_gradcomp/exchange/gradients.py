@@ -98,6 +98,14 @@ def divided(gradient: tf.Tensor | tf.IndexedSlices, scale: Any) -> tf.Tensor | t
     return tf.cast(unscaled, gradient.dtype)
 
 
+def times(gradient: tf.Tensor | tf.IndexedSlices, number: int) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient multiplied by a whole number."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = times(gradient.values, number)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(number, gradient.dtype)
+
+
 def all_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
     """Returns whether all gradients of this replica are finite, as a bool scalar."""
     tensors = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]

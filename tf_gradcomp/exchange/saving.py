@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +27,20 @@ _NOT_FOUND = (
     "the saved object does not lead to the exchange of gradients. Save the optimizer or its "
     "exchange together with the variable, or call optimizer.collect_state() on all workers before."
 )
+
+
+class Unfinished(Protocol):
+    """Work of several steps, during which the processes differ in more than they keep apart."""
+
+    @property
+    def pending(self) -> bool:
+        """Returns whether such work has begun."""
+
+    def finish(self) -> None:
+        """Finishes the work; all processes call it between the same two steps."""
+
+    def undone(self) -> contextlib.AbstractContextManager[None]:
+        """Within this context, this process is as it was before the work began."""
 
 
 class _Summed(NamedTuple):
@@ -66,6 +80,15 @@ class Saving:
         self._collected_at: list[int] | None = None
         self._all_save = False
         self._assigned = 0
+        self._unfinished: Unfinished | None = None
+
+    def finish_before(self, unfinished: Unfinished) -> None:
+        """Has work finished before anything is collected."""
+        self._unfinished = unfinished
+
+    @property
+    def _is_pending(self) -> bool:
+        return self._unfinished is not None and self._unfinished.pending
 
     def take_over(
         self,
@@ -105,6 +128,8 @@ class Saving:
             WorkersDisagreeError: If the others do something else, or are at another step; or on
                 this one, if they do not come within an hour.
         """
+        if self._unfinished is not None:
+            self._unfinished.finish()
         if self.group.processes == 1 or not self._summed:
             return
         counts = self.counts()
@@ -133,7 +158,16 @@ class Saving:
     @property
     def is_collected(self) -> bool:
         """True if all sums are there, and no step has changed the variables since."""
-        return not self._summed or self._collected_at == self.counts()
+        if not self._summed:
+            return not self._is_pending
+        return self._collected_at == self.counts()
+
+    def as_finished(self) -> contextlib.AbstractContextManager[None]:
+        """Within this context, this process is as it was before unfinished work began."""
+        unfinished = self._unfinished
+        return (
+            unfinished.undone() if unfinished and unfinished.pending else contextlib.nullcontext()
+        )
 
     @contextlib.contextmanager
     def all_save(self) -> Iterator[None]:

@@ -91,7 +91,7 @@ def job_state_specs(
 def _new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variable]:
     """The state of the job as variables, each replica's own, by name."""
     return {
-        name: _own_variable(tf.zeros(spec.shape, spec.dtype), name, spec.shared)
+        name: own_variable(tf.zeros(spec.shape, spec.dtype), name, spec.shared)
         for name, spec in state.items()
     }
 
@@ -102,7 +102,7 @@ def _new_variables(
     """The state as variables, each replica's own, by name and in the order of `specs`."""
     return {
         name: [
-            _own_variable(
+            own_variable(
                 tf.zeros(of_one.shape), f"{spec.path.replace('/', '_')}_{name}", of_one.shared
             )
             for of_one, spec in zip(of_all, specs, strict=True)
@@ -126,10 +126,10 @@ class Facts(tf.Module):
 
     def __init__(self, gradients: int) -> None:
         super().__init__(name="facts")
-        self.residual_waits = _own_variable(np.zeros(gradients, bool), "residual_waits", True)
-        self.residual_scale = _own_variable(np.ones(gradients, "float32"), "residual_scale", True)
-        self.moments_taken = _own_variable(np.zeros(gradients, bool), "moments_taken", True)
-        self.moments_since = _own_variable(np.zeros(gradients, "int64"), "moments_since", True)
+        self.residual_waits = own_variable(np.zeros(gradients, bool), "residual_waits", True)
+        self.residual_scale = own_variable(np.ones(gradients, "float32"), "residual_scale", True)
+        self.moments_taken = own_variable(np.zeros(gradients, bool), "moments_taken", True)
+        self.moments_since = own_variable(np.zeros(gradients, "int64"), "moments_since", True)
 
     def nothing_kept(self) -> bool:
         """Returns whether the replicas' state of every gradient is all zeros."""
@@ -180,13 +180,13 @@ class Variables(NamedTuple):
             facts=Facts(len(specs)),
             step=shared_variable(0, tf.int64, "exchange_step"),
             skipped_steps=shared_variable(0, tf.int64, "skipped_steps"),
-            delayed=_own_variable(np.zeros(len(specs), bool), "delayed", True),
+            delayed=own_variable(np.zeros(len(specs), bool), "delayed", True),
             traffic=TrafficCounter(len(specs)),
             ahead=WordsAhead() if ahead else None,
         )
 
 
-def _own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
+def own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
     """A variable that each replica has for itself; checkpoints hold the first one or the sum."""
     aggregation = tf.VariableAggregation
     return tf.Variable(

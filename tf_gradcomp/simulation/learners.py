@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -23,42 +24,20 @@ from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.inner import in_loss_scaler
+from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.simulation.batches import pair_of, shares
 from tf_gradcomp.simulation.checks import check_model, checked_method
 from tf_gradcomp.simulation.lent_moments import LentMoments
-from tf_gradcomp.simulation.similarity import Comparison, Similarity
+from tf_gradcomp.simulation.rounds import LearnersRounds
+from tf_gradcomp.simulation.similarity import Comparison
+from tf_gradcomp.simulation.step_report import StepReport
 
 adam, keras_private = keras_module("adam"), keras_module("keras_private")
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None  # None: the loss does not depend on it
-
-
-@dataclasses.dataclass(frozen=True)
-class StepReport:
-    """Measures of one step; bytes are one learner's, as the mean over all learners.
-
-    Attributes:
-        loss: The mean over the batch.
-        finite: Whether the step was taken. With several learners, a step is skipped if any
-            learner's gradient is not finite.
-        payload_bytes: The bytes of a learner's payload.
-        sent_bytes: The bytes that a learner would send in a ring of workers, including the bytes
-            that it passes on for others.
-        dense_bytes: The bytes of a learner's gradients as float32.
-        residual_norm: The Euclidean norm of a learner's residuals.
-        similarity: The similarity of the learners, if it was requested.
-    """
-
-    loss: float
-    finite: bool
-    payload_bytes: float
-    sent_bytes: float
-    dense_bytes: int
-    residual_norm: float
-    similarity: Similarity | None = None
 
 
 class Learners:
@@ -81,6 +60,7 @@ class Learners:
         precondition: As for `gc.CompressedOptimizer`.
         graph: Whether the exchange of a step is traced, and then runs as a graph. That takes less
             time in many steps of few learners; tracing takes the longer the more there are.
+        local_steps: As for `gc.CompressedOptimizer`.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
@@ -110,6 +90,7 @@ class Learners:
         policy: LayerPolicy | None = None,
         precondition: str | None = AUTO,
         graph: bool = False,
+        local_steps: LocalSteps | Mapping[str, Any] | int | None = None,
     ) -> None:
         check_model(model)
         if not is_whole_number(learners, 1, sys.maxsize):
@@ -117,10 +98,15 @@ class Learners:
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
         method = checked_method(compressors.get(compressor))
+        settings = LocalSteps.of(local_steps)
+        if settings:
+            check_can_be_local(model.optimizer, None, precondition)
+            check_method(method)
+            precondition = None
         self.model = model
         self.exchange = _exchange(model, learners, method, policy, precondition)
-        core = in_loss_scaler(model.optimizer)[-1]
-        check_keeps_zeros(core, method, self.exchange.specs, learners)
+        receiver = settings.outer if settings else in_loss_scaler(model.optimizer)[-1]
+        check_keeps_zeros(receiver, method, self.exchange.specs, learners)
         check_no_overwriting(model.trainable_variables, learners)
         self.plans: list[Any] = []
         self._size = learners
@@ -133,8 +119,12 @@ class Learners:
         self._reduce_unseen = traced if graph else self._reduce
         self._residual_norm = tf.function(self._mean_residual_norm)
         self._gradients = tf.function(self._gradients_of_one, reduce_retracing=True)
+        self._apply_own = tf.function(self._apply_of_one, reduce_retracing=True)
         self._apply = tf.function(self._apply_reduced, reduce_retracing=True)
         keras_private.build(model.optimizer, model.trainable_variables)
+        self._rounds: LearnersRounds | None = None
+        if settings and learners > 1:
+            self._rounds = LearnersRounds(model, settings, self.exchange)
 
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
         """One step of all learners.
@@ -144,7 +134,8 @@ class Learners:
         Args:
             x: The inputs of one batch for all learners: an array, or a nest of arrays.
             y: Its labels, likewise.
-            similarity: Whether to measure how alike the learners are.
+            similarity: Whether to measure how alike the learners are; that ends a round of local
+                steps.
 
         Raises:
             ValueError: If the batch cannot be shared out equally, or the model was compiled again.
@@ -154,6 +145,9 @@ class Learners:
                 "Learners: the model was compiled again, and these learners are for its earlier "
                 "optimizer; make new ones."
             )
+        if self._rounds and not self._rounds.warms_up:
+            of_each = shares(x, y, self._size)
+            return self._step_locally(self._rounds, of_each, similarity=similarity)
         losses, all_gradients = [], []
         variables = self.model.trainable_variables
         for share in shares(x, y, self._size):
@@ -164,23 +158,61 @@ class Learners:
             all_gradients.append(gradients)
         self._moments.take_again()
         comparison = Comparison(self.residuals) if similarity else None
-        if comparison:
-            reduced = self._reduce(all_gradients, comparison.observe)
-        else:
-            reduced = StepResult(*self._reduce_unseen(all_gradients))
+        reduced = self._exchanged(all_gradients, comparison)
         if reduced.finite:
             self._apply(reduced.gradients, self.exchange.delayed(variables))
+        return self._report(losses, reduced, comparison, finite=bool(reduced.finite))
+
+    def _step_locally(
+        self, rounds: LearnersRounds, of_each: list[Any], *, similarity: bool
+    ) -> StepReport:
+        losses = [
+            rounds.step(learner, functools.partial(self._gradients, *share), self._apply_own)
+            for learner, share in enumerate(of_each)
+        ]
+        finite, due = rounds.advance()
+        comparison = Comparison(self.residuals) if similarity else None
+        reduced = None
+        if due or similarity:
+            reduced = rounds.end(functools.partial(self._exchanged, comparison=comparison))
+        return self._report(losses, reduced, comparison, finite=finite)
+
+    def _exchanged(
+        self, all_gradients: list[list[Gradient]], comparison: Comparison | None
+    ) -> StepResult:
+        if comparison:
+            return self._reduce(all_gradients, comparison.observe)
+        return StepResult(*self._reduce_unseen(all_gradients))
+
+    def _report(
+        self,
+        losses: list[Any],
+        reduced: StepResult | None,
+        comparison: Comparison | None,
+        *,
+        finite: bool,
+    ) -> StepReport:
+        """Returns the report of a step; `reduced` is None if nothing was exchanged."""
+        sent = reduced.sent if reduced else [Sent.nothing()]
+        specs = self.exchange.specs
+        exchanged = _present(reduced.gradients) if reduced else range(len(specs))
         return StepReport(
             loss=float(np.sum(losses)),
-            finite=bool(reduced.finite),
-            payload_bytes=float(np.mean([of_one.payload_bytes for of_one in reduced.sent])),
-            sent_bytes=float(np.mean([of_one.sent_bytes for of_one in reduced.sent])),
-            dense_bytes=sum(
-                4 * self.exchange.specs[i].elements for i in _present(reduced.gradients)
-            ),
+            finite=finite,
+            payload_bytes=float(np.mean([of_one.payload_bytes for of_one in sent])),
+            sent_bytes=float(np.mean([of_one.sent_bytes for of_one in sent])),
+            dense_bytes=sum(4 * specs[i].elements for i in exchanged),
             residual_norm=float(self._residual_norm()),
-            similarity=comparison.measure(reduced.gradients) if comparison else None,
+            similarity=comparison.measure(reduced.gradients) if comparison and reduced else None,
         )
+
+    def synchronize(self) -> None:
+        """Ends a round of local steps now, so that the model has the common weights.
+
+        `fit` does so at the end of each epoch.
+        """
+        if self._rounds and self._rounds.position:
+            self._rounds.end(functools.partial(self._exchanged, comparison=None))
 
     def fit(
         self,
@@ -297,6 +329,10 @@ class Learners:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted)
         return loss, tape.gradient(loss, [native(v) for v in variables])
+
+    def _apply_of_one(self, gradients: list[Gradient]) -> None:
+        pairs = zip(gradients, self.model.trainable_variables, strict=True)
+        self.model.optimizer.apply_gradients(list(pairs))
 
     def _apply_reduced(self, reduced: list[Gradient], delayed: list[tf.Tensor]) -> None:
         variables = self.model.trainable_variables

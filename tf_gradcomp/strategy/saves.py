@@ -72,7 +72,10 @@ class Saves:
             keys = keys[:1]  # all are at this very save
         if number is None:
             number = self._written_by_chief(keys, path, self._wait if joined else _BY_PATH_WAIT)
-        with reading_own(self._group.strategy, *savings):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(reading_own(self._group.strategy, *savings))
+            for saving in savings:
+                stack.enter_context(saving.as_finished())
             if not chief:
                 yield number is None
             else:

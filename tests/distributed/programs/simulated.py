@@ -21,7 +21,17 @@ METHODS = {
     "top_k": gc.compressors.TopK(0.1, momentum=0.5),
     "warmed up": gc.compressors.ScaleCom(8, value_bits=4, warmup_steps=7),
 }
+LOCAL = "local steps"
+METHODS[LOCAL] = gc.compressors.TopK(0.1)
 learners = int(argument(2))
+
+
+def settings_of(name):
+    """Rounds of four steps after a warm-up of three, of which each epoch has six."""
+    if name != LOCAL:
+        return {"precondition": "auto"}
+    outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    return {"local_steps": gc.LocalSteps(4, outer, warmup_steps=3)}
 
 
 def build(compressor):
@@ -48,11 +58,11 @@ class Weights(keras.callbacks.Callback):
         self.steps.append([np.asarray(v) for v in self.model.trainable_variables])
 
 
-def real(compressor, data):
+def real(name, compressor, data):
     setup, seen = Setup("optimizer", compressor), Weights()
     model = setup.model(
         lambda: build(compressor),
-        lambda: setup.wrap(adam(compressor), precondition="auto"),
+        lambda: setup.wrap(adam(compressor), **settings_of(name)),
     )
     plans = gc.callbacks.LayerwisePlan(table=False)
     model.fit(
@@ -61,15 +71,17 @@ def real(compressor, data):
     return {"steps": seen.steps, "plan": model.optimizer.exchange.plan_in_force()}
 
 
-def simulated(compressor, data):
+def simulated(name, compressor, data):
     model = Setup("alone").model(lambda: build(compressor), lambda: adam(compressor))
-    group, seen = gc.simulation.Learners(model, learners, compressor), Weights()
+    settings = settings_of(name)
+    group, seen = gc.simulation.Learners(model, learners, compressor, **settings), Weights()
     seen.set_model(model)
     x, y = data
     for _ in range(EPOCHS):
         for begin in range(0, BATCH * STEPS, BATCH):
             group.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
             seen.on_train_batch_end(begin)
+        group.synchronize()
         group.exchange.plan_settings()
     return {"steps": seen.steps, "plan": group.exchange.plan_in_force()}
 
@@ -77,4 +89,4 @@ def simulated(compressor, data):
 if __name__ == "__main__":
     train = real if argument(1) == "real" else simulated
     data = digits(BATCH * STEPS)
-    report({name: train(compressor, data) for name, compressor in METHODS.items()})
+    report({name: train(name, compressor, data) for name, compressor in METHODS.items()})

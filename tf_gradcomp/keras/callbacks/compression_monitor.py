@@ -16,6 +16,7 @@ from tf_gradcomp.groups.communicator import measures_per_step
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.callbacks import traffic_table
 from tf_gradcomp.keras.callbacks.order import READERS, progress_bars, warn_if_behind
+from tf_gradcomp.keras.common.rounds import measures_of_rounds
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.common.wrappers import compressed_optimizer, wrappers_of
 from tf_gradcomp.strategy.compressed_all_reduce import compressed_all_reduce
@@ -46,7 +47,10 @@ class CompressionMonitor(keras.callbacks.Callback):
     - `compression_ratio`: `dense_bytes / payload_bytes`, the papers' ratio, honestly counted;
     - `wire_ratio`: what a dense ring all-reduce would have it send, over `sent_bytes`;
     - `skipped_steps`: steps skipped since the start because a gradient was not finite;
-    - `residual_norm`: the Euclidean norm of the residuals, at the end of each epoch.
+    - `residual_norm`: the Euclidean norm of the residuals, at the end of each epoch;
+    - `rounds`, with `local_steps`: the rounds since the start, over which the means above are;
+    - `drift`, with `local_steps`: how far this worker's weights had moved from the common ones at
+      the end of the latest round, relative to the norm of the common ones.
 
     The progress bar shows `wire_ratio`, and `skipped_steps` once there are any.
 
@@ -124,6 +128,9 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def _measures(self, exchange: GradientExchange) -> dict[str, float]:
         measures: dict[str, float] = {"skipped_steps": int(exchange.skipped_steps.numpy())}
+        optimizer = compressed_optimizer(self.model)
+        if optimizer is not None:
+            measures |= measures_of_rounds(optimizer)
         traffic = exchange.traffic().since(self._before_epoch)
         if not traffic.payload_bytes:
             return measures

@@ -31,6 +31,7 @@ from tf_gradcomp.keras.common import equal_values, losses, saved_state
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
 from tf_gradcomp.keras.common.facts import facts_of
 from tf_gradcomp.keras.common.inner import check_not_by_horovod, checked_inner, in_loss_scaler
+from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.precondition import (
     AUTO,
     check_moments_are_its_own,
@@ -39,6 +40,7 @@ from tf_gradcomp.keras.common.precondition import (
     preconditioner_for,
     take_moments,
 )
+from tf_gradcomp.keras.common.taking_local_steps import TakesLocalSteps
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 
@@ -46,7 +48,7 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 adam, keras_private = keras_module("adam"), keras_module("keras_private")
 
 
-class Compressed:
+class Compressed(TakesLocalSteps):
     """The part of an optimizer's wrapper that is the same whichever Keras the optimizer is of.
 
     The wrapper derives from this and from its Keras' optimizer. It calls `_build_exchange` and
@@ -64,7 +66,6 @@ class Compressed:
     inner_optimizer: Any
     exchange: GradientExchange
     precondition: str | None
-    reduction: str | None
 
     _base_settings: ClassVar[Mapping[str, Any]] = {}  # of Keras' class of optimizers
     _accepted: ClassVar[type | tuple[type, ...]]
@@ -79,6 +80,7 @@ class Compressed:
         *,
         group: str | Group | None = None,
         reduction: str | None = None,
+        local_steps: LocalSteps | Mapping[str, Any] | int | None = None,
     ) -> None:
         super().__init__(name=name, **self._base_settings)  # type: ignore[call-arg]
         inner = checked_inner(inner_optimizer, self._accepted, Compressed, self._within)
@@ -89,8 +91,10 @@ class Compressed:
         self.precondition = precondition
         self._given = compressors.get(compressor)
         self._used = method_in_place_of(self._given)
+        self._set_up_local(local_steps, inner, self._used, self.group, precondition)
         possible = self._prepared_for = self._possible_preconditioner()
-        lags = loses_zeros(self._core) or (bool(possible) and precondition is None)
+        divides = bool(possible) and not self.local_steps
+        lags = loses_zeros(self._receiver) or (divides and precondition is None)
         methods = compressors.methods_of(self._used, lags=lags)
         candidates = [self._candidate(method) for method in methods]
         if measuring.is_on():
@@ -124,6 +128,11 @@ class Compressed:
         return self._core if self._scaled_around else self.inner_optimizer
 
     @property
+    def _receiver(self) -> Any:
+        """The optimizer that gets what the exchange returns; None if no optimizer does."""
+        return self.outer_optimizer if self.local_steps else self._core
+
+    @property
     @abc.abstractmethod
     def _built_for(self) -> Sequence[Any]:
         """All variables of the model that it was built for."""
@@ -139,17 +148,20 @@ class Compressed:
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
         """Returns the preconditioner that this optimizer puts in front of a compressor, if any."""
-        return preconditioner_for(self._core, compressor, self.precondition)
+        setting = None if self.local_steps else self.precondition
+        return preconditioner_for(self._core, compressor, setting)
 
     def passes_through(self) -> bool:
         """Returns whether the inner optimizer runs unchanged: only with one replica."""
         return self.group.size == 1
 
-    def _inner_state(self, variables: Sequence[Any]) -> InnerState | None:
-        """The inner optimizer's state of some variables, on the replica that calls."""
+    def _inner_state(
+        self, variables: Sequence[Any], replica: int | None = None
+    ) -> InnerState | None:
+        """The inner optimizer's state of some variables, by default on the replica that calls."""
         group = self.group
-        replica = group.local_replica()
-        return inner_state(self._core, variables, lambda v: group.local(v, replica))
+        number = group.local_replica() if replica is None else replica
+        return inner_state(self._core, variables, lambda v: group.local(v, number))
 
     def _clip(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> Sequence[Gradient]:
         return keras_private.clip(self._core, grads, variables)
@@ -196,10 +208,12 @@ class Compressed:
                 **facts_of("inner optimizer", self.inner_optimizer),
                 "precondition": self.precondition,
                 "reduction": "mean" if self._takes_means() else "sum",
+                **self._local_facts(),
             }
         self.exchange.build(variables, facts)
+        self._build_units(self.exchange.group)
         check_keeps_zeros(
-            self._core, self.exchange.compressor, self.exchange.specs, self.group.size
+            self._receiver, self.exchange.compressor, self.exchange.specs, self.group.size
         )
         if measuring.is_on():
             measure = self._new_measuring().timing
@@ -304,7 +318,7 @@ class Compressed:
 
     def _own_state(self) -> dict[str, Any]:
         """Returns the variables that are saved beside those of the inner optimizer, by name."""
-        return saved_state.own_state(self.exchange)
+        return saved_state.own_state(self.exchange) | self._local_state()
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the exchange's state; Keras saves the inner optimizer next to it.
@@ -335,6 +349,7 @@ class Compressed:
             "policy": self.exchange.policy.get_config(),
             "precondition": self.precondition,
             "reduction": self.reduction,
+            **self._local_config(),
         }
 
     @classmethod
@@ -360,6 +375,7 @@ class Compressed:
             reduction=config.get("reduction"),  # files of before had none
             name=config["name"],
             group=group_here(),
+            local_steps=config.get("local_steps"),
         )
 
 

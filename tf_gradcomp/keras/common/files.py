@@ -93,9 +93,17 @@ def leaves_out_optimizer(model: keras.Model, path: str) -> bool:
 
 def collect_at_epoch_end(model: keras.Model) -> None:
     """Collects what workers keep apart, so that the chief's callbacks can save alone."""
+    synchronize(model)
     if isinstance(model.distribute_strategy, CheckedStrategy):
         for saving in savings_of(model):
             saving.collect()
+
+
+def synchronize(model: keras.Model) -> None:
+    """Ends the rounds of local steps of a model's optimizers, before the model is looked at."""
+    if isinstance(model.distribute_strategy, CheckedStrategy):
+        for wrapper in wrappers_of(model):
+            wrapper.synchronize(model)
 
 
 def release(model: keras.Model) -> None:

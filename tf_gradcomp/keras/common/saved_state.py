@@ -13,6 +13,8 @@ from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
 
+OF_WEIGHTS = "residual_of_weights"  # true where the residual is of local steps
+
 _LOG = tf.get_logger()
 _NOT_KEPT = (
     "The checkpoint holds what this optimizer cannot go on with: %s. It is not loaded; where that "
@@ -112,7 +114,9 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
         taken -= {"moments_taken", "moments_since", "residual_waits"}
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS}
         taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
-    facts = {"residual_waits", "moments_since", "accumulators_held"}  # go without saying
+    if OF_WEIGHTS in store and np.any(store[OF_WEIGHTS]) and OF_WEIGHTS not in state:
+        taken = {name for name in taken if _kind(name) not in OF_GRADIENTS} - {"residual_waits"}
+    facts = {OF_WEIGHTS, "residual_waits", "moments_since", "accumulators_held"}  # need no message
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
     exchange.told_of_lost_residuals = RESIDUAL in left
     if left:

@@ -23,8 +23,10 @@ from tf_gradcomp.groups.current import checked_replica_context
 from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.inner import check_set_on_inner, in_loss_scaler
+from tf_gradcomp.keras.common.local_steps import LocalSteps
+from tf_gradcomp.keras.common.rounds import Rounds
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
-from tf_gradcomp.keras.keras3 import averages, keras_private
+from tf_gradcomp.keras.keras3 import averages, keras_private, local
 from tf_gradcomp.keras.keras3.accumulation import Accumulation
 from tf_gradcomp.keras.keras3.loss_scale import unscaled, update_loss_scale
 
@@ -73,6 +75,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             loss that is divided by the number of replicas, as Keras' own are under a strategy; or
             their `"mean"`, for a loss that is a mean over the rows of its replica, as of programs
             for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
+        local_steps: How many steps each worker takes on weights of its own before the workers
+            exchange how far they have moved; or a `gc.LocalSteps` with further settings. None: the
+            workers exchange gradients in each step. See docs/local_steps.md.
 
     Raises:
         ImportError: If Horovod is asked for, and is not there.
@@ -127,6 +132,19 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             self.exchange.saving.take_over(sums, counters, group=replicas)
             self._accumulation = accumulation  # only now may a checkpoint restore it
         self._take_moments()
+        if self.local_steps:
+            self._build_rounds(self.local_steps, variables)
+
+    def _build_rounds(self, settings: LocalSteps, variables: Sequence[keras.Variable]) -> None:
+        if not self.passes_through():
+            local.check_no_constraints(variables)
+        if self.outer_optimizer is not None:
+            self.outer_optimizer.build(variables)
+        update = functools.partial(local.update_common, self.outer_optimizer)
+        units, statistics = self._residual_units, self._statistics
+        self._rounds = Rounds(
+            settings, self.exchange, units, variables, update, self._inner_state, statistics
+        )
 
     def _index_of(self, variable: keras.Variable) -> int:
         return keras_private.variable_index(self, variable)
@@ -170,6 +188,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 self._accumulation.give_back()
             if scaler is not None:
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
+            if self._rounds:
+                self._rounds.give_back()
             inner = self._inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
             self._applies.apply(grads, variables)
@@ -179,7 +199,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         grads = self._shares(grads)
         # No sooner than they are there: at the end of the data, a step is ended by an error.
         with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
-            across = self._accumulate if self._accumulation else self._exchange_and_apply
+            across = self._accumulate if self._accumulation else self._step
             context.merge_call(across, args=(scaler, list(grads), list(variables)))
 
     @tf.autograph.experimental.do_not_convert
@@ -251,7 +271,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         def update() -> None:
             means = each_replica(accumulation.take_means, args=(grads, variables))
-            self._exchange_and_apply(strategy, scaler, means, variables)
+            self._step(strategy, scaler, means, variables)
 
         def accumulate() -> None:
             each_replica(accumulation.add, args=(grads, variables))
@@ -263,6 +283,12 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
         steps = self._core.gradient_accumulation_steps
         tf.cond(tf.equal((counter.value + 1) % steps, 0), update, accumulate)
+
+    def _step(self, *args: Any) -> None:
+        if self._rounds:
+            local.step(self._rounds, self._core, self._exchange_and_apply, *args)
+        else:
+            self._exchange_and_apply(*args)
 
     def _exchange_and_apply(
         self,
@@ -281,12 +307,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 each_replica(self._core.apply, args=(reduced, variables))
             self._overwrite_by_averages(strategy, self._core.iterations)
 
-        def skip() -> None:
-            steps = self._core.gradient_accumulation_steps
-            if steps:  # a round begins anew, and is no update
-                keras_private.step_counter(self._core).assign_sub(steps - 1)
-
-        tf.cond(finite, update, skip)
+        tf.cond(finite, update, lambda: local.begin_accumulation_anew(self._core))
         if scaler is not None:
             update_loss_scale(scaler, finite)
 
@@ -304,7 +325,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     @property
     def variables(self) -> list[keras.Variable]:
         """The inner optimizer's variables; `exchange.variables` are TensorFlow's own."""
-        return [*self.inner_optimizer.variables, *self._accumulators()]
+        of_outer = self.outer_optimizer.variables if self.outer_optimizer else []
+        return [*self.inner_optimizer.variables, *self._accumulators(), *of_outer]
 
     def _accumulators(self) -> list[keras.Variable]:
         return self._accumulation.accumulators if self._accumulation else []

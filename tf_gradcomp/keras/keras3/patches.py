@@ -142,10 +142,13 @@ TRAINING = (
         "keras-team/keras#20585",
     ),
     Patch(
-        (f"{_CALLBACKS}.on_epoch_begin", f"{_CALLBACKS}.on_epoch_end"),
+        tuple(
+            f"{_CALLBACKS}.on_{name}"
+            for name in ("epoch_begin", "epoch_end", "test_begin", "predict_begin")
+        ),
         "The chief's callbacks save alone; the workers' state must be collected before.",
         "test_on_epochs",
-        lambda: on_training.on_epochs(files.release, files.collect_at_epoch_end),
+        lambda: on_training.on_epochs(files.release, files.collect_at_epoch_end, files.synchronize),
     ),
     Patch(
         ("keras.callbacks.TensorBoard.set_model", "keras.callbacks.CSVLogger.on_train_begin"),

@@ -166,10 +166,15 @@ def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
     replace(_trainer.TFEpochIterator, "_enumerate_iterator", counted)
 
 
-def on_epochs(begin: Callable[[keras.Model], None], end: Callable[[keras.Model], None]) -> None:
-    """Has `begin(model)` and `end(model)` called before any callback learns of it.
+def on_epochs(
+    begin: Callable[[keras.Model], None],
+    end: Callable[[keras.Model], None],
+    read: Callable[[keras.Model], None],
+) -> None:
+    """Has `begin`, `end` and `read` called with the model before any callback learns of it.
 
-    A callback of our own would have to be in the program's list, on all workers.
+    `read` is called before the model is evaluated or predicts. A callback of our own would have to
+    be in the program's list, on all workers.
     """
 
     def first(call: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -179,6 +184,8 @@ def on_epochs(begin: Callable[[keras.Model], None], end: Callable[[keras.Model],
 
     replace(CallbackList, "on_epoch_begin", functools.partial(first, begin))
     replace(CallbackList, "on_epoch_end", functools.partial(first, end))
+    for name in ("on_test_begin", "on_predict_begin"):
+        replace(CallbackList, name, functools.partial(first, read))
 
 
 def on_logs(path_of: Callable[..., str]) -> None:

@@ -1,0 +1,118 @@
+"""Local steps in `fit`, with all that looks at a model: FOLDER."""
+
+import keras
+import numpy as np
+from common import Setup, digits, scalar, state_digest
+
+import tf_gradcomp as gc
+from tests.ranks import argument, digest, exchange_of, report
+
+BATCH, STEPS = 32, 5
+FOLDER = argument(1)
+setup = Setup("optimizer", "top_k(density=0.2)")
+x, y = digits(BATCH * STEPS)
+
+
+def build():
+    return keras.Sequential(
+        [
+            keras.layers.Input((8,)),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def optimizer(steps=3):
+    outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    local = gc.LocalSteps(steps, outer, warmup_steps=1)
+    return setup.wrap(keras.optimizers.Adam(0.01), precondition="auto", local_steps=local)
+
+
+class Seen(keras.callbacks.Callback):
+    """All variables, after each step and each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.epochs, self.validated = [], [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(digest(self.model.trainable_variables))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(digest(self.model.variables))
+        self.validated.append(logs["val_loss"])
+
+
+def values(model):
+    return [np.asarray(variable) for variable in model.variables]
+
+
+def residuals(model):
+    return [np.asarray(residual) for residual in exchange_of(model).residuals]
+
+
+def train(name, **settings):
+    model = setup.model(build, optimizer, metrics=["accuracy"], **settings)
+    seen = Seen()
+    path = f"{FOLDER}/{name}.weights.h5"
+    callbacks = [
+        gc.callbacks.CompressionMonitor(table=False),
+        keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=7),
+        keras.callbacks.EarlyStopping("val_loss", patience=9, restore_best_weights=True),
+        seen,
+    ]
+    history = model.fit(
+        x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=callbacks,
+        validation_data=(x, y),
+    )  # fmt: skip
+    return model, seen, history.history
+
+
+def in_fit():
+    model, seen, logs = train("model")
+    before = values(model)
+    alone = model.evaluate(x, y, batch_size=BATCH, verbose=0)
+    return {
+        "steps": seen.steps,
+        "epochs": seen.epochs,
+        "validated": seen.validated,
+        "logs": {name: logs[name] for name in ("rounds", "drift", "compression_ratio")},
+        "exchanges": exchange_of(model).exchanges,
+        "iterations": scalar(model.optimizer.iterations),
+        "values": before,
+        "evaluated": alone,
+        "weights": [np.asarray(w) for w in model.get_weights()],
+    }
+
+
+def resumed():
+    """From the checkpoint that was written after the seventh step, in the middle of a round."""
+    model = setup.model(build, optimizer)
+    with setup.strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    model.load_weights(f"{FOLDER}/model.weights.h5")
+    seen = {
+        "values": values(model),
+        "residuals": residuals(model),
+        "momentum": [np.asarray(v) for v in model.optimizer.outer_optimizer.variables],
+        "iterations": scalar(model.optimizer.iterations),
+    }
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    return {**seen, "went on": state_digest(model)["weights"]}
+
+
+def with_several_steps_in_an_execution():
+    keras.utils.set_random_seed(0)
+    model, seen, _ = train("execution", steps_per_execution=5)
+    return {"epochs": seen.epochs, "values": values(model)}
+
+
+report(
+    {
+        "in_fit": in_fit(),
+        "resumed": resumed(),
+        "with_several_steps_in_an_execution": with_several_steps_in_an_execution(),
+    }
+)

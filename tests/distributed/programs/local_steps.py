@@ -1,0 +1,228 @@
+"""Local steps in training loops, on gradients that make all arithmetic exact: FOLDER."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import local_residuals, scalar
+
+import tf_gradcomp as gc
+from tests.ranks import RANK, SIZE, argument, digest, report
+from tf_gradcomp.keras.common.rounds import measures_of_rounds
+
+SHAPES = [(40, 8), (8,)]
+RATE = 2.0**-5  # sums of small integers times this are exact in float32
+METHODS = ["no_compression", "adacomp", "scalecom", "top_k(density=0.1)", "qsgd"]
+strategy = gc.MultiWorkerMirroredStrategy()
+
+
+def gradients(steps, seed=3):
+    """Small integers: [step][worker][variable]."""
+    rng = np.random.default_rng(seed)
+    return [
+        [[rng.integers(-8, 9, shape).astype("float32") for shape in SHAPES] for _ in range(SIZE)]
+        for _ in range(steps)
+    ]
+
+
+class Trained:
+    """Variables of zeros with an optimizer, and steps on given gradients."""
+
+    def __init__(self, compressor, local_steps, inner=lambda: keras.optimizers.SGD(RATE)):
+        with strategy.scope():
+            rounds = local_steps()
+            self.variables = [
+                keras.Variable(np.zeros(shape, "float32"), aggregation="mean", name=f"v{i}")
+                for i, shape in enumerate(SHAPES)
+            ]
+            self.optimizer = gc.CompressedOptimizer(inner(), compressor, local_steps=rounds)
+            self.optimizer.build(self.variables)
+
+        @tf.function
+        def step(grads):
+            strategy.run(lambda: self.optimizer.apply(list(grads), self.variables))
+
+        self.step = step
+
+    def on(self, steps):
+        """Takes a step on each list of gradients."""
+        for of_workers in steps:
+            self.step([tf.constant(gradient) for gradient in of_workers[RANK]])
+        return self
+
+    def seen(self):
+        return {
+            "values": [variable.numpy() for variable in self.variables],
+            "residuals": local_residuals(self.optimizer.exchange),
+            "iterations": scalar(self.optimizer.iterations),
+            "exchanges": self.optimizer.exchange.exchanges,
+            "skipped": scalar(self.optimizer.exchange.skipped_steps),
+            **measures_of_rounds(self.optimizer),
+        }
+
+
+def as_data_parallel(method):
+    """Rounds of one step, and no local steps at all."""
+    settings = gc.LocalSteps(1, outer=keras.optimizers.SGD(1.0))
+    steps = gradients(4)
+    return {
+        "rounds": Trained(method, lambda: settings).on(steps).seen(),
+        "gradients": Trained(method, lambda: None).on(steps).seen(),
+    }
+
+
+def nesterov():
+    return keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True)
+
+
+def adam():
+    return keras.optimizers.Adam(2.0**-6, epsilon=1.0)
+
+
+def averages():
+    """Two whole rounds, and one that ends early."""
+    trained = Trained("no_compression", lambda: 3).on(gradients(7))
+    apart = trained.seen()
+    trained.optimizer.synchronize()
+    trained.optimizer.synchronize()  # does nothing
+    return {"apart": apart, "together": trained.seen()}
+
+
+def with_momentum():
+    trained = Trained("no_compression", lambda: gc.LocalSteps(3, outer=nesterov()), adam)
+    return trained.on(gradients(6)).seen()
+
+
+def warm_up():
+    """Synchronous steps leave a residual of gradients, and rounds one of weights."""
+    settings = gc.LocalSteps(3, warmup_steps=2)
+    trained = Trained("top_k(density=0.1)", lambda: settings)
+    steps = gradients(8)
+    seen = [trained.on(steps[:2]).seen(), trained.on(steps[2:]).seen()]
+    return {"warm": seen[0], "end": seen[1]}
+
+
+def decays():
+    settings = gc.LocalSteps(2, residual_decay=0.5)
+    trained = Trained("top_k(density=0.1)", lambda: settings)
+    steps = gradients(6)
+    return [trained.on(steps[i : i + 2]).seen() for i in (0, 2, 4)]
+
+
+def not_finite():
+    """Worker 1 has a NaN in the second step of the first round, and overflows in the second one."""
+    steps = gradients(6)
+    steps[1][1][0][0, 0] = np.nan
+    steps[4][1][1][0] = 1e38
+    trained = Trained("no_compression", lambda: 3, lambda: keras.optimizers.SGD(4.0))
+    return [trained.on(steps[:3]).seen(), trained.on(steps[3:]).seen()]
+
+
+def accumulates():
+    trained = Trained(
+        "no_compression",
+        lambda: 2,
+        lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2),
+    )
+    return trained.on(gradients(8)).seen()
+
+
+def scaled():
+    """A loss scaler inside: worker 1 overflows once, and its own scale is halved."""
+    steps = gradients(4)
+    for of_workers in steps:
+        for of_variables in of_workers:
+            of_variables[0] *= 8.0
+            of_variables[1] *= 8.0
+    steps[3][1][0][0, 0] = np.inf
+    trained = Trained(
+        "no_compression",
+        lambda: 2,
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), 8.0),
+    )
+    seen = trained.on(steps).seen()
+    return {**seen, "scale": scalar(trained.optimizer.inner_optimizer.dynamic_scale)}
+
+
+def chosen():
+    """By a method that the network decides on."""
+    return Trained("auto", lambda: 2).on(gradients(4)).seen()
+
+
+def chief_saves_alone():
+    """In the middle of a round, a checkpoint of one worker has the common weights."""
+    trained = Trained("top_k(density=0.1)", lambda: 3).on(gradients(3))
+    common = digest(trained.variables)
+    trained.on(gradients(1, seed=4))
+    saving = trained.optimizer.exchange.saving
+    with saving.as_finished():
+        saved = digest(trained.variables)
+    return {"common": common, "saved": saved, "own": digest(trained.variables)}
+
+
+def checkpoints(folder):
+    """All workers save in the middle of a round, and go on as a job that never stopped."""
+    make = lambda: gc.LocalSteps(3, outer=nesterov())  # noqa: E731
+    trained = Trained("top_k(density=0.1)", make).on(gradients(4))
+    path = f"{folder}/worker_{RANK}/rounds"
+    checkpoint = tf.train.Checkpoint(optimizer=trained.optimizer, variables=values_of(trained))
+    path = checkpoint.write(path)
+    saved = trained.seen()
+    other = Trained("top_k(density=0.1)", make)
+    restored = tf.train.Checkpoint(optimizer=other.optimizer, variables=values_of(other))
+    restored.read(path)
+    try:
+        other_units = Trained("top_k(density=0.1)", lambda: None)
+        tf.train.Checkpoint(optimizer=other_units.optimizer, variables=values_of(other_units)).read(
+            path
+        )
+        refused = None
+    except ValueError as error:
+        refused = str(error)
+    steps = gradients(6, seed=5)
+    return {
+        "refused": refused,
+        "saved": saved,
+        "restored": other.seen(),
+        "went on": trained.on(steps).seen(),
+        "resumed": other.on(steps).seen(),
+    }
+
+
+def values_of(trained):
+    return [variable.value for variable in trained.variables]
+
+
+def other_number():
+    """Workers with rounds of different lengths."""
+    try:
+        Trained("no_compression", lambda: 2 + RANK)
+    except gc.WorkersDisagreeError as error:
+        return str(error)
+    return None
+
+
+report(
+    {
+        "alike": {method: as_data_parallel(method) for method in METHODS},
+        **{
+            check.__name__: check()
+            for check in (
+                averages,
+                with_momentum,
+                warm_up,
+                decays,
+                not_finite,
+                accumulates,
+                scaled,
+                chosen,
+                chief_saves_alone,
+            )
+        },
+        "checkpoints": checkpoints(argument(1)),
+        "other_number": other_number(),
+    }
+)

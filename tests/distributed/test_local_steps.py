@@ -1,0 +1,301 @@
+"""Local steps of real workers, compared with learners in one process and with exact arithmetic.
+
+Gradients are small integers and learning rates powers of two, so that float32 holds every result of
+plain SGD exactly. Such results are compared for equality.
+"""
+
+import types
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import tf_gradcomp as gc
+from tests.bounds import rounding, training
+from tests.replicas import mirrored
+from tests.workers import result, run_workers
+from tf_gradcomp.keras.common.local_steps import check_can_be_local
+
+PROGRAM = Path(__file__).parent / "programs" / "local_steps.py"
+WORKERS = 2
+SHAPES = [(40, 8), (8,)]
+RATE = 2.0**-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def jobs(folder):
+    return [result(worker) for worker in run_workers(PROGRAM, WORKERS, [folder])]
+
+
+def gradients(steps, seed=3):
+    rng = np.random.default_rng(seed)
+    return [
+        [[rng.integers(-8, 9, shape).astype("float32") for shape in SHAPES] for _ in range(WORKERS)]
+        for _ in range(steps)
+    ]
+
+
+class Learners:
+    """Learners in NumPy and plain Keras, each with its own weights and inner optimizer."""
+
+    def __init__(self, inner, outer=None):
+        self.common = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
+        self.own = [[keras.Variable(v) for v in self.common] for _ in range(WORKERS)]
+        self.inner = [inner() for _ in range(WORKERS)]
+        self.outer = outer() if outer else None
+
+    def round(self, steps):
+        """Takes local steps on the learners' gradients, and averages how far they have moved."""
+        for of_workers in steps:
+            for i, shares in enumerate(of_workers):
+                # A worker's gradient is its share of the sum.
+                self.inner[i].apply([WORKERS * share for share in shares], self.own[i])
+        moved = [
+            np.mean([start - np.asarray(own[i]) for own in self.own], 0)
+            for i, start in enumerate(np.asarray(v) for v in self.common)
+        ]
+        if self.outer:
+            self.outer.apply(moved, self.common)
+        else:
+            for variable, mean in zip(self.common, moved, strict=True):
+                variable.assign(variable - mean)
+        for own in self.own:
+            for variable, value in zip(own, self.common, strict=True):
+                variable.assign(value)
+        return self
+
+    @property
+    def values(self):
+        return [np.asarray(variable) for variable in self.common]
+
+
+def sgd():
+    return keras.optimizers.SGD(RATE)
+
+
+def assert_equal(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), other)
+
+
+@pytest.mark.parametrize(
+    "method", ["no_compression", "adacomp", "scalecom", "top_k(density=0.1)", "qsgd"]
+)
+def test_rounds_of_one_step_are_data_parallel_training(jobs, method):
+    for job in jobs:
+        seen = job["alike"][method]
+        # Rounds keep differences of weights: gradients times the learning rate.
+        scaled = [RATE * residual for residual in np_arrays(seen["gradients"]["residuals"])]
+        for actual, expected in (
+            *zip(seen["rounds"]["values"], seen["gradients"]["values"], strict=True),
+            *zip(seen["rounds"]["residuals"], scaled, strict=True),
+        ):
+            # QSGD's levels are no powers of two, and a difference of weights is rounded.
+            bound = rounding(2.0, terms=3, steps=4) if method == "qsgd" else 0.0
+            np.testing.assert_allclose(actual, np.float32(expected), rtol=0, atol=bound)
+        assert np.any(seen["rounds"]["values"][0])
+        assert seen["rounds"]["rounds"] == seen["rounds"]["exchanges"] == 4
+
+
+def np_arrays(lists):
+    return [np.asarray(one, np.float32) for one in lists]
+
+
+def test_workers_average_what_they_learn_in_a_round(jobs):
+    steps, learners = gradients(7), Learners(sgd)
+    learners.round(steps[:3]).round(steps[3:6])
+    before = learners.values
+    learners.round(steps[6:])
+    for rank, job in enumerate(jobs):
+        apart, together = job["averages"]["apart"], job["averages"]["together"]
+        own = [start - RATE * WORKERS * g for start, g in zip(before, steps[6][rank], strict=True)]
+        assert_equal(apart["values"], own)
+        assert_equal(together["values"], learners.values)
+        assert (apart["rounds"], together["rounds"]) == (2, 3)
+        assert together["iterations"] == 7
+        moved, norm = (
+            np.sqrt(sum(np.sum(np.float64(v) ** 2) for v in values))
+            for values in ([a - b for a, b in zip(own, before, strict=True)], before)
+        )
+        assert together["drift"] == pytest.approx(moved / norm, rel=1e-5)
+
+
+def test_outer_optimizer_gets_the_mean_pseudo_gradient(jobs):
+    steps = gradients(6)
+    learners = Learners(
+        lambda: keras.optimizers.Adam(2.0**-6, epsilon=1.0),
+        lambda: keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True),
+    )
+    learners.round(steps[:3]).round(steps[3:])
+    # Adam moves a weight by at most its learning rate, and gradients do not depend on weights.
+    bound = training(gain=2.0**-6, terms=8, steps=6, gradients=16.0)
+    for job in jobs:
+        for actual, expected in zip(job["with_momentum"]["values"], learners.values, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
+    assert jobs[0]["with_momentum"]["values"] == jobs[1]["with_momentum"]["values"]
+
+
+def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs):
+    total = [sum(g[i] for of_workers in gradients(8) for g in of_workers) for i in range(2)]
+    waits = [
+        sum(np.float32(job["warm_up"]["end"]["residuals"][i]) for job in jobs) for i in range(2)
+    ]
+    for job in jobs:
+        assert job["warm_up"]["warm"]["exchanges"] == 2
+        assert job["warm_up"]["warm"]["rounds"] == 0
+        assert job["warm_up"]["end"]["exchanges"] == 4
+        assert np.any(job["warm_up"]["warm"]["residuals"][0])
+        values = np_arrays(job["warm_up"]["end"]["values"])
+        # What was sent and what waits is what plain SGD would have done.
+        whole = [value - rest for value, rest in zip(values, waits, strict=True)]
+        assert_equal(whole, [-RATE * one for one in total])
+
+
+def test_residual_decays_at_each_round(jobs):
+    steps = gradients(6)
+    values, waits = [np.zeros(shape, np.float32) for shape in SHAPES], [0.0, 0.0]
+    for number in range(3):
+        now = np_arrays(jobs[0]["decays"][number]["values"])
+        left = [
+            sum(np.float32(job["decays"][number]["residuals"][i]) for job in jobs) for i in range(2)
+        ]
+        for i in range(2):
+            moved = RATE * sum(g[i] for s in steps[2 * number : 2 * number + 2] for g in s)
+            np.testing.assert_array_equal(values[i] - now[i], 0.5 * waits[i] + moved - left[i])
+        values, waits = now, left
+    assert np.any(waits[0])
+
+
+def test_worker_with_a_gradient_that_is_not_finite_goes_on_alone(jobs):
+    rate, steps = 4.0, gradients(6)
+    moved = [np.zeros(shape, np.float32) for shape in SHAPES]
+    for number, of_workers in enumerate(steps[:3]):
+        for rank, shares in enumerate(of_workers):
+            if (number, rank) != (1, 1):  # only that step of that worker is skipped
+                moved = [m + rate * share for m, share in zip(moved, shares, strict=True)]
+    first = [-one for one in moved]
+    for job in jobs:
+        assert_equal(job["not_finite"][0]["values"], first)
+    assert [job["not_finite"][0]["skipped"] for job in jobs] == [0, 1]
+    # In the second round, the weights of worker 1 overflow: it adds nothing.
+    by_first = [rate * sum(of_workers[0][i] for of_workers in steps[3:]) for i in range(2)]
+    for job in jobs:
+        expected = [value - one for value, one in zip(first, by_first, strict=True)]
+        assert_equal(job["not_finite"][1]["values"], expected)
+
+
+def test_rounds_count_updates_where_gradients_are_accumulated(jobs):
+    steps, learners = gradients(8), Learners(sgd)
+    means = [
+        [
+            [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+            for first, second in zip(steps[i], steps[i + 1], strict=True)
+        ]
+        for i in (0, 2, 4, 6)
+    ]
+    learners.round(means[:2]).round(means[2:])
+    for job in jobs:
+        assert_equal(job["accumulates"]["values"], learners.values)
+        assert job["accumulates"]["exchanges"] == 2
+
+
+def test_each_worker_has_a_loss_scale_of_its_own(jobs):
+    steps = gradients(4)
+    total = [RATE * sum(g[i] for of_workers in steps for g in of_workers) for i in range(2)]
+    skipped = [RATE * share for share in steps[3][1]]
+    for job in jobs:
+        expected = [-(one - rest) for one, rest in zip(total, skipped, strict=True)]
+        assert_equal(job["scaled"]["values"], expected)
+    assert [job["scaled"]["scale"] for job in jobs] == [8.0, 4.0]
+
+
+def test_workers_are_equal_after_a_round_by_a_chosen_method(jobs):
+    first, second = (job["chosen"] for job in jobs)
+    assert first["values"] == second["values"]
+    assert (first["rounds"], first["exchanges"]) == (2, 2)
+
+
+def test_chief_that_saves_alone_saves_the_common_weights(jobs):
+    for job in jobs:
+        seen = job["chief_saves_alone"]
+        assert seen["saved"] == seen["common"] == jobs[0]["chief_saves_alone"]["common"]
+        assert seen["own"] != seen["common"]
+
+
+def test_saving_ends_the_round_and_a_restored_job_goes_on_alike(jobs):
+    for job in jobs:
+        seen = job["checkpoints"]
+        assert seen["saved"]["values"] == jobs[0]["checkpoints"]["saved"]["values"]
+        assert seen["restored"]["values"] == seen["saved"]["values"]
+        assert "residual of a job with local steps" in seen["refused"]
+        assert seen["resumed"]["values"] == jobs[0]["checkpoints"]["resumed"]["values"]
+        total = [
+            sum(np.float32(other["checkpoints"]["saved"]["residuals"][i]) for other in jobs)
+            for i in range(2)
+        ]
+        assert_equal(seen["restored"]["residuals"], [one / WORKERS for one in total])
+        # Workers exchange the same sums, of which each has another part of the residual.
+        assert seen["resumed"]["exchanges"] == seen["went on"]["exchanges"] == 4
+
+
+def test_workers_with_rounds_of_different_lengths_are_told(jobs):
+    for job in jobs:
+        assert "local_steps' steps" in job["other_number"]
+
+
+def test_settings_are_checked():
+    for settings in ({"steps": 0}, {"steps": 2.5}, {"steps": 2, "warmup_steps": -1}):
+        with pytest.raises(ValueError, match="expected a whole number"):
+            gc.LocalSteps(**settings)
+    with pytest.raises(ValueError, match="residual_decay between 0 and 1"):
+        gc.LocalSteps(2, residual_decay=1.5)
+    with pytest.raises(TypeError, match="expected a Keras optimizer as outer"):
+        gc.LocalSteps(2, outer=3)
+    with pytest.raises(ValueError, match="use_ema, which has no meaning"):
+        gc.LocalSteps(2, outer=keras.optimizers.SGD(use_ema=True))
+    with pytest.raises(ValueError, match="use_ema would average"):
+        gc.CompressedOptimizer(keras.optimizers.SGD(use_ema=True), local_steps=2)
+    with pytest.raises(ValueError, match='precondition="local" is for gradients'):
+        gc.CompressedOptimizer(keras.optimizers.Adam(), precondition="local", local_steps=2)
+
+
+def test_what_cannot_take_local_steps_is_refused():
+    with mirrored(2).scope(), pytest.raises(ValueError, match="a worker with several replicas"):
+        gc.CompressedOptimizer(keras.optimizers.SGD(), local_steps=2)
+    ranks = types.SimpleNamespace(by_strategy=False)
+    with pytest.raises(ValueError, match="Horovod's ranks cannot take them"):
+        check_can_be_local(keras.optimizers.SGD(), ranks, None)
+    with pytest.raises(ValueError, match="'lgc' learns from the gradients of each step"):
+        gc.CompressedOptimizer(keras.optimizers.SGD(), "lgc", local_steps=2)
+
+
+def test_learners_plan_and_train_in_rounds():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((64,)), *map(keras.layers.Dense, (64, 32, 2))])
+    model.compile(keras.optimizers.SGD(0.002), loss="mse")
+    settings = gc.LocalSteps(3, warmup_steps=1, residual_decay=0.9)
+    learners = gc.simulation.Learners(model, 2, "lgreco(method='qsgd')", local_steps=settings)
+    data = np.random.default_rng(0).normal(size=(32, 64)).astype("float32")
+    batches = [(data[i : i + 4], data[i : i + 4, :2]) for i in range(0, 32, 4)]
+    history = learners.fit(batches, epochs=2)
+    assert history["loss"][1] < history["loss"][0]
+    # In the first epoch, one synchronous step and rounds of 3, 3 and 1 steps.
+    assert learners.exchange.exchanges == 1 + 3 + 3
+    assert learners.plans
+    assert history["payload_bytes"][1] < history["dense_bytes"][1] / 2
+
+
+def test_config_is_that_of_the_settings():
+    settings = gc.LocalSteps(4, keras.optimizers.SGD(0.7, momentum=0.9), 10, 0.95)
+    optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(), local_steps=settings)
+    config = optimizer.get_config()
+    again = gc.CompressedOptimizer.from_config(config)
+    assert again.get_config() == config
+    assert again.outer_optimizer.momentum == 0.9
+    assert "local_steps" not in gc.CompressedOptimizer(keras.optimizers.SGD()).get_config()

@@ -1,0 +1,171 @@
+"""Settings of local steps: workers train on their own weights, and exchange once in several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.per_variable import is_whole_number
+from tf_gradcomp.compressors.phased import Phased
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.keras.common.facts import facts_of
+from tf_gradcomp.keras.common.inner import in_loss_scaler
+from tf_gradcomp.keras.common.version import IS_KERAS_2, keras
+
+_WAY_OUT = "Leave out local_steps, or use gc.MultiWorkerMirroredStrategy and Keras 3 with one "
+_WAY_OUT += "replica in each worker."
+
+
+class LocalSteps:
+    """Settings of local steps, for `CompressedOptimizer(local_steps=...)`.
+
+    In a round, each worker takes `steps` steps of the inner optimizer on its own batches and its
+    own weights. The compressor then exchanges how far each worker has moved. The mean over the
+    workers goes to the outer optimizer in place of a gradient. All workers begin the next round
+    with the weights that the outer optimizer returns. docs/local_steps.md tells when this pays.
+
+    Args:
+        steps: The number of steps in a round.
+        outer: A Keras optimizer that updates the common weights, its config or its name. None
+            subtracts the mean, so that the common weights become the mean of the workers' weights.
+        warmup_steps: The first so many steps of training are synchronous: the compressor exchanges
+            gradients in each of them.
+        residual_decay: At each round, the residual is multiplied by this number first. With 1
+            nothing is lost; below 1, what has waited for many rounds fades.
+
+    Raises:
+        TypeError: If `outer` is no optimizer.
+        ValueError: If a number is out of its range, or `outer` cannot be an outer optimizer.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        outer: Any = None,
+        warmup_steps: int = 0,
+        residual_decay: float = 1.0,
+    ) -> None:
+        if not is_whole_number(steps, 1, 2**31):
+            raise ValueError(
+                f"LocalSteps: expected a whole number of steps, at least 1; received {steps!r}."
+            )
+        if not is_whole_number(warmup_steps, 0, 2**62):
+            raise ValueError(
+                "LocalSteps: expected a whole number of warmup_steps, at least 0; "
+                f"received {warmup_steps!r}."
+            )
+        if not 0 <= residual_decay <= 1:
+            raise ValueError(
+                "LocalSteps: expected a residual_decay between 0 and 1; "
+                f"received {residual_decay!r}."
+            )
+        self.steps = int(steps)
+        self.outer = _checked_outer(outer)
+        self.warmup_steps = int(warmup_steps)
+        self.residual_decay = float(residual_decay)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config, for `LocalSteps.of`."""
+        return {
+            "steps": self.steps,
+            "outer": None if self.outer is None else keras.optimizers.serialize(self.outer),
+            "warmup_steps": self.warmup_steps,
+            "residual_decay": self.residual_decay,
+        }
+
+    @classmethod
+    def of(cls, given: LocalSteps | Mapping[str, Any] | int | None) -> LocalSteps | None:
+        """Returns the settings that a number of steps, a config or the settings stand for.
+
+        Raises:
+            ValueError: If `given` is none of these.
+        """
+        if given is None or isinstance(given, LocalSteps):
+            return given
+        return cls(**given) if isinstance(given, Mapping) else cls(given)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the settings that must be equal on all workers, by name."""
+        facts: dict[str, Any] = {
+            f"local_steps' {name}": value
+            for name, value in self.get_config().items()
+            if name != "outer"
+        }
+        if self.outer is not None:
+            facts |= facts_of("outer optimizer", self.outer)
+        return facts
+
+
+def _checked_outer(outer: Any) -> Any:
+    """Returns the outer optimizer that was given.
+
+    Raises:
+        TypeError: If it is no optimizer.
+        ValueError: If it cannot be an outer optimizer.
+    """
+    if outer is None:
+        return None
+    if not isinstance(outer, (keras.optimizers.Optimizer, Mapping, str)):
+        raise TypeError(
+            "LocalSteps: expected a Keras optimizer as outer, its config, its name or None; "
+            f"received {outer!r}."
+        )
+    optimizer = keras.optimizers.get(dict(outer) if isinstance(outer, Mapping) else outer)
+    settings = ("use_ema", "gradient_accumulation_steps", "loss_scale_factor")
+    unfit = [name for name in settings if getattr(optimizer, name, None)]
+    if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "optimizers"):
+        unfit.append("another optimizer inside")
+    if unfit:
+        raise ValueError(
+            f"LocalSteps: the outer optimizer has {', '.join(unfit)}, which has no meaning between "
+            "two rounds; use a plain optimizer such as keras.optimizers.SGD(0.7, momentum=0.9, "
+            "nesterov=True)."
+        )
+    if optimizer.built:
+        raise ValueError(
+            "LocalSteps: the outer optimizer is in use already; give each CompressedOptimizer an "
+            "outer optimizer of its own."
+        )
+    return optimizer
+
+
+def check_can_be_local(inner: Any, group: Group | None, precondition: str | None) -> None:
+    """Refuses local steps where they would train something else than documented.
+
+    Args:
+        inner: The inner optimizer.
+        group: The replicas; None for simulated learners.
+        precondition: As `CompressedOptimizer` was given it.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    problem = None
+    if IS_KERAS_2:
+        problem = "Keras 2's optimizers cannot take them"
+    elif group and not group.by_strategy:
+        problem = "Horovod's ranks cannot take them"
+    elif group and (group.local_size > 1 or group.all_replicas.size != group.size):
+        problem = "a worker with several replicas cannot take them"
+    elif precondition == "local":
+        problem = (
+            'precondition="local" is for gradients, and rounds exchange differences of weights'
+        )
+    elif in_loss_scaler(inner)[-1].use_ema:
+        problem = "use_ema would average the weights of each worker by itself"
+    if problem:
+        raise ValueError(f"CompressedOptimizer: local_steps was given, but {problem}. {_WAY_OUT}")
+
+
+def check_method(compressor: Compressor) -> None:
+    """Refuses a method that is trained between steps, such as LGC.
+
+    Raises:
+        ValueError: With the way out.
+    """
+    if isinstance(compressor, Phased):
+        raise ValueError(
+            f"CompressedOptimizer: local_steps was given, and {compressor.name!r} learns from the "
+            "gradients of each step. Leave out local_steps, or use another method."
+        )

@@ -1,0 +1,325 @@
+"""The rounds of an optimizer whose workers take local steps, and what they exchange."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import tf_private, tf_private_files
+from tf_gradcomp.adam.handover import InnerState
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.gradients import (
+    all_finite,
+    divided,
+    native,
+    times,
+    with_gradients_to_exchange,
+)
+from tf_gradcomp.exchange.state import own_variable, shared_variable
+from tf_gradcomp.exchange.step import count_skip
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras.common.local_steps import LocalSteps
+
+
+def local_share(
+    start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], replicas: int
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns what a replica adds to the mean pseudo-gradient, and whether its round counts.
+
+    Args:
+        start: The common weights at the start of the round.
+        weights: The replica's own weights now.
+        replicas: The number of replicas.
+
+    Returns:
+        The differences, divided by the number of replicas; zeros where a weight is not finite. And
+        a bool scalar that is false then.
+    """
+    moved = [before - now for before, now in zip(start, weights, strict=True)]
+    counts = all_finite(moved)
+    shares = [tf.where(counts, divided(one, replicas), tf.zeros_like(one)) for one in moved]
+    return shares, counts
+
+
+def drift(start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the distance of weights from those at the start, relative to the norm of these."""
+    before = [tf.cast(one, tf.float32) for one in start]
+    now = [tf.cast(one, tf.float32) for one in weights]
+    moved = [one - other for one, other in zip(before, now, strict=True)]
+    return tf.math.divide_no_nan(tf.linalg.global_norm(moved), tf.linalg.global_norm(before))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Variables:
+    """The variables of rounds that no checkpoint holds: it is written between two rounds.
+
+    Attributes:
+        position: How many steps of the round are done.
+        rounds: How many rounds have ended since the program started.
+        drift: How far this worker had moved in the latest round.
+        start: The common weights at the start of the round.
+    """
+
+    position: tf.Variable
+    rounds: tf.Variable
+    drift: tf.Variable
+    start: list[tf.Variable]
+
+
+class ResidualUnits(tf.Module):
+    """Tells of what the residual of an exchange is.
+
+    Attributes:
+        of_weights: bool, whether it is a difference of weights. It is of gradients without local
+            steps, and so during a warm-up.
+
+    Args:
+        group: The replicas.
+        local: Whether the job takes local steps; one that does not refuses a residual of weights.
+    """
+
+    def __init__(self, group: Group, *, local: bool) -> None:
+        super().__init__(name="residual_units")
+        self.of_weights = group.create(
+            lambda: shared_variable(False, tf.bool, "residual_of_weights")
+        )
+        if not local:
+            tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), _refuse_weights)
+
+
+def _refuse_weights(of_weights: tf.Tensor) -> None:
+    if bool(of_weights):
+        raise ValueError(
+            "The checkpoint holds the residual of a job with local steps, which is a difference of "
+            "weights and no gradient. Go on with local_steps, or restore the model's weights alone."
+        )
+
+
+class Rounds:
+    """The rounds of an optimizer whose workers take local steps.
+
+    Args:
+        settings: The settings.
+        exchange: Built for `variables`.
+        units: Tells of what the residual is.
+        variables: All variables that are trained.
+        update: `update(strategy, means, variables)` gives the mean pseudo-gradients to the outer
+            optimizer; called across replicas.
+        inner: Returns the inner optimizer's state of some variables, on one of the process's
+            replicas.
+        statistics: Returns variables that are not trained, and averaged when a round ends early.
+    """
+
+    def __init__(
+        self,
+        settings: LocalSteps,
+        exchange: GradientExchange,
+        units: ResidualUnits,
+        variables: Sequence[Any],
+        update: Callable[[tf.distribute.Strategy, Sequence[Any], Sequence[Any]], None],
+        inner: Callable[[Sequence[Any], int], InnerState | None],
+        statistics: Callable[[], Sequence[Any]],
+    ) -> None:
+        known = {id(spec) for spec in with_gradients_to_exchange(exchange.specs)}
+        pairs = zip(variables, exchange.specs, strict=True)
+        exchanged = [variable for variable, spec in pairs if id(spec) in known]
+        self._settings = settings
+        self._group = cast(StrategyGroup, exchange.group)  # others are refused before
+        self._update, self._inner, self._statistics = update, inner, statistics
+        self._exchange, self._variables = exchange, exchanged
+        with tf.init_scope():
+            self._own = self._group.create(lambda: _new_variables(exchanged))
+        self._of_weights = self._local(units.of_weights)
+        self._finished_at: list[int] = []
+        self._finish = tf.function(self._finish_on_all, autograph=False)
+        exchange.saving.take_over([], [self._local(self._own.position)])
+        exchange.saving.finish_before(self)
+
+    def _local(self, variable: Any) -> tf.Variable:
+        return self._group.local(native(variable), 0)
+
+    @property
+    def _weights(self) -> list[tf.Variable]:
+        return [self._local(variable) for variable in self._variables]
+
+    @property
+    def _start(self) -> list[tf.Variable]:
+        return [self._local(variable) for variable in self._own.start]
+
+    @property
+    def warmup_steps(self) -> int:
+        """The number of steps of training before the first round."""
+        return self._settings.warmup_steps
+
+    def warms_up(self) -> tf.Tensor:
+        """Returns whether the next step is synchronous."""
+        return tf.less(self._local(self._exchange.step), self._settings.warmup_steps)
+
+    @property
+    def position(self) -> int:
+        """The number of steps since the round began."""
+        return int(self._local(self._own.position).numpy())
+
+    def measures(self) -> dict[str, float]:
+        """Returns what `CompressionMonitor` logs."""
+        rounds, drifted = self._local(self._own.rounds), self._local(self._own.drift)
+        return {"rounds": int(rounds.numpy()), "drift": float(drifted.numpy())}
+
+    # The next methods run across replicas, of which each process has one.
+
+    def step(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        take: Callable[[Sequence[Any]], None],
+    ) -> tf.Tensor:
+        """Takes a local step, and ends the round if this was the last one.
+
+        Args:
+            grads: The replica's share of the gradients.
+            variables: Their variables.
+            take: Has the inner optimizer apply gradients on this replica alone.
+
+        Returns:
+            A bool scalar, whether the replica's gradients were finite.
+        """
+        position = self._local(self._own.position)
+        tf.cond(tf.equal(position, 0), self._begin, lambda: None)
+        grads = [times(gradient, self._group.size) for gradient in grads]
+        grads = self._with_residuals(grads, variables)
+        finite = all_finite(grads)
+        # No branch here has a collective: each worker may go its own way.
+        tf.cond(finite, lambda: take(grads), lambda: None)
+        count_skip(self._exchange.skipped_steps, finite)
+        with tf.control_dependencies([position.assign_add(1)]):
+            due = tf.greater_equal(position.read_value(), self._settings.steps)
+        tf.cond(due, self._end, lambda: None)
+        return finite
+
+    def _begin(self) -> None:
+        for start, weight in zip(self._start, self._weights, strict=True):
+            start.assign(weight.read_value())
+
+    def _with_residuals(self, grads: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
+        """Gives the inner optimizer what synchronous steps have left in the residuals."""
+
+        def added() -> Sequence[Any]:
+            size = self._group.size
+            inner = self._inner(variables, 0)
+            sums = self._exchange.take_residuals(grads, variables, size, inner)
+            self._of_weights.assign(True)
+            return sums
+
+        return tf.cond(self._of_weights, lambda: list(grads), added)
+
+    def _end(self) -> None:
+        strategy = tf.distribute.get_strategy()
+        own, weights = self._own, [one.read_value() for one in self._weights]
+        start = [one.read_value() for one in self._start]
+        shares, counts = local_share(start, weights, self._group.size)
+        self._local(own.drift).assign(drift(start, weights))
+        count_skip(self._exchange.skipped_steps, counts)
+        if self._settings.residual_decay < 1:
+            for residual in map(self._local, self._exchange.residuals):
+                residual.assign(residual.read_value() * self._settings.residual_decay)
+        means, finite = self._group.each_replica(self._exchange_shares, args=(shares,))
+        finite = strategy.experimental_local_results(finite)[0]
+        with tf.control_dependencies([finite]):
+            for weight, value in zip(self._weights, start, strict=True):
+                weight.assign(value)
+        tf.cond(finite, lambda: self._update(strategy, means, self._variables), lambda: None)
+        self._local(own.position).assign(0)
+        self._local(own.rounds).assign_add(1)
+
+    def _exchange_shares(self, shares: list[Any]) -> tuple[list[Any], tf.Tensor]:
+        return self._exchange.reduce(shares, self._variables)
+
+    def _finish_on_all(self) -> None:
+        def on_replica() -> None:
+            tf.distribute.get_replica_context().merge_call(lambda strategy: self._end())
+
+        self._group.strategy.run(on_replica)
+
+    # The next methods run between two steps, outside of a graph.
+
+    @property
+    def pending(self) -> bool:
+        """Returns whether the workers' weights differ, because a round has begun."""
+        return self.position > 0
+
+    def finish(self) -> None:
+        """Ends the round now, and averages statistics; all workers call it between the same steps.
+
+        Raises:
+            WorkersDisagreeError: If the other workers do something else, or are at another step.
+        """
+        steps = [self._exchange.exchanges, self.position]
+        if self._group.size == 1 or steps == self._finished_at:
+            return
+        self._group.agree({"next action": "ending a round", "exchanges and steps": steps})
+        if self.pending:
+            self._finish()
+        averaged = [v for v in self._statistics() if tf.as_dtype(v.dtype).is_floating]
+        if averaged:
+            self._average([self._local(variable) for variable in averaged])
+        self._finished_at = [self._exchange.exchanges, 0]
+
+    def _average(self, variables: Sequence[tf.Variable]) -> None:
+        own = [variable.numpy() for variable in variables]
+        with tf.device("CPU:0"):
+            flat = tf.constant(np.concatenate([np.float64(one).ravel() for one in own]))
+            total = tf_private.sum_over_workers(self._group.strategy, flat).numpy()
+        ends = np.cumsum([one.size for one in own])[:-1]
+        for variable, part in zip(variables, np.split(total, ends), strict=True):
+            mean = (part / self._group.size).reshape(variable.shape)
+            variable.assign(mean.astype(variable.dtype.as_numpy_dtype))
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Within this context, this worker has the common weights of the start of the round."""
+        own = [weight.read_value() for weight in self._weights]
+        for weight, start in zip(self._weights, self._start, strict=True):
+            weight.assign(start.read_value())
+        try:
+            yield
+        finally:
+            for weight, value in zip(self._weights, own, strict=True):
+                weight.assign(value)
+
+    def give_back(self) -> None:
+        """Gives the weights what a larger job has left in the residuals; for the only replica."""
+
+        def give() -> None:
+            zeros = [tf.zeros(v.shape, v.dtype) for v in self._variables]
+            left = self._exchange.take_residuals(zeros, self._variables)
+            for weight, rest in zip(self._weights, left, strict=True):
+                weight.assign_sub(rest)
+            self._of_weights.assign(False)
+
+        tf.cond(self._of_weights, give, lambda: None)
+
+
+def measures_of_rounds(optimizer: Any) -> dict[str, float]:
+    """Returns the number of rounds of local steps and the latest drift; nothing without rounds."""
+    rounds = optimizer._rounds
+    several = rounds is not None and optimizer.exchange.group.size > 1
+    return rounds.measures() if rounds and several else {}
+
+
+def _new_variables(trained: Sequence[Any]) -> _Variables:
+    start = [
+        own_variable(tf.zeros(v.shape, v.dtype), f"{v.path.replace('/', '_')}_start", True)
+        for v in trained
+    ]
+    return _Variables(
+        position=shared_variable(0, tf.int64, "steps_in_round"),
+        rounds=shared_variable(0, tf.int64, "rounds"),
+        drift=own_variable(0.0, "drift", True),
+        start=start,
+    )

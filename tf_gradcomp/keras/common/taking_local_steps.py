@@ -1,0 +1,84 @@
+"""The part of an optimizer's wrapper that local steps need."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import compressors
+from tf_gradcomp.advice import measuring
+from tf_gradcomp.groups.group import Group
+from tf_gradcomp.keras.common import saved_state
+from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
+from tf_gradcomp.keras.common.rounds import ResidualUnits, Rounds
+from tf_gradcomp.keras.common.version import keras
+
+
+class TakesLocalSteps:
+    """Keeps the settings of local steps, and the rounds once the exchange is built.
+
+    Attributes:
+        local_steps: The settings of local steps, if workers take them.
+        outer_optimizer: What updates the common weights after a round; None where their mean does.
+    """
+
+    def _set_up_local(
+        self,
+        given: LocalSteps | Mapping[str, Any] | int | None,
+        inner: Any,
+        used: compressors.Compressor | compressors.Auto,
+        group: Group,
+        precondition: str | None,
+    ) -> None:
+        # What is measured is a synchronous step.
+        self.local_steps = None if measuring.is_on() else LocalSteps.of(given)
+        self.outer_optimizer = self.local_steps.outer if self.local_steps else None
+        self._rounds: Rounds | None = None
+        self._model: Callable[[], Any] = lambda: None
+        if self.local_steps:
+            check_can_be_local(inner, group, precondition)
+            for method in compressors.methods_of(used):
+                check_method(method)
+
+    def _local_facts(self) -> dict[str, Any]:
+        """Returns the settings that must be equal on all workers, by name."""
+        return self.local_steps.facts() if self.local_steps else {"local_steps": None}
+
+    def _build_units(self, group: Group) -> None:
+        with tf.init_scope():
+            self._residual_units = ResidualUnits(group, local=self.local_steps is not None)
+
+    def _local_state(self) -> dict[str, Any]:
+        """Returns the variables that Keras' files hold, by name."""
+        if self._rounds is None:
+            return {}
+        return {saved_state.OF_WEIGHTS: self._residual_units.of_weights}
+
+    def _local_config(self) -> dict[str, Any]:
+        return {"local_steps": self.local_steps.get_config()} if self.local_steps else {}
+
+    def synchronize(self, model: keras.Model | None = None) -> None:
+        """Ends a round of local steps now, so that all workers have the same weights.
+
+        All workers must call this between the same two steps of a training loop of their own,
+        before they evaluate or save a model or read its weights. `fit` does so by itself. Without
+        `local_steps`, it does nothing.
+
+        Args:
+            model: If given, variables that are not trained are averaged over the workers, such as
+                the statistics of `BatchNormalization`.
+
+        Raises:
+            WorkersDisagreeError: If the other workers do something else, or are at another step.
+        """
+        if model is not None:
+            self._model = weakref.ref(model)
+        if self._rounds is not None:
+            self._rounds.finish()
+
+    def _statistics(self) -> Sequence[Any]:
+        model = self._model()
+        return [] if model is None else model.non_trainable_variables

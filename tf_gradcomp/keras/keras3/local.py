@@ -1,0 +1,95 @@
+"""Local steps with optimizers of Keras 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.keras.common.rounds import Rounds
+from tf_gradcomp.keras.keras3 import keras_private
+from tf_gradcomp.keras.keras3.loss_scale import update_loss_scale
+
+
+def check_no_constraints(variables: Sequence[keras.Variable]) -> None:
+    """Refuses variables with constraints.
+
+    Raises:
+        ValueError: Naming them.
+    """
+    constrained = [v.path for v in variables if v.constraint is not None]
+    if constrained:
+        raise ValueError(
+            f"CompressedOptimizer: {', '.join(constrained)} has a constraint, and under a strategy "
+            "Keras averages the weights of all workers wherever it constrains them; leave out "
+            "local_steps or the constraint."
+        )
+
+
+def update_common(
+    outer: keras.optimizers.Optimizer | None,
+    strategy: tf.distribute.Strategy,
+    means: Sequence[Any],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Has the outer optimizer apply mean pseudo-gradients; without one, subtracts them."""
+    if outer is not None:
+        with keras_private.applying_at_once(outer):
+            strategy.extended.call_for_each_replica(outer.apply, args=(means, variables))
+        return
+    for mean, variable in zip(means, variables, strict=True):
+        own, weight = (
+            strategy.experimental_local_results(one)[0] for one in (mean, native(variable))
+        )
+        weight.assign_sub(own)
+
+
+def step(
+    rounds: Rounds,
+    core: keras.optimizers.Optimizer,
+    synchronous: Callable[..., None],
+    strategy: tf.distribute.Strategy,
+    scaler: keras.optimizers.LossScaleOptimizer | None,
+    grads: Sequence[Any],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Takes a local step, or a synchronous one during the warm-up; called across replicas.
+
+    Args:
+        rounds: The rounds.
+        core: The inner optimizer.
+        synchronous: Takes a synchronous step, with the arguments that follow.
+        strategy: The strategy.
+        scaler: The loss scaler, if there is one.
+        grads: The replica's share of the gradients.
+        variables: Their variables.
+    """
+
+    def take(own: Sequence[Any]) -> None:
+        with keras_private.applying_at_once(core):
+            strategy.extended.call_for_each_replica(core.apply, args=(own, variables))
+
+    def locally() -> None:
+        own = [strategy.experimental_local_results(gradient)[0] for gradient in grads]
+        finite = rounds.step(own, variables, take)
+        tf.cond(finite, lambda: None, lambda: begin_accumulation_anew(core))
+        if scaler is not None:
+            update_loss_scale(scaler, finite)
+
+    def together() -> None:
+        synchronous(strategy, scaler, grads, variables)
+
+    if rounds.warmup_steps:
+        tf.cond(rounds.warms_up(), together, locally)
+    else:
+        locally()
+
+
+def begin_accumulation_anew(core: keras.optimizers.Optimizer) -> None:
+    """Sets the inner optimizer's count back after a step that is no update."""
+    steps = core.gradient_accumulation_steps
+    if steps:
+        keras_private.step_counter(core).assign_sub(steps - 1)

@@ -1,0 +1,153 @@
+"""Local steps of learners in one process: each has weights and an inner optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.gradients import all_finite, native, times
+from tf_gradcomp.exchange.step import StepResult, count_skip
+from tf_gradcomp.groups.group import Member
+from tf_gradcomp.keras.common.local_steps import LocalSteps
+from tf_gradcomp.keras.common.rounds import local_share
+from tf_gradcomp.keras.common.version import keras, keras_module
+
+keras_private = keras_module("keras_private")
+
+
+class LearnersRounds:
+    """Does for learners in one process what `Rounds` does for a worker.
+
+    The model takes the weights and the optimizer's state of one learner after another. Between two
+    steps it has those of the first learner, and between two rounds the common weights.
+
+    Args:
+        model: Compiled with a plain optimizer, which is built.
+        settings: The settings.
+        exchange: The exchange of the learners.
+
+    Attributes:
+        position: How many steps of the round are done.
+    """
+
+    def __init__(
+        self, model: keras.Model, settings: LocalSteps, exchange: GradientExchange
+    ) -> None:
+        self.position = 0
+        self._settings, self._exchange = settings, exchange
+        self._size = exchange.group.size
+        self._variables = model.trainable_variables
+        self._weights = [native(variable) for variable in self._variables]
+        slots = [native(variable) for variable in keras_private.own_variables(model.optimizer)]
+        self._swapped = [*self._weights, *slots]
+        self._each: list[list[tf.Tensor]] = []
+        self._start: list[tf.Tensor] = []
+        self._has_begun = False
+        self._finite = True
+
+    @property
+    def warms_up(self) -> bool:
+        """Returns whether the next step is synchronous."""
+        return self._exchange.exchanges < self._settings.warmup_steps
+
+    def step(
+        self,
+        learner: int,
+        gradients: Callable[[], tuple[tf.Tensor, list[Any]]],
+        take: Callable[[list[Any]], None],
+    ) -> tf.Tensor:
+        """Takes a learner's local step; the learners come in order. Returns its loss.
+
+        Args:
+            learner: The learner's number.
+            gradients: Returns the loss and the learner's share of the gradients, by the model.
+            take: Has the inner optimizer apply gradients.
+        """
+        if learner == 0:
+            self._finite = True
+            if self.position == 0:
+                self._begin()
+        _assign(self._swapped, self._each[learner])
+        loss, own = gradients()
+        own = [None if one is None else times(one, self._size) for one in own]
+        if not self._has_begun:
+            own = self._with_residuals(learner, own)
+        if all_finite([one for one in own if one is not None]):
+            take(own)
+        else:
+            self._finite = False
+        self._each[learner] = _read(self._swapped)
+        return loss
+
+    def _begin(self) -> None:
+        common = _read(self._swapped)
+        self._start = common[: len(self._weights)]
+        if not self._each:
+            self._each = [common] * self._size
+
+    def _with_residuals(self, learner: int, gradients: list[Any]) -> list[Any]:
+        """Adds what synchronous steps have left in a learner's residuals."""
+        member = Member(self._exchange.group.communicators()[learner], learner)
+        pairs = zip(gradients, self._variables, strict=True)
+        given, variables = zip(*[pair for pair in pairs if pair[0] is not None], strict=True)
+        sums = self._exchange.take_residuals(given, variables, self._size, member=member)
+        rest = iter(sums)
+        return [None if gradient is None else next(rest) for gradient in gradients]
+
+    def advance(self) -> tuple[bool, bool]:
+        """Ends the step of all learners.
+
+        Returns:
+            Whether the gradients of all learners were finite, and whether the round ends now.
+        """
+        self._has_begun = True
+        self.position += 1
+        _assign(self._swapped, self._each[0])
+        count_skip(self._exchange.skipped_steps, tf.constant(self._finite))
+        return self._finite, self.position >= self._settings.steps
+
+    def end(self, reduce: Callable[[list[list[Any]]], StepResult]) -> StepResult:
+        """Ends the round.
+
+        Args:
+            reduce: Exchanges the learners' pseudo-gradients.
+        """
+        count = len(self._weights)
+        shares = [local_share(self._start, own[:count], self._size)[0] for own in self._each]
+        self._decay()
+        _assign(self._weights, self._start)
+        reduced = reduce(shares)
+        if reduced.finite:
+            self._update(reduced.gradients)
+        common = _read(self._weights)
+        self._each = [[*common, *own[count:]] for own in self._each]
+        self.position = 0
+        return reduced
+
+    def _decay(self) -> None:
+        decay, group = self._settings.residual_decay, self._exchange.group
+        if decay < 1:
+            for residual in self._exchange.residuals:
+                for learner in range(self._size):
+                    own = group.local(residual, learner)
+                    own.assign(own.read_value() * decay)
+
+    def _update(self, means: Sequence[Any]) -> None:
+        outer = self._settings.outer
+        if outer is not None:
+            outer.apply_gradients(list(zip(means, self._variables, strict=True)))
+            return
+        for weight, mean in zip(self._weights, means, strict=True):
+            weight.assign_sub(mean)
+
+
+def _read(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    return [variable.read_value() for variable in variables]
+
+
+def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
