@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bounds import assert_close
+from tests.bounds import assert_close, training
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs" / "two_level.py"
 TRAINED = ["no_compression", "adacomp", "scalecom", "table", "handed over", "eager"]
 CHECKS = [*TRAINED, "lgreco"]  # which rounds at random, so that a last bit may become a large one
 FORMATS = [".weights.h5", "tf"]
+# SGD(0.1) moves a weight in 8 steps by at most 5.7 times what it does in one, by its momentum of
+# 0.9. Adam(0.01) has an epsilon of 0.05. Sums are over 16 rows, 16 inputs, 64 units and 3 classes.
+APART = training(gain=0.57, terms=16 + 16 + 64 + 3, steps=8)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def folders(tmp_path_factory):
 
 
 def run(replicas, *args, check=True):
-    return run_workers(PROGRAM, 2, [replicas, *args], deadline=400, check=check)
+    return run_workers(PROGRAM, 2, [replicas, *args], check=check)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +78,12 @@ def with_strategy(request):
 def test_trains_as_one_replica_in_each_process(two_level, one_replica, check):
     ours, theirs = two_level[0][check], one_replica[0][check]
     for value, expected in zip(ours["values"], theirs["values"], strict=True):
-        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(value, expected, rtol=0, atol=APART)
     assert set(ours["state"]) == set(theirs["state"])
     for name, of_all in theirs["state"].items():
         largest = max(np.abs(value).max() for value in of_all)
         for value, expected in zip(ours["state"][name], of_all, strict=True):
-            np.testing.assert_allclose(value, expected, rtol=0, atol=1e-4 * largest)
+            np.testing.assert_allclose(value, expected, rtol=0, atol=APART * largest)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -155,7 +158,7 @@ def test_nothing_is_lost_in_a_checkpoint(request, format_, job):
 def test_what_one_replica_has_accumulated_is_shared_out_among_all(two_level, one_replica):
     ours, theirs = (workers[0]["taken over"] for workers in (two_level, one_replica))
     for total, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(total, expected, rtol=1e-5)
+        assert_close(total, expected, terms=16 + 16 + 64 + 3)
         np.testing.assert_allclose(total, 1, atol=0.1)  # and the gradients of a step
 
 

@@ -428,7 +428,7 @@ def test_ranks_of_hosts_train_as_one_replica_of_each(hosts):
     assert only([rank["skipped"] for rank in hosts])["skipped"] == 1
 
 
-@pytest.mark.parametrize("method", ["adacomp", "scalecom", "warmed up"])
+@pytest.mark.parametrize("method", ["adacomp", "warmed up"])
 def test_hosts_exchange_as_that_many_learners_do(hosts, method):
     ranks = [rank["methods"][method] for rank in hosts]
     only([rank["weights"] for rank in ranks])

@@ -123,7 +123,7 @@ def sgd(**settings):
 
 
 def adam(**settings):
-    return lambda: keras.optimizers.Adam(1e-2, **settings)
+    return lambda: keras.optimizers.Adam(1e-2, epsilon=0.05, **settings)
 
 
 def planned():

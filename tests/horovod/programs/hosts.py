@@ -14,8 +14,7 @@ EPSILON = 0.05  # of Adam, for `tests.bounds.training`
 HOSTS, HOST = hvd.cross_size(), hvd.cross_rank()
 METHODS = {
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
-    "scalecom": gc.compressors.ScaleCom(8, beta=0.5, value_bits=4),
-    "warmed up": gc.compressors.TopK(0.1, warmup_steps=3),
+    "warmed up": gc.compressors.ScaleCom(8, beta=0.5, value_bits=4, warmup_steps=3),
 }
 group = gc.HorovodHosts()
 
