@@ -7,8 +7,8 @@ import pytest
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs/frames.py"
-# Frames and files, limits to lower.
-MOST = {"adacomp": (9, 4), "power_sgd(rank=1)": (8, 4)}
+# Frames and files.
+MOST = {"adacomp": (8, 4), "power_sgd(rank=1)": (8, 4)}
 
 
 def path(frames):

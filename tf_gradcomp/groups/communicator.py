@@ -150,12 +150,9 @@ class Communicator:
         # Lengths vary, and words that do not fit are sent again: zeros are cheaper.
         enough = tf.maximum(longest + longest // 8, room - room // 16)
         self.ahead.assign(tf.cast(tf.where(enough > _MOST_AHEAD, 0, enough), tf.int64))
-        rows, more = tf.cond(
-            longest <= room,
-            lambda: (first[:, 1 : longest + 1], 0),
-            lambda: (self.all_gather(_padded(payload, longest)), longest),
-        )
-        return rows, 1 + room + more
+        again = functools.partial(self.all_gather, _padded(payload, longest))
+        rows = tf.cond(longest <= room, lambda: first[:, 1 : longest + 1], again)
+        return rows, 1 + room + tf.where(longest <= room, 0, longest)
 
 
 def _padded(payload: tf.Tensor, words: tf.Tensor) -> tf.Tensor:

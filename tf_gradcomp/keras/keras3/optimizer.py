@@ -284,11 +284,11 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         steps = self._core.gradient_accumulation_steps
         tf.cond(tf.equal((counter.value + 1) % steps, 0), update, accumulate)
 
-    def _step(self, *args: Any) -> None:
-        if self._rounds:
-            local.step(self._rounds, self._core, self._exchange_and_apply, *args)
-        else:
-            self._exchange_and_apply(*args)
+    @property
+    def _step(self) -> Callable[..., None]:
+        if self._rounds is None:
+            return self._exchange_and_apply
+        return functools.partial(local.step, self._rounds, self._core, self._exchange_and_apply)
 
     def _exchange_and_apply(
         self,
