@@ -220,3 +220,15 @@ def test_files_are_shared_out_and_a_train_step_is_compressed(tmp_path):
         assert series[-1] < series[0] / 2
         assert "replicas exchange gradients by AdaComp" in chief.stderr
         assert "Epoch" not in other.stdout
+
+
+def test_workers_learn_by_local_steps():
+    chief, other = run_workers(EXAMPLES / "local_steps.py", n=2)
+    accuracies, rounds = (
+        [float(value) for value in re.findall(rf" - {measure}: (\S+)", chief.stdout)]
+        for measure in ("val_accuracy", "rounds")
+    )
+    # 48 of the first epoch's 64 steps are in rounds of 16, and all 64 of each later one.
+    assert rounds == [3 + 4 * epoch for epoch in range(10)]
+    assert accuracies[-1] > 0.9
+    assert "Epoch" not in other.stdout
