@@ -307,7 +307,7 @@ class Rounds:
 
 def measures_of_rounds(optimizer: Any) -> dict[str, float]:
     """Returns the number of rounds of local steps and the latest drift; nothing without rounds."""
-    rounds = optimizer._rounds
+    rounds = optimizer.rounds
     several = rounds is not None and optimizer.exchange.group.size > 1
     return rounds.measures() if rounds and several else {}
 

@@ -23,6 +23,7 @@ class TakesLocalSteps:
     Attributes:
         local_steps: The settings of local steps, if workers take them.
         outer_optimizer: What updates the common weights after a round; None where their mean does.
+        rounds: The rounds of local steps; None without them, and until the exchange is built.
     """
 
     def _set_up_local(
@@ -36,7 +37,7 @@ class TakesLocalSteps:
         # What is measured is a synchronous step.
         self.local_steps = None if measuring.is_on() else LocalSteps.of(given)
         self.outer_optimizer = self.local_steps.outer if self.local_steps else None
-        self._rounds: Rounds | None = None
+        self.rounds: Rounds | None = None
         self._model: Callable[[], Any] = lambda: None
         if self.local_steps:
             check_can_be_local(inner, group, precondition)
@@ -53,7 +54,7 @@ class TakesLocalSteps:
 
     def _local_state(self) -> dict[str, Any]:
         """Returns the variables that Keras' files hold, by name."""
-        if self._rounds is None:
+        if self.rounds is None:
             return {}
         return {saved_state.OF_WEIGHTS: self._residual_units.of_weights}
 
@@ -76,8 +77,8 @@ class TakesLocalSteps:
         """
         if model is not None:
             self._model = weakref.ref(model)
-        if self._rounds is not None:
-            self._rounds.finish()
+        if self.rounds is not None:
+            self.rounds.finish()
 
     def _statistics(self) -> Sequence[Any]:
         model = self._model()

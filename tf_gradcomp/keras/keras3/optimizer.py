@@ -142,7 +142,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             self.outer_optimizer.build(variables)
         update = functools.partial(local.update_common, self.outer_optimizer)
         units, statistics = self._residual_units, self._statistics
-        self._rounds = Rounds(
+        self.rounds = Rounds(
             settings, self.exchange, units, variables, update, self._inner_state, statistics
         )
 
@@ -188,8 +188,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 self._accumulation.give_back()
             if scaler is not None:
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
-            if self._rounds:
-                self._rounds.give_back()
+            if self.rounds:
+                self.rounds.give_back()
             inner = self._inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
             self._applies.apply(grads, variables)
@@ -286,9 +286,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def _step(self) -> Callable[..., None]:
-        if self._rounds is None:
+        if self.rounds is None:
             return self._exchange_and_apply
-        return functools.partial(local.step, self._rounds, self._core, self._exchange_and_apply)
+        return functools.partial(local.step, self.rounds, self._core, self._exchange_and_apply)
 
     def _exchange_and_apply(
         self,
