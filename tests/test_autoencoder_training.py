@@ -384,7 +384,8 @@ def test_learners_train_it_and_count_the_whole_run(pattern, number):
     def note(report):
         payloads.append(report.payload_bytes)
         phases.append(autoencoder_of(group.exchange).phase)
-        assert len({int(state[PHASE]) for state in group.exchange.job_state}) == 1
+        states = [group.exchange.local_job_state(learner) for learner in range(number)]
+        assert len({int(state[PHASE]) for state in states}) == 1
 
     history = group.fit(batches(), epochs=3, on_step=note)
     assert history["lgc_phase"][-1] == 3
@@ -433,7 +434,7 @@ def test_it_trains_with_all_steps_since_it_was_called_and_says_which_were_overwr
         for _ in range(steps):
             group.train_on_batch(x[:BATCH], y[:BATCH])
         numbers = [of_one.number for of_one in autoencoder_of(group.exchange).new_vectors()]
-        collected = int(group.exchange.job_state[0][COLLECTED])
+        collected = int(group.exchange.local_job_state(0)[COLLECTED])
         assert numbers == list(range(collected - 2, collected + 1))
         training.train(group.exchange)
         assert autoencoder_of(group.exchange).last_learnt == collected
