@@ -26,3 +26,8 @@ def test_the_path_of_a_gradient_has_few_frames(found, method):
     frames, files = MOST[method]
     assert len(longest) <= frames, path(longest)
     assert len({file for file, _ in longest}) <= files, path(longest)
+
+
+@pytest.mark.parametrize("method", ["adacomp", "top_k"])
+def test_a_variable_adds_no_more_nodes_to_a_step_than_without_compression(found, method):
+    assert found["nodes"][method] <= found["nodes"]["dense"]

@@ -320,28 +320,3 @@ def test_non_finite_slices_that_stay_sparse_are_skipped_by_all():
     assert not table.numpy().any()
     assert iterations(optimizer) == 0
     assert optimizer.exchange.skipped_steps.numpy() == 1
-
-
-def nodes_of_a_step(make, count):
-    """Returns the number of nodes in the graph of a step that trains `count` variables."""
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = [keras.Variable(np.zeros((8, 4), "float32")) for _ in range(count)]
-        optimizer = make()
-        optimizer.build(variables)
-    apply = lambda: optimizer.apply([tf.ones((8, 4))] * count, variables)  # noqa: E731
-    step = tf.function(lambda: strategy.run(apply), autograph=False)
-    definition = step.get_concrete_function().graph.as_graph_def()
-    return len(definition.node) + sum(len(one.node_def) for one in definition.library.function)
-
-
-@pytest.mark.parametrize("compressor", ["adacomp", "top_k"])
-def test_a_variable_adds_no_more_nodes_to_a_step_than_without_compression(compressor):
-    growth = [
-        nodes_of_a_step(make, 4) - nodes_of_a_step(make, 2)
-        for make in (
-            keras.optimizers.Adam,
-            lambda: gc.CompressedOptimizer(keras.optimizers.Adam(), compressor),
-        )
-    ]
-    assert growth[1] <= growth[0]

@@ -252,7 +252,10 @@ class GradientExchange(HookedExchange, tf.Module):
         """
         dense = self._forms.check(numbers, gradients)
         replicas = [Replica(self.setup, numbers, member) for member in members]
-        converted = convert_restored(replicas, inner, dense, by_python=True)
+        # Eager ops that cross devices wait for threads, which steps of other replicas may hold.
+        alone = self.group.all_replicas.local_size == 1
+        by_python = alone and not tf.config.list_logical_devices("GPU")
+        converted = convert_restored(replicas, inner, dense, by_python=by_python)
         local_replica = members[0].local_replica
         with tf.control_dependencies([converted]):
             warn_of_lost_residuals(self.setup, local_replica, lambda: self.told_of_lost_residuals)

@@ -53,4 +53,35 @@ for method in ("adacomp", "power_sgd(rank=1)"):
         optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(0.1), compressor=method)
         model.compile(optimizer, loss="mse")
     model.fit(x, y, batch_size=8, verbose=0)
+
+
+def nodes_of_a_step(optimizer, count):
+    """Returns the number of nodes in the graph of a step that trains `count` variables."""
+    with strategy.scope():
+        variables = [keras.Variable(np.zeros((8, 4), "float32")) for _ in range(count)]
+        optimizer.build(variables)
+    apply = lambda: optimizer.apply([tf.ones((8, 4))] * count, variables)  # noqa: E731
+    step = tf.function(lambda: strategy.run(apply), autograph=False)
+    definition = step.get_concrete_function().graph.as_graph_def()
+    return len(definition.node) + sum(len(one.node_def) for one in definition.library.function)
+
+
+def nodes_of_a_variable(make):
+    counts = []
+    for count in (2, 4):
+        with strategy.scope():
+            optimizer = make()
+        counts.append(nodes_of_a_step(optimizer, count))
+    return (counts[1] - counts[0]) / 2
+
+
+method = None
+found["nodes"] = {
+    name: nodes_of_a_variable(make)
+    for name, make in {
+        "dense": keras.optimizers.Adam,
+        "adacomp": lambda: gc.CompressedOptimizer(keras.optimizers.Adam(), "adacomp"),
+        "top_k": lambda: gc.CompressedOptimizer(keras.optimizers.Adam(), "top_k"),
+    }.items()
+}
 report(found)
