@@ -150,9 +150,10 @@ class Communicator:
         # Lengths vary, and words that do not fit are sent again: zeros are cheaper.
         enough = tf.maximum(longest + longest // 8, room - room // 16)
         self.ahead.assign(tf.cast(tf.where(enough > _MOST_AHEAD, 0, enough), tf.int64))
-        again = functools.partial(self.all_gather, _padded(payload, longest))
+        more = tf.where(longest <= room, 0, longest)
+        again = functools.partial(self.all_gather, _padded(payload[:more], more))
         rows = tf.cond(longest <= room, lambda: first[:, 1 : longest + 1], again)
-        return rows, 1 + room + tf.where(longest <= room, 0, longest)
+        return rows, 1 + room + more
 
 
 def _padded(payload: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
