@@ -17,10 +17,9 @@ from collections.abc import Callable
 import click
 import rich
 from machine import processor
+from reports import reports_of
 from rich.table import Table
 from used import Used
-
-from tf_gradcomp.launch import LocalJob
 
 ELEMENTS = 16
 WARM_UP = 20
@@ -62,18 +61,7 @@ def work(repeats: int) -> None:
 @click.option("--repeats", default=500, show_default=True, help="Calls of each.")
 def main(repeats: int) -> None:
     """Prints the table of all calls."""
-    found: list[dict[str, list[float]]] = []
-
-    def take(worker: int, stream: str, line: str) -> None:
-        if (worker, stream) == (0, "stdout") and line.startswith("{"):
-            found.append(json.loads(line))
-
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-    command = [sys.executable, __file__, str(repeats)]
-    with LocalJob(command, 2, env=env, on_line=take) as job:
-        result = job.run()
-    if result.exit_code:
-        raise SystemExit("\n".join(result.summary()))
+    found = reports_of(__file__, str(repeats))
     table = Table("", "ms", "CPU ms", "context switches", title=f"Two workers on {processor()}")
     for name, (seconds, cpu, switches) in found[0].items():
         table.add_row(name, f"{1e3 * seconds:.2f}", f"{1e3 * cpu:.2f}", f"{switches:.1f}")

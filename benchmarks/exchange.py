@@ -22,10 +22,10 @@ import jobs
 import rich
 from machine import processor
 from mallocs import SETTINGS, malloc_option
+from reports import reports_of
 from rich.table import Table
 
 from tf_gradcomp import compressors
-from tf_gradcomp.launch import LocalJob
 
 Measured = dict[str, dict[str, Any]]  # of each contender
 
@@ -66,19 +66,8 @@ def work(names: list[str], warmup: int, repeats: int) -> None:
 
 def measure(names: list[str], malloc: str, warmup: int, repeats: int) -> Measured:
     """Runs two workers under a setting of malloc; returns what the first one measured."""
-    found: list[Measured] = []
-
-    def take(worker: int, stream: str, line: str) -> None:
-        if (worker, stream) == (0, "stdout") and line.startswith("{"):
-            found.append(json.loads(line))
-
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **SETTINGS[malloc]}
-    command = [sys.executable, __file__, json.dumps([names, warmup, repeats])]
-    with LocalJob(command, 2, env=env, on_line=take) as job:
-        result = job.run()
-    if result.exit_code:
-        raise SystemExit("\n".join(result.summary()))
-    return found[0]
+    args = json.dumps([names, warmup, repeats])
+    return reports_of(__file__, args, variables=SETTINGS[malloc])[0]
 
 
 def rows(malloc: str, measured: Measured) -> list[list[str]]:

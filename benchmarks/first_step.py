@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import os
 import resource
 import statistics
 import sys
@@ -24,10 +23,9 @@ from collections.abc import Iterator
 import click
 import rich
 from machine import processor
+from reports import means, reports_of
 from rich.progress import track
 from rich.table import Table
-
-from tf_gradcomp.launch import LocalJob
 
 DENSE = "dense"
 METHODS = ("adacomp", "cast", "top_k", "power_sgd")
@@ -136,19 +134,8 @@ def _counting(found: collections.Counter[str]) -> Iterator[None]:
 
 def measured(name: str, method: str, counts: bool) -> dict[str, float]:
     """Runs a job once; returns the means over its workers."""
-    found: list[dict[str, float]] = []
-
-    def take(_worker: int, stream: str, line: str) -> None:
-        if stream == "stdout" and line.startswith("{"):
-            found.append(json.loads(line))
-
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-    command = [sys.executable, __file__, "worker", name, method, str(int(counts))]
-    with LocalJob(command, WORKERS, env=env, on_line=take) as job:
-        result = job.run()
-    if result.exit_code:
-        raise SystemExit("\n".join(result.summary()))
-    return {key: statistics.mean(of_one[key] for of_one in found) for key in found[0]}
+    args = ["worker", name, method, str(int(counts))]
+    return means(reports_of(__file__, *args, workers=WORKERS))
 
 
 @click.command(help=__doc__)

@@ -24,11 +24,12 @@ import click
 import rich
 from machine import processor
 from mallocs import SETTINGS
+from reports import means, reports_of
 from rich.progress import track
 from rich.table import Table
 from used import Used
 
-from tf_gradcomp.launch import LocalJob, malloc
+from tf_gradcomp.launch import malloc
 
 KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
 BETWEEN = {
@@ -107,18 +108,7 @@ def work(program: str) -> None:
 
 def measured(program: str, variables: Mapping[str, str]) -> dict[str, float]:
     """Runs a program once; returns the means over its two workers."""
-    found: list[dict[str, float]] = []
-
-    def take(_worker: int, stream: str, line: str) -> None:
-        if stream == "stdout" and line.startswith("{"):
-            found.append(json.loads(line))
-
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **variables}
-    with LocalJob([sys.executable, __file__, program], 2, env=env, on_line=take) as job:
-        result = job.run()
-    if result.exit_code:
-        raise SystemExit("\n".join(result.summary()))
-    return {name: statistics.mean(of_one[name] for of_one in found) for name in found[0]}
+    return means(reports_of(__file__, program, variables=variables))
 
 
 @click.command(help=__doc__)
