@@ -12,7 +12,7 @@ from tf_gradcomp.exchange.gradients import all_finite, native, times
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.group import Member
 from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.rounds import local_share
+from tf_gradcomp.keras.common.rounds import decay, local_share
 from tf_gradcomp.keras.common.version import keras, keras_module
 
 keras_private = keras_module("keras_private")
@@ -117,7 +117,9 @@ class LearnersRounds:
         """
         count = len(self._weights)
         shares = [local_share(self._start, own[:count], self._size)[0] for own in self._each]
-        self._decay()
+        for learner in range(self._size):
+            own = [self._exchange.group.local(one, learner) for one in self._exchange.residuals]
+            decay(own, self._settings)
         _assign(self._weights, self._start)
         reduced = reduce(shares)
         if reduced.finite:
@@ -126,14 +128,6 @@ class LearnersRounds:
         self._each = [[*common, *own[count:]] for own in self._each]
         self.position = 0
         return reduced
-
-    def _decay(self) -> None:
-        decay, group = self._settings.residual_decay, self._exchange.group
-        if decay < 1:
-            for residual in self._exchange.residuals:
-                for learner in range(self._size):
-                    own = group.local(residual, learner)
-                    own.assign(own.read_value() * decay)
 
     def _update(self, means: Sequence[Any]) -> None:
         outer = self._settings.outer

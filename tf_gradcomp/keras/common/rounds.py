@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -45,6 +45,13 @@ def local_share(
     counts = all_finite(moved)
     shares = [tf.where(counts, divided(one, replicas), tf.zeros_like(one)) for one in moved]
     return shares, counts
+
+
+def decay(residuals: Iterable[tf.Variable], settings: LocalSteps) -> None:
+    """Multiplies residuals by the settings' decay, before the exchange of a round adds to them."""
+    if settings.residual_decay < 1:
+        for residual in residuals:
+            residual.assign(residual.read_value() * settings.residual_decay)
 
 
 def drift(start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -225,9 +232,7 @@ class Rounds:
         shares, counts = local_share(start, weights, self._group.size)
         self._local(own.drift).assign(drift(start, weights))
         count_skip(self._exchange.skipped_steps, counts)
-        if self._settings.residual_decay < 1:
-            for residual in map(self._local, self._exchange.residuals):
-                residual.assign(residual.read_value() * self._settings.residual_decay)
+        decay(map(self._local, self._exchange.residuals), self._settings)
         means, finite = self._group.each_replica(self._exchange_shares, args=(shares,))
         finite = strategy.experimental_local_results(finite)[0]
         with tf.control_dependencies([finite]):
