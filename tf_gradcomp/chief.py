@@ -11,12 +11,7 @@ from tf_gradcomp.tf_config import TFConfig, read_tf_config
 
 
 class Worker(NamedTuple):
-    """A worker of a job.
-
-    Attributes:
-        name: Such as `"worker-3"`, another one for each worker.
-        is_chief: Whether it is the one that prints and writes for all.
-    """
+    """A worker of a job."""
 
     name: str
     is_chief: bool

@@ -19,10 +19,9 @@ HOW_TO_BUILD = (
 
 
 def load() -> Any:
-    """The module `horovod.tensorflow`.
+    """Returns the module `horovod.tensorflow`.
 
-    Raises:
-        ImportError: If it is not there, or built for another TensorFlow; says how to build it.
+    Raises an ImportError that says how to build it, if it is not there or for another TensorFlow.
     """
     try:
         import horovod.tensorflow as hvd

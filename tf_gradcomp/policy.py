@@ -122,16 +122,10 @@ class LayerPolicy:
         )
 
     def for_paths(self, paths: Sequence[str]) -> LayerPolicy:
-        """This policy for the variables at `paths`, where the model's name is another.
+        """Returns this policy for the variables at `paths`, if the model's name is another.
 
-        A `Sequential` model that is loaded from a file, for one, has none in its paths.
-
-        Args:
-            paths: Unique paths of variables.
-
-        Returns:
-            Itself if it has one of the paths. Otherwise one that has some, by what is left of both
-            without the model's name, if there are any.
+        A `Sequential` model that is loaded from a file, for one, has none in its paths. If the
+        policy has none of the paths, both are compared without the model's name.
         """
         known = self._paths()
         if known & {*paths}:
@@ -193,11 +187,7 @@ def _unique(shorten: Callable[[str], str], paths: Sequence[str]) -> dict[str, st
 
 
 def checked_policy(policy: LayerPolicy | None) -> LayerPolicy:
-    """A policy that was given, or the documented rules.
-
-    Raises:
-        TypeError: If it is something else.
-    """
+    """Returns a policy that was given, or the documented rules."""
     if policy is not None and not isinstance(policy, LayerPolicy):
         raise TypeError(f"policy: expected a gc.Policy; received {policy!r}.")
     return policy or LayerPolicy()

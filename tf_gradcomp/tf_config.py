@@ -80,18 +80,7 @@ def read_tf_config(env: Mapping[str, str] | None = None) -> TFConfig | None:
 
 
 def make_tf_config(addresses: Sequence[str], index: int) -> str:
-    """Writes the TF_CONFIG of one of the workers that train together.
-
-    Args:
-        addresses: `host:port` of every worker, in the same order for all of them.
-        index: Which of these the process is that gets this TF_CONFIG.
-
-    Returns:
-        The JSON text to be set as the environment variable TF_CONFIG.
-
-    Raises:
-        ValueError: If an address or the index is wrong.
-    """
+    """Returns the TF_CONFIG, as JSON text, of worker `index` of those at `addresses`."""
     text = json.dumps(
         {
             "cluster": {"worker": list(addresses)},

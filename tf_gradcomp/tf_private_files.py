@@ -50,11 +50,7 @@ def announce(key: str, value: str) -> None:
 
 
 def announced(key: str, seconds: float) -> str | None:
-    """Returns what was announced under a key; None if nothing is within some seconds.
-
-    Raises:
-        ConnectionError: If the chief has ended, and the coordination service with it.
-    """
+    """Returns what was announced under a key; None if nothing is within some seconds."""
     try:
         return _context.context().get_config_key_value(key, max(1, int(1000 * seconds)))
     except tf.errors.DeadlineExceededError:

@@ -22,13 +22,7 @@ from tf_gradcomp.adam.preconditioner import Correction, Preconditioner
 
 @dataclasses.dataclass(frozen=True)
 class InnerState:
-    """The state of an inner optimizer of the Adam family on one replica, for some gradients.
-
-    Attributes:
-        updates: int64 scalar, how many updates it has made.
-        moments: Its second moments, by the names of `Preconditioner.state`.
-        momentums: Its first moments.
-    """
+    """The state of an inner optimizer of the Adam family on one replica, for some gradients."""
 
     updates: tf.Tensor
     moments: Mapping[str, Sequence[tf.Variable]]
@@ -65,14 +59,7 @@ def not_begun(updates: tf.Tensor, since: tf.Tensor) -> tf.Tensor:
 def since_after(
     updates: tf.Tensor, since: tf.Tensor, begins: tf.Tensor, finite: tf.Tensor
 ) -> tf.Tensor:
-    """Returns `since` after a step. Second moments begin with a gradient that is not all zeros.
-
-    Args:
-        updates: int64 scalar, how many updates the inner optimizer had made before.
-        since: int64 [gradients], as of `HandOver`.
-        begins: bool [gradients], whether any replica's own gradient begins; `MethodResult.begins`.
-        finite: Whether the step is taken.
-    """
+    """Returns `since` after a step. Second moments begin with a gradient that is not all zeros."""
     waits = tf.logical_and(not_begun(updates, since), tf.logical_not(begins))
     return tf.where(tf.logical_and(finite, waits), updates + 1, since)
 
@@ -107,17 +94,11 @@ class HandOver:
         """Gives each replica its share of the inner optimizer's second moments of one gradient.
 
         Replicas in lockstep that have had shares before get the same shares again. What a replica
-        keeps in units of the gradient, and the inner optimizer's momentum, are divided by
-        their root. Where most of a gradient came late, the inner optimizer has squared sums over
-        many steps, and of other entries nothing. Then this root is only an estimate, and the
-        replica's own second moments begin with it, as in a first step.
-
-        Args:
-            place: The place of the gradient among these.
-            wanted: bool scalar; where it is false, nothing changes.
-
-        Returns:
-            What `since` is from now on, of this gradient.
+        keeps in units of the gradient, and the inner optimizer's momentum, are divided by the root
+        of the second moment. If most of a gradient came late, the inner optimizer has squared sums
+        over many steps. Then this root is only an estimate, and the replica's own second moments
+        begin with it, as in a first step. Returns the new `since` of the gradient; nothing changes
+        unless `wanted`.
         """
         waiting = self.waiting[place]
         totals = {

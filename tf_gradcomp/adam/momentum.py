@@ -51,12 +51,7 @@ Step = Callable[[Given], tf.Tensor]  # returns what is subtracted from the weigh
 
 
 def split(gradient: tf.Tensor, delayed: tf.Tensor | bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Splits a gradient into a part that goes through the momentum and a part that bypasses it.
-
-    Args:
-        gradient: The divided gradient, summed over the replicas.
-        delayed: bool scalar, whether most of the gradient's entries were delayed in residuals.
-    """
+    """Splits a gradient into a part that goes through the momentum and a part that bypasses it."""
     nothing = tf.zeros_like(gradient)
     return tf.where(delayed, nothing, gradient), tf.where(delayed, gradient, nothing)
 
@@ -88,12 +83,7 @@ def nadam(given: Given) -> tf.Tensor:
 
 
 def nadam_product(beta_1: float, step: tf.Tensor) -> tf.Tensor:
-    """The product of Nadam's momentum coefficients from the first step to this one.
-
-    Args:
-        beta_1: Adam's decay rate of the momentum.
-        step: Scalar of a float type, 1 in the first step.
-    """
+    """Returns the product of Nadam's momentum coefficients from step 1 to `step`."""
     growing = tf.range(1.0, tf.minimum(step, 1000) + 1)  # after that, a coefficient is beta_1
     return tf.pow(beta_1, step) * tf.reduce_prod(_of_nadam(1.0, growing, 1.0))
 

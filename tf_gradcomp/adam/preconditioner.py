@@ -76,13 +76,10 @@ class Preconditioner:
         replicas: int,
         gradients: Sequence[tf.Tensor | tf.IndexedSlices],
     ) -> ops.SecondMoments:
-        """The second moments by whose roots a replica's gradients are to be divided.
+        """Returns the second moments by whose roots a replica's gradients are to be divided.
 
-        Args:
-            state: Resource handles by name, in the order of the gradients.
-            updates: int64, how many updates each of them, or as a scalar all, has seen so far.
-            replicas: The number of replicas.
-            gradients: The replica's gradients.
+        `state` has resource handles by name. `updates` counts how many updates each second moment
+        has seen so far, or all of them as a scalar.
         """
         return ops.SecondMoments(
             state[SECOND_MOMENT],
@@ -108,10 +105,6 @@ class Preconditioner:
 
         The square of one sum is a rough estimate. Where there is little else, the estimate is at
         least the mean of the variable's.
-
-        Args:
-            second_moment: Of the sum of all replicas' gradients.
-            waiting: The sum of what all replicas have not sent yet; zeros where nothing is delayed.
         """
         sent = tf.cast(second_moment, tf.float32)
         late = (1 - self.beta_2) * tf.square(waiting)
@@ -121,22 +114,14 @@ class Preconditioner:
         return tf.where(late > sent, tf.maximum(total, mean), total)
 
     def correction(self, updates: tf.Tensor) -> Correction:
-        """Returns the bias correction of second moments.
-
-        Args:
-            updates: int64, how many updates the second moments have seen.
-        """
+        """Returns the bias correction of second moments."""
         decayed = tf.pow(self.beta_2, tf.cast(updates, tf.float32))
         factor = tf.sqrt(tf.maximum(1 - decayed, 1 - self.beta_2))
         epsilon = self.epsilon / factor if self.adds_epsilon_first else self.epsilon
         return Correction(factor, epsilon, (1 - self.beta_2) / tf.square(factor))
 
     def corrections(self, updates: tf.Tensor) -> list[Correction]:
-        """Returns the bias correction of each second moment.
-
-        Args:
-            updates: int64 [second moments], how many updates each second moment has seen.
-        """
+        """Returns the bias correction of each second moment."""
         of_all = self.correction(updates)
         factors = tf.unstack(of_all.factor)
         epsilons = tf.unstack(tf.broadcast_to(of_all.epsilon, of_all.factor.shape))
@@ -157,30 +142,16 @@ class Correction(NamedTuple):
     of_first_step: tf.Tensor | float = 1.0
 
     def root(self, second_moment: tf.Tensor) -> tf.Tensor:
-        """Returns Adam's divisor of a gradient: the corrected root, plus epsilon.
-
-        Args:
-            second_moment: float32, the second moment of the sum of all replicas' gradients.
-        """
+        """Returns Adam's divisor of a gradient: the corrected root, plus epsilon."""
         return tf.sqrt(second_moment) / self.factor + self.epsilon
 
     def came_late(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
-        """Returns whether more waits than a step's gradient, in the mean of squares; bool scalar.
-
-        Args:
-            second_moment: As for `root`.
-            waiting: The sum of what all replicas have not sent yet.
-        """
+        """Returns whether more waits than a step's gradient, in the mean of squares."""
         of_a_step = tf.reduce_sum(second_moment) / tf.square(self.factor)
         return tf.reduce_sum(tf.square(waiting)) > of_a_step
 
     def divided(self, values: Sequence[tf.Tensor], second_moment: tf.Tensor) -> list[tf.Tensor]:
-        """Divides values in units of a gradient, such as its momentum, as the gradient is divided.
-
-        Args:
-            values: float32, in units of the gradient.
-            second_moment: As for `root`.
-        """
+        """Divides values in units of a gradient, such as its momentum, as the gradient is."""
         root, seen = self.root(second_moment), second_moment > 0
         # Where Adam has seen no gradient yet, it would make a step of about 1.
         return [

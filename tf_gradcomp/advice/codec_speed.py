@@ -115,12 +115,7 @@ class CodecSpeed:
         return self._step().reduced
 
     def measure(self, repeats: int, agree: Agree = list) -> Work:
-        """Medians of some steps.
-
-        Args:
-            repeats: How many steps are timed.
-            agree: Takes a number for each step, and returns those that hold for all workers.
-        """
+        """Returns medians over some steps; `agree` takes figures of all workers."""
         self.run(1)  # traces
         whole, encode, sent = [], [], []
         for _ in range(repeats):

@@ -24,12 +24,7 @@ _REPEATS = (2, 15)
 
 
 class Collectives:
-    """Times the real collectives of a group of replicas.
-
-    Args:
-        group: The replicas.
-        communicators: One for each of this process's replicas, for use outside of a step.
-    """
+    """Times the real collectives of a group of replicas."""
 
     def __init__(self, group: Group, communicators: Sequence[Communicator]) -> None:
         self._group = group
@@ -46,13 +41,7 @@ class Collectives:
         return int(self._communicators[0].rank)
 
     def curve(self, kind: Kind, most: float, enough: float) -> Curve:
-        """Measures collectives that send up to `most` bytes, or fewer on a slow network.
-
-        Args:
-            kind: The kind of request that is measured.
-            most: Bytes that a worker sends.
-            enough: After a collective that takes so many seconds, no larger one is measured.
-        """
+        """Measures collectives of up to `most` bytes, until one takes `enough` seconds."""
         collect = self._function(kind)
         per_element = float(collect(tf.zeros([_FEWEST], kind.dtype))) / _FEWEST  # traces, connects
         last = max(_FEWEST, round(most / per_element))

@@ -11,13 +11,7 @@ WORTHWHILE = 0.05  # of a step: predictions are not more exact than that
 
 
 class Kind(NamedTuple):
-    """A kind of request: requests of one kind differ only in how many bytes they send.
-
-    Attributes:
-        request: The name of its class, such as `"AllReduce"`.
-        dtype: The dtype of what is sent, such as `"float32"`.
-        same_length: The `same_length` of an `AllGather`; False for other requests.
-    """
+    """A kind of request: requests of one kind differ only in how many bytes they send."""
 
     request: str
     dtype: str
@@ -155,15 +149,7 @@ def predict(
     compute: float = 0.0,
     trains_like_dense: bool | None = None,
 ) -> Prediction:
-    """Adds up the time of a step.
-
-    Args:
-        method: The compressor, as text.
-        work: What the method does in a step.
-        curves: The curves for all kinds of its requests.
-        compute: Seconds of a step without its exchange.
-        trains_like_dense: See `Prediction`.
-    """
+    """Adds up the time of a step."""
     latency = sum(curves[kind].latency for kind, _ in work.asked)
     communicate = sum(curves[kind].seconds(sent_bytes) for kind, sent_bytes in work.asked)
     return Prediction(

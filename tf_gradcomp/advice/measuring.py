@@ -39,11 +39,6 @@ def is_on() -> bool:
 class Measuring:
     """Times what a program does between its exchanges, which are dense meanwhile.
 
-    Args:
-        group: The replicas.
-        specs: What is known of the gradients of a step.
-        candidates: What to predict, the baseline first.
-
     Raises:
         SystemExit: If there is one replica, for which nothing has to be measured.
     """

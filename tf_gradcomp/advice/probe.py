@@ -58,12 +58,6 @@ def probe(
 ) -> Probed:
     """Times methods and collectives; all workers of a job call it.
 
-    Args:
-        group: The replicas, which must have a network between them.
-        specs: What is known of the gradients of a step.
-        candidates: The methods whose exchanges are predicted.
-        effort: How much to try.
-
     Raises:
         ValueError: If there is no network between the replicas, or TensorFlow's ops are
             deterministic, which forbids its clock.

@@ -24,11 +24,9 @@ _ACCURACY = (
 
 
 def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> str:
-    """The table of all predictions, and below it the measured collectives.
+    """Returns a table of all predictions, and below it the measured collectives.
 
-    Args:
-        predictions: A row for each; the others are compared with the first.
-        curves: The measured times of all kinds of collectives that are needed.
+    The other predictions are compared with the first.
     """
     rows = Table(title="Milliseconds of a step", title_justify="left")
     rows.add_column("compressor", min_width=14, overflow="fold")

@@ -45,12 +45,7 @@ def alone(baseline: str) -> Advice:
 
 
 def advice_on(probed: Probed, compute: float) -> Advice:
-    """The advice for a job of several replicas.
-
-    Args:
-        probed: What the probe found; the baseline is the first of its predictions.
-        compute: Seconds of a step without its exchange; 0 if it is not known.
-    """
+    """Returns the advice for a job of several replicas; `compute` is 0 if it is not known."""
     predictions = tuple(
         dataclasses.replace(prediction, compute=compute) for prediction in probed.predictions
     )

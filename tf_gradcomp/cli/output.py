@@ -81,14 +81,8 @@ class WorkerOutput:
     """Prints each worker's lines after its name.
 
     On a terminal the progress bars stay at the bottom, one line for each worker that draws one;
-    elsewhere only the last state of each bar is printed.
-
-    Args:
-        workers: How many workers there are.
-        chief_only: Whether to show worker 0 alone.
-        all_to_stderr: Whether stdout is left to something else.
-        bars: Whether to show progress bars on a terminal; only one process can draw them there.
-        quiet: Whether to leave out what `Quiet` does.
+    elsewhere, or without `bars`, only the last state of each bar is printed. With `all_to_stderr`,
+    stdout is left to something else.
     """
 
     def __init__(

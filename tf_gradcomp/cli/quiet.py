@@ -54,13 +54,7 @@ class Quiet:
 
     The first traceback is shown as it comes. Those of other workers are held back until they are
     over, and shown unless they say the same. Once the user has stopped the job, all are held back,
-    and those of the interruption itself are never shown.
-
-    Attributes:
-        stopped: Whether the user has stopped the job.
-
-    Args:
-        workers: How many workers there are.
+    and tracebacks of the interruption itself are never shown.
     """
 
     def __init__(self, workers: int) -> None:
@@ -87,12 +81,9 @@ class Quiet:
         return True
 
     def due(self, *, all_ended: bool = False) -> Iterator[tuple[int | None, str]]:
-        """The lines to show now of those that were held back, each with its worker.
+        """Returns the lines to show now of those that were held back, each with its worker.
 
         A line of no worker says that several had the same error.
-
-        Args:
-            all_ended: Whether no worker will write any more.
         """
         now = time.monotonic()
         held = sorted(self._held.values(), key=lambda block: block.worker)

@@ -32,12 +32,8 @@ def results_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
 def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
     """Makes the folder into which a command will write `files`, and returns it.
 
-    What is there of an earlier run and may be overwritten is removed, so that all that lies there
-    in the end is of one run.
-
-    Raises:
-        click.UsageError: If one of them is there and must not be overwritten, or the folder cannot
-            be made.
+    Files of an earlier run are removed if they may be overwritten, so that all files are of one
+    run.
     """
     found = [name for name in dict.fromkeys(files) if (folder / name).exists()]
     if found and not overwrite:
@@ -57,14 +53,7 @@ def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
 
 
 def check_plots(way_out: str) -> None:
-    """Refuses to begin what would end in a plot where none can be drawn.
-
-    Args:
-        way_out: What to do where matplotlib shall not be installed, such as `"give --no-plot"`.
-
-    Raises:
-        click.UsageError: If matplotlib cannot be imported.
-    """
+    """Refuses to begin what would end in a plot if matplotlib cannot draw one."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -242,13 +242,10 @@ def program_command(program: str, module: bool) -> list[str]:
 def thread_settings(
     threads: int | str | None, workers: int, place: Rank | None = None
 ) -> dict[str, str]:
-    """The environment variables that give each worker so many threads.
+    """Returns the environment variables that give each worker so many threads.
 
-    Args:
-        threads: Their number; `"auto"` to share the cores out; None to leave it to TensorFlow.
-        workers: How many are started from here.
-        place: What a scheduler says of this process. It may have given ranks cores of their own, or
-            some to several of them, or none.
+    `"auto"` shares the cores out; None leaves the number to TensorFlow. A scheduler's `place` tells
+    whether it has given ranks cores of their own.
     """
     if threads is None:
         return {}

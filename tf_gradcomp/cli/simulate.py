@@ -34,16 +34,7 @@ OUTER = {
 
 @dataclasses.dataclass(frozen=True)
 class Simulated:
-    """One simulated training.
-
-    Attributes:
-        compressor: The compressor, as the user named it, and local steps if the learners took them.
-        learners: The number of learners.
-        seed: The seed of the model and the data.
-        seconds_per_step: The seconds of a step of all learners, which take turns.
-        history: A value for each epoch, by name: see `gc.simulation.Learners.fit`.
-        settings: Of L-GreCo, by layer: its own setting, and the plan's after each epoch.
-    """
+    """One simulated training."""
 
     compressor: str
     learners: int

@@ -25,11 +25,7 @@ class BetweenSteps(abc.ABC):
 
     @abc.abstractmethod
     def facts(self, job_state: JobState) -> dict[str, Any]:
-        """Returns what must be equal on all workers whenever they begin to exchange.
-
-        Args:
-            job_state: What one replica keeps for the job.
-        """
+        """Returns what must be equal on all workers whenever they begin to exchange."""
 
 
 class Proposing(BetweenSteps):
@@ -51,24 +47,13 @@ class Proposing(BetweenSteps):
 
     @abc.abstractmethod
     def propose(self, state: Sequence[np.ndarray], job_state: JobState) -> np.ndarray:
-        """Returns the proposal of the first replica.
-
-        Args:
-            state: The state `state_name` of each gradient on that replica.
-            job_state: What the replica keeps for the job.
-        """
+        """Returns the proposal of the first replica, by its state `state_name` of each gradient."""
 
     @abc.abstractmethod
     def install(
         self, proposed: np.ndarray, job_state: JobState, state: Sequence[tf.Variable]
     ) -> None:
-        """Changes the state of one replica as proposed.
-
-        Args:
-            proposed: What `propose` returned on the first replica.
-            job_state: What the replica keeps for the job.
-            state: The state `state_name` of each gradient on the replica.
-        """
+        """Changes the state of one replica as `propose` returned it on the first replica."""
 
     @abc.abstractmethod
     def in_force(self, job_state: JobState) -> Any:
@@ -80,12 +65,7 @@ class Hooked(Protocol):
     """A method with a hook."""
 
     def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> BetweenSteps:
-        """Returns the hook.
-
-        Args:
-            specs: What is known of all gradients of the job.
-            replicas: The number of replicas.
-        """
+        """Returns the hook."""
 
 
 Hook = TypeVar("Hook", bound=BetweenSteps)
@@ -94,13 +74,7 @@ Hook = TypeVar("Hook", bound=BetweenSteps)
 class Hooks:
     """The hooks of a method, its warm-up and its phases, at most one of each class.
 
-    Args:
-        compressor: The method.
-        specs: What is known of all gradients of the job.
-        replicas: The number of replicas. A single replica exchanges nothing and has no hooks.
-
-    Raises:
-        ValueError: If two stages have a hook of the same class: they would share their state.
+    A single replica exchanges nothing and has no hooks.
     """
 
     def __init__(

@@ -39,13 +39,9 @@ def tensor_bytes(
     leaders: int | None = None,
     value_bits: int = FLOAT_BITS,
 ) -> tf.Tensor:
-    """Bytes that each tensor takes of a payload, rounded down, as `Exchanged` has them.
+    """Returns the bytes that each tensor takes of a payload, rounded down; int64 [tensors].
 
-    Args:
-        chunked: How the tensors are cut.
-        sizes: The number of elements of each tensor.
-        leaders: How many replicas send offsets in turn; None if offsets are not sent.
-        value_bits: As `ScaleCom` has it.
+    `leaders` is the number of replicas that send offsets in turn; None if offsets are not sent.
     """
     chunk_sizes = tf.convert_to_tensor(chunked.chunk_sizes, tf.int64)
     elements = tf.constant(sizes, tf.int64)

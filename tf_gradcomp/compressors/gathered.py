@@ -23,17 +23,9 @@ def sum_gathered(
 ) -> Generator[AllGather, tf.Tensor, Exchanged]:
     """Encodes, gathers and decodes.
 
-    Where the step is to be skipped, what was packed is put back; but not if only a sum is too
-    large, because the sums of all later steps would be too large, too.
-
-    Args:
-        inputs: This replica's side.
-        encode: The method's op that encodes, called with residuals, gradients and step.
-        decode: The method's op that decodes, called with rows of payloads, step and `shapes`.
-        put_back: The method's op for steps that are skipped, called with residuals and payload.
-        same_length: Whether payloads have as many words on all replicas.
-        keep: Called last, with the payload and whether what was packed is gone, by a method that
-            keeps more than residuals.
+    If the step is to be skipped, what was packed is put back; but not if only a sum is too large,
+    because the sums of all later steps would be too large, too. `keep` is called last, with the
+    payload and whether what was packed is gone, by a method that keeps more than residuals.
     """
     payload, tensor_bytes = encode(inputs.residuals, inputs.gradients, inputs.step)
     payloads = yield AllGather(payload, same_length)

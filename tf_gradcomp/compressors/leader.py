@@ -14,13 +14,6 @@ def leader(step: tf.Tensor, size: int) -> tf.Tensor:
     first run begins with the first replica. So among steps that are a fixed number apart, all
     replicas soon lead. An optimizer that trains several sets of variables in turn trains each set
     in such steps. `tests.reference.leader` computes the same for Python's integers.
-
-    Args:
-        step: int64 scalar, not negative.
-        size: The number of replicas.
-
-    Returns:
-        int32 scalar, the rank of the leader.
     """
     mixed = step // size * MIXING
     mixed = (mixed ^ tf.bitwise.right_shift(mixed, 32)) * MIXING

@@ -19,13 +19,6 @@ def unless_empty(
 
     If the vector is known to be empty when the graph is built, nothing is asked for. If its length
     may change between steps, with the settings, a zero is sent in steps in which it is empty.
-
-    Args:
-        vector: The vector; its length is equal on all replicas.
-        request: Makes the request from a vector; the answer must have the shape of that vector.
-
-    Returns:
-        The answer, in the shape of `vector`.
     """
     length = vector.shape.num_elements()
     if length == 0:

@@ -9,14 +9,8 @@ def unless_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Tens
     """Replaces a sum by zeros if the sum is not finite although all its terms are finite.
 
     The method then continues as if it had sent the terms, and has the step skipped. Terms that
-    return to the residuals would make the sums of all later steps too large as well.
-
-    Args:
-        total: The sum.
-        given_finite: bool scalar, equal on all replicas: whether all terms were finite.
-
-    Returns:
-        The sum, or zeros; and whether the sum fits: False where zeros replace it.
+    return to the residuals would make the sums of all later steps too large as well. Returns the
+    sum or zeros, and whether the sum fits.
     """
     finite = tf.reduce_all(tf.math.is_finite(total))
     too_large = tf.logical_and(given_finite, tf.logical_not(finite))

@@ -25,10 +25,6 @@ class PerVariable(Generic[Value]):
             the first expression that is found anywhere in the path counts.
         check: Returns what is expected in place of a value, or an empty text if the value is good.
             None is always good: the variable is sent whole.
-
-    Raises:
-        ValueError: If a value is not good, a layer kind is unknown, or a pattern is not a regular
-            expression.
     """
 
     def __init__(
@@ -63,11 +59,7 @@ class PerVariable(Generic[Value]):
         return self.by_kind[spec.kind]
 
     def check_choices(self, values: Iterable[Value | None]) -> None:
-        """Checks other values that a variable may be given.
-
-        Raises:
-            ValueError: If one is not good.
-        """
+        """Checks other values for a variable; raises ValueError if one is not good."""
         for value in values:
             self._check_value(value, " among the choices")
 

@@ -24,11 +24,7 @@ class KeepsJobState(Protocol):
 
 @runtime_checkable
 class GathersSlices(Protocol):
-    """A method that gathers `tf.IndexedSlices`, and does not make them dense and compress them.
-
-    Attributes:
-        slices_dtype: The dtype in which their values travel.
-    """
+    """A method that gathers `tf.IndexedSlices`, their values as `slices_dtype`, uncompressed."""
 
     slices_dtype: tf.DType
 
@@ -39,9 +35,6 @@ class Preconditions(Protocol):
 
     The bits are those of `ExchangeInputs.preconditioned`. AMSGrad's second moments are an
     exception: `conversation` divides by their roots for all methods.
-
-    Attributes:
-        preconditions: True.
     """
 
     preconditions: bool
@@ -49,11 +42,7 @@ class Preconditions(Protocol):
 
 @runtime_checkable
 class ScalesResidual(Protocol):
-    """A method whose residual is not in units of the gradients.
-
-    Attributes:
-        residual_scale: The residual divided by this is the sum of the gradients that were not sent.
-    """
+    """A method whose residual, divided by `residual_scale`, is in units of the gradients."""
 
     residual_scale: float
 
@@ -102,11 +91,7 @@ def payload_bytes(compressor: Compressor, specs: Sequence[GradientSpec]) -> int 
 
 
 def settings_in_force(compressor: Compressor, inputs: ExchangeInputs) -> tf.Tensor | None:
-    """Returns the main settings of this step, int64 [tensors]; None for a method without any.
-
-    Raises:
-        ValueError: If the step brings settings to a method without any.
-    """
+    """Returns the main settings of this step, int64 [tensors]; None for a method without any."""
     if isinstance(compressor, HasSettings):
         return compressor.settings_in_force(inputs)
     if inputs.settings is not None:
@@ -128,11 +113,7 @@ def delayed(compressor: Compressor, inputs: ExchangeInputs) -> tf.Tensor:
 def conversation(
     compressor: Compressor, inputs: ExchangeInputs
 ) -> Generator[Request, tf.Tensor, Exchanged]:
-    """Runs a method's `exchange` on gradients that are divided, if there are second moments.
-
-    Raises:
-        ValueError: If there are settings in `inputs`, and the method has none.
-    """
+    """Runs a method's `exchange` on gradients that are divided, if there are second moments."""
     if inputs.settings is not None:
         settings = settings_in_force(compressor, inputs)
         inputs = dataclasses.replace(inputs, settings=settings)

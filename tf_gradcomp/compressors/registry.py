@@ -170,11 +170,7 @@ def _settings(given: Sequence[ast.keyword]) -> dict[str, Any]:
 
 
 def class_named(name: str) -> type[Any]:
-    """The class of the compressor, or of the choice, that has this name.
-
-    Raises:
-        ValueError: If none has.
-    """
+    """Returns the class of this name; raises ValueError if there is none."""
     try:
         return _classes[name.lower()]
     except KeyError:

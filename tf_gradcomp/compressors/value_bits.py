@@ -37,18 +37,7 @@ def sum_in_few_bits(
 ) -> Generator[Request, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
     """Broadcasts the leader's offsets, and sums the entries there.
 
-    Args:
-        chunked: This replica's tensors.
-        inputs: Its side of the step.
-        offsets: What this replica chose, if it leads.
-        own_finite: bool scalar, whether its gradients are finite.
-        leader: int32 scalar, the rank of the replica that leads.
-        bits: 16, 8, 4 or 1.
-        filter: The share of the residual's filter.
-        fingerprint: Of the method and its tensors.
-
-    Returns:
-        The reduced gradients, and whether they are finite.
+    Returns the reduced gradients, and whether they are finite.
     """
     split = ops.chunk_split(chunked)
     words = offsets

@@ -21,12 +21,7 @@ def announce_one_replica() -> None:
 
 
 def announce(parts: Setup, notices: Iterable[str]) -> None:
-    """Tells what differs from what a reader of the program would expect.
-
-    Args:
-        parts: What the exchange is made of.
-        notices: The notices of the method's hooks.
-    """
+    """Tells what differs from what a reader of the program would expect."""
     if parts.group.size == 1:
         return
     kind = parts.group.kind

@@ -85,10 +85,6 @@ class GradientExchange(HookedExchange, tf.Module):
     def build(self, variables: Sequence[Any], facts: Mapping[str, Any] | None = None) -> None:
         """Creates the state for the gradients of `variables`; a second call does nothing.
 
-        Args:
-            variables: All variables whose gradients will be exchanged.
-            facts: Further values that must be equal on all workers, by name; JSON-serializable.
-
         Raises:
             ValueError: If the strategy, or a choice among these candidates, is not supported.
             WorkersDisagreeError: If the workers have other variables or settings.
@@ -143,11 +139,7 @@ class GradientExchange(HookedExchange, tf.Module):
         return self.built and all(self._numbers.get(v) is not None for v in variables)
 
     def check_knows(self, variables: Sequence[Any]) -> None:
-        """Refuses gradients of variables that the exchange was not built for or cannot exchange.
-
-        Raises:
-            ValueError: Naming the first of these variables.
-        """
+        """Refuses gradients of variables that the exchange was not built for or cannot exchange."""
         numbers = self._numbers.of(variables)
         if self.group.size > 1:
             check_dtypes([self.specs[number] for number in numbers])
@@ -223,14 +215,7 @@ class GradientExchange(HookedExchange, tf.Module):
         inner: InnerState | None = None,
         observe: Observe | None = None,
     ) -> StepResult:
-        """Takes all replicas of a `LockstepGroup` through one step; see `reduce`.
-
-        Args:
-            gradients: Each replica's gradients.
-            variables: As for `reduce`.
-            inner: The state of the inner optimizer, which all replicas share.
-            observe: As for `take_step`.
-        """
+        """Takes all replicas of a `LockstepGroup` through one step; see `reduce`."""
         group = self.group
         members = [Member(one, rank) for rank, one in enumerate(group.communicators())]
         numbers = self._agreed_numbers(gradients[0], variables)
@@ -245,11 +230,7 @@ class GradientExchange(HookedExchange, tf.Module):
         gradients: Gradients,
         inner: InnerState | None,
     ) -> tf.Tensor:
-        """Converts state that was restored from a job with other settings.
-
-        Returns:
-            A tensor that the step must wait for.
-        """
+        """Converts state of a job with other settings; the step must wait for the result."""
         dense = self._forms.check(numbers, gradients)
         replicas = [Replica(self.setup, numbers, member) for member in members]
         # Eager ops that cross devices wait for threads, which steps of other replicas may hold.
@@ -262,14 +243,7 @@ class GradientExchange(HookedExchange, tf.Module):
         return converted
 
     def delayed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns which gradients were mostly delayed in the residual until the latest step.
-
-        Args:
-            variables: Some or all of the variables that the exchange was built for.
-
-        Returns:
-            A bool scalar for each variable, equal on all replicas.
-        """
+        """Returns which gradients were mostly delayed in the latest step: bool scalars."""
         delayed = self.group.local(self.setup.variables.delayed, 0).read_value()
         return [delayed[number] for number in self._numbers.of(variables)]
 
@@ -306,12 +280,7 @@ class GradientExchange(HookedExchange, tf.Module):
     ) -> list[tf.Tensor | tf.IndexedSlices]:
         """Returns gradients plus what a replica has not sent yet; its residuals are zeros then.
 
-        Args:
-            gradients: As for `flush`.
-            variables: As for `flush`.
-            scale: As for `flush`.
-            inner: As for `flush`.
-            member: The replica; by default the first one of this process.
+        By default, the replica is the first one of this process.
         """
         replica = Replica(self.setup, self._numbers.of(variables), member)
         convert_restored([replica], inner, [], by_python=False)

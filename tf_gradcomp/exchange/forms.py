@@ -9,11 +9,7 @@ from tf_gradcomp.exchange.setup import Setup
 
 
 class Forms:
-    """Remembers which gradients the compressor exchanges, and which are summed as slices.
-
-    Args:
-        setup: The parts of the exchange.
-    """
+    """Remembers which gradients the compressor exchanges, and which are summed as slices."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -25,11 +21,7 @@ class Forms:
         return self._setup.preconditioner is not None and number in self._dense
 
     def check(self, numbers: Sequence[int], gradients: Gradients) -> list[int]:
-        """Returns the places of gradients that the compressor exchanges.
-
-        Raises:
-            ValueError: If a variable is divided in some steps and not in others.
-        """
+        """Returns the places of gradients that the compressor exchanges."""
         setup, pairs = self._setup, zip(numbers, gradients, strict=True)
         sparse = {number for number, one in pairs if setup.stays_sparse(number, one)}
         if setup.preconditioner:

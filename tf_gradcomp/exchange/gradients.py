@@ -13,12 +13,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 def gradient_specs(variables: Sequence[Any], policy: LayerPolicy) -> list[GradientSpec]:
-    """Returns the specs by which compressors know the gradients of `variables`.
-
-    Args:
-        variables: Variables of TensorFlow or Keras, of any dtypes: see `check_dtypes`.
-        policy: Tells the layer kinds of the variables.
-    """
+    """Returns the specs by which compressors know the gradients of `variables`."""
     specs = []
     paths = _unique_paths(variables)
     policy = policy.for_paths(paths)
@@ -49,11 +44,7 @@ def values_unless(
 
 
 def check_dtypes(specs: Sequence[GradientSpec]) -> None:
-    """Checks that gradients are of dtypes that are compressed.
-
-    Raises:
-        ValueError: If one is not.
-    """
+    """Refuses gradients of dtypes that are not compressed."""
     for spec in specs:
         if spec.dtype not in _DTYPES:
             raise ValueError(
@@ -66,11 +57,7 @@ def check_dtypes(specs: Sequence[GradientSpec]) -> None:
 def check_shapes(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices], specs: Sequence[GradientSpec]
 ) -> None:
-    """Checks that gradients have the shapes of their variables, as far as these are known.
-
-    Raises:
-        ValueError: If one has another.
-    """
+    """Checks that gradients have the shapes of their variables, as far as these are known."""
     for gradient, spec in zip(gradients, specs, strict=True):
         for shape in _known_shapes(gradient):
             if not shape.is_compatible_with(spec.shape):
@@ -134,16 +121,10 @@ def as_tensors(
 def plus_residual(
     gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor, replicas: int
 ) -> tuple[tf.Tensor | tf.IndexedSlices, tf.Tensor]:
-    """A gradient plus as much of its residual as the gradient's dtype can hold.
+    """Adds as much of its residual to a gradient as the gradient's dtype can hold.
 
-    Args:
-        gradient: The gradient of this replica.
-        residual: float32, in the shape of the dense gradient.
-        replicas: How many replicas add their residuals to this gradient.
-
-    Returns:
-        The sum, in the form of the gradient; and what is left of the residual: zeros, unless the
-        gradient is float16.
+    `replicas` add their residuals to this gradient. Returns the sum in the form of the gradient,
+    and what is left of the residual: zeros, unless the gradient is float16.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         if gradient.dtype != tf.float16:
@@ -176,11 +157,7 @@ def path_of(variable: Any) -> str:
 
 
 def check_variables_in_scope(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
-    """Refuses variables that are not a strategy's, and that each worker would have for itself.
-
-    Raises:
-        ValueError: Naming the first of them, with the way out.
-    """
+    """Refuses variables that are not a strategy's, and that each worker would have for itself."""
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(native(variable)):
             raise ValueError(

@@ -56,14 +56,9 @@ class HookedExchange:
         """Has the method plan its settings again, if it can; called between two steps.
 
         The process with the first replica makes a plan, and all replicas install it at once. All
-        workers must call it between the same two steps.
-
-        Returns:
-            The plan for the next step; None if there is nothing to plan, because another method is
-            in use or there is one replica, which exchanges nothing.
-
-        Raises:
-            WorkersDisagreeError: If the other workers do something else, or are at another step.
+        workers must call it between the same two steps, or it raises `WorkersDisagreeError`.
+        Returns the plan for the next step; None if another method is in use, or if there is one
+        replica.
         """
         hook = self.hook(Proposing)
         if hook is None:

@@ -14,12 +14,8 @@ from tf_gradcomp.ops import gpu
 class OnHost:
     """Gives the ops state where they can update it.
 
-    A variable on an accelerator is copied to the host for the exchange, and back. It stays on a GPU
-    on which kernels are used that can do all that is done with it.
-
-    Args:
-        state: The variables, by name.
-        on_gpu: Of which of them there are such kernels.
+    A variable on an accelerator is copied to the host for the exchange, and back. A variable in
+    `on_gpu` stays on a GPU whose kernels are used.
     """
 
     def __init__(

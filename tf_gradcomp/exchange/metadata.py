@@ -76,36 +76,21 @@ def with_metadata(
 
 
 def flags_as_words(flags: tf.Tensor) -> tf.Tensor:
-    """Packs bits into int32 words, to be gathered.
-
-    Args:
-        flags: bool [n].
-    """
+    """Packs bits into int32 words, to be gathered."""
     missing = -flags.shape.num_elements() % 32
     bits = tf.reshape(tf.pad(tf.cast(flags, tf.int32), [[0, missing]]), [-1, 32])
     return tf.reduce_sum(tf.bitwise.left_shift(bits, tf.range(32)), 1)
 
 
 def flags_from_words(words: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns which flags any replica has set: bool [count].
-
-    Args:
-        words: int32 [replicas, words], what all replicas gave.
-        count: The number of flags.
-    """
+    """Returns which of `count` flags any replica has set, from all replicas' words."""
     bits = tf.bitwise.right_shift(words[:, :, tf.newaxis], tf.range(32))
     any_of_them = tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits, 1), 1), 0)
     return tf.ensure_shape(tf.reshape(any_of_them, [-1])[:count], [count])
 
 
 def flags_as_numbers(flags: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Tensor:
-    """Packs flags as digits into floats to be summed: no sum of digits overflows into the next.
-
-    Args:
-        flags: bool [n].
-        dtype: The dtype of the floats.
-        replicas: The number of replicas, whose numbers are summed.
-    """
+    """Packs flags as digits into floats to be summed: no sum of digits overflows into the next."""
     digits = _digits(dtype, replicas)
     missing = -flags.shape.num_elements() % digits
     ones = tf.reshape(tf.pad(tf.cast(flags, tf.float32), [[0, missing]]), [-1, digits])
@@ -113,13 +98,7 @@ def flags_as_numbers(flags: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Ten
 
 
 def flags_from_numbers(total: tf.Tensor, count: int, replicas: int) -> tf.Tensor:
-    """Returns which flags any replica has set: bool [count].
-
-    Args:
-        total: [numbers], the sum of what all replicas gave.
-        count: The number of flags.
-        replicas: The number of replicas, whose numbers were summed.
-    """
+    """Returns which of `count` flags any replica has set, from the sum over the replicas."""
     digits = _digits(total.dtype, replicas)
     if digits == 1:  # perhaps not exact, but never rounded to zero
         return tf.ensure_shape(total[:count] > 0, [count])
@@ -166,11 +145,7 @@ def tag_word(fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = Non
 
 
 def checked(answer: tf.Tensor, tags: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
-    """Returns the answer of a collective, if the tags that travelled with it are as expected.
-
-    Raises:
-        tf.errors.InvalidArgumentError: In the step, if the replicas did not all give the same tag.
-    """
+    """Returns the answer of a collective, if the tags that travelled with it are as expected."""
     tags, expected = tf.cast(tags, tf.float32), tf.cast(expected, tf.float32)  # exact: 22 bits
     return ops.pass_if_equal(answer, tags, expected, DIFFERENT)
 

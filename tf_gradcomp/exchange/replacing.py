@@ -16,11 +16,7 @@ _used: set[str] = set()  # texts of the variable that have replaced a method
 
 
 def method_in_place_of(given: Any) -> Any:
-    """Returns the method that the variable names; without the variable, the given one.
-
-    Raises:
-        ValueError: If the variable's text is no method.
-    """
+    """Returns the method that the variable names; without the variable, the given one."""
     text = os.environ.get(COMPRESSOR)
     if not text:
         return given

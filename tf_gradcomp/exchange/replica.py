@@ -18,11 +18,6 @@ from tf_gradcomp.groups.group import Member
 class Replica:
     """One replica in one step. It reads and writes its own variables, by the places of gradients.
 
-    Args:
-        setup: The parts of the exchange.
-        numbers: The places, in the setup, of the gradients that the replica has in this step.
-        member: The replica; None for the only one of a job, which exchanges nothing.
-
     Attributes:
         setup: The parts of the exchange.
         numbers: The places, in the setup, of this step's gradients.
@@ -38,11 +33,7 @@ class Replica:
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator that reaches the other replicas.
-
-        Raises:
-            RuntimeError: If there are no others.
-        """
+        """Reaches the other replicas; raises RuntimeError if there are none."""
         if self._communicator is None:
             raise RuntimeError("The only replica of a job has none to exchange with.")
         return self._communicator
@@ -89,13 +80,7 @@ class Replica:
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
         """Adds residuals to the gradients that the compressor does not exchange.
 
-        Args:
-            places: The places of these gradients.
-            gradients: All gradients of this replica.
-            divisor: The number by which the gradients will be divided.
-
-        Returns:
-            All gradients; and what stays in the residuals at `places`, for `write_residuals`.
+        Returns all gradients; and what stays in the residuals at `places`, for `write_residuals`.
         """
         residuals = self.state(places).get(RESIDUAL, [])
         if not residuals:
@@ -117,14 +102,7 @@ class Replica:
         finite: tf.Tensor,
         left: Sequence[tf.Tensor],
     ) -> None:
-        """Writes after a step what stays in the residuals.
-
-        Args:
-            sparse: The places of the gradients to which residuals have been added.
-            dense: The places of the gradients that the compressor has exchanged.
-            finite: Whether the step is taken.
-            left: What stays in the residuals at `sparse`, from `add_residuals`.
-        """
+        """Writes after a step what stays in the residuals."""
         delayed = self.setup.variables.facts.residual_waits
         if RESIDUAL not in self.setup.variables.state:
             return

@@ -73,12 +73,7 @@ class ReplicaStep:
     ) -> ReplicaStep:
         """Returns the step of a replica whose gradients may be slices.
 
-        Args:
-            inputs: The inputs of the compressor, but for slices among the gradients.
-            delayed: As in `ReplicaStep`.
-            residual_scale: As in `ReplicaStep`.
-            not_begun: bool [tensors], equal on all replicas: which gradients no replica has had
-                yet; None if nobody asks which begin.
+        `not_begun` tells which gradients no replica has had yet; None if nobody asks which begin.
         """
         pairs = list(zip(inputs.gradients, inputs.specs, strict=True))
         touched = [
@@ -93,11 +88,7 @@ class ReplicaStep:
         return cls(inputs, touched, tf.convert_to_tensor(delayed), residual_scale, begins)
 
     def conversation(self, compressor: Compressor) -> Generator[Request, Any, MethodResult]:
-        """Exchanges the gradients by a compressor that is in use in this step.
-
-        Args:
-            compressor: The compressor; its warm-up and its phases are ignored.
-        """
+        """Exchanges the gradients by a compressor, whose warm-up and phases are ignored."""
         step = self
         has_own = any(RESIDUAL in compressor.state(spec) for spec in self.inputs.specs)
         if not has_own and self.inputs.state.get(RESIDUAL):
@@ -190,13 +181,7 @@ def _begin(gradients: Sequence[tf.Tensor], not_begun: tf.Tensor) -> tf.Tensor:
 def by_stage(
     compressor: Compressor, inputs: ExchangeInputs, run: Callable[[Compressor], Result]
 ) -> Result:
-    """Runs the method that is in use in this step: a warm-up, a phase, or the compressor itself.
-
-    Args:
-        compressor: The compressor.
-        inputs: The inputs of a step; the choice depends on what is equal on all replicas in them.
-        run: Takes the method in use; in a graph it is called once for each.
-    """
+    """Runs the method that is in use in this step: a warm-up, a phase, or the compressor itself."""
 
     def in_turn() -> Result:
         if not isinstance(compressor, Phased):

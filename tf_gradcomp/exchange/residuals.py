@@ -21,15 +21,8 @@ def add_residuals(
 ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
     """Adds to gradients as much of their residuals as the gradients' dtypes can hold.
 
-    Args:
-        gradients: The gradients of one replica.
-        residuals: The residual of each gradient.
-        wanted: bool scalar. Where it is false, nothing is added.
-        scale: The residuals divided by this are in units of the gradients.
-        replicas: The number of replicas that add residuals.
-
-    Returns:
-        The sums, and what stays in the residuals.
+    The residuals divided by `scale` are in units of the gradients. Returns the sums, and what stays
+    in the residuals; nothing is added unless `wanted`.
     """
 
     def added() -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:

@@ -36,10 +36,7 @@ Convert: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 def warn_of_lost_residuals(setup: Setup, local_replica: int, told: Callable[[], bool]) -> None:
     """Warns in a step that finds residuals restored for a method that keeps none.
 
-    Args:
-        setup: The parts of the exchange.
-        local_replica: The number of the calling replica among this process's replicas.
-        told: Returns whether the user was told when a file was loaded.
+    `told` returns whether the user was told when a file was loaded.
     """
     if RESIDUAL in setup.variables.state:
         return
@@ -66,18 +63,12 @@ def convert_restored(
     *,
     by_python: bool,
 ) -> tf.Tensor:
-    """Converts restored state where the job that saved it had other settings.
+    """Converts restored state if the job that saved it had other settings.
 
-    Args:
-        replicas: The replica whose state it is, or all of a group in lockstep.
-        inner: The state of the inner optimizer.
-        preconditioned: Places of the gradients that are divided if this job divides any.
-        by_python: Whether a graph calls Python to convert. The graph of a step is then much
-            smaller, for most steps convert nothing. XLA cannot call Python.
-
-    Returns:
-        A tensor that is there once the state is converted. TensorFlow does not order what Python
-        does before the reads of a graph.
+    With `by_python`, a graph calls Python to convert. The graph of a step is then much smaller,
+    because most steps convert nothing; but XLA cannot call Python. Returns a tensor that is there
+    once the state is converted, because TensorFlow does not order what Python does before the reads
+    of a graph.
     """
     first, *_ = replicas
     setup = first.setup
@@ -134,18 +125,10 @@ def _convert_gradients_state(
     taken: tf.Tensor,
     updates: tf.Tensor,
 ) -> tf.Tensor:
-    """Converts the state of each gradient.
+    """Converts the state of each gradient; returns its new `moments_since`, int64.
 
-    Args:
-        replicas: As for `convert_restored`.
-        inner: The state of the inner optimizer.
-        takes: Which gradients are divided from now on.
-        factors: float32 [gradients]: by what each residual is to be multiplied.
-        taken: bool [gradients], which gradients were divided when the state was saved.
-        updates: The number of updates that the inner optimizer has made.
-
-    Returns:
-        int64 [gradients], what `moments_since` is of each gradient from now on.
+    `takes` tells which gradients are divided from now on, and `taken` which were when the state was
+    saved. Each residual is multiplied by its factor.
     """
     since: Sequence[tf.Tensor | int] = [0] * len(takes)
     if inner is not None:

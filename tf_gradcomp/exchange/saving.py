@@ -67,9 +67,6 @@ class Saving:
     `collect` sums, on all processes together, so that one of them can save alone; what it has
     collected holds until the next step. What was not collected is summed where it is read, under a
     strategy; within `reading_own(saving)`, it is not summed at all.
-
-    Args:
-        group: The replicas that exchange.
     """
 
     def __init__(self, group: Group) -> None:
@@ -120,13 +117,10 @@ class Saving:
                 self._hook(variable)
 
     def collect(self) -> None:
-        """Sums the variables over the processes; all of them must call it between the same steps.
+        """Sums the variables over the processes, which must all call it between the same steps.
 
-        Each process keeps the sums, in host memory.
-
-        Raises:
-            WorkersDisagreeError: If the others do something else, or are at another step; or on
-                this one, if they do not come within an hour.
+        Each process keeps the sums, in host memory. Raises `WorkersDisagreeError` if the other
+        processes do something else, or do not come within an hour.
         """
         if self._unfinished is not None:
             self._unfinished.finish()

@@ -34,15 +34,9 @@ def touched_rows(slices: tf.IndexedSlices, rows: int) -> tf.Tensor:
 def as_given(
     gradient: tf.Tensor | tf.IndexedSlices, total: tf.Tensor, touched: tf.Tensor | None
 ) -> tf.Tensor | tf.IndexedSlices:
-    """A reduced gradient in the dtype and the form that this replica's has.
+    """Returns a reduced gradient in the dtype and the form that this replica's has.
 
-    Args:
-        gradient: The gradient of this replica, as it came.
-        total: Dense, summed over the replicas.
-        touched: For slices, bool [rows]: which rows any replica touched.
-
-    Returns:
-        For slices, the rows that were touched or that something was sent for.
+    Slices get the rows that any replica touched, or that something was sent for.
     """
     if not isinstance(gradient, tf.IndexedSlices) or touched is None:
         return tf.cast(total, gradient.dtype)

@@ -22,12 +22,10 @@ def state_specs(
     specs: Sequence[GradientSpec],
     preconditioner: Preconditioner | None = None,
 ) -> dict[str, list[StateSpec]]:
-    """The state of each gradient by name, in the order of `specs`.
+    """Returns the state of each gradient by name, in the order of `specs`.
 
-    It is all that the methods, their warm-ups and the preconditioner keep.
-
-    Raises:
-        ValueError: If two keep state of one name in different shapes.
+    It is all that the methods, their warm-ups and the preconditioner keep. Raises ValueError if two
+    keep state of one name in different shapes.
     """
     state: dict[str, list[StateSpec]] = {}
     keepers: list[Compressor | Preconditioner] = []
@@ -50,11 +48,7 @@ def state_specs(
 
 
 def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> float | None:
-    """The scale of the residual that a method or one of its stages keeps; None if none does.
-
-    Raises:
-        ValueError: If stages would go on with a residual of another scale.
-    """
+    """Returns the scale of the residual that a method or a stage of it keeps; None without any."""
     scales = {
         protocols.residual_scale(stage)
         for stage in stages(compressor)
@@ -71,11 +65,7 @@ def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> flo
 def job_state_specs(
     compressors: Sequence[Compressor], specs: Sequence[GradientSpec]
 ) -> dict[str, JobStateSpec]:
-    """The state of the job by name: of the methods, their warm-ups and their phases.
-
-    Raises:
-        ValueError: If two keep state of one name in different forms.
-    """
+    """Returns the state of the job by name, of the methods, their warm-ups and their phases."""
     state: dict[str, JobStateSpec] = {}
     for compressor in compressors:
         for stage in stages(compressor):

@@ -247,8 +247,7 @@ def _restore(
 ) -> tf.Tensor:
     """Puts sums at their places, in the dtypes and forms of a replica's own gradients.
 
-    Returns:
-        Whether the step is to be taken: not if a sum does not fit into float16.
+    Returns whether the step is to be taken: not if a sum does not fit into float16.
     """
     halves = []
     for place, total, rows in zip(places, result.exchanged.reduced, result.touched, strict=True):

@@ -11,11 +11,7 @@ from tf_gradcomp.groups.group import Group
 
 
 def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
-    """Refuses a warm-up where replicas cannot end one.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses a warm-up if replicas cannot end one."""
     in_turn = any(map(takes_turns, compressors))
     if in_turn and group.size > 1 and not group.is_collective:
         raise ValueError(
@@ -25,11 +21,7 @@ def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
 
 
 def check_not_in_xla() -> None:
-    """Refuses to exchange gradients in code that XLA compiles.
-
-    Raises:
-        ValueError: With the way out.
-    """
+    """Refuses to exchange gradients in code that XLA compiles."""
     if tf_private.in_xla():
         raise ValueError(
             "Compressed gradients cannot be exchanged in code that XLA compiles; use "

@@ -15,10 +15,6 @@ class VariableNumbers:
 
     Variables are told apart by identity, and not kept alive: a strategy's exchange ends with them.
     `tf.Module` does not track plain objects such as this one, so no checkpoint has them twice.
-
-    Args:
-        variables: All variables of the exchange.
-        specs: The spec of each variable's gradient.
     """
 
     def __init__(self, variables: Sequence[Any], specs: Sequence[GradientSpec]) -> None:
@@ -35,11 +31,7 @@ class VariableNumbers:
         return number
 
     def of(self, variables: Sequence[Any]) -> list[int]:
-        """Returns the places of variables.
-
-        Raises:
-            ValueError: Naming the first variable that the exchange lacks.
-        """
+        """Returns the places of variables; raises ValueError for one that the exchange lacks."""
         return [self._of(variable) for variable in variables]
 
     def _of(self, variable: Any) -> int:

@@ -17,9 +17,6 @@ class GradientAgreement:
 
     It does so once for each set of variables, and not at each trace: some workers trace more often
     than others, such as one whose last batch is smaller.
-
-    Args:
-        group: The replicas.
     """
 
     def __init__(self, group: Group) -> None:

@@ -27,12 +27,6 @@ def check_not_alone_by_mistake(group: Group) -> None:
     Each of them would train by itself, and nobody would notice. Evaluators and parameter servers
     are on their own by design, and so is a chief that has trained with the others before: that of
     TensorFlow's tutorial loads the model that the job saved, and trains it further.
-
-    Args:
-        group: The replicas that the program trains with.
-
-    Raises:
-        ValueError: With the reason and the way out; or if TF_CONFIG is wrong.
     """
     if group.processes > 1:
         _trained_with_others.set()
@@ -62,11 +56,7 @@ def check_not_alone_by_mistake(group: Group) -> None:
 
 
 def check_not_of_horovod() -> None:
-    """Refuses to train without others in what is one of several processes of Horovod.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses to train without others in what is one of several processes of Horovod."""
     name, size = horovod_here.size()
     if size > 1:
         raise ValueError(

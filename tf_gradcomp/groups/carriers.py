@@ -40,13 +40,7 @@ def decoded(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def gathered(value: Any, dtype: tf.DType, gather: Callable[[Any], tf.Tensor]) -> tf.Tensor:
-    """Gathers what the replicas have.
-
-    Args:
-        value: A tensor, or a `tf.distribute.DistributedValues` of tensors.
-        dtype: Their dtype.
-        gather: Gathers values of the dtypes that collectives have, along a given axis.
-    """
+    """Gathers values of any dtype by `gather`, which takes dtypes that collectives have."""
     if dtype == tf.string:
         return _gathered_strings(value, gather)
     return decoded(gather(_on_each(encoded, value)), dtype)

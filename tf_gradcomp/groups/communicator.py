@@ -226,12 +226,7 @@ def communicate(
 ) -> tuple[list[Result], list[Sent]]:
     """Runs the conversations of this process's replicas: mostly one, in lockstep several.
 
-    Args:
-        conversations: One for each replica; each yields requests and is sent their answers.
-        communicators: One for each replica.
-
-    Returns:
-        The result of each conversation; and what each replica sent.
+    Returns the result of each conversation, and what each replica sent.
     """
     answers: list[Any] = [None] * len(conversations)
     sent = [Sent.nothing() for _ in conversations]

@@ -15,14 +15,9 @@ HOROVOD = "horovod"
 
 
 def group_finder(group: str | Group | None) -> Callable[[], Group]:
-    """Returns what finds the group, each time that it is asked for.
+    """Returns a function that finds the group each time that it is called.
 
-    Args:
-        group: `"horovod"`; a group; or None for that of the strategy in scope.
-
-    Raises:
-        ImportError: If Horovod is asked for, and is not there.
-        ValueError: If it is none of these, or Horovod cannot be used.
+    A group is `"horovod"`, an object, or None for the group of the strategy in scope.
     """
     if group is None:
         return current_group

@@ -53,11 +53,7 @@ class Group(Processes):
 
     @abc.abstractmethod
     def check_current(self) -> None:
-        """Refuses to go on if the code that runs now is not run by this group's replicas.
-
-        Raises:
-            ValueError: With the reason and the way out.
-        """
+        """Refuses to go on if the code that runs now is not run by this group's replicas."""
 
     @abc.abstractmethod
     def member(self) -> Member:
@@ -69,11 +65,7 @@ class Group(Processes):
 
     @abc.abstractmethod
     def communicators(self) -> list[Communicator]:
-        """The communicators of this process's replicas, for use outside of a step.
-
-        Raises:
-            ValueError: If there is no network between the replicas.
-        """
+        """The communicators of this process's replicas, for use outside of a step."""
 
     @abc.abstractmethod
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
@@ -100,23 +92,15 @@ class Group(Processes):
 
     @abc.abstractmethod
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        """Returns whether a bool scalar is true on all replicas.
+        """Returns whether a bool scalar is true on all replicas; each replica calls it.
 
-        Each replica calls it, in its own context.
-
-        Args:
-            flag: The calling replica's scalar.
-            label: Distinguishes this collective from others, if collectives have names.
+        `label` distinguishes this collective from others, if collectives have names.
         """
 
     def create(self, make: Callable[[], Result]) -> Result:
         """Calls `make` so that each replica has its own copy of the variables that `make` creates.
 
-        Args:
-            make: Creates variables that depend only on facts equal on all processes.
-
-        Returns:
-            The result of `make`.
+        What `make` creates depends only on facts equal on all processes.
         """
         return make()
 
@@ -134,9 +118,7 @@ class Group(Processes):
     ) -> list[tf.Tensor | tf.IndexedSlices]:
         """Returns the sums of gradients over the processes that form one replica.
 
-        Args:
-            gradients: The gradients of this process.
-            names: Distinct names for the collectives of the gradients; equal on all processes.
+        The names distinguish the collectives of the gradients, and are equal on all processes.
         """
         return list(gradients)
 

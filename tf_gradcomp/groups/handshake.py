@@ -38,12 +38,7 @@ def _wants_tf_keras() -> bool:
 def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tensor]) -> None:
     """Compares `facts` over all processes of a job; see `Group.agree`.
 
-    Args:
-        facts: JSON-serializable values by name.
-        all_gather: Gathers a small tensor of each process along axis 0.
-
-    Raises:
-        WorkersDisagreeError: On every process, naming which differ and in what.
+    `all_gather` gathers a small tensor of each process along axis 0.
     """
     text = json.dumps(facts, sort_keys=True)
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
@@ -56,12 +51,7 @@ def compare(facts: Mapping[str, Any], all_gather: Callable[[tf.Tensor], tf.Tenso
 
 
 def gather_bytes(own: bytes, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> list[bytes]:
-    """Returns the bytes of each process.
-
-    Args:
-        own: Those of this process.
-        all_gather: Gathers a small tensor of each process along axis 0.
-    """
+    """Returns the bytes of each process."""
     data = np.frombuffer(own, np.uint8).astype(np.int32)
     lengths = all_gather(tf.constant([data.size], tf.int32)).numpy()
     padded = np.zeros([1, lengths.max()], np.int32)

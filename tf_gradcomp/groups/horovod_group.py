@@ -27,10 +27,6 @@ class HorovodCommunicator(Communicator):
 
     Horovod matches what the ranks send by the names of operations, whatever the order in which they
     come. So names follow from the variables of an exchange and the order of its collectives.
-
-    Args:
-        hvd: The module `horovod.tensorflow`.
-        process_set: The ranks that communicate.
     """
 
     def __init__(self, hvd: Any, process_set: Any) -> None:

@@ -135,11 +135,7 @@ class HorovodHosts(HorovodGroup):
 
 
 def _process_set(hvd: Any, ranks: list[int]) -> Any:
-    """Returns the process set of some ranks; all ranks must call it in the same order.
-
-    Raises:
-        ValueError: If Horovod was initialized without `process_sets="dynamic"`.
-    """
+    """Returns the process set of some ranks; all ranks must call it in the same order."""
     if len(ranks) == hvd.size():
         return hvd.global_process_set
     if tuple(ranks) not in _sets:

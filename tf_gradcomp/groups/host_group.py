@@ -61,11 +61,7 @@ class HostGroup(StrategyGroup):
         return _total(parts if len(parts) == replicas else parts * replicas)
 
     def member(self) -> Member:
-        """The host.
-
-        Raises:
-            RuntimeError: If one of its replicas calls, and not all of them together.
-        """
+        """The host; raises RuntimeError if one replica calls and not all of them together."""
         if tf.distribute.in_cross_replica_context():
             return Member(self.communicators()[0], 0)
         raise RuntimeError(

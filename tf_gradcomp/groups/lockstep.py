@@ -86,12 +86,7 @@ def lockstep_communicators(size: int) -> list[Communicator]:
 
 
 class OfEachReplica:
-    """Stands for a variable of which each replica in lockstep has its own.
-
-    Attributes:
-        variables: The variable of each replica.
-        aggregation: None, because no checkpoint holds these variables.
-    """
+    """Stands for a variable of which each replica in lockstep has its own; never saved."""
 
     aggregation = tf.VariableAggregation.NONE
 
@@ -100,11 +95,7 @@ class OfEachReplica:
 
 
 class LockstepGroup(Group):
-    """Replicas of one process that go through each step together.
-
-    Args:
-        size: The number of replicas.
-    """
+    """Replicas of one process that go through each step together."""
 
     name = "the learners of a simulation"
     kind = "learner"

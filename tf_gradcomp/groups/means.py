@@ -15,19 +15,10 @@ from tf_gradcomp import tf_private
 
 
 def means_over_replicas(strategy: tf.distribute.Strategy, values: Any) -> Any:
-    """The mean of each value of a nested structure over all replicas, in its own shape.
+    """Returns the mean of each value of a nested structure over all replicas.
 
-    Args:
-        strategy: Whose replicas have the values.
-        values: Numbers of any dtype, and tensors of equal shapes on all replicas, as
-            `Strategy.run` returns them.
-
-    Returns:
-        The same structure, equal on all workers; in the dtypes of the floats, and float64 for all
-        other dtypes, as `Strategy.reduce` returns them.
-
-    Raises:
-        ValueError: If one of them is no number, or XLA is to compile the step.
+    The means keep the shapes and the float dtypes; they are float64 for all other dtypes, as
+    `Strategy.reduce` returns them.
     """
     parts = _parts(strategy, tf.nest.flatten(values))
     dtypes = [some[0].dtype for some in parts]
@@ -39,12 +30,9 @@ def means_over_replicas(strategy: tf.distribute.Strategy, values: Any) -> Any:
 
 
 def sums_over_replicas(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[tf.Tensor]:
-    """The sums over all replicas of what each has for itself, in its shapes and dtypes.
+    """Returns the sums over all replicas, in the shapes and dtypes of the values.
 
-    Args:
-        strategy: Whose replicas have the values.
-        values: Variables and tensors of any numbers, of equal shapes on all replicas. They are
-            added as float64.
+    Variables and tensors have equal shapes on all replicas, and are added as float64.
     """
     parts = _parts(strategy, values)
     return [

@@ -11,11 +11,7 @@ _owners: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("ow
 
 @contextlib.contextmanager
 def reading_own(*owners: object) -> Iterator[None]:
-    """Within this context, some owners of variables read the parts of this process alone.
-
-    Args:
-        owners: Strategies, and objects that save the state of an exchange.
-    """
+    """Within this context, some owners of variables read the parts of this process alone."""
     token = _owners.set((*_owners.get(), *owners))
     try:
         yield

@@ -67,11 +67,7 @@ class Processes(abc.ABC):
             return np.max(rows.numpy(), 0).tolist()
 
     def from_first(self, numbers: np.ndarray) -> np.ndarray:
-        """The numbers of the process that has the first replica, on all processes.
-
-        Args:
-            numbers: float64 [n], as many on all; those of the others do not count.
-        """
+        """Returns the numbers of the process that has the first replica, on all processes."""
         if self.processes == 1:
             return numbers
         given = numbers if self.is_first else np.zeros_like(numbers)

@@ -23,11 +23,7 @@ _WITHOUT_REDUCTION = (
 
 
 class StrategyGroup(Group):
-    """The replicas of a `tf.distribute.Strategy`.
-
-    Raises:
-        ValueError: If they do not reduce gradients among themselves.
-    """
+    """The replicas of a `tf.distribute.Strategy` that reduces gradients among them."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         if isinstance(strategy, _WITHOUT_REDUCTION):

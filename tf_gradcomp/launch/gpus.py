@@ -15,13 +15,7 @@ def gpus_of_workers(
 ) -> list[dict[str, str]]:
     """Returns the variables that give workers their own GPUs: neighbours, in workers' order.
 
-    Args:
-        workers: How many workers there are on this machine.
-        each: How many GPUs a worker gets.
-        env: If it says which GPUs may be seen, these are shared out; otherwise all there are.
-
-    Raises:
-        ValueError: If there are too few; says how many there are, and who says so.
+    If `env` says which GPUs may be seen, these are shared out; otherwise all there are.
     """
     gpus, who = _seen(env)
     if len(gpus) < workers * each:

@@ -14,12 +14,7 @@ _THIS_MACHINE, _LOOPBACK = "127.0.0.1", "lo"
 def horovod_ranks(ranks: int, hosts: int = 1) -> Iterator[list[dict[str, str]]]:
     """The environment of each rank; within this context, a server tells them of each other.
 
-    Args:
-        ranks: How many there will be.
-        hosts: As on how many machines they see themselves, with as many ranks on each.
-
-    Raises:
-        ImportError: If Horovod is not installed; says how to build it.
+    The ranks see themselves as on `hosts` machines, with as many ranks on each.
     """
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts

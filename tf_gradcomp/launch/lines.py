@@ -52,11 +52,7 @@ class LineReader:
 
 
 def visible(line: str) -> str:
-    """Returns what a terminal shows of a line that redraws itself.
-
-    Args:
-        line: A line without its newline, which may hold carriage returns and backspaces.
-    """
+    """Returns what a terminal shows of a line with carriage returns and backspaces."""
     for state in reversed(line.split("\r")):
         shown = _overwrite(state)
         if without_escapes(shown).strip():

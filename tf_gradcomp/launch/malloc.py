@@ -25,12 +25,6 @@ def settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the environment variables that tune a worker's `malloc`.
 
     `GRADCOMP_MALLOC=default` turns the tuning off, and the user's own `GLIBC_TUNABLES` wins.
-
-    Args:
-        env: The environment that the worker gets otherwise.
-
-    Raises:
-        ValueError: If `GRADCOMP_MALLOC` is neither `tuned` nor `default`.
     """
     wanted = env.get(MALLOC, TUNED)
     if wanted not in (TUNED, DEFAULT):

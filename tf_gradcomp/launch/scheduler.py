@@ -76,9 +76,6 @@ def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterat
     """The address of each worker of the job, in the order of ranks.
 
     Within the context, no other process here is given the port of this process's worker by chance.
-
-    Raises:
-        RuntimeError: If they cannot be found; says why.
     """
     if place.scheduler == "srun":
         yield slurm_addresses(env)
@@ -91,11 +88,7 @@ def addresses_of_all(place: Rank, env: Mapping[str, str] = os.environ) -> Iterat
 
 
 def slurm_addresses(env: Mapping[str, str]) -> list[str]:
-    """The addresses of the tasks of a step of Slurm's; ports follow from the job and the step.
-
-    Raises:
-        RuntimeError: If tasks are not dealt out to machines in blocks.
-    """
+    """Returns the addresses of the tasks of a Slurm step; ports follow from job and step."""
     hosts = expand_hosts(env["SLURM_STEP_NODELIST"])
     counts = expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
     job, step = int(env.get("SLURM_JOB_ID", 0)), int(env.get("SLURM_STEP_ID", 0))

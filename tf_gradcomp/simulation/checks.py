@@ -10,11 +10,7 @@ from tf_gradcomp.keras.common.version import keras
 
 
 def check_model(model: keras.Model) -> None:
-    """Refuses a model that learners cannot train.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses a model that learners cannot train."""
     if tf.distribute.has_strategy():
         raise ValueError("Learners: leave the strategy's scope; all learners are in this process.")
     if not model.built or getattr(model, "optimizer", None) is None:
@@ -46,11 +42,7 @@ def check_model(model: keras.Model) -> None:
 def checked_method(
     compressor: compressors.Compressor | compressors.Auto,
 ) -> compressors.Compressor:
-    """Returns a compressor that can be simulated.
-
-    Raises:
-        ValueError: If it chooses its method by the network.
-    """
+    """Returns a compressor; refuses one that chooses its method by the network."""
     if isinstance(compressor, compressors.Auto):
         raise ValueError(
             f"Learners: {compressor.name!r} chooses by the network, and a simulation has none; "

@@ -34,11 +34,7 @@ class Similarity:
 
 
 class Comparison:
-    """Compares learners in one step.
-
-    Args:
-        residuals: The residuals of each learner, in the order of all gradients; empty without any.
-    """
+    """Compares learners in one step."""
 
     def __init__(self, residuals: Sequence[Sequence[tf.Variable]]) -> None:
         self._of_all = residuals
@@ -84,11 +80,7 @@ def union_density(reduced: Sequence[tf.Tensor]) -> float:
 
 
 def mean_cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
-    """The mean over all pairs of learners; NaN for less than two, or if one's residual is zero.
-
-    Args:
-        residuals: The residuals, by learner and variable.
-    """
+    """Returns the mean over all pairs of learners; NaN without pairs, or by a zero residual."""
     learners = len(residuals)
     if learners < 2 or not residuals[0]:
         return float("nan")
@@ -102,12 +94,7 @@ def mean_cosine_distance(residuals: Sequence[Sequence[tf.Variable]]) -> float:
 
 
 def hamming_distance(reduced: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]) -> float:
-    """The share of entries sent that are not among the largest; NaN if none were.
-
-    Args:
-        reduced: What was sent: the reduced gradients.
-        wanted: The sum of what all learners could have sent, in the same shapes.
-    """
+    """Returns the share of the sent entries that are not among the largest of what was wanted."""
     sent = missed = 0
     for given, target in zip(reduced, wanted, strict=True):
         places = tf.reshape(tf.not_equal(given, 0), [-1])

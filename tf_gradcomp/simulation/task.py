@@ -32,14 +32,9 @@ class Task:
 
 
 def load(program: str, batch_size: int | None = None) -> functools.partial[Task]:
-    """The function that makes the task of a program, with the size of its batches.
+    """Returns the function that makes the task of a program, with the size of its batches.
 
-    Args:
-        program: `FILE.py:FUNCTION`; without a function, it is `simulation_task`.
-        batch_size: For the function; by default, what it takes if it is given none.
-
-    Raises:
-        ValueError: If there is no such file or function, or the batch size is not known.
+    The program is `FILE.py:FUNCTION`; without a function, it is `simulation_task`.
     """
     path, _, name = program.partition(":")
     name = name or "simulation_task"

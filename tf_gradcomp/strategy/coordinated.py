@@ -28,12 +28,7 @@ _OWN_OF_RANK = (
 def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
     """Within this context a process saves; it is told whether it writes the file.
 
-    Args:
-        savings: Those whose variables are saved.
-        path: Where to.
-
-    Raises:
-        OSError: On workers that leave the file to the chief, if the chief cannot write it.
+    Workers that leave the file to the chief raise OSError if the chief cannot write it.
     """
     strategy = strategy_of_workers()
     if strategy is not None:
@@ -52,11 +47,9 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
 
 
 def writes_alone(kind: str, path: str) -> bool:
-    """Returns whether this process writes to a path: False where the chief writes to the same.
+    """Returns whether this process writes to a path: False if the chief writes to the same.
 
-    Args:
-        kind: What is written, such as logs; the workers write one of a kind after another.
-        path: Where to.
+    The workers write one `kind`, such as logs, after another.
     """
     strategy = strategy_of_workers()
     return strategy is None or strategy.saves.writes_alone(kind, _comparable(path))

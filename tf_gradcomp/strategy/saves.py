@@ -53,12 +53,8 @@ class Saves:
     def coordinate(self, savings: Sequence[Saving], path: str) -> Iterator[bool]:
         """Within this context a worker saves; it is told whether it writes the file.
 
-        Args:
-            savings: Those whose variables are saved.
-            path: Where to, such that equal paths are equal strings.
-
-        Raises:
-            OSError: On the workers that leave the file to the chief, if the chief cannot write it.
+        Equal paths are equal strings. Workers that leave the file to the chief raise OSError if the
+        chief cannot write it.
         """
         if self._group.processes == 1:
             yield True
@@ -85,12 +81,7 @@ class Saves:
             _wait_for(f"gradcomp/saved/{number}", path)
 
     def writes_alone(self, kind: str, path: str) -> bool:
-        """Returns whether this worker writes to a path of its own, or for all: on the chief, True.
-
-        Args:
-            kind: What is written, such as logs; the workers write one of a kind after another.
-            path: Where to.
-        """
+        """Returns whether this worker writes to a path of its own, or for all."""
         if self._group.processes == 1:
             return True
         self._orders[kind] += 1

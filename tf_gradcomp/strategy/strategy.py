@@ -173,9 +173,6 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Refuses to have a model trained that was created outside of the scope.
 
         A chief may do so once it has trained with the others: see `check_not_alone_by_mistake`.
-
-        Raises:
-            ValueError: With the reason and the way out.
         """
         if self.group.processes > 1 and not (self._started and is_chief()):
             raise ValueError(
@@ -299,14 +296,7 @@ def strategy_of_workers() -> CheckedStrategy | None:
 
 
 def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
-    """Refuses to train a model that was created outside of the scope of the program's strategy.
-
-    Args:
-        strategy: The model's own.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses to train a model that was created outside of the scope of the program's strategy."""
     if strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy():
         for other in _strategies:
             other.check_model_outside()

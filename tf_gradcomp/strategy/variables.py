@@ -15,11 +15,7 @@ from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 
 class CheckedVariables:
-    """Checks that all workers of a strategy create the same variables in the same order.
-
-    Args:
-        group: All replicas of the strategy.
-    """
+    """Checks that all workers of a strategy create the same variables in the same order."""
 
     def __init__(self, group: StrategyGroup) -> None:
         self._group = group
@@ -93,12 +89,7 @@ class CheckedVariables:
 
 
 class CheckedScope:
-    """A strategy scope in which the creation of variables is checked.
-
-    Args:
-        scope: TensorFlow's scope.
-        variables: Checks the variables.
-    """
+    """A strategy scope in which the creation of variables is checked."""
 
     def __init__(self, scope: Any, variables: CheckedVariables) -> None:
         self._scope = scope

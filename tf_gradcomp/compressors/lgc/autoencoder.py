@@ -27,13 +27,7 @@ _EXPECTED = (
 
 
 class Convolution(NamedTuple):
-    """One layer: a convolution in the encoder, a transposed one in the decoder.
-
-    Attributes:
-        filters: The channels that it gives.
-        kernel: The size of its kernel.
-        stride: By how much it shortens a vector, or lengthens it.
-    """
+    """One layer: a convolution in the encoder, a transposed one in the decoder."""
 
     filters: int
     kernel: int
@@ -82,11 +76,7 @@ class Architecture:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | Described | None) -> Architecture:
-        """The architecture that was given: a description, what has one, or None for the paper's.
-
-        Raises:
-            ValueError: If it is none of these.
-        """
+        """The architecture that was given: a description, what has one, or None for the paper's."""
         if given is None:
             return cls()
         if isinstance(given, Described):
@@ -122,11 +112,7 @@ class Architecture:
         return cls(encoder, decoder, float(slope), weights)
 
     def checked_weights(self, innovations: bool) -> Architecture:
-        """Itself, if it has no weights, or as many as it needs.
-
-        Raises:
-            ValueError: If not.
-        """
+        """Returns itself; raises ValueError if it has too many or too few weights."""
         needed = self.parameters(innovations)
         if self.weights is not None and self.weights.size != needed:
             raise ValueError(
@@ -167,11 +153,10 @@ class Architecture:
         return self.padded(entries) // self.shortening * self.channels
 
     def shapes(self, innovations: bool) -> list[tuple[int, ...]]:
-        """The shapes of kernel and bias of each layer, in their order; as Keras has them.
+        """Returns the shapes of kernel and bias of each layer, in their order, as Keras has them.
 
-        Args:
-            innovations: Whether the output has one more channel, of what a worker adds to a shared
-                latent.
+        With `innovations`, the output has one more channel, for what a worker adds to a shared
+        latent.
         """
         shapes: list[tuple[int, ...]] = []
         inputs = 1
@@ -230,11 +215,9 @@ class Network:
     def expand(self, latents: tf.Tensor, *, frozen: bool = False) -> tf.Tensor:
         """Runs the decoder on latents; the result is the input of `output`.
 
-        Args:
-            latents: The latents.
-            frozen: Whether the slopes of the first row count for all rows. Then the decoder is
-                affine: if the first latent is the mean of the others, the first result is the mean
-                of the other results.
+        If `frozen`, the slopes of the first row count for all rows, so that the decoder is affine:
+        if the first latent is the mean of the others, the first result is the mean of the other
+        results.
         """
         x = latents
         for layer, (kernel, bias) in zip(self._architecture.decoder, self._decoder, strict=True):
@@ -245,12 +228,10 @@ class Network:
         return x
 
     def output(self, expanded: tf.Tensor, innovations: tf.Tensor | None = None) -> tf.Tensor:
-        """The vectors that the output makes: float32 [rows, n].
+        """Returns the vectors that the output makes: float32 [rows, n].
 
-        Args:
-            expanded: From `expand`.
-            innovations: float32 [rows, n], in the last channel; there may be more of these rows, if
-                there is one of the others.
+        Innovations, float32 [rows, n], go in the last channel. There may be more rows of
+        innovations if there is one row of `expanded`.
         """
         kernel, bias = self._output
         weights = kernel[0, :, 0]

@@ -60,13 +60,7 @@ class Collected(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """Result of one step of training.
-
-    Attributes:
-        number: The number of the step whose vectors it was.
-        loss: What was minimized, before the step.
-        error: The relative squared error of the autoencoder, before the step.
-    """
+    """Result of one step of training."""
 
     number: int
     loss: float
@@ -162,12 +156,7 @@ class AutoencoderState:
         return self.job_state[VECTORS].numpy()[steps == steps.max()] if steps.any() else None
 
     def learn(self, weights: np.ndarray, learnt: Sequence[Learnt]) -> None:
-        """Stores the result of training, and decides the next phase.
-
-        Args:
-            weights: All weights of the autoencoder, flat, float32.
-            learnt: The result of each step, in their order.
-        """
+        """Stores the result of training, and decides the next phase."""
         state, last = self.job_state, learnt[-1]
         errors = [1 + of_one.error for of_one in learnt]
         kept = np.concatenate([state[ERRORS].numpy(), errors])[-KEPT_ERRORS:].astype(np.float32)
@@ -189,12 +178,7 @@ class AutoencoderState:
 
 @dataclasses.dataclass(frozen=True)
 class AutoencoderHook(BetweenSteps):
-    """The hook by which `LGC`'s autoencoder is trained.
-
-    Attributes:
-        lgc: The method.
-        specs: What is known of all gradients of the job.
-    """
+    """The hook by which `LGC`'s autoencoder is trained."""
 
     lgc: LGC
     specs: Sequence[GradientSpec]

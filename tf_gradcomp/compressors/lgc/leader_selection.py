@@ -57,12 +57,10 @@ class Layout:
         return sum(self.place_words[place] for place in self.coded)
 
     def tensor_bytes(self, sizes: Sequence[int], replicas: int, coded_bytes: float) -> tf.Tensor:
-        """Bytes that each tensor takes of a payload, rounded down, as `Exchanged` has them.
+        """Returns the bytes that each tensor takes of a payload, rounded down.
 
-        Args:
-            sizes: The number of elements of each tensor.
-            replicas: The number of replicas; one of them sends where the entries are.
-            coded_bytes: What all coded entries take, without their places.
+        One of the replicas sends the places of the entries. `coded_bytes` is the size of all coded
+        entries, without their places.
         """
         counted = []
         for place, size in enumerate(sizes):
@@ -121,12 +119,8 @@ class LeaderStep:
     ) -> Generator[Request, tf.Tensor, tf.Tensor]:
         """Has the leader tell which entries it has chosen; must come first.
 
-        Args:
-            words: How many words the leader tells besides.
-            more: Makes them of its coded entries: int32 [words].
-
-        Returns:
-            These words.
+        The leader also tells `words` words, which `more` makes from its coded entries, and which
+        are returned.
         """
         payload, places = self._chosen, sum(self.layout.place_words)
         if more:
@@ -161,14 +155,9 @@ class LeaderStep:
     ) -> Exchanged:
         """Spreads the totals over dense tensors, and keeps what was not sent.
 
-        Args:
-            sums: From `sum`.
-            totals: The sum of what all replicas sent of the coded entries.
-            finite: bool scalar, equal on all replicas: whether all of them were finite. Where it is
-                false, the step is skipped, and a replica that is finite itself keeps its whole
-                gradient.
-            coded_bytes: As `Layout.tensor_bytes` has it.
-            rests: What this replica did not send of its coded entries; None: it sent all of them.
+        `rests` is what this replica did not send of its coded entries; None if it sent all of them.
+        If not all replicas are finite, the step is skipped, and a replica that is finite itself
+        keeps its whole gradient.
         """
         layout, specs = self.layout, self.inputs.specs
         finite = tf.logical_and(finite, sums.finite)

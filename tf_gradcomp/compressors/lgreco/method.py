@@ -225,11 +225,7 @@ class LGreCo(HasSettings):
 
 
 def _checked(method: Any) -> Plannable:
-    """The method, if its settings can be planned.
-
-    Raises:
-        ValueError: If they can't, or it takes turns with others.
-    """
+    """Returns the method; raises ValueError unless its settings can be planned."""
     if not isinstance(method, Plannable):
         raise ValueError(
             f"LGreCo: {method!r} has no setting that can be planned for each layer; use "

@@ -39,16 +39,8 @@ def table(
 ) -> Table:
     """Computes the bytes and the error of one layer at each of some settings.
 
-    Args:
-        compressor: The method.
-        spec: What is known of the layer's gradient.
-        gradient: In the shape of `spec`; any float.
-        choices: Settings as `HasSettings.settings` has them.
-        default: The uniform setting, which need not be among them.
-        replicas: Number of replicas. Where one replica leads, bytes are the mean over all replicas.
-
-    Returns:
-        The choices in their order, then the uniform setting if it is not among them.
+    The uniform setting `default` follows the choices if it is not among them. If one replica leads,
+    bytes are the mean over all replicas.
     """
     settings = distinct([*choices, default])
     values = np.asarray(gradient, np.float32)
@@ -103,25 +95,10 @@ def plan_layers(
     steady: Sequence[bool] | None = None,
     replicas: int = 1,
 ) -> Plan:
-    """The smallest number of bytes whose summed error is within the reference's error.
+    """Minimizes the bytes while the summed error stays within that of the reference.
 
-    The reference is the uniform setting, but for layers that are `steady`.
-
-    Args:
-        compressor: A method with a main setting that differs by variable.
-        specs: What is known of each variable's gradient.
-        gradients: One for each variable, such as the sum over many steps: what would be
-            compressed, without a residual.
-        choices: For each variable, the settings that it may have; None keeps its own. By default,
-            what `Plannable.choices` says.
-        budget: How many times the error of the reference is allowed.
-        defaults: The uniform setting of each variable. By default, its own.
-        steady: Of which variables the reference is the choice with the fewest bytes; by default,
-            of none.
-        replicas: How many there are.
-
-    Returns:
-        The plan; where there is none, the uniform settings, with the reason.
+    The reference is the uniform setting, or the choice with the fewest bytes for layers that are
+    `steady`. If there is no plan, the result has the uniform settings and the reason.
     """
     if defaults is None:
         defaults = compressor.settings(specs)

@@ -53,13 +53,7 @@ class PlanInForce(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LayerPlanner(Proposing):
-    """Plans for the gradients of a job.
-
-    Attributes:
-        lgreco: The method that is planned for.
-        specs: What is known of all gradients of the job.
-        replicas: How many there are.
-    """
+    """Plans for the gradients of a job."""
 
     lgreco: LGreCo
     specs: Sequence[GradientSpec]

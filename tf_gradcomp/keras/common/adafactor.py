@@ -30,14 +30,7 @@ def check_keeps_zeros(
 ) -> None:
     """Refuses an optimizer of which `loses_zeros` is true behind a sparse method.
 
-    Args:
-        optimizer: What applies the gradients.
-        compressor: What they are exchanged by.
-        specs: What is known of them. Adafactor has no rows and columns of vectors.
-        replicas: How many there are; one exchanges nothing.
-
-    Raises:
-        ValueError: With the reason and the way out.
+    Adafactor has no rows and columns of vectors.
     """
     matrices = [spec for spec in specs if len(spec.shape) > 1]
     if replicas == 1 or not matrices or not loses_zeros(optimizer):

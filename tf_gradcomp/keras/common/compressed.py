@@ -53,12 +53,6 @@ class Compressed(TakesLocalSteps):
 
     The wrapper derives from this and from its Keras' optimizer. It calls `_build_exchange` and
     `_take_moments` when its variables are known, and `_reduction_of` in each step.
-
-    Attributes:
-        inner_optimizer: What applies the sum of the gradients.
-        exchange: What sums the gradients over the replicas.
-        precondition: As the wrapper was given it.
-        reduction: As the wrapper was given it.
     """
 
     name: str
@@ -189,9 +183,7 @@ class Compressed(TakesLocalSteps):
     def _check_scope(self, variables: Sequence[Any], counter: Any) -> None:
         """Refuses to be built for variables, or around an optimizer, of another strategy.
 
-        Args:
-            variables: Those to be built for.
-            counter: The inner optimizer's count of steps; None if it is made later.
+        `counter` is the inner optimizer's count of steps; None if it is made later.
         """
         check_group(self.group)
         if counter is not None and not self.passes_through():
@@ -380,11 +372,7 @@ class Compressed(TakesLocalSteps):
 
 
 def checked_reduction(reduction: Any) -> str | None:
-    """Returns the reduction that was given.
-
-    Raises:
-        ValueError: If there is no such reduction.
-    """
+    """Returns the reduction that was given; raises ValueError if there is no such reduction."""
     if reduction not in (None, "sum", "mean"):
         raise ValueError(
             'CompressedOptimizer: reduction must be "sum", "mean", or None for the sum under a '

@@ -31,18 +31,10 @@ def agree_on_values(
     purpose: tuple[str, str],
     seconds: float | None = None,
 ) -> None:
-    """Compares the values of variables over all ranks; refuses to go on where they differ.
+    """Compares the values of variables over all ranks; refuses to go on if they differ.
 
-    Args:
-        group: The ranks.
-        weights: Of the model.
-        slots: Of the inner optimizer, whose names have a number that each rank counts by itself.
-        purpose: `TRAINING` or `SAVING`: what comes next, and what to do if values differ.
-        seconds: As for `Group.agree`.
-
-    Raises:
-        WorkersDisagreeError: On every rank, naming the variables and the way out; or as
-            `Group.agree`.
+    Slots of optimizers have names with a number that each rank counts by itself. `purpose` is
+    `TRAINING` or `SAVING`.
     """
     values = {f"value of {path_of(v)!r}": _checksum(v) for v in weights}
     values |= {f"value of the optimizer's variable {i}": _checksum(v) for i, v in enumerate(slots)}

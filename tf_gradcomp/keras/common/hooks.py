@@ -34,10 +34,7 @@ def with_methods(optimizer: Any, **methods: Callable[..., Any]) -> Iterator[None
 def replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
     """Has `by(original, ...)` called in place of a function, with the arguments of the function.
 
-    Args:
-        owner: The module or the class that has the function.
-        name: The function's name.
-        by: No lambda if the function is called in a traced step: AutoGraph cannot convert these.
+    `by` is no lambda if the function is called in a traced step: AutoGraph cannot convert these.
     """
     original = getattr(owner, name)
 
@@ -61,10 +58,8 @@ def after_init(class_: type, then: Callable[[Any, Mapping[str, Any]], None]) -> 
 def on_outputs_of_steps(trainer: Any, auto: str, reduce: Callable[..., Any]) -> None:
     """Has `reduce(strategy, outputs, original)` called for the outputs of a step.
 
-    Args:
-        trainer: The module of Keras with its private `reduce_per_replica`.
-        auto: The reduction that Keras uses for "auto".
-        reduce: Stands in for the reduction of Keras.
+    `trainer` is the module of Keras with its private `reduce_per_replica`, and `auto` the reduction
+    that Keras uses for "auto".
     """
 
     def hooked(original: Any, values: Any, strategy: Any, reduction: str) -> Any:

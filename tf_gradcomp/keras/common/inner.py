@@ -21,18 +21,7 @@ def checked_inner(
     wrapper: type,
     within: Callable[[Any], Iterable[Any]],
 ) -> Any:
-    """The inner optimizer that was given.
-
-    Args:
-        inner: An optimizer, its config or its name.
-        accepted: The classes of optimizers of the Keras in use.
-        wrapper: The class that wraps it, and must not do so twice.
-        within: Gives an optimizer and all that it wraps.
-
-    Raises:
-        TypeError: If it is none of these.
-        ValueError: If it cannot be wrapped.
-    """
+    """Returns the inner optimizer that was given as an optimizer, its config or its name."""
     if not isinstance(inner, (accepted, Mapping, str)):
         raise TypeError(
             f"CompressedOptimizer: expected a {NAME} optimizer such as "
@@ -79,11 +68,7 @@ def _of_other_keras(given: Any) -> str:
 
 
 def check_not_by_horovod(optimizer: type) -> None:
-    """Refuses what `hvd.DistributedOptimizer` has made of an optimizer's class.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses what `hvd.DistributedOptimizer` has made of an optimizer's class."""
     if hasattr(optimizer, "register_local_var"):
         raise ValueError(
             "CompressedOptimizer exchanges gradients itself, and does not work inside or around "
@@ -107,14 +92,8 @@ _OF_INNER = (
 def check_set_on_inner(wrapper: Any, inside: Sequence[Any], made_with: Collection[str]) -> None:
     """Refuses settings of the wrapper itself, which has no use for them.
 
-    Args:
-        wrapper: The wrapper.
-        inside: The optimizers inside: a loss scaler, if there is one, and what updates.
-        made_with: The attributes that the wrapper had when it was made; all, where a class of the
-            user's has others.
-
-    Raises:
-        ValueError: If one is set, with what to do.
+    `made_with` are the attributes that the wrapper had when it was made; all of them, if a user's
+    class has others.
     """
     useless = [name for name in _OF_INNER if getattr(wrapper, name, None)]
     later = [name for name in vars(wrapper) if name not in made_with and name[0] != "_"]
@@ -129,15 +108,7 @@ def check_set_on_inner(wrapper: Any, inside: Sequence[Any], made_with: Collectio
 
 
 def check_not_inside(optimizer: Any, applying: Any) -> None:
-    """Refuses an optimizer by which another one applies gradients that are sums already.
-
-    Args:
-        optimizer: The one that is about to reduce.
-        applying: The inner optimizer that applies sums now; None if none does.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses an optimizer by which another one applies gradients that are sums already."""
     if applying is not None:
         outer, inner = type(applying).__name__, type(optimizer).__name__
         raise ValueError(

@@ -15,11 +15,7 @@ def note(*, divided: bool) -> None:
 
 
 def tell_of_wrong_share(*, means: bool) -> None:
-    """Tells the user if a loss that was noted in this step is divided twice or never.
-
-    Args:
-        means: Whether the optimizer takes means over the replicas, and not sums.
-    """
+    """Tells the user if a loss that was noted in this step is divided twice or never."""
     graph, divided = _noted.pop("latest", (None, means))
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas == 1 or graph is not tf.compat.v1.get_default_graph() or divided != means:

@@ -52,13 +52,7 @@ def preconditioner_for(
 def inner_state(
     optimizer: Any, variables: Sequence[Any], local: Callable[[tf.Variable], tf.Variable]
 ) -> InnerState | None:
-    """The state of an optimizer of Adam's family on one replica; None for other optimizers.
-
-    Args:
-        optimizer: The inner optimizer, without a loss scaler around it.
-        variables: The weights whose state is wanted.
-        local: Returns the replica's own component of a variable.
-    """
+    """Returns the state of an optimizer of Adam's family on one replica; None for others."""
     possible = adam.possible_preconditioner(optimizer)
     if possible is None:
         return None
@@ -81,11 +75,7 @@ def take_moments(optimizer: Any) -> None:
 
 
 def check_moments_are_its_own(optimizer: Any) -> None:
-    """Refuses an optimizer of which `take_moments` was said.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses an optimizer whose second moments `take_moments` has taken."""
     if hasattr(optimizer, _MOMENTS_ARE_TAKEN):
         raise ValueError(
             f"{type(optimizer).__name__} was wrapped in a CompressedOptimizer that keeps its "
@@ -97,11 +87,7 @@ def check_moments_are_its_own(optimizer: Any) -> None:
 
 
 def check_unchanged(before: Preconditioner | None, now: Preconditioner | None) -> None:
-    """Refuses other settings of second moments than those that the wrapper was made for.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses other settings of second moments than those that the wrapper was made for."""
     if _as_float32(before) != _as_float32(now):  # which variables of Keras 2's are
         raise ValueError(
             "The inner optimizer's beta_2, epsilon or amsgrad was changed after it was wrapped in "

@@ -25,11 +25,10 @@ _PARTS = 8  # of a batch, such as inputs and labels: so many are compared
 
 
 def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
-    """Takes a batch from a distributed dataset, and tells the user if workers have other ones.
+    """Takes a batch, and tells the user if workers have other ones.
 
-    Returns:
-        As many of its rows as a replica gets; None if workers need not read the same batches, or
-        if there is no batch.
+    Returns as many of its rows as a replica gets; None if workers need not read the same batches,
+    or if there is no batch.
     """
     if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
         return None

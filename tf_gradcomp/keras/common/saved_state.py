@@ -42,11 +42,7 @@ _DIVIDED = (
 
 
 def check_not_divided(store: Any, optimizer: Any) -> None:
-    """Refuses a file whose momentums Keras would load into an optimizer that they do not fit.
-
-    Raises:
-        ValueError: If they are of gradients divided by second moments.
-    """
+    """Refuses a file whose momentums are of divided gradients, which do not fit the optimizer."""
     if "moments_taken" in store and np.any(store["moments_taken"]):
         raise ValueError(_DIVIDED % type(optimizer).__name__)
 
@@ -79,13 +75,7 @@ def own_state(exchange: GradientExchange) -> dict[str, Any]:
 
 
 def save(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
-    """Gives a file what it has to hold.
-
-    Args:
-        exchange: The exchange.
-        state: The variables by name, as `own_state` returns them.
-        store: Takes the file's arrays, by name.
-    """
+    """Gives a file the variables that `own_state` returned, by name."""
     for name, variable in state.items():
         store[name] = exchange.saving.read(variable)
 
@@ -93,12 +83,7 @@ def save(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
 def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     """Loads what a file has; what it does not have, such as residuals, starts anew.
 
-    What the file has and this optimizer does not keep is not loaded, and the log says so.
-
-    Args:
-        exchange: The exchange.
-        state: The variables by name, as `own_state` returns them; none before it is built.
-        store: The file's arrays, by name.
+    If the file has what this optimizer does not keep, that is not loaded, and the log says so.
     """
     if not state:
         if store.keys():

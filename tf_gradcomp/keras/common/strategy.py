@@ -82,14 +82,8 @@ def reduce_in_optimizer(
 ) -> Any:
     """Stands in for the reduction of gradients in an optimizer that is not wrapped.
 
-    The gradients are checked, and our strategy may compress them.
-
-    Args:
-        optimizer: The optimizer.
-        pairs: Gradients and variables.
-        trained: All variables that it trains.
-        original: What Keras does with the pairs.
-        if_skipped: The sums on a step that is to be skipped.
+    The gradients are checked, and our strategy may compress them. A step that is to be skipped has
+    the sums `if_skipped`.
     """
     strategy = tf.distribute.get_strategy()
     compressed = compressed_all_reduce(strategy)
@@ -117,12 +111,7 @@ def check_trains(model: keras.Model) -> None:
 def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None:
     """Checks, before Keras goes through data, that all workers end an epoch at the same step.
 
-    Args:
-        strategy: The model's strategy.
-        batches: In an epoch; None where Keras goes on until no worker has any more.
-
-    Raises:
-        WorkersDisagreeError: On every worker, naming the numbers.
+    The number is None if Keras goes on until no worker has any more.
     """
     if isinstance(strategy, CheckedStrategy):
         strategy.group.agree({"next action": "going through data", BATCHES: batches})
@@ -131,11 +120,7 @@ def check_batches(strategy: tf.distribute.Strategy, batches: int | None) -> None
 def check_gradients(
     strategy: tf.distribute.Strategy, gradients: Sequence[Any], variables: Sequence[Any]
 ) -> None:
-    """Checks, while a step is traced, that all workers have gradients for the same variables.
-
-    Raises:
-        WorkersDisagreeError: On every worker, naming the variables that differ.
-    """
+    """Checks, while a step is traced, that all workers have gradients for the same variables."""
     if isinstance(strategy, CheckedStrategy):
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         paths = [path_of(variable) for _, variable in present]

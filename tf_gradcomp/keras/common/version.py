@@ -28,11 +28,7 @@ def keras_module(name: str) -> Any:
 
 
 def check_is_keras_3() -> None:
-    """Refuses to go on with Keras 2, or an older Keras 3.
-
-    Raises:
-        ImportError: With the reason and the way out.
-    """
+    """Refuses to go on with Keras 2, or an older Keras 3."""
     if IS_KERAS_2:
         raise ImportError(
             "This part of tf_gradcomp is for Keras 3, and tf.keras is Keras 2 here: use TensorFlow "

@@ -16,11 +16,9 @@ from tf_gradcomp.keras.keras2 import addons, keras_private
 
 
 def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
-    """The preconditioner that an optimizer allows; None if it has no second moment.
+    """Returns the preconditioner that an optimizer allows; None if it has no second moment.
 
-    Args:
-        optimizer: The inner optimizer. Where it wraps another one, such as `MovingAverage` does,
-            that one tells.
+    If the optimizer wraps another one, as `MovingAverage` does, that one tells.
     """
     core = updating(optimizer)
     if type(core) not in allowed():
@@ -40,11 +38,7 @@ def momentum_only(
 ) -> contextlib.AbstractContextManager[None]:
     """Within this context, an optimizer takes gradients as already divided and clipped.
 
-    Args:
-        optimizer: An optimizer of Adam's family, perhaps with wrappers around it.
-        divided: The weights whose gradients are divided.
-        delayed: For each of them a bool scalar, whether its gradient is delayed and goes past the
-            momentum.
+    Gradients of `divided` weights that are `delayed` go past the momentum.
     """
     steps = [functools.partial(_update, delayed=of_one) for of_one in delayed]
     of_variables = zip(divided, steps, strict=True)

@@ -63,14 +63,10 @@ def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
 
 
 def variables_of(optimizer: Any, of_model: Sequence[Any] = ()) -> list[tf.Variable]:
-    """All variables of an optimizer, which legacy ones call their weights.
+    """Returns all variables of an optimizer, which legacy ones call their weights.
 
-    Legacy ones have them in the order in which they were made, which is another one where a
-    checkpoint was restored before: publicly there is no order.
-
-    Args:
-        optimizer: The optimizer.
-        of_model: The variables that it trains, by whose order theirs are put in order.
+    Legacy ones have them in the order in which they were made, which is another one after a
+    checkpoint was restored. The order of `of_model`, the variables that it trains, decides here.
     """
     if not isinstance(optimizer, Legacy):
         return list(optimizer.variables)
@@ -260,12 +256,7 @@ def looks_for_nans(optimizer: Any) -> bool:
 
 
 def initial_place(model: keras.Model, steps: int | None) -> tuple[int, int]:
-    """The epoch, and the step, at which `BackupAndRestore` has `fit` go on; no public name.
-
-    Args:
-        model: The model.
-        steps: Of an epoch, if they are known.
-    """
+    """Returns the epoch and step at which `BackupAndRestore` has `fit` go on; no public name."""
     epoch, step = model._maybe_load_initial_counters_from_ckpt(steps or 0, 0)
     return int(epoch), int(step)
 

@@ -24,11 +24,7 @@ STEPS: dict[type, momentum.Step] = {
 
 
 def possible_preconditioner(optimizer: keras.optimizers.Optimizer) -> Preconditioner | None:
-    """The preconditioner that an optimizer allows; None if it has no second moment.
-
-    Args:
-        optimizer: The inner optimizer, without a loss scaler around it.
-    """
+    """Returns the preconditioner that an optimizer allows; None if it has no second moment."""
     if type(optimizer) not in STEPS:
         return None
     return Preconditioner(
@@ -58,11 +54,7 @@ def momentum_only(
 ) -> Iterator[None]:
     """Within this context, an optimizer takes gradients as already divided and clipped.
 
-    Args:
-        optimizer: An optimizer of Adam's family.
-        divided: The weights whose gradients are divided; with others, it does what it always does.
-        delayed: For each of them a bool scalar, whether its gradient is delayed and goes past the
-            momentum.
+    Gradients of `divided` weights that are `delayed` go past the momentum.
     """
     step = next(STEPS[class_] for class_ in type(optimizer).__mro__ if class_ in STEPS)
     whole = optimizer.update_step

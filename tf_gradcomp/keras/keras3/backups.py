@@ -51,11 +51,7 @@ def save(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None
 
 
 def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
-    """Restores the last backup that is complete, and says at which epoch the job is resumed.
-
-    Raises:
-        ValueError: If there are backups, and none can be read.
-    """
+    """Restores the last backup that is complete, and says at which epoch the job is resumed."""
     if not _is_ours(callback):
         original()
         return
@@ -130,11 +126,7 @@ def _copy(path: str, to: str) -> None:
 
 
 def _checked_epoch(weights: str, place: str, optimizer: Any) -> int:
-    """Returns how many epochs are done; refuses a file without the optimizer's state.
-
-    Raises:
-        ValueError: If it is not complete.
-    """
+    """Returns how many epochs are done; refuses a file without the optimizer's state."""
     with h5py.File(weights, "r") as file:
         if optimizer is not None and not _holds_arrays(file.get("optimizer", {})):
             raise ValueError("it holds no state of the optimizer")

@@ -160,12 +160,7 @@ class NamedBuffer(io.BytesIO):
 class Backup(NamedTuple):
     """Paths and progress that Keras' `BackupAndRestore` keeps private.
 
-    Attributes:
-        weights: The path of the weights and the optimizer's state.
-        place: The path of the epoch and the batch.
-        former_weights: Where the backup before is, with `double_checkpoint`.
-        former_place: Likewise.
-        trained: The epoch and the batch to save.
+    With `double_checkpoint`, the former paths have the backup before.
     """
 
     weights: str

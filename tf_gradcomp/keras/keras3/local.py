@@ -15,11 +15,7 @@ from tf_gradcomp.keras.keras3.loss_scale import update_loss_scale
 
 
 def check_no_constraints(variables: Sequence[keras.Variable]) -> None:
-    """Refuses variables with constraints.
-
-    Raises:
-        ValueError: Naming them.
-    """
+    """Refuses variables with constraints."""
     constrained = [v.path for v in variables if v.constraint is not None]
     if constrained:
         raise ValueError(
@@ -56,17 +52,7 @@ def step(
     grads: Sequence[Any],
     variables: Sequence[keras.Variable],
 ) -> None:
-    """Takes a local step, or a synchronous one during the warm-up; called across replicas.
-
-    Args:
-        rounds: The rounds.
-        core: The inner optimizer.
-        synchronous: Takes a synchronous step, with the arguments that follow.
-        strategy: The strategy.
-        scaler: The loss scaler, if there is one.
-        grads: The replica's share of the gradients.
-        variables: Their variables.
-    """
+    """Takes a local step, or a synchronous one during the warm-up; called across replicas."""
 
     def take(own: Sequence[Any]) -> None:
         with keras_private.applying_at_once(core):

@@ -21,13 +21,7 @@ def unscaled(
     scaler: keras.optimizers.LossScaleOptimizer | None,
     factor: float | None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Undoes loss scales: returns the gradients of the loss itself.
-
-    Args:
-        grads: Gradients of the scaled loss.
-        scaler: The loss scaler by whose dynamic scale the loss was multiplied, if any.
-        factor: The optimizer's static `loss_scale_factor`, if any.
-    """
+    """Undoes a loss scaler's dynamic scale and an optimizer's static `loss_scale_factor`."""
     if scaler is not None:
         grads = [divided(gradient, scaler.dynamic_scale.value) for gradient in grads]
     if factor is not None:
@@ -73,11 +67,7 @@ def load_into_scaler(
 
 
 def check_no_scaler_inside(optimizer: Any) -> None:
-    """Refuses a wrapper around a loss scaler, where nothing scales the loss for that.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Refuses a wrapper around a loss scaler, where nothing scales the loss for that."""
     if isinstance(optimizer, Compressed) and in_loss_scaler(optimizer.inner_optimizer)[1:]:
         raise ValueError(
             "CompressedOptimizer: in a MultiOptimizer, which does not multiply the loss by their "

@@ -93,12 +93,10 @@ def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
 
 
 def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | None]) -> None:
-    """Has `BatchNormalization` keep its moving statistics as they are where a batch is empty.
+    """Has `BatchNormalization` keep its moving statistics as they are if a batch is empty.
 
     Keras takes the mean over no rows, which is NaN for ever after. Keras 2 has the same exception.
-
-    Args:
-        empty: Whether a batch may be empty, as a tensor; None where it cannot.
+    `empty` tells whether a batch may be empty, as a tensor; None if it cannot.
     """
 
     def hooked(original: Any, self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
@@ -115,9 +113,8 @@ def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | No
 def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -> None:
     """Has `make(strategy, dataset, shuffle)` read each `PyDataset` that Keras trains on.
 
-    Args:
-        make: Returns what stands in for Keras' enqueuer, and is told where an epoch begins; None
-            where Keras reads by itself.
+    It returns what stands in for Keras' enqueuer, and is told where an epoch begins; or None if
+    Keras reads by itself.
     """
 
     def replace(epochs: Any, _: Any) -> None:
