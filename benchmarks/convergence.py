@@ -32,7 +32,7 @@ from matplotlib import pyplot as plt
 from output import show
 from trainings import DIGITS, RESULTS, TEXT, Bench, Run, Task, checked_compressors
 
-from tf_gradcomp.cli.results import results_folder, results_options
+from tf_gradcomp.cli.options import results_folder, results_options
 
 DENSE = "no_compression"
 

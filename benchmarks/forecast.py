@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.compressors import get, methods_of, text_of
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
 

@@ -21,7 +21,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 import tf_gradcomp as gc
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 
 PLAIN = {

@@ -40,7 +40,7 @@ from rich.console import Console
 from trainings import DIGITS, RESULTS, TEXT, Task
 
 import tf_gradcomp as gc
-from tf_gradcomp.cli.results import results_folder, results_options
+from tf_gradcomp.cli.options import results_folder, results_options
 from tf_gradcomp.compressors.base import GRADIENT_SUM
 from tf_gradcomp.compressors.lgreco.plan import plan_layers, table
 

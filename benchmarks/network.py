@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from turns import Plan
 
-from tf_gradcomp.cli.results import results_folder, results_options
+from tf_gradcomp.cli.options import results_folder, results_options
 
 HERE = Path(__file__).resolve().parent
 FILES = ("network.json", "network.md")  # and the plots of what was measured

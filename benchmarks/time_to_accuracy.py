@@ -43,7 +43,7 @@ from placed import shared_out_threads
 from rich.console import Console
 from trainings import DIGITS, RESULTS, TEXT, TRANSFORMER, Bench, Run, Task, checked_compressors
 
-from tf_gradcomp.cli.results import results_folder, results_options
+from tf_gradcomp.cli.options import results_folder, results_options
 
 DENSE = "no_compression"
 FREE = "free network"

@@ -17,7 +17,7 @@ from turns import Contender
 import tf_gradcomp as gc
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.groups.communicator import dense_ring_bytes
 from tf_gradcomp.groups.host_group import HostGroup
 from tf_gradcomp.groups.strategy_group import StrategyGroup

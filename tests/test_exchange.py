@@ -17,7 +17,7 @@ from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import AdaComp, NoCompression, ScaleCom, TopK
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.groups import notices
 from tf_gradcomp.groups.communicator import dense_ring_bytes

@@ -15,8 +15,7 @@ from tests.replicas import copies, method_names
 from tests.test_exchange import Exchanging
 from tf_gradcomp.exchange import host_state
 from tf_gradcomp.exchange.host_state import OnHost
-from tf_gradcomp.exchange.method import Candidate
-from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.exchange.setup import Candidate, Setup
 from tf_gradcomp.exchange.state import Variables
 
 pytestmark = pytest.mark.oldest

@@ -8,7 +8,7 @@ from tf_gradcomp import compressors
 from tf_gradcomp.advice import choice
 from tf_gradcomp.advice.cost_model import Prediction
 from tf_gradcomp.advice.probe import Probed
-from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.exchange.setup import Candidate
 
 GROUP = types.SimpleNamespace(size=2, kind="replica")
 

@@ -13,12 +13,11 @@ from tests.workers import run_workers
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import sample
-from tf_gradcomp.advice.accuracy import trains_like_dense
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Kind
-from tf_gradcomp.advice.probe import QUICK, probe
+from tf_gradcomp.advice.probe import QUICK, probe, trains_like_dense
 from tf_gradcomp.advice.sample import Sample
-from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy

@@ -32,8 +32,8 @@ from tf_gradcomp.compressors.between_steps import Hooks
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import ReplicaStep
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.lockstep import lockstep_communicators

@@ -18,8 +18,8 @@ from tf_gradcomp.compressors import (
 from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import by_stage
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.policy import GradientSpec

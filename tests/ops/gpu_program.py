@@ -30,8 +30,8 @@ from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replica_step import ReplicaStep, by_stage
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.state import handles, new_state
 from tf_gradcomp.groups.communicator import communicate
 from tf_gradcomp.groups.current import current_group

@@ -8,7 +8,7 @@ from tf_gradcomp.advice import report
 from tf_gradcomp.advice.cost_model import best_of
 from tf_gradcomp.advice.probe import QUICK, probe
 from tf_gradcomp.compressors.auto import BASELINE
-from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.policy import GradientSpec

@@ -21,9 +21,8 @@ from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.compressors.auto import BASELINE
-from tf_gradcomp.exchange.method import Candidate
-from tf_gradcomp.exchange.residuals import Gradients
-from tf_gradcomp.exchange.setup import Setup
+from tf_gradcomp.exchange.gradients import Gradients
+from tf_gradcomp.exchange.setup import Candidate, Setup
 from tf_gradcomp.exchange.step import StepResult
 from tf_gradcomp.groups.group import Group, Member
 from tf_gradcomp.policy import GradientSpec

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_gradcomp.advice.accuracy import trains_like_dense
 from tf_gradcomp.advice.collectives import Collectives
 from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, predict
 from tf_gradcomp.advice.sample import Sample
+from tf_gradcomp.compressors.auto import CANDIDATES
 from tf_gradcomp.compressors.registry import text_of
-from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.out_of_scope import out_of_scope
@@ -102,3 +102,19 @@ def _probe(
         for candidate, work in zip(candidates, works, strict=True)
     ]
     return Probed(predictions, curves, [spec.path for spec in specs if spec.kind == EMBEDDING])
+
+
+# Beyond a limit of docs/advise.md, by the figures there.
+_BEHIND = ("scalecom", "random_k", "sign_sgd", "qsgd", "power_sgd")
+
+
+def trains_like_dense(candidate: Candidate) -> bool | None:
+    """Tells whether a method was measured to train like dense; None if these settings were not.
+
+    Methods that are helped by Adam's second moment in front of them were measured with it.
+    """
+    text = text_of(candidate.compressor)
+    if text in _BEHIND:
+        return False
+    as_measured = candidate.preconditioner or not candidate.compressor.helped_by_precondition
+    return True if text in CANDIDATES and as_measured else None

@@ -11,8 +11,7 @@ import click
 
 from tf_gradcomp.advice import STEPS, STEPS_BEFORE, VARIABLE
 from tf_gradcomp.cli.job import report_end, run_job, run_rank
-from tf_gradcomp.cli.json_output import json_option
-from tf_gradcomp.cli.options import Threads, Workers
+from tf_gradcomp.cli.options import Threads, Workers, json_option
 from tf_gradcomp.cli.run import (
     check_scheduled,
     program_command,

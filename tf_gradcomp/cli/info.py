@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tf_gradcomp import __version__
-from tf_gradcomp.cli.json_output import json_option, print_json
+from tf_gradcomp.cli.options import json_option, print_json
 from tf_gradcomp.tf_config import TFConfig, read_tf_config
 
 WITH_KERAS_2 = (2, 15)  # the only one before those from here on

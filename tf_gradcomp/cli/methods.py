@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tf_gradcomp.cli.json_output import json_option, print_json
+from tf_gradcomp.cli.options import json_option, print_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 
 from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
-from tf_gradcomp.cli.json_output import print_json
-from tf_gradcomp.cli.options import Seconds, Threads, Workers
+from tf_gradcomp.cli.options import Seconds, Threads, Workers, print_json
 from tf_gradcomp.environment import COMPRESSOR
 from tf_gradcomp.launch import Rank, gpus_of_workers, horovod_ranks, scheduled
 

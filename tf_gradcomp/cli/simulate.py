@@ -15,8 +15,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tf_gradcomp.cli.json_output import json_option, print_json
-from tf_gradcomp.cli.results import check_plots, results_folder, results_options
+from tf_gradcomp.cli.options import (
+    check_plots,
+    json_option,
+    print_json,
+    results_folder,
+    results_options,
+)
 from tf_gradcomp.environment import COMPRESSOR
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.lgc.method import LGC
 from tf_gradcomp.compressors.lgreco.method import LGreCo
 from tf_gradcomp.compressors.no_compression import NoCompression
+from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.power_sgd import PowerSGD
@@ -22,7 +23,6 @@ from tf_gradcomp.compressors.registry import deserialize, get, names, serialize,
 from tf_gradcomp.compressors.scalecom import ScaleCom
 from tf_gradcomp.compressors.sign_sgd import SignSGD
 from tf_gradcomp.compressors.top_k import TopK
-from tf_gradcomp.compressors.variable_settings import HasSettings
 
 __all__ = [
     "LGC",

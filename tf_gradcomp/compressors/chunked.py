@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
-from tf_gradcomp.compressors.overflow import unless_too_large
 from tf_gradcomp.compressors.requests import AllReduce
+from tf_gradcomp.compressors.sums import unless_too_large
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 
 FLOAT_BITS = 32

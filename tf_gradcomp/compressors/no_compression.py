@@ -7,8 +7,8 @@ from collections.abc import Generator
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, StateSpec
-from tf_gradcomp.compressors.dense_sum import sum_as
 from tf_gradcomp.compressors.requests import AllReduce
+from tf_gradcomp.compressors.sums import sum_as
 from tf_gradcomp.policy import GradientSpec
 
 

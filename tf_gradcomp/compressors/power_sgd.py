@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs, StateSpec
-from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, is_whole_number
 from tf_gradcomp.compressors.plannable import (
     Cost,
@@ -23,6 +22,7 @@ from tf_gradcomp.compressors.plannable import (
     whole,
 )
 from tf_gradcomp.compressors.requests import AllReduce
+from tf_gradcomp.compressors.sums import unless_empty
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"

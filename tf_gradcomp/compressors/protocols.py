@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
+from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.requests import Request
-from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.policy import GradientSpec
 
 

@@ -10,9 +10,13 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import sum_chosen, tensor_bytes
-from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_whole_number
+from tf_gradcomp.compressors.per_variable import (
+    HasSettings,
+    PerVariable,
+    is_number,
+    is_whole_number,
+)
 from tf_gradcomp.compressors.requests import AllReduce
-from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 

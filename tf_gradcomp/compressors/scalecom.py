@@ -13,7 +13,6 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
 from tf_gradcomp.compressors.leader import leader
-from tf_gradcomp.compressors.maybe_empty import unless_empty
 from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
 from tf_gradcomp.compressors.plannable import (
     Cost,
@@ -24,6 +23,7 @@ from tf_gradcomp.compressors.plannable import (
     sum_of_squares,
 )
 from tf_gradcomp.compressors.requests import Broadcast, Request
+from tf_gradcomp.compressors.sums import unless_empty
 from tf_gradcomp.compressors.value_bits import VALUE_BITS, sum_in_few_bits
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import (

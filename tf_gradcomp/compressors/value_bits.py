@@ -15,9 +15,8 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, SUMMED_BITS
-from tf_gradcomp.compressors.maybe_empty import unless_empty
-from tf_gradcomp.compressors.overflow import unless_too_large
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
+from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
 from tf_gradcomp.ops.payload import SCALECOM
 
 VALUE_BITS = (FLOAT_BITS, SUMMED_BITS, 8, 4, 1)

@@ -8,13 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.between_steps import Hooks
-from tf_gradcomp.exchange.announcements import announce, announce_one_replica
+from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.exchange.forms import Forms
 from tf_gradcomp.exchange.gradients import (
+    Gradients,
     all_finite,
     check_dtypes,
     check_shapes,
@@ -23,19 +25,17 @@ from tf_gradcomp.exchange.gradients import (
     with_gradients_to_exchange,
 )
 from tf_gradcomp.exchange.hooked import HookedExchange
-from tf_gradcomp.exchange.method import Method
 from tf_gradcomp.exchange.replica import Replica
-from tf_gradcomp.exchange.residuals import Gradients
 from tf_gradcomp.exchange.restored import convert_restored, warn_of_lost_residuals
 from tf_gradcomp.exchange.saving import Saving
-from tf_gradcomp.exchange.setup import Setup, facts_to_agree
+from tf_gradcomp.exchange.setup import Method, Setup, announce, facts_to_agree
 from tf_gradcomp.exchange.step import Observe, StepResult, count_skip, take_step
-from tf_gradcomp.exchange.supported import check_not_in_xla, check_warmup
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.exchange.variable_numbers import VariableNumbers
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group, Member
+from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.ops import library
 from tf_gradcomp.policy import GradientSpec, LayerPolicy, checked_policy
 
@@ -266,7 +266,8 @@ class GradientExchange(HookedExchange, tf.Module):
         """
         if not variables:
             return []
-        announce_one_replica()
+        # Not when it is built: programs also build an optimizer to load a model that they evaluate.
+        tell_user("One replica: gradients are not exchanged.")
         warn_of_lost_residuals(self.setup, 0, lambda: self.told_of_lost_residuals)
         return self.take_residuals(gradients, variables, scale, inner)
 
@@ -311,3 +312,22 @@ class GradientExchange(HookedExchange, tf.Module):
 
     def _after_change(self) -> None:
         self.saving.recollect()
+
+
+def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
+    """Refuses a warm-up if replicas cannot end one."""
+    in_turn = any(map(takes_turns, compressors))
+    if in_turn and group.size > 1 and not group.is_collective:
+        raise ValueError(
+            "A warm-up, or another method in turn, needs collectives in a branch, which "
+            f"{group.name} does not allow; use gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
+        )
+
+
+def check_not_in_xla() -> None:
+    """Refuses to exchange gradients in code that XLA compiles."""
+    if tf_private.in_xla():
+        raise ValueError(
+            "Compressed gradients cannot be exchanged in code that XLA compiles; use "
+            "jit_compile=False in model.compile or tf.function."
+        )

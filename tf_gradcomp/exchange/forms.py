@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tf_gradcomp.exchange.residuals import Gradients
+from tf_gradcomp.exchange.gradients import Gradients
 from tf_gradcomp.exchange.setup import Setup
 
 

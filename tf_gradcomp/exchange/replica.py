@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.exchange.gradients import all_finite
-from tf_gradcomp.exchange.residuals import Gradients, add_residuals
+from tf_gradcomp.exchange.gradients import Gradients, add_residuals, all_finite
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.communicator import Communicator, Sent
 from tf_gradcomp.groups.group import Member

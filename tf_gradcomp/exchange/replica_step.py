@@ -14,8 +14,7 @@ from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import conversation, delayed, settings_in_force
 from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.exchange import metadata, sparse
-from tf_gradcomp.exchange.gradients import all_finite
-from tf_gradcomp.exchange.residuals import add_residuals
+from tf_gradcomp.exchange.gradients import add_residuals, all_finite
 
 Result = TypeVar("Result")
 

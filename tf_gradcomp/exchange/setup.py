@@ -1,11 +1,11 @@
-"""The parts of a built exchange."""
+"""The parts of an exchange: its candidates, and what is built of the one in use."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -14,11 +14,40 @@ from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.phased import in_turn
 from tf_gradcomp.compressors.protocols import Preconditions
 from tf_gradcomp.exchange import replacing, sparse
-from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.state import Variables, job_state_specs, residual_scale, state_specs
 from tf_gradcomp.groups import handshake
 from tf_gradcomp.groups.group import Group
+from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.ops import gpu
 from tf_gradcomp.policy import GradientSpec, LayerPolicy
+
+_WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
+_COPIED = "Gradients are copied from the GPU to the host for compression"
+
+
+class Candidate(NamedTuple):
+    """A compressor that may be chosen, and the preconditioner in front of it."""
+
+    compressor: Compressor
+    preconditioner: Preconditioner | None = None
+
+
+class Method(NamedTuple):
+    """The method of an exchange: one compressor, or several to choose from.
+
+    Attributes:
+        text: The compressor that the user gave, as text; equal on all workers.
+        candidates: One or several candidates. `choose` takes one when the exchange is built.
+        choose: Takes the group of replicas, the candidates and the specs of the gradients, and
+            returns a candidate. All workers make the same choice.
+        moments: The preconditioner that the inner optimizer allows, if any. Its state is kept even
+            if no candidate uses it, because a checkpoint may have been preconditioned.
+    """
+
+    text: str
+    candidates: Sequence[Candidate]
+    choose: Callable[[Group, Sequence[Candidate], Sequence[GradientSpec]], Candidate]
+    moments: Preconditioner | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,3 +152,21 @@ def facts_to_agree(
 
 def _compressors(method: Method) -> list[Compressor]:
     return [candidate.compressor for candidate in method.candidates]
+
+
+def announce(parts: Setup, notices: Iterable[str]) -> None:
+    """Tells what differs from what a reader of the program would expect."""
+    if parts.group.size == 1:
+        return
+    kind = parts.group.kind
+    if parts.group.all_replicas is not parts.group:
+        tell_user(f"The replicas of each {kind} sum their gradients before these are exchanged.")
+    if parts.preconditioner:
+        tell_user(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
+    gpus = [device for device in parts.group.devices if "GPU" in device]
+    if gpus and parts.on_gpu != parts.variables.state.keys():
+        tell_user(f"{_COPIED}.")
+    elif problem := next(filter(None, map(gpu.problem, gpus)), None):
+        tell_user(f"{_COPIED}: {problem}.")
+    for notice in notices:
+        tell_user(notice)

@@ -13,11 +13,10 @@ from tf_gradcomp.compressors.base import Compressor, ExchangeInputs
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.compressors.protocols import slices_dtype
 from tf_gradcomp.exchange import metadata, sparse
-from tf_gradcomp.exchange.gradients import all_finite
+from tf_gradcomp.exchange.gradients import Gradients, all_finite
 from tf_gradcomp.exchange.host_state import OnHost
 from tf_gradcomp.exchange.replica import Replica
 from tf_gradcomp.exchange.replica_step import MethodResult, ReplicaStep, by_stage
-from tf_gradcomp.exchange.residuals import Gradients
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.communicator import Communicator, Sent, communicate
 from tf_gradcomp.groups.group import Member

@@ -19,6 +19,7 @@ float64, in bin order. Results depend neither on the number of threads nor on th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -147,5 +148,5 @@ def adacomp_encode(
     )
 
 
-adacomp_decode = coding.decoder("ada_comp")
-adacomp_put_back = coding.restorer("ada_comp")
+adacomp_decode = functools.partial(coding.decode, "ada_comp")
+adacomp_put_back = functools.partial(coding.put_back, "ada_comp")

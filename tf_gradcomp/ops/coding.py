@@ -8,7 +8,7 @@ between steps: the payload's header has a digest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -123,39 +123,3 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         name: tensor_of(value) if name in _PER_TENSOR else value for name, value in settings.items()
     }
-
-
-def decoder(method: str) -> Callable[..., tuple[list[tf.Tensor], tf.Tensor]]:
-    """Returns the function that decodes payloads of a method: `decode` without its first argument.
-
-    Args:
-        method: The prefix of the op's name.
-    """
-
-    def decode_payloads(
-        payloads: tf.Tensor,
-        step: tf.Tensor | int,
-        *,
-        shapes: Sequence[tf.TensorShape | Sequence[int]],
-        **settings: Any,
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Sums the payloads of all replicas, as `ops.coding.decode` describes."""
-        return decode(method, payloads, step, shapes=shapes, **settings)
-
-    return decode_payloads
-
-
-def restorer(method: str) -> Callable[..., tf.Operation | None]:
-    """Returns the function that puts payloads back: `put_back` without its first argument.
-
-    Args:
-        method: The prefix of the op's name.
-    """
-
-    def put_payload_back(
-        residuals: Sequence[tf.Tensor | tf.Variable], payload: tf.Tensor, **settings: Any
-    ) -> tf.Operation | None:
-        """Adds a payload back into the residuals, as `ops.coding.put_back` describes."""
-        return put_back(method, residuals, payload, **settings)
-
-    return put_payload_back

@@ -21,6 +21,7 @@ order of the reference, without fused multiply-add.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -71,8 +72,8 @@ def qsgd_encode(
     )
 
 
-qsgd_decode = coding.decoder("qsgd")
-qsgd_put_back = coding.restorer("qsgd")
+qsgd_decode = functools.partial(coding.decode, "qsgd")
+qsgd_put_back = functools.partial(coding.put_back, "qsgd")
 
 
 def qsgd_errors(

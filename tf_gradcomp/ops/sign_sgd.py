@@ -17,6 +17,7 @@ float64, in an order that depends on the variable's size alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -38,5 +39,5 @@ def sign_sgd_encode(
     return coding.encode("sign_sgd", residuals, gradients, step, fingerprint=fingerprint)
 
 
-sign_sgd_decode = coding.decoder("sign_sgd")
-sign_sgd_put_back = coding.restorer("sign_sgd")
+sign_sgd_decode = functools.partial(coding.decode, "sign_sgd")
+sign_sgd_put_back = functools.partial(coding.put_back, "sign_sgd")

@@ -9,6 +9,7 @@ Communication Bandwidth for Distributed Training", ICLR 2018, https://arxiv.org/
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -83,8 +84,8 @@ def top_k_encode(
     )
 
 
-top_k_decode = coding.decoder("top_k")
-top_k_put_back = coding.restorer("top_k")
+top_k_decode = functools.partial(coding.decode, "top_k")
+top_k_put_back = functools.partial(coding.put_back, "top_k")
 
 
 def top_k_keep_velocity(

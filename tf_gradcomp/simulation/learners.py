@@ -16,7 +16,7 @@ from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import check_no_overwriting, native
-from tf_gradcomp.exchange.method import Candidate, Method
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.sparse import is_large
 from tf_gradcomp.exchange.step import Observe, StepResult
 from tf_gradcomp.groups.communicator import Sent, measures_per_step

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import as_tensors, native, values_unless
-from tf_gradcomp.exchange.method import Method
+from tf_gradcomp.exchange.setup import Method
 from tf_gradcomp.policy import LayerPolicy
 
 

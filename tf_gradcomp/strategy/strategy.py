@@ -15,7 +15,7 @@ from tf_gradcomp import compressors, tf_private
 from tf_gradcomp.chief import is_chief
 from tf_gradcomp.exchange import replacing
 from tf_gradcomp.exchange.exchange import GradientExchange
-from tf_gradcomp.exchange.method import Method
+from tf_gradcomp.exchange.setup import Method
 from tf_gradcomp.groups import carriers, handshake
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.alone import check_not_of_horovod

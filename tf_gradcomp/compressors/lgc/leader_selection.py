@@ -15,9 +15,8 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.leader import leader
-from tf_gradcomp.compressors.maybe_empty import unless_empty
-from tf_gradcomp.compressors.overflow import unless_too_large
 from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
+from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
 
 BY_VALUE, BY_INDEX, BY_MAGNITUDE = "value", "index", "magnitude"
 ORDERS = (BY_VALUE, BY_INDEX, BY_MAGNITUDE)

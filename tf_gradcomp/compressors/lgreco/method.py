@@ -20,6 +20,7 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
+from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.compressors.plannable import Plannable
 from tf_gradcomp.compressors.protocols import (
@@ -29,7 +30,6 @@ from tf_gradcomp.compressors.protocols import (
     residual_scale,
 )
 from tf_gradcomp.compressors.requests import Request
-from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 UNIFORM, ACCORDION = "uniform", "accordion"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import in_turn
-from tf_gradcomp.compressors.variable_settings import HasSettings
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.policy import GradientSpec
 

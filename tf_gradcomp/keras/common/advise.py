@@ -11,7 +11,7 @@ from tf_gradcomp.advice.probe import THOROUGH, probe
 from tf_gradcomp.advice.result import Advice, advice_on, alone
 from tf_gradcomp.compressors.auto import BASELINE, CANDIDATES
 from tf_gradcomp.exchange.gradients import gradient_specs, with_gradients_to_exchange
-from tf_gradcomp.exchange.method import Candidate
+from tf_gradcomp.exchange.setup import Candidate
 from tf_gradcomp.groups.current import current_group
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.inner import in_loss_scaler

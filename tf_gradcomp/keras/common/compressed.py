@@ -23,13 +23,13 @@ from tf_gradcomp.exchange.gradients import (
     check_variables_in_scope,
     divided,
 )
-from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replacing import method_in_place_of
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.groups.current import check_group, group_finder, group_here
 from tf_gradcomp.groups.group import Group
-from tf_gradcomp.keras.common import equal_values, losses, saved_state
+from tf_gradcomp.keras.common import losses, saved_state
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
-from tf_gradcomp.keras.common.facts import facts_of
+from tf_gradcomp.keras.common.facts import SAVING, TRAINING, agree_on_values, facts_of
 from tf_gradcomp.keras.common.inner import check_not_by_horovod, checked_inner, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.precondition import (
@@ -252,7 +252,7 @@ class Compressed(TakesLocalSteps):
             return
         with tf.init_scope():
             values = self._built_for, self._inner_variables
-            equal_values.agree_on_values(self.group, *values, equal_values.TRAINING)
+            agree_on_values(self.group, *values, TRAINING)
         self._values_agreed = True
 
     @property
@@ -303,9 +303,7 @@ class Compressed(TakesLocalSteps):
             )
         if not self.group.by_strategy:
             values = self._built_for, self._inner_variables
-            equal_values.agree_on_values(
-                self.group, *values, equal_values.SAVING, saving.COLLECT_SECONDS
-            )
+            agree_on_values(self.group, *values, SAVING, saving.COLLECT_SECONDS)
         self.exchange.saving.collect()
 
     def _own_state(self) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.exchange.gradients import check_variables_in_scope, path_of
-from tf_gradcomp.exchange.method import Candidate, Method
 from tf_gradcomp.exchange.replacing import tell_without_effect
+from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.keras.common.wrappers import wrappers_of

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.adam import momentum
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.keras.common.version import keras
-from tf_gradcomp.keras.keras2 import addons, keras_private
+from tf_gradcomp.keras.keras2 import keras_private
 
 
 def possible_preconditioner(optimizer: Any) -> Preconditioner | None:
@@ -66,8 +66,7 @@ def _nadams() -> tuple[type, ...]:
 
 
 def _of_addons(name: str) -> tuple[type, ...]:
-    """A class of tensorflow-addons, if the program has imported that."""
-    classes = addons.optimizers()
+    classes = keras_private.optimizers_of_addons()
     return (classes[name],) if name in classes else ()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -267,3 +268,13 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     The public `model.layers` has those of the first level only.
     """
     return list(model._flatten_layers())
+
+
+def optimizers_of_addons() -> dict[str, type]:
+    """Returns the optimizers of tensorflow-addons by name, if the program has imported it."""
+    addons = sys.modules.get("tensorflow_addons.optimizers")
+    return {
+        name: value
+        for name, value in (vars(addons) if addons else {}).items()
+        if isinstance(value, type) and issubclass(value, Legacy) and value is not Legacy
+    }

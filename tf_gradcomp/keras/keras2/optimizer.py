@@ -21,7 +21,7 @@ from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
 from tf_gradcomp.keras.common.version import keras
-from tf_gradcomp.keras.keras2 import addons, keras_private
+from tf_gradcomp.keras.keras2 import keras_private
 
 Pairs = Iterable[tuple[Gradient | None, tf.Variable]]
 
@@ -301,7 +301,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         Raises:
             ValueError: If `hvd.DistributedOptimizer` is around it.
         """
-        with keras.utils.custom_object_scope(addons.optimizers()):
+        with keras.utils.custom_object_scope(keras_private.optimizers_of_addons()):
             return super().from_config(config, custom_objects)
 
     def _legacy_state(self) -> dict[str, tf.Variable]:
