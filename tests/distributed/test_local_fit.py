@@ -83,5 +83,6 @@ def test_one_process_resumes_with_what_workers_have_not_sent(jobs, folder):
 
 
 def test_several_steps_in_an_execution_are_steps_of_a_round(jobs):
-    first, second = (job["with_several_steps_in_an_execution"] for job in jobs)
-    assert first == second
+    for job in jobs:
+        by_step, by_four = job["per_execution"]
+        assert by_step == by_four == jobs[0]["per_execution"][0]

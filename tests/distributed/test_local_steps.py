@@ -13,14 +13,22 @@ import pytest
 
 import tf_gradcomp as gc
 from tests.bounds import rounding, training
+from tests.distributed.local_learners import (
+    RATE,
+    SHAPES,
+    WORKERS,
+    Learners,
+    assert_equal,
+    gradients,
+    sgd,
+)
 from tests.replicas import mirrored
 from tests.workers import result, run_workers
 from tf_gradcomp.keras.common.local_steps import check_can_be_local
 
+# How often a step rounds a value. PowerSGD sums the products of a row, and of a column, twice.
+ROUNDED = {"cast": 3, "power_sgd": 2 * (40 + 8), "qsgd": 3}
 PROGRAM = Path(__file__).parent / "programs" / "local_steps.py"
-WORKERS = 2
-SHAPES = [(40, 8), (8,)]
-RATE = 2.0**-5
 
 
 @pytest.fixture(scope="module")
@@ -33,59 +41,8 @@ def jobs(folder):
     return [result(worker) for worker in run_workers(PROGRAM, WORKERS, [folder])]
 
 
-def gradients(steps, seed=3):
-    rng = np.random.default_rng(seed)
-    return [
-        [[rng.integers(-8, 9, shape).astype("float32") for shape in SHAPES] for _ in range(WORKERS)]
-        for _ in range(steps)
-    ]
-
-
-class Learners:
-    """Learners in NumPy and plain Keras, each with its own weights and inner optimizer."""
-
-    def __init__(self, inner, outer=None):
-        self.common = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
-        self.own = [[keras.Variable(v) for v in self.common] for _ in range(WORKERS)]
-        self.inner = [inner() for _ in range(WORKERS)]
-        self.outer = outer() if outer else None
-
-    def round(self, steps):
-        """Takes local steps on the learners' gradients, and averages how far they have moved."""
-        for of_workers in steps:
-            for i, shares in enumerate(of_workers):
-                # A worker's gradient is its share of the sum.
-                self.inner[i].apply([WORKERS * share for share in shares], self.own[i])
-        moved = [
-            np.mean([start - np.asarray(own[i]) for own in self.own], 0)
-            for i, start in enumerate(np.asarray(v) for v in self.common)
-        ]
-        if self.outer:
-            self.outer.apply(moved, self.common)
-        else:
-            for variable, mean in zip(self.common, moved, strict=True):
-                variable.assign(variable - mean)
-        for own in self.own:
-            for variable, value in zip(own, self.common, strict=True):
-                variable.assign(value)
-        return self
-
-    @property
-    def values(self):
-        return [np.asarray(variable) for variable in self.common]
-
-
-def sgd():
-    return keras.optimizers.SGD(RATE)
-
-
-def assert_equal(actual, expected):
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(np.asarray(one, np.float32), other)
-
-
 @pytest.mark.parametrize(
-    "method", ["no_compression", "adacomp", "scalecom", "top_k(density=0.1)", "qsgd"]
+    "method", ["no_compression", "adacomp", "scalecom", "top_k(density=0.1)", *ROUNDED]
 )
 def test_rounds_of_one_step_are_data_parallel_training(jobs, method):
     for job in jobs:
@@ -96,8 +53,8 @@ def test_rounds_of_one_step_are_data_parallel_training(jobs, method):
             *zip(seen["rounds"]["values"], seen["gradients"]["values"], strict=True),
             *zip(seen["rounds"]["residuals"], scaled, strict=True),
         ):
-            # QSGD's levels are no powers of two, and a difference of weights is rounded.
-            bound = rounding(2.0, terms=3, steps=4) if method == "qsgd" else 0.0
+            # Where weights are no multiples of a power of two, their difference is rounded.
+            bound = rounding(2.0, ROUNDED.get(method, 0), steps=4)
             np.testing.assert_allclose(actual, np.float32(expected), rtol=0, atol=bound)
         assert np.any(seen["rounds"]["values"][0])
         assert seen["rounds"]["rounds"] == seen["rounds"]["exchanges"] == 4

@@ -12,7 +12,7 @@ from tf_gradcomp.exchange.gradients import all_finite, native, times
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.group import Member
 from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.rounds import decay, local_share
+from tf_gradcomp.keras.common.rounds import decay, finite_or_zero, local_share
 from tf_gradcomp.keras.common.version import keras, keras_module
 
 keras_private = keras_module("keras_private")
@@ -116,7 +116,12 @@ class LearnersRounds:
             reduce: Exchanges the learners' pseudo-gradients.
         """
         count = len(self._weights)
-        shares = [local_share(self._start, own[:count], self._size)[0] for own in self._each]
+        shares = []
+        for learner, own in enumerate(self._each):
+            share, counts = local_share(self._start, own[:count], self._size)
+            shares.append(share)
+            if not counts:
+                self._each[learner] = [*own[:count], *map(finite_or_zero, own[count:])]
         for learner in range(self._size):
             own = [self._exchange.group.local(one, learner) for one in self._exchange.residuals]
             decay(own, self._settings)

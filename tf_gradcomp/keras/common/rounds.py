@@ -47,6 +47,13 @@ def local_share(
     return shares, counts
 
 
+def finite_or_zero(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor with zeros in place of what is not finite; integers as they are."""
+    if not value.dtype.is_floating:
+        return value
+    return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
+
+
 def decay(residuals: Iterable[tf.Variable], settings: LocalSteps) -> None:
     """Multiplies residuals by the settings' decay, before the exchange of a round adds to them."""
     if settings.residual_decay < 1:
@@ -120,6 +127,7 @@ class Rounds:
             optimizer; called across replicas.
         inner: Returns the inner optimizer's state of some variables, on one of the process's
             replicas.
+        slots: Returns all variables of the inner optimizer.
         statistics: Returns variables that are not trained, and averaged when a round ends early.
     """
 
@@ -131,6 +139,7 @@ class Rounds:
         variables: Sequence[Any],
         update: Callable[[tf.distribute.Strategy, Sequence[Any], Sequence[Any]], None],
         inner: Callable[[Sequence[Any], int], InnerState | None],
+        slots: Callable[[], Sequence[Any]],
         statistics: Callable[[], Sequence[Any]],
     ) -> None:
         known = {id(spec) for spec in with_gradients_to_exchange(exchange.specs)}
@@ -138,7 +147,8 @@ class Rounds:
         exchanged = [variable for variable, spec in pairs if id(spec) in known]
         self._settings = settings
         self._group = cast(StrategyGroup, exchange.group)  # others are refused before
-        self._update, self._inner, self._statistics = update, inner, statistics
+        self._update, self._inner = update, inner
+        self._slots, self._statistics = slots, statistics
         self._exchange, self._variables = exchange, exchanged
         with tf.init_scope():
             self._own = self._group.create(lambda: _new_variables(exchanged))
@@ -232,6 +242,7 @@ class Rounds:
         shares, counts = local_share(start, weights, self._group.size)
         self._local(own.drift).assign(drift(start, weights))
         count_skip(self._exchange.skipped_steps, counts)
+        tf.cond(counts, lambda: None, self._mend_slots)
         decay(map(self._local, self._exchange.residuals), self._settings)
         means, finite = self._group.each_replica(self._exchange_shares, args=(shares,))
         finite = strategy.experimental_local_results(finite)[0]
@@ -241,6 +252,11 @@ class Rounds:
         tf.cond(finite, lambda: self._update(strategy, means, self._variables), lambda: None)
         self._local(own.position).assign(0)
         self._local(own.rounds).assign_add(1)
+
+    def _mend_slots(self) -> None:
+        """Lets a worker whose weights overflowed train on: its momentum may have done so, too."""
+        for slot in map(self._local, self._slots()):
+            slot.assign(finite_or_zero(slot.read_value()))
 
     def _exchange_shares(self, shares: list[Any]) -> tuple[list[Any], tf.Tensor]:
         return self._exchange.reduce(shares, self._variables)
@@ -276,14 +292,16 @@ class Rounds:
         self._finished_at = [self._exchange.exchanges, 0]
 
     def _average(self, variables: Sequence[tf.Variable]) -> None:
-        own = [variable.numpy() for variable in variables]
+        """Averages variables over the workers on which they are finite, entry by entry."""
+        own = np.concatenate([np.float64(variable.numpy()).ravel() for variable in variables])
+        finite = np.isfinite(own)
         with tf.device("CPU:0"):
-            flat = tf.constant(np.concatenate([np.float64(one).ravel() for one in own]))
-            total = tf_private.sum_over_workers(self._group.strategy, flat).numpy()
-        ends = np.cumsum([one.size for one in own])[:-1]
-        for variable, part in zip(variables, np.split(total, ends), strict=True):
-            mean = (part / self._group.size).reshape(variable.shape)
-            variable.assign(mean.astype(variable.dtype.as_numpy_dtype))
+            flat = tf.constant(np.stack([np.where(finite, own, 0.0), finite]))
+            total, workers = tf_private.sum_over_workers(self._group.strategy, flat).numpy()
+        means = np.divide(total, workers, out=own, where=workers > 0)
+        ends = np.cumsum([variable.shape.num_elements() for variable in variables])[:-1]
+        for variable, mean in zip(variables, np.split(means, ends), strict=True):
+            variable.assign(mean.reshape(variable.shape).astype(variable.dtype.as_numpy_dtype))
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:

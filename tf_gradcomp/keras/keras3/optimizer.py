@@ -141,9 +141,15 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if self.outer_optimizer is not None:
             self.outer_optimizer.build(variables)
         update = functools.partial(local.update_common, self.outer_optimizer)
-        units, statistics = self._residual_units, self._statistics
         self.rounds = Rounds(
-            settings, self.exchange, units, variables, update, self._inner_state, statistics
+            settings,
+            self.exchange,
+            self._residual_units,
+            variables,
+            update,
+            self._inner_state,
+            lambda: keras_private.own_variables(self._core),
+            self._statistics,
         )
 
     def _index_of(self, variable: keras.Variable) -> int:

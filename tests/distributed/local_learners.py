@@ -1,0 +1,61 @@
+"""Local steps in NumPy and plain Keras, for tests to compare workers with."""
+
+import keras
+import numpy as np
+
+WORKERS = 2
+SHAPES = [(40, 8), (8,)]
+RATE = 2.0**-5
+
+
+def gradients(steps, seed=3, workers=WORKERS):
+    rng = np.random.default_rng(seed)
+    return [
+        [[rng.integers(-8, 9, shape).astype("float32") for shape in SHAPES] for _ in range(workers)]
+        for _ in range(steps)
+    ]
+
+
+class Learners:
+    """Learners in NumPy and plain Keras, each with its own weights and inner optimizer."""
+
+    def __init__(self, inner, outer=None):
+        self.common = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
+        self.own = [[keras.Variable(v) for v in self.common] for _ in range(WORKERS)]
+        self.inner = [inner() for _ in range(WORKERS)]
+        self.outer = outer() if outer else None
+
+    def round(self, steps):
+        """Takes local steps on the learners' gradients, and averages how far they have moved."""
+        for of_workers in steps:
+            for i, shares in enumerate(of_workers):
+                if shares is None:  # a step that this worker skips
+                    continue
+                # A worker's gradient is its share of the sum.
+                self.inner[i].apply([WORKERS * share for share in shares], self.own[i])
+        moved = [
+            np.mean([start - np.asarray(own[i]) for own in self.own], 0)
+            for i, start in enumerate(np.asarray(v) for v in self.common)
+        ]
+        if self.outer:
+            self.outer.apply(moved, self.common)
+        else:
+            for variable, mean in zip(self.common, moved, strict=True):
+                variable.assign(variable - mean)
+        for own in self.own:
+            for variable, value in zip(own, self.common, strict=True):
+                variable.assign(value)
+        return self
+
+    @property
+    def values(self):
+        return [np.asarray(variable) for variable in self.common]
+
+
+def sgd():
+    return keras.optimizers.SGD(RATE)
+
+
+def assert_equal(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), other)

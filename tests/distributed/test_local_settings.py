@@ -1,0 +1,147 @@
+"""Settings of the inner optimizer, and faults, in local steps, compared with NumPy and plain Keras."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.bounds import assert_close, rounding, training
+from tests.distributed.local_learners import RATE, SHAPES, Learners, assert_equal, gradients
+from tests.workers import result, run_workers
+
+PROGRAM = Path(__file__).parent / "programs" / "local_settings.py"
+CLIPS = {"clipvalue": 4.0, "clipnorm": 40.0, "global_clipnorm": 60.0}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    return [result(worker) for worker in run_workers(PROGRAM, 2)]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """A job of two workers that saves in the middle of a round, and three that go on."""
+    folder = tmp_path_factory.mktemp("resumed")
+    program = PROGRAM.with_name("local_resume.py")
+    return [[result(worker) for worker in run_workers(program, n, [folder])] for n in (2, 3)]
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_each_worker_clips_its_own_gradients(jobs, clip):
+    steps = gradients(6)
+    learners = Learners(lambda: keras.optimizers.SGD(RATE, **{clip: CLIPS[clip]}))
+    learners.round(steps[:3]).round(steps[3:])
+    unclipped = Learners(lambda: keras.optimizers.SGD(RATE)).round(steps[:3]).round(steps[3:])
+    assert np.abs(learners.values[0] - unclipped.values[0]).max() > RATE
+    for job in jobs:
+        for actual, expected in zip(job["clipped"][clip]["values"], learners.values, strict=True):
+            # A norm sums up to 320 squares, and each step rounds the weight.
+            assert_close(actual, expected, terms=320, steps=6, scale=1.0)
+
+
+def test_loss_scaler_around_skips_a_step_of_one_worker_alone(jobs):
+    steps = gradients(6)
+    total = [RATE * sum(g[i] for of_workers in steps for g in of_workers) for i in range(2)]
+    for job in jobs:
+        expected = [rest - one for one, rest in zip(total, scaled(steps[1][1]), strict=True)]
+        assert_equal(job["scaled"]["values"], expected)
+    # The scale doubles after two finite steps, and is halved by the one that is not.
+    assert [job["scaled"]["scale"] for job in jobs] == [64.0, 16.0]
+    assert [job["scaled"]["skipped"] for job in jobs] == [0, 1]
+
+
+def scaled(shares):
+    return [RATE * share for share in shares]
+
+
+def test_update_of_accumulated_gradients_is_skipped_on_one_worker_alone(jobs):
+    steps = gradients(8)
+    means = [
+        [
+            [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+            for first, second in zip(steps[i], steps[i + 1], strict=True)
+        ]
+        for i in (0, 2, 4, 6)
+    ]
+    means[1][1] = None
+    learners = Learners(lambda: keras.optimizers.Adam(2.0**-6, epsilon=1.0))
+    learners.round(means[:2]).round(means[2:])
+    bound = training(gain=2.0**-6, terms=8, steps=8, gradients=16.0)
+    for job in jobs:
+        for actual, expected in zip(job["accumulates"]["values"], learners.values, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
+    assert [job["accumulates"]["skipped"] for job in jobs] == [0, 1]
+
+
+def test_worker_whose_momentum_overflows_takes_part_in_the_next_round(jobs):
+    steps = gradients(6)
+    steps[1][1][1][0] = 1e38
+    common = [np.zeros(shape, np.float32) for shape in SHAPES]
+    momentum = [[np.zeros(shape, np.float32) for shape in SHAPES] for _ in range(2)]
+    for number in range(2):
+        own = [[one.copy() for one in common] for _ in range(2)]
+        for of_workers in steps[3 * number : 3 * number + 3]:
+            for rank, shares in enumerate(of_workers):
+                for i, share in enumerate(shares):
+                    with np.errstate(over="ignore"):
+                        momentum[rank][i] = momentum[rank][i] / 2 - 4 * np.float32(2) * share
+                    own[rank][i] = own[rank][i] + momentum[rank][i]
+        if number == 0:
+            assert not np.isfinite(own[1][1]).all()
+            own[1] = common  # the round of worker 1 counts as none
+            momentum[1] = [np.where(np.isfinite(m), m, 0.0) for m in momentum[1]]
+        common = [np.mean(pair, 0, np.float32) for pair in zip(*own, strict=True)]
+        for job in jobs:
+            assert_equal(job["overflows"][number]["values"], common)
+
+
+def test_statistics_that_are_not_finite_are_left_out_of_the_mean(jobs):
+    for job in jobs:
+        mean, variance = job["statistics"]
+        assert mean == [0.0, (1.0 + 3.0) / 2, 2.0, (3.0 + 5.0) / 2]
+        assert variance == [5.0, 6.0, 7.0, 8.0]
+
+
+def test_fit_in_float16_skips_a_step_of_one_worker_alone(jobs):
+    first, second = (job["in_float16"] for job in jobs)
+    rng = np.random.default_rng(5)
+    x, y = (rng.integers(-8, 9, (48, n)) / 8 for n in (4, 1))
+    common = np.float64(first["before"][0])
+    for begin in (0, 3):
+        own = [common.copy(), common.copy()]
+        for step in range(begin, begin + 3):
+            for rank in range(2):
+                rows = slice(8 * step + 4 * rank, 8 * step + 4 * rank + 4)
+                if (step, rank) != (1, 1):
+                    error = x[rows] @ own[rank] - y[rows]
+                    own[rank] -= 0.25 * 2 * x[rows].T @ error / 4
+        common = np.mean(own, 0)
+    # A step rounds the products and sums of 4 inputs and of 4 rows in float16.
+    bound = rounding(4.0, terms=16, steps=6, dtype="float16")
+    np.testing.assert_allclose(first["values"][0], common, rtol=0, atol=bound)
+    assert first["values"] == second["values"]
+    assert (first["skipped"], second["skipped"]) == (0, 1)
+    assert second["scale"] == first["scale"] / 2
+
+
+def test_three_workers_go_on_where_two_have_saved_within_a_round(resumed):
+    two, three = resumed
+    saved = two[0]
+    assert saved["exchanges"] == 2  # a whole round, and one that the save ended early
+    assert np.any(saved["residuals"][0])
+    total = np.float32(two[0]["residuals"][0]) + np.float32(two[1]["residuals"][0])
+    end = [job["end"] for job in three]
+    for job in three:
+        assert job["restored"]["values"] == saved["values"]
+        assert job["restored"]["iterations"] == saved["iterations"]
+        assert_close(job["restored"]["residuals"][0], total / 3)
+        assert job["end"]["values"] == end[0]["values"]
+        assert job["end"]["exchanges"] == 3
+    # What was sent and what waits is what plain SGD would have done.
+    steps = gradients(3, seed=5, workers=3)
+    for i in range(2):
+        before = saved["values"][i] - sum(np.float64(one["residuals"][i]) for one in two)
+        after = end[0]["values"][i] - sum(np.float64(one["residuals"][i]) for one in end)
+        moved = -RATE * sum(np.float64(shares[i]) for of_workers in steps for shares in of_workers)
+        assert_close(after - before, moved, terms=3 * 3, steps=3, scale=8.0)
