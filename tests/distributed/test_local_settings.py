@@ -1,4 +1,4 @@
-"""Settings of the inner optimizer, and faults, in local steps, compared with NumPy and plain Keras."""
+"""Settings of the inner optimizer, and faults, in local steps: compared with NumPy and Keras."""
 
 from pathlib import Path
 

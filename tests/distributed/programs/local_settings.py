@@ -16,12 +16,12 @@ CLIPS = {"clipvalue": 4.0, "clipnorm": 40.0, "global_clipnorm": 60.0}
 
 def clipped():
     """Each worker clips its own gradients."""
-    return {
-        name: Trained("no_compression", lambda: 3, lambda: keras.optimizers.SGD(RATE, **clip))
-        .on(gradients(6))
-        .seen()
-        for name, clip in ((name, {name: bound}) for name, bound in CLIPS.items())
-    }
+
+    def trained(name):
+        inner = keras.optimizers.SGD(RATE, **{name: CLIPS[name]})
+        return Trained("no_compression", lambda: 3, lambda: inner).on(gradients(6))
+
+    return {name: trained(name).seen() for name in CLIPS}
 
 
 def scaled():
