@@ -1,5 +1,6 @@
 """Settings of the inner optimizer, and faults, in local steps."""
 
+import functools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -18,8 +19,8 @@ def clipped():
     """Each worker clips its own gradients."""
 
     def trained(name):
-        inner = keras.optimizers.SGD(RATE, **{name: CLIPS[name]})
-        return Trained("no_compression", lambda: 3, lambda: inner).on(gradients(6))
+        inner = functools.partial(keras.optimizers.SGD, RATE, **{name: CLIPS[name]})
+        return Trained("no_compression", lambda: 3, inner).on(gradients(6))
 
     return {name: trained(name).seen() for name in CLIPS}
 
