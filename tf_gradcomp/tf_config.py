@@ -62,7 +62,7 @@ def read_tf_config(env: Mapping[str, str] | None = None) -> TFConfig | None:
     """Reads and checks TF_CONFIG.
 
     Args:
-        env: The environment to read it from, by default that of this process.
+        env: The environment to read it from, by default the environment of this process.
 
     Returns:
         What it says, or `None` if it is not set.

@@ -44,7 +44,7 @@ def is_collective(strategy: tf.distribute.Strategy) -> bool:
 
 
 def local_replica_id(context: tf.distribute.ReplicaContext) -> int:
-    """The replica's number among those of its process; `replica_id_in_sync_group` is a tensor."""
+    """The replica's number within its process; `replica_id_in_sync_group` is a tensor."""
     return context._replica_id
 
 
@@ -86,7 +86,7 @@ def _host(strategy: tf.distribute.Strategy) -> str:
 def sum_over_workers(strategy: tf.distribute.Strategy, values: tf.Tensor) -> tf.Tensor:
     """The sum of a host tensor over the workers, in a group of its own.
 
-    `Strategy.reduce` has its collectives wait for those of gradients, one after another.
+    `Strategy.reduce` has its collectives wait for the gradients' collectives, one after another.
     """
     return _launcher_of_means(strategy).all_reduce(values)
 

@@ -3,8 +3,7 @@
 // unit begin, and its warps add up, each a unit, what the payloads say.
 #include "adacomp_vectors.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kIndexedCodes = 16;  // of a thread at a time
 constexpr int kDecodedCodes = 2;   // of a lane at a time
@@ -146,5 +145,4 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) gradcomp_adacomp_decod
   }
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

@@ -6,8 +6,7 @@
 #include "adacomp_tables.h"
 #include "device.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr unsigned kNegative = 2;
 constexpr unsigned kLastInBin = 1;
@@ -146,7 +145,6 @@ __device__ inline float TakeBack(const EncodeTensor& tensor, long long i) {
   return Quotient(value, moment, tensor.adam);
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_DEVICE_H_

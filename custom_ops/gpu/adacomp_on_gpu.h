@@ -1,6 +1,5 @@
 // Plans AdaComp's work on a GPU and gives it to a queue. What the kernels do: adacomp_*.cu.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_ON_GPU_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_ON_GPU_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -39,5 +38,3 @@ void AddAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num
                 const std::vector<float*>& values, GpuQueue* queue);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_ON_GPU_H_

@@ -8,8 +8,7 @@
 //   gradcomp_adacomp_unpack   a warp for each piece
 #include "adacomp_device.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kOwnPieces = 16;   // of a thread at a time, where a block goes through a tensor's
 constexpr int kPackedCodes = 4;  // of a lane at a time
@@ -172,5 +171,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_adacomp_unpack(E
   GiveBack(step, piece);
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

@@ -5,8 +5,7 @@
 // if not, the second does nothing.
 #include "adacomp_vectors.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kNoBin = -1;
 
@@ -271,5 +270,4 @@ extern "C" __global__ void __launch_bounds__(kScanThreads, 6) gradcomp_adacomp_s
   }
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

@@ -5,8 +5,7 @@
 
 #include "tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 // Of a CUDA block that reads a piece. More of them, of fewer threads, wait for memory and for each other
 // at different times.
@@ -99,7 +98,6 @@ struct DecodeStep {
   int adds;  // whether to add to the values; otherwise they are overwritten
 };
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_TABLES_H_

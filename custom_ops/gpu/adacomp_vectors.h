@@ -5,8 +5,7 @@
 
 #include "adacomp_device.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kVector = 4;  // elements that follow each other
 constexpr int kVectors = 2;  // of a thread
@@ -162,7 +161,6 @@ __device__ inline bool AreFinite(const EncodeTensor& tensor, const Tile& tile, c
   return finite;
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_ADACOMP_VECTORS_H_

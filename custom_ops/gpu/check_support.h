@@ -1,6 +1,5 @@
 // The checks of each method, and the helpers that they share.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_CHECK_SUPPORT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_CHECK_SUPPORT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -44,5 +43,3 @@ Status CheckQsgd(DriverQueue* queue);
 Status CheckSignSgd(DriverQueue* queue);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_CHECK_SUPPORT_H_

@@ -9,8 +9,7 @@
 #include "chunks_tables.h"
 #include "device.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 __device__ inline float ChunkSum(const ChunkTensor& tensor, long long i) {
   return __fadd_rn(tensor.residual[i], LoadGradient(tensor.gradient, tensor.gradient_type, i));
@@ -119,5 +118,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_chunks_place(Chu
   chosen.tensor->output[chosen.element] = step.totals[chunk];
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

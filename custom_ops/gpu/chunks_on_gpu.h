@@ -1,6 +1,5 @@
 // Gives the work of ScaleCom and RandomK to a queue. What the kernels do: chunks.cu.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_CHUNKS_ON_GPU_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_CHUNKS_ON_GPU_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -33,5 +32,3 @@ void KeepGradientsOnGpu(const ChunkLayout& layout, const std::vector<Source>& te
                         float filter, GpuQueue* queue);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_CHUNKS_ON_GPU_H_

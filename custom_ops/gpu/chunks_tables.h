@@ -4,8 +4,7 @@
 
 #include "tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 // As ChunkLayout::Chunked. A piece is the chunks that a CUDA block chooses in.
 struct ChunkTensor {
@@ -40,7 +39,6 @@ struct ChunkStep {
   float kept_share;      // 1 - filter
 };
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_CHUNKS_TABLES_H_

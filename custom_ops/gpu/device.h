@@ -5,8 +5,7 @@
 
 #include "tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr unsigned kInfinity = 0x7f800000u;
@@ -176,7 +175,6 @@ __device__ inline unsigned UnpackedCode(const int* packed, long long i, long lon
   return static_cast<unsigned>(both >> shift & ((1ull << bits) - 1));
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_DEVICE_H_

@@ -1,6 +1,5 @@
 // CUDA's driver and its compiler NVRTC, found when the program runs: building needs neither.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_DRIVER_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_DRIVER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -81,5 +80,3 @@ void SetNvrtcPath(const std::string& path);
 Status CompileKernels(int capability, std::vector<char>* cubin);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_DRIVER_H_

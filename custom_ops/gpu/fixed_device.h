@@ -5,8 +5,7 @@
 #include "device.h"
 #include "fixed_tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 // Residual plus gradient.
 __device__ inline float FixedSum(const FixedTensor& tensor, long long i) {
@@ -42,7 +41,6 @@ __device__ void DecodeElements(const FixedDecodeStep<Tensor>& step, const Slice&
   }
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_DEVICE_H_

@@ -1,6 +1,5 @@
 // What gives work of methods whose payloads have a fixed length to a queue: what they share.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_ON_GPU_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_ON_GPU_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -97,5 +96,3 @@ void DecodeFixed(const char* kernel, FixedPlan<Tensor> plan, const FixedLengthDe
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_ON_GPU_H_

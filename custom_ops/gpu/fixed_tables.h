@@ -5,8 +5,7 @@
 
 #include "tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 struct FixedTensor {
   float* values;  // the residual, updated in place; of a decoder, the output
@@ -37,7 +36,6 @@ struct FixedDecodeStep {
   int adds;             // whether to add to the values; otherwise they are overwritten
 };
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_FIXED_TABLES_H_

@@ -1,6 +1,5 @@
 // The names of all kernels, by method.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_
+#pragma once
 
 #define GRADCOMP_ADACOMP_KERNELS(KERNEL) \
   KERNEL(gradcomp_adacomp_check)         \
@@ -57,5 +56,3 @@
   GRADCOMP_QSGD_KERNELS(KERNEL)         \
   GRADCOMP_SIGN_SGD_KERNELS(KERNEL)     \
   GRADCOMP_TOP_K_KERNELS(KERNEL)
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_KERNEL_NAMES_H_

@@ -1,6 +1,5 @@
 // The kernels of one device: compiled, loaded and checked when they are first asked for.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_KERNELS_ON_GPU_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_KERNELS_ON_GPU_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -59,5 +58,3 @@ class DriverQueue : public GpuQueue {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_KERNELS_ON_GPU_H_

@@ -8,8 +8,7 @@
 #include "power_sgd_tables.h"
 #include "device.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kRanks = 4;  // whose sums a thread has at a time
 
@@ -180,5 +179,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_power_sgd_keep(P
   }
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

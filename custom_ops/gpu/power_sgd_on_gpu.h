@@ -1,6 +1,5 @@
 // Gives the work of PowerSGD to a queue. What the kernels do: power_sgd.cu.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_ON_GPU_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_ON_GPU_H_
+#pragma once
 
 #include <vector>
 
@@ -31,5 +30,3 @@ void KeepOnGpu(const std::vector<PowerSgdTensor>& tensors, const std::vector<cha
                GpuQueue* queue);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_ON_GPU_H_

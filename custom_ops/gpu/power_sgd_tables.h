@@ -4,8 +4,7 @@
 
 #include "tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kRowLanes = 8;                        // threads that have a row together
 constexpr int kPieceRows = kThreads / kRowLanes;    // of a matrix, that a CUDA block multiplies
@@ -46,7 +45,6 @@ struct PowerSgdStep {
   int* not_finite;      // 0 before the first launch
 };
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_POWER_SGD_TABLES_H_

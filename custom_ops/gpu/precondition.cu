@@ -3,8 +3,7 @@
 #include "device.h"
 #include "precondition_tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 struct Divided {
   float value;
@@ -45,5 +44,4 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

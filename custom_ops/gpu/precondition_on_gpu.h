@@ -1,6 +1,5 @@
 // Gives Adam's division to a queue. What the kernels do: precondition.cu.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_ON_GPU_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_ON_GPU_H_
+#pragma once
 
 #include <vector>
 
@@ -16,5 +15,3 @@ gpu::Adam OnGpu(const AdamSettings& settings);
 void PreconditionOnGpu(const std::vector<PreconditionTensor>& tensors, GpuQueue* queue);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_ON_GPU_H_

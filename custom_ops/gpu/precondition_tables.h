@@ -4,8 +4,7 @@
 
 #include "tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 struct DividedTensor {
   float* second_moment;  // updated in place
@@ -25,7 +24,6 @@ struct PreconditionStep {
   int* not_finite;  // 0 before the first launch
 };
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_PRECONDITION_TABLES_H_

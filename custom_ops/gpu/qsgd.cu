@@ -8,8 +8,7 @@
 #include "fixed_device.h"
 #include "qsgd_tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kLowest = -0x7fffffff - 1;
 constexpr int kGroup = 32;  // levels that take whole words, whatever the bits; of one bucket
@@ -191,5 +190,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_qsgd_decode(Qsgd
   });
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

@@ -4,8 +4,7 @@
 
 #include "fixed_tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kScaleWords = 2;  // of a bucket, in front of its levels
 
@@ -35,7 +34,6 @@ struct QsgdEncodeStep : FixedEncodeStep<QsgdTensor> {
 
 using QsgdDecodeStep = FixedDecodeStep<QsgdTensor>;
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_QSGD_TABLES_H_

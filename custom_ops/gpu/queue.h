@@ -1,7 +1,6 @@
 // What the host side of the kernels needs of a GPU: a stream of TensorFlow's, a bare one of the driver,
 // or the emulator of the tests.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_QUEUE_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_QUEUE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -50,5 +49,3 @@ auto* CopyToGpu(GpuQueue* queue, const Values& values) {
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_QUEUE_H_

@@ -1,6 +1,5 @@
 // The check of a device's kernels against those of the CPU, before anything depends on them.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_SELF_CHECK_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_SELF_CHECK_H_
+#pragma once
 
 #include "../kernels/common.h"
 
@@ -12,5 +11,3 @@ class DriverQueue;
 Status CheckAgainstCpu(DriverQueue* queue);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_SELF_CHECK_H_

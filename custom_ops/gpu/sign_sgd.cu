@@ -8,8 +8,7 @@
 #include "fixed_device.h"
 #include "sign_sgd_tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kTileElements = 4096;  // that a block has loaded together
 
@@ -94,5 +93,4 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   });
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

@@ -4,8 +4,7 @@
 
 #include "fixed_tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 // Magnitudes are added in the order of kernels/sign_sgd_codec.h: in blocks of these, in lanes.
 constexpr int kSignSgdBlock = 1 << 16;
@@ -24,7 +23,6 @@ struct SignSgdEncodeStep : FixedEncodeStep<SignSgdTensor> {
 
 using SignSgdDecodeStep = FixedDecodeStep<SignSgdTensor>;
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_SIGN_SGD_TABLES_H_

@@ -3,8 +3,7 @@
 #ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_TABLES_H_
 #define TF_GRADCOMP_CUSTOM_OPS_GPU_TABLES_H_
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kThreads = 512;          // of a CUDA block, in most kernels
 constexpr int kLanes = 32;             // threads of a warp
@@ -19,7 +18,6 @@ struct Adam {
   float root_of_scale;  // of the second moment
 };
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_TABLES_H_

@@ -12,8 +12,7 @@
 #include "fixed_device.h"
 #include "top_k_tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_count(TopKEncodeStep step) {
   __shared__ unsigned histogram[kTopKDigits];
@@ -189,5 +188,4 @@ extern "C" __global__ void __launch_bounds__(kThreads) gradcomp_top_k_decode(Top
   for (int i = threadIdx.x; i < size; i += kThreads) tensor.values[slice.begin + i] = sums[i];
 }
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu

@@ -1,6 +1,5 @@
 // Gives top-k's work to a queue. What the kernels do: top_k.cu.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_GPU_TOP_K_ON_GPU_H_
-#define TF_GRADCOMP_CUSTOM_OPS_GPU_TOP_K_ON_GPU_H_
+#pragma once
 
 #include "fixed_on_gpu.h"
 
@@ -10,5 +9,3 @@ EncodeOnGpu EncodeTopKOnGpu;
 DecodeOnGpu DecodeTopKOnGpu;
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_TOP_K_ON_GPU_H_

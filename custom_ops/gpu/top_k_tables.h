@@ -4,8 +4,7 @@
 
 #include "fixed_tables.h"
 
-namespace gradcomp {
-namespace gpu {
+namespace gradcomp::gpu {
 
 constexpr int kTopKDigits = 1 << 11;  // of the first digit; the others have fewer
 
@@ -37,7 +36,6 @@ struct TopKEncodeStep : FixedEncodeStep<TopKTensor> {
 
 using TopKDecodeStep = FixedDecodeStep<TopKTensor>;
 
-}  // namespace gpu
-}  // namespace gradcomp
+}  // namespace gradcomp::gpu
 
 #endif  // TF_GRADCOMP_CUSTOM_OPS_GPU_TOP_K_TABLES_H_

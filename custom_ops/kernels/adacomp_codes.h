@@ -1,7 +1,6 @@
 // AdaComp's self-delimiting codes: in-bin index << 2 | negative << 1 | last in its bin, in 8 bits for
 // bins of up to 63 elements and in 16 bits above. Layout: docs/payload_format.md.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_CODES_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_CODES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -197,5 +196,3 @@ Status CheckCodes(const CodeSpan& span, int64_t first_bin) {
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_CODES_H_

@@ -1,6 +1,5 @@
 // AdaComp's decoder. Payloads are untrusted: everything in them is checked before it is used.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_DECODER_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_DECODER_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -82,5 +81,3 @@ class AdaCompDecoder {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_DECODER_H_

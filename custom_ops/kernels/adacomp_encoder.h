@@ -1,6 +1,5 @@
 // AdaComp's encoder: residuals and gradients of one step in, one payload out.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_ENCODER_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_ENCODER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -72,5 +71,3 @@ class AdaCompEncoder {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_ENCODER_H_

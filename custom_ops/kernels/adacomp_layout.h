@@ -1,6 +1,5 @@
 // How AdaComp cuts tensors into bins and blocks, and its table in the payload.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_LAYOUT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_LAYOUT_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -84,5 +83,3 @@ inline Status CheckBinSizes(const std::vector<int64_t>& bin_sizes, int64_t num_t
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_LAYOUT_H_

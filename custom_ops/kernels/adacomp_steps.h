@@ -1,7 +1,6 @@
 // The steps of AdaComp one by one, for those who put together a method of their own. The encoder
 // does all of them in one pass.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_STEPS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_STEPS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -35,5 +34,3 @@ void QuantizeTernary(const float* accumulated, int64_t size, const int64_t* posi
                      int8_t* signs, float* residual);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_ADACOMP_STEPS_H_

@@ -1,6 +1,5 @@
 // Tensors cut into blocks, all of which can be worked on in parallel.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_BLOCKS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_BLOCKS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -34,5 +33,3 @@ class Blocks {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_BLOCKS_H_

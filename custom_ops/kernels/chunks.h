@@ -2,8 +2,7 @@
 //
 // Each tensor is cut into chunks. The places travel as offsets within the chunks, packed:
 // docs/payload_format.md.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_CHUNKS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_CHUNKS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -84,5 +83,3 @@ void KeepGradients(const ChunkLayout& layout, const std::vector<Source>& tensors
                    float filter, const ParallelFor& parallel_for);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_CHUNKS_H_

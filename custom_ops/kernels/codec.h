@@ -1,7 +1,6 @@
 // What a method whose payloads have a fixed length does with one tensor. What all such methods
 // share is in fixed_length.h.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_CODEC_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_CODEC_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -85,5 +84,3 @@ class Codec {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_CODEC_H_

@@ -1,6 +1,5 @@
 // What all kernels share. Nothing in this folder includes a TensorFlow header.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_COMMON_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_COMMON_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -57,5 +56,3 @@ Status CheckAll(const ParallelFor& parallel_for, int64_t count, int64_t cost, co
 inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_COMMON_H_

@@ -1,7 +1,6 @@
 // Payloads whose length follows from shapes and settings: the header, then the words of each
 // tensor, all of them 0 with the non-finite flag. A method gives a codec for each tensor.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_FIXED_LENGTH_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_FIXED_LENGTH_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -84,5 +83,3 @@ class FixedLengthDecoder {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_FIXED_LENGTH_H_

@@ -1,6 +1,5 @@
 // Gradient element types, and the float32 arithmetic that every variant of the kernels agrees on.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_FLOATS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_FLOATS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -103,5 +102,3 @@ class IeeeArithmetic {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_FLOATS_H_

@@ -1,7 +1,6 @@
 // L-GreCo's plan: one choice of each layer, so that all together are smallest and their errors
 // within a budget (Markov et al., MLSys 2024, Algorithm 1).
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_KNAPSACK_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_KNAPSACK_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -22,5 +21,3 @@ void Knapsack(const std::vector<KnapsackLayer>& layers, int64_t steps, double bu
               int64_t* chosen);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_KNAPSACK_H_

@@ -1,6 +1,5 @@
 // The entries of residual + gradient with the largest magnitudes; of equal ones, the first.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_LARGEST_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_LARGEST_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -110,5 +109,3 @@ void LargestEntries::Finish(const DoEntry& work) {
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_LARGEST_H_

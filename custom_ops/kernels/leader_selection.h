@@ -1,7 +1,6 @@
 // Sums at places that one replica, the leader, has chosen for all: LGC. The leader chooses the largest
 // entries of some tensors. Other tensors are summed whole.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_LEADER_SELECTION_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_LEADER_SELECTION_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -83,5 +82,3 @@ void KeepEntries(const LeaderLayout& layout, const std::vector<Source>& tensors,
                  const ParallelFor& parallel_for);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_LEADER_SELECTION_H_

@@ -1,7 +1,6 @@
 // What Deep Gradient Compression does with gradients before they are accumulated: local clipping and
 // momentum correction (Lin et al. 2018, section 3.2).
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_MOMENTUM_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_MOMENTUM_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -30,5 +29,3 @@ void CorrectMomentum(const std::vector<MomentumTensor>& tensors, float scale, fl
                      const ParallelFor& parallel_for);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_MOMENTUM_H_

@@ -1,7 +1,6 @@
 // A vector of one element: the portable variant, and bins that are shorter than a vector. It lists
 // what scan_bins-inl.h needs of a vector.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_ONE_LANE_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_ONE_LANE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -55,5 +54,3 @@ struct OneLane {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_ONE_LANE_H_

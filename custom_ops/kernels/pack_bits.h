@@ -1,7 +1,6 @@
 // Codes of 1 to 8 bits, packed: code i in the bits [i * bits, (i + 1) * bits), counted from the
 // lowest bit of the first byte.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_PACK_BITS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_PACK_BITS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -37,5 +36,3 @@ class CodeChunk {
 Status CheckPadding(const int32_t* words, int64_t num_codes, int bits);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_PACK_BITS_H_

@@ -1,6 +1,5 @@
 // The header in front of every payload, whatever the method. Layout: docs/payload_format.md.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_PAYLOAD_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_PAYLOAD_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -84,5 +83,3 @@ Status OfReplica(int64_t replica, const Status& status);
 Status OfTensor(int64_t tensor, const Status& status);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_PAYLOAD_H_

@@ -8,8 +8,7 @@
 // Partial sums are those of blocks, which depend on shapes alone, and are added in order: results
 // don't depend on threads. What replicas compute from sums, which they all have, is equal to the
 // bit on any processor.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -120,5 +119,3 @@ class PowerSgd {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_H_

@@ -1,7 +1,6 @@
 // PowerSGD's inner loops. A tile is a piece of a matrix, residual plus gradient as float32, that
 // stays in the processor's cache.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_TILES_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_TILES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -44,5 +43,3 @@ void AddProduct(Columns<const float> left, Columns<const float> right, int64_t r
                 Tile* tile);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_POWER_SGD_TILES_H_

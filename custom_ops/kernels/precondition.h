@@ -1,6 +1,5 @@
 // Adam's division by the root of the second moment, done by each replica before it compresses.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_PRECONDITION_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_PRECONDITION_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -44,5 +43,3 @@ void PreconditionFinite(const PreconditionTensor& tensor);
 void TakeBack(const PreconditionTensor& tensor);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_PRECONDITION_H_

@@ -1,7 +1,6 @@
 // QSGD in the form of CGX and L-GreCo: each bucket has a minimum and a unit, and its elements are
 // levels of a few bits.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_QSGD_CODEC_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_QSGD_CODEC_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -46,5 +45,3 @@ double QsgdError(const float* values, int64_t size, const QsgdSettings& settings
                  const ParallelFor& parallel_for);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_QSGD_CODEC_H_

@@ -1,6 +1,5 @@
 // AdaComp's two passes over memory, for several instruction sets.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -45,5 +44,3 @@ Simd BestSimd();
 const char* Name(Simd simd);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_H_

@@ -1,6 +1,5 @@
 // One function per instruction set, for scan_bins.cc alone.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_VARIANTS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_VARIANTS_H_
+#pragma once
 
 #include "scan_bins.h"
 
@@ -17,5 +16,3 @@ BinKernels Avx512BinKernels(GradientType type, int64_t bin_size);
 #endif
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_SCAN_BINS_VARIANTS_H_

@@ -1,6 +1,5 @@
 // SignSGD with error feedback: the sign of each element, and the mean magnitude of the tensor.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_SIGN_SGD_CODEC_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_SIGN_SGD_CODEC_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -27,5 +26,3 @@ class SignSgdCodec : public Codec {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_SIGN_SGD_CODEC_H_

@@ -1,6 +1,5 @@
 // What a replica has of one tensor: its residual and its gradient.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_SOURCE_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_SOURCE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -18,5 +17,3 @@ struct Source {
 void Accumulate(const Source& source, int64_t begin, int64_t size, float* sums);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_SOURCE_H_

@@ -1,7 +1,6 @@
 // Sends the entries of a tensor with the largest magnitudes: their indices, ascending, and then their
 // values. Of entries with equal magnitudes, the first ones are sent.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_TOP_K_CODEC_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_TOP_K_CODEC_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -35,5 +34,3 @@ class TopKCodec : public Codec {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_TOP_K_CODEC_H_

@@ -1,6 +1,5 @@
 // Sends a tensor whole: its elements as float32, one word each.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_KERNELS_WHOLE_CODEC_H_
-#define TF_GRADCOMP_CUSTOM_OPS_KERNELS_WHOLE_CODEC_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -23,5 +22,3 @@ class WholeCodec : public Codec {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_KERNELS_WHOLE_CODEC_H_

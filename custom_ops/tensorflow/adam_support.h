@@ -1,6 +1,5 @@
 // The attributes and the input that say how gradients are divided by their second moments.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -48,5 +47,3 @@ class SquaresInputs {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_ADAM_SUPPORT_H_

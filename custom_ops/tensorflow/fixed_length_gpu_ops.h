@@ -1,8 +1,7 @@
 // The ops of fixed_length_ops.h on GPUs. What crosses to the host and back is payloads. Where the kernels
 // can't be used, an op does its work on the host. Settings have two functions of the method, too:
 // kEncodeOnGpu and kDecodeOnGpu (gpu/fixed_on_gpu.h).
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_GPU_OPS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_GPU_OPS_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -101,5 +100,3 @@ class FixedLengthPutBackOnGpu : public FixedLengthPutBackInputs<Settings> {
                               .HostMemory("residuals")                                             \
                               .HostMemory("payload") other_inputs,                                 \
                           OpOnGpu<FixedLengthPutBackOnGpu<Settings>>)
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_GPU_OPS_H_

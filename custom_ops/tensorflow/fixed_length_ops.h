@@ -9,8 +9,7 @@
 //     absl::Status Read(OpKernelConstruction* context);  // attributes
 //     std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t main) const;
 //   };
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_
+#pragma once
 
 #include <memory>
 #include <optional>
@@ -219,5 +218,3 @@ class FixedLengthPutBackInputs : public FixedLengthInputs<Settings> {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_FIXED_LENGTH_OPS_H_

@@ -1,6 +1,5 @@
 // What the kernels of ops share on GPUs.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_GPU_SUPPORT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_GPU_SUPPORT_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -65,5 +64,3 @@ class TensorFlowQueue : public DriverQueue, public std::enable_shared_from_this<
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_GPU_SUPPORT_H_

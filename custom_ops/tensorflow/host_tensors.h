@@ -1,6 +1,5 @@
 // The tensors of an op that does its work on the host, whatever device it runs on.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_HOST_TENSORS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_HOST_TENSORS_H_
+#pragma once
 
 #include <deque>
 #include <vector>
@@ -51,5 +50,3 @@ class HostTensors {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_HOST_TENSORS_H_

@@ -1,6 +1,5 @@
 // TensorFlow's names that the ops use without a prefix.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_NAMES_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_NAMES_H_
+#pragma once
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -26,5 +25,3 @@ using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_NAMES_H_

@@ -4,8 +4,7 @@
 //   absl::Status ReadAttributes(OpKernelConstruction* context);
 //   absl::Status Read(OpKernelContext* context, Step* step) const;    // inputs
 //   absl::Status OnHost(OpKernelContext* context, Step* step) const;  // the work
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_ON_DEVICE_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_ON_DEVICE_H_
+#pragma once
 
 #include <memory>
 #include <utility>
@@ -101,5 +100,3 @@ class AsyncOpOnGpu : public OpOfWork<AsyncOpKernel, Work> {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_ON_DEVICE_H_

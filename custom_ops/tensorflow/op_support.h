@@ -1,6 +1,5 @@
 // What the OpKernels share.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_SUPPORT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_SUPPORT_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -115,5 +114,3 @@ std::vector<Source> SourcesOf(OpKernelContext* context,
                               const LockedResiduals& residuals, int num_tensors);
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_SUPPORT_H_

@@ -1,6 +1,5 @@
 // What the shape functions share.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPE_SUPPORT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPE_SUPPORT_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -85,5 +84,3 @@ absl::Status PutBackShape(InferenceContext* c);
       .Attr("N: int >= 1")                    \
       .Attr("fingerprint: int")               \
       .SetIsStateful()
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPE_SUPPORT_H_

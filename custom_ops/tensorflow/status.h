@@ -1,6 +1,5 @@
 // Errors of the kernels as TensorFlow has them.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_STATUS_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_STATUS_H_
+#pragma once
 
 #include "../kernels/common.h"
 #include "absl/status/status.h"
@@ -18,5 +17,3 @@ inline absl::Status ToTensorFlow(const Status& status) {
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TENSORFLOW_STATUS_H_

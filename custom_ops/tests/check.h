@@ -1,6 +1,5 @@
 // As much of a test framework as these tests need.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_CHECK_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TESTS_CHECK_H_
+#pragma once
 
 #include <cstdio>
 #include <cstdlib>
@@ -18,5 +17,3 @@
     test();                                \
     std::printf("%s: passed\n", #test);    \
   } while (false)
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_CHECK_H_

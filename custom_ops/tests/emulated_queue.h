@@ -1,6 +1,5 @@
 // A queue whose device is the emulator: include the kernels in front of it.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_EMULATED_QUEUE_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TESTS_EMULATED_QUEUE_H_
+#pragma once
 
 #include <cstring>
 #include <functional>
@@ -68,5 +67,3 @@ class EmulatedQueue : public GpuQueue {
 };
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_EMULATED_QUEUE_H_

@@ -1,6 +1,5 @@
 // Steps of a replica of a method whose payloads have a fixed length.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_FIXED_LENGTH_SUPPORT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TESTS_FIXED_LENGTH_SUPPORT_H_
+#pragma once
 
 #include "../kernels/fixed_length.h"
 #include "check.h"
@@ -55,5 +54,3 @@ inline void DecodeFixed(Method method, const Codecs& codecs, const std::vector<i
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_FIXED_LENGTH_SUPPORT_H_

@@ -1,8 +1,7 @@
 // What the fuzz targets share. With clang: -fsanitize=fuzzer. With any other compiler, a main of its
 // own mutates valid payloads, the same ones every time: fuzz_<method> SECONDS. It writes a valid one
 // for libFuzzer to start from: fuzz_<method> seed FILE.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_FUZZ_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TESTS_FUZZ_H_
+#pragma once
 
 #include <algorithm>
 #include <chrono>
@@ -120,5 +119,3 @@ int main(int argc, char** argv) {
   std::printf("%lld inputs\n", static_cast<long long>(inputs));
 }
 #endif
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_FUZZ_H_

@@ -6,8 +6,7 @@
 // on a GPU they would wait forever, or read what is not there. Shared memory is what the block before
 // left in it. A shuffle or a ballot orders memory here as __syncwarp does; on a GPU it need not. Of
 // CUDA there is what our kernels use.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_EMULATOR_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_EMULATOR_H_
+#pragma once
 
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -377,5 +376,3 @@ inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
 inline float __double2float_rn(double a) { return static_cast<float>(a); }
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_EMULATOR_H_

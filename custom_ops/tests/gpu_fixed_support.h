@@ -1,7 +1,6 @@
 // Kernels for GPUs of methods whose payloads have a fixed length, in the emulator, beside those for CPUs:
 // include the kernels in front of it.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_FIXED_SUPPORT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_FIXED_SUPPORT_H_
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -169,5 +168,3 @@ inline void CheckOfNoElementsThereIsNothingToDo(const FixedMethod& method, const
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_GPU_FIXED_SUPPORT_H_

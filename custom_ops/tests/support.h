@@ -1,6 +1,5 @@
 // Steps of a replica, for tests and the fuzz target.
-#ifndef TF_GRADCOMP_CUSTOM_OPS_TESTS_SUPPORT_H_
-#define TF_GRADCOMP_CUSTOM_OPS_TESTS_SUPPORT_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -96,5 +95,3 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 }  // namespace gradcomp
-
-#endif  // TF_GRADCOMP_CUSTOM_OPS_TESTS_SUPPORT_H_

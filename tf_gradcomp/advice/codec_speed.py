@@ -37,7 +37,6 @@ class Echo(Communicator):
         return tf.repeat(row, self.size, 0)
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns a row for each replica; and how many words each gave for it."""
         return self.all_gather(payload[tf.newaxis]), tf.size(payload) + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
@@ -45,7 +44,6 @@ class Echo(Communicator):
         return values * tf.cast(self._factor, values.dtype) if self._factor > 1 else values
 
     def sum(self, request: AllReduce) -> tf.Tensor:
-        """Returns the same, followed by the sum of equal metadata."""
         total = self.all_reduce(request.values)
         if request.metadata is None:
             return total

@@ -52,8 +52,8 @@ class _Block:
 class Quiet:
     """Decides which lines of the workers' stderr are shown.
 
-    The first traceback is shown as it comes. Those of other workers are held back until they are
-    over, and shown unless they say the same. Once the user has stopped the job, all are held back,
+    The first traceback is shown as it comes. Tracebacks of other workers are held back until they
+    end, and shown unless they say the same. Once the user has stopped the job, all are held back,
     and tracebacks of the interruption itself are never shown.
     """
 

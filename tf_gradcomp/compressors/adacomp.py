@@ -140,7 +140,6 @@ class AdaComp(Plannable):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
         return {
             "bin_sizes": self.bin_sizes.by_kind,
             "scale_factor": self.scale_factor,

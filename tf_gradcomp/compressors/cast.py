@@ -55,5 +55,4 @@ class Cast(Compressor):
         return (yield from sum_as(tf.dtypes.as_dtype(self.dtype), inputs))
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
         return {"dtype": self.dtype, **super().get_config()}

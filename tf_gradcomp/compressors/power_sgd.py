@@ -152,7 +152,6 @@ class PowerSGD(Plannable):
         return Exchanged(reduced, finite, _tensor_bytes(inputs.specs, ranks))
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
         return {
             "rank": self.rank.by_kind,
             "overrides": self.rank.overrides,

@@ -33,7 +33,7 @@ class GathersSlices(Protocol):
 class Preconditions(Protocol):
     """A method whose `exchange` itself divides gradients by the roots of second moments.
 
-    The bits are those of `ExchangeInputs.preconditioned`. AMSGrad's second moments are an
+    The bits equal `ExchangeInputs.preconditioned`. AMSGrad's second moments are an
     exception: `conversation` divides by their roots for all methods.
     """
 

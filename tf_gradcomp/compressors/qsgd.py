@@ -150,7 +150,6 @@ class QSGD(Plannable):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
         return {
             "bits": self.bits.by_kind,
             "bucket_size": self.bucket_size,

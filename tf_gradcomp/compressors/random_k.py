@@ -93,7 +93,6 @@ class RandomK(HasSettings):
         return Exchanged(reduced, finite, tensor_bytes(chunked, sizes))
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
         return {
             "density": self.density.by_kind,
             "seed": self.seed,

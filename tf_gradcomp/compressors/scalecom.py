@@ -183,7 +183,6 @@ class ScaleCom(Plannable):
         return Exchanged(reduced, finite, counted)
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
         return {
             "rates": self.rates.by_kind,
             "beta": self.beta,

@@ -39,7 +39,6 @@ class SignSGD(Compressor):
     has_gpu_kernels = True
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
-        """Gathers the payloads of all replicas and adds them up."""
         fingerprint = self.fingerprint(inputs.specs)
         return (
             yield from sum_gathered(

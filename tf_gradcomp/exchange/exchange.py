@@ -58,8 +58,8 @@ class GradientExchange(HookedExchange, tf.Module):
     Args:
         method: The compressor, or a choice between several.
         policy: Which variables get which settings.
-        find_group: Returns the replicas when the exchange is built; by default those of the
-            strategy in scope.
+        find_group: Returns the replicas when the exchange is built; by default the replicas
+            of the strategy in scope.
     """
 
     def __init__(

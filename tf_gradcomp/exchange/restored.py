@@ -1,4 +1,4 @@
-"""Converts restored state for a job whose settings differ from those of the job that saved it."""
+"""Converts restored state for a job with other settings than the job that saved it."""
 
 from __future__ import annotations
 

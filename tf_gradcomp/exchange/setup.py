@@ -61,7 +61,7 @@ class Setup:
         specs: The specs of all gradients.
         policy: Which variables get which settings.
         variables: The variables that the exchange keeps from step to step.
-        label: Tells the collectives of this exchange from those of others, where they have names.
+        label: Distinguishes this exchange's collectives from others, if collectives have names.
     """
 
     group: Group

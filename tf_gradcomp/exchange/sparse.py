@@ -16,7 +16,7 @@ from tf_gradcomp.policy import GradientSpec
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """The gradient of a whole table as a dense tensor; zeros in rows that slices do not have.
 
-    That of slices is float32: many of one row add up, to more than 16 bits can count.
+    Slices become float32: many slices of one row add up to more than 16 bits can count.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -66,7 +66,7 @@ def stays_sparse(
 def sum_slices(
     slices: Sequence[tf.IndexedSlices], replicas: int, tag: tf.Tensor, dtype: tf.DType
 ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
-    """Gathers slices: those of all replicas, one behind the other.
+    """Gathers the slices of all replicas, one behind the other.
 
     Args:
         slices: One for each table.

@@ -46,10 +46,10 @@ def group_here() -> str | None:
 
 
 def current_group() -> StrategyGroup:
-    """The group of the strategy in scope, or of one replica where there is none.
+    """Returns the group of the strategy in scope, or of one replica without a strategy.
 
-    Where several processes have several replicas each, it is that of their hosts, unless the
-    strategy says `two_level=False`.
+    If several processes have several replicas each, the group consists of their hosts, unless
+    the strategy says `two_level=False`.
     """
     strategy = tf.distribute.get_strategy()
     group = StrategyGroup(strategy)

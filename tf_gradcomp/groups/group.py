@@ -36,7 +36,7 @@ class Group(Processes):
         local_size: How many of them are in this process.
         kind: What one of them is called, in messages.
         loss_is_divided: Whether the program divides its loss by the number of replicas, so that
-            their gradients add up to that of the whole batch. If not, the gradients are divided.
+            their gradients add up to the whole batch's. If not, the gradients are divided.
         name: The name of the layer that connects the replicas, for messages.
         by_strategy: Whether a strategy runs them: it creates variables with equal values on all,
             and all processes save and restore together.

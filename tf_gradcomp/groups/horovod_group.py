@@ -169,18 +169,15 @@ class HorovodGroup(Group):
         return carriers.decoded(bits, value.dtype)
 
     def label(self, paths: Sequence[str]) -> str:
-        """Tells the collectives of one exchange from those of others."""
         number = self._process_set.process_set_id
         _exchanges[number] += 1
         first = re.sub("[^A-Za-z0-9]", "_", paths[0]) if paths else "nothing"
         return f"{number}_{_exchanges[number]}_{first}"
 
     def member(self) -> Member:
-        """The replica of this process."""
         return Member(HorovodCommunicator(self._hvd, self._process_set), 0)
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        """Returns whether a bool scalar is true on all ranks; each rank calls it."""
         false = self._hvd.allreduce(
             tf.cast(tf.logical_not(flag), tf.int32),
             op=self._hvd.Sum,
@@ -191,19 +188,15 @@ class HorovodGroup(Group):
         return tf.equal(false, 0)
 
     def local_replica(self) -> int:
-        """The only replica of this process."""
         return 0
 
     def communicators(self) -> list[Communicator]:
-        """The communicator of this process."""
         return [self.member().communicator]
 
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
-        """The variable itself, for it is this process's own."""
         return variable
 
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
-        """Gathers by an operation of another name than those of steps."""
         return self._gather_on_host(value)
 
     def _host_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -219,12 +212,10 @@ class HorovodGroup(Group):
 
     @property
     def processes(self) -> int:
-        """The number of ranks."""
         return self.size
 
     @property
     def is_first(self) -> bool:
-        """Returns whether this process is the first rank of the set."""
         return self._rank == 0
 
     def first_path(self, path: str) -> str:
@@ -233,11 +224,9 @@ class HorovodGroup(Group):
 
     @property
     def is_collective(self) -> bool:
-        """Returns True, because Horovod's collectives may be in a branch."""
         return True
 
     @property
     def devices(self) -> Sequence[str]:
-        """The device of this rank."""
         gpus = tf.config.list_logical_devices("GPU")
         return [device.name for device in gpus[:1]] or ["CPU:0"]

@@ -91,16 +91,13 @@ class HorovodHosts(HorovodGroup):
 
     @property
     def all_replicas(self) -> Group:
-        """The group of all ranks."""
         return self._ranks
 
     @property
     def processes(self) -> int:
-        """The number of ranks."""
         return self._ranks.size
 
     def member(self) -> Member:
-        """The host of this process."""
         return Member(_BetweenHosts(self._hvd, self._leaders, self._local, self._host), 0)
 
     def sums_of_processes(

@@ -32,7 +32,6 @@ class HostGroup(StrategyGroup):
 
     @property
     def all_replicas(self) -> Group:
-        """The group of all replicas of all hosts."""
         return self._replicas
 
     def create(self, make: Callable[[], Result]) -> Result:
@@ -70,11 +69,9 @@ class HostGroup(StrategyGroup):
         )
 
     def local_replica(self) -> int:
-        """The only one."""
         return 0
 
     def communicators(self) -> list[Communicator]:
-        """The communicator of this host."""
         launcher = tf_private.launcher_of_workers(self.strategy)
         worker = tf_private.rank(self.strategy, 0) // self._replicas.local_size
         return [CollectiveCommunicator(launcher, self.size, worker)]
@@ -85,12 +82,10 @@ class HostGroup(StrategyGroup):
 
     @property
     def processes(self) -> int:
-        """The number of hosts."""
         return self.size
 
     @property
     def devices(self) -> Sequence[str]:
-        """The device on which the host encodes and decodes."""
         return self._replicas.devices[:1]
 
 

@@ -54,7 +54,6 @@ class LockstepCommunicator(Communicator):
         self._meetings = meetings
 
     def meet(self, requests: Sequence[Request]) -> None:
-        """Takes the requests of all replicas."""
         self._meetings[:] = [_Meeting(requests)]
 
     def all_gather(self, row: tf.Tensor) -> tf.Tensor:
@@ -62,7 +61,6 @@ class LockstepCommunicator(Communicator):
         return self._meetings[0].rows
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gathers int32 vectors as padded rows; returns also how many words each replica gave."""
         rows = self._meetings[0].rows
         return rows, tf.shape(rows)[1] + 1  # with the length
 
@@ -71,7 +69,6 @@ class LockstepCommunicator(Communicator):
         return self._meetings[0].total
 
     def sum(self, request: AllReduce) -> tf.Tensor:
-        """Returns the sum of the replicas' vectors, followed by the sum of their metadata."""
         return self._meetings[0].total
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
@@ -112,15 +109,12 @@ class LockstepGroup(Group):
         raise RuntimeError("Replicas in lockstep take a step together.")
 
     def local_replica(self) -> int:
-        """Returns the first replica, for all."""
         return 0
 
     def communicators(self) -> list[Communicator]:
-        """Returns the communicators of all replicas."""
         return lockstep_communicators(self.size)
 
     def local(self, variable: Any, local_replica: int) -> tf.Variable:
-        """Returns a replica's own variable, or the one that all share."""
         if isinstance(variable, OfEachReplica):
             return variable.variables[local_replica]
         return variable
@@ -137,24 +131,20 @@ class LockstepGroup(Group):
             return make()
 
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the value of the only process."""
         return value
 
     def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Does nothing: there is one process."""
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        """Returns the flag, which is of all replicas together."""
         return flag
 
     @property
     def processes(self) -> int:
-        """One process."""
         return 1
 
     @property
     def is_first(self) -> bool:
-        """True, for the only process."""
         return True
 
     @property
@@ -164,5 +154,4 @@ class LockstepGroup(Group):
 
     @property
     def devices(self) -> Sequence[str]:
-        """The host."""
         return ["CPU:0"]

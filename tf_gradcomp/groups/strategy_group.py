@@ -54,7 +54,6 @@ class StrategyGroup(Group):
             return make()
 
     def check_current(self) -> None:
-        """Refuses to run under another strategy than that of the group."""
         if tf.distribute.get_strategy() is not self.strategy:
             raise ValueError(
                 "The exchange of gradients was built outside of the scope of the strategy that "
@@ -62,10 +61,6 @@ class StrategyGroup(Group):
             )
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:
-        """Returns whether a bool scalar is true on all replicas.
-
-        Each replica calls it, in its own context.
-        """
         if self.size == 1:
             return flag
         context = tf.distribute.get_replica_context()
@@ -73,7 +68,6 @@ class StrategyGroup(Group):
         return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, false), 0)
 
     def member(self) -> Member:
-        """The replica in whose context this is called."""
         context = tf.distribute.get_replica_context()
         local_replica = self.local_replica()
         # In eager execution the replicas of a process run one after another.
@@ -88,11 +82,9 @@ class StrategyGroup(Group):
         return Member(communicator, local_replica)
 
     def local_replica(self) -> int:
-        """Returns the number of the calling replica among this process's replicas."""
         return tf_private.local_replica_id(tf.distribute.get_replica_context())
 
     def communicators(self) -> list[Communicator]:
-        """The communicators of this process's replicas, for use outside of `strategy.run`."""
         if not self.is_collective:
             raise ValueError(
                 f"Under {self.name} there is no network whose collectives could "
@@ -107,7 +99,6 @@ class StrategyGroup(Group):
         ]
 
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
-        """The replica's component of a distributed variable."""
         return self.strategy.experimental_local_results(variable)[local_replica]
 
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
@@ -116,21 +107,17 @@ class StrategyGroup(Group):
 
     @property
     def processes(self) -> int:
-        """The number of workers."""
         spans = self.is_collective and tf_private.in_multi_worker_mode(self.strategy)
         return self.size // self.local_size if spans else 1
 
     @property
     def is_first(self) -> bool:
-        """Returns whether the replica with rank 0 is in this worker."""
         return self.processes == 1 or tf_private.rank(self.strategy, 0) == 0
 
     @property
     def is_collective(self) -> bool:
-        """Returns whether the strategy uses TensorFlow's collectives."""
         return tf_private.is_collective(self.strategy)
 
     @property
     def devices(self) -> Sequence[str]:
-        """The devices of this worker's replicas."""
         return self.strategy.extended.worker_devices

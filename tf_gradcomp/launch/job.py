@@ -106,7 +106,7 @@ class LocalJob:
     Args:
         command: The program and its arguments.
         workers: How many workers to start.
-        env: The environment of the workers, by default that of this process.
+        env: The environment of the workers, by default this process's own.
         worker_env: More environment for each worker by itself.
         tf_config: Whether they get a TF_CONFIG. Without, `worker_env` tells them of each other.
         worker_prefix: For each worker what its command is run by, such as `ip netns exec NAME`; it

@@ -1,8 +1,8 @@
 """Ops that sum entries at the places that a leader has chosen for all replicas; LGC uses them.
 
-Of each tensor, either a number of entries is chosen, those of largest magnitude, or it is sent
-whole. With m the residual and g the gradient of a variable, and I the chosen places, or all of them
-where it is sent whole:
+Of each tensor, either the entries of largest magnitude are chosen, or it is sent whole. With m the
+residual and g the gradient of a variable, and I the chosen places, or all places of a tensor that
+is sent whole:
 
     y = m + g
     given: y at I
@@ -94,7 +94,7 @@ def leader_take(
         finite: bool scalar, whether this replica's y is. If not, zeros are returned.
 
     Returns:
-        float32 [values], those of one tensor behind those of another.
+        float32 [values], tensor by tensor.
 
     Raises:
         tf.errors.InvalidArgumentError: If a place is not in its tensor, as from a broken replica.

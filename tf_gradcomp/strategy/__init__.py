@@ -1,1 +1,1 @@
-"""`gc.MultiWorkerMirroredStrategy`, on top of that of TensorFlow."""
+"""`gc.MultiWorkerMirroredStrategy`, on top of TensorFlow's own."""

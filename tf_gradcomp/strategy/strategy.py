@@ -40,7 +40,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """`MultiWorkerMirroredStrategy` with checks, and with a compressor if asked to.
 
     `keras/keras2` and `keras/keras3` derive from it the strategy that users see.
-    Arguments and errors are those of `gc.MultiWorkerMirroredStrategy`.
+    Arguments and errors are as for `gc.MultiWorkerMirroredStrategy`.
 
     Attributes:
         group: All replicas of the strategy.

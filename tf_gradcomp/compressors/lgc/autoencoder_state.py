@@ -51,8 +51,8 @@ class Collected(NamedTuple):
 
     Attributes:
         number: The number of the step among the collected ones, from 1 on.
-        vectors: float32 [replicas, entries]: that of the step's leader, then those of the replicas
-            behind it, in turn.
+        vectors: float32 [replicas, entries]: the leader's vector first, then the vectors of
+            the replicas after it, in turn.
     """
 
     number: int

@@ -156,7 +156,6 @@ class LGC(Phased):
         return tf.cast(self.phase_settings.phase(job_state), tf.int32)
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
         given = self.architecture != Architecture() or self.architecture.weights is not None
         autoencoder = self.architecture.description() if given else None
         return {**self._settings(), "autoencoder": autoencoder, **self._dense_config()}

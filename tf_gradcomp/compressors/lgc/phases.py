@@ -50,11 +50,9 @@ class Phase(HasSettings, registered=False):
         self._of = settings
 
     def get_config(self) -> dict[str, Any]:
-        """The settings of `LGC`."""
         return {**self._of.config}
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
-        """Returns the number of chosen entries of each tensor; 0 if the tensor is sent whole."""
         return list(self._of.layout(specs).entries)
 
     def _step(self, inputs: ExchangeInputs) -> LeaderStep:

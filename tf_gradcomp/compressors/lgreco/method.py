@@ -214,7 +214,6 @@ class LGreCo(HasSettings):
         return exchanged
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, JSON-serializable, as the constructor takes them."""
         return {
             "method": registry.text_of(self.method),
             "choices": self.values,

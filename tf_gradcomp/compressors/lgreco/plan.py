@@ -95,7 +95,7 @@ def plan_layers(
     steady: Sequence[bool] | None = None,
     replicas: int = 1,
 ) -> Plan:
-    """Minimizes the bytes while the summed error stays within that of the reference.
+    """Minimizes the bytes while the summed error stays within the reference's error.
 
     The reference is the uniform setting, or the choice with the fewest bytes for layers that are
     `steady`. If there is no plan, the result has the uniform settings and the reason.

@@ -81,7 +81,6 @@ class LayerPlanner(Proposing):
         return [_WHO_PLANS]
 
     def facts(self, job_state: Mapping[str, tf.Variable]) -> dict[str, Any]:
-        """Returns the settings in force."""
         settings = zip(self.specs, self.in_force(job_state).settings, strict=True)
         return {f"planned setting of {spec.path!r}": setting for spec, setting in settings}
 
@@ -153,7 +152,6 @@ class LayerPlanner(Proposing):
         return np.concatenate([job_state[name].numpy().astype(np.float64) for name in names])
 
     def in_force(self, job_state: Mapping[str, tf.Variable]) -> PlanInForce:
-        """Returns the settings of the next step."""
         plan = job_state[self.lgreco.plan_name].read_value()
         settings = self.lgreco.planned(self.specs, plan).numpy()
         ratio, used, at_bound = job_state[self.lgreco.outcome_name].numpy().tolist()

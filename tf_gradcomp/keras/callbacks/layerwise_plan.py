@@ -26,7 +26,7 @@ class LayerwisePlan(keras.callbacks.Callback):
 
     The logs, and so the progress bar, `History` and `TensorBoard`, get:
 
-    - `plan_ratio`: the bytes of the method's own settings over those of the plan;
+    - `plan_ratio`: the bytes of the method's own settings over the plan's bytes;
     - `plan_budget_used`: which part of the error that was allowed the plan has;
     - `plan_at_bound`: how many layers have the setting with the fewest bytes of their choices.
 

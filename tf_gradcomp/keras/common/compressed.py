@@ -174,7 +174,7 @@ class Compressed(TakesLocalSteps):
 
     @property
     def group(self) -> Group:
-        """The replicas that exchange gradients: of the strategy in scope, or those of Horovod."""
+        """The replicas that exchange gradients: the strategy's in scope, or Horovod's."""
         return self._find_group()
 
     def _candidate(self, compressor: compressors.Compressor) -> Candidate:
@@ -307,7 +307,7 @@ class Compressed(TakesLocalSteps):
         self.exchange.saving.collect()
 
     def _own_state(self) -> dict[str, Any]:
-        """Returns the variables that are saved beside those of the inner optimizer, by name."""
+        """Returns the variables that are saved beside the inner optimizer's, by name."""
         return saved_state.own_state(self.exchange) | self._local_state()
 
     def save_own_variables(self, store: Any) -> None:

@@ -61,7 +61,7 @@ def ranks_of(model: keras.Model) -> Group | None:
 
 
 def _state_of(optimizer: Any) -> Iterator[Any]:
-    """The variables of an optimizer, and of those in it, but for those of our wrapper."""
+    """Returns the variables of an optimizer and of all inside it, except our wrapper's."""
     while optimizer is not None:
         inner = getattr(optimizer, "inner_optimizer", None)
         if inner is None or not isinstance(optimizer, Compressed):

@@ -22,7 +22,7 @@ keras_private = keras_module("keras_private")
 class Policy(LayerPolicy):
     """Tells the layer kind of each variable; `from_model` reads it off a Keras model.
 
-    Arguments, rules and errors are those of `tf_gradcomp.policy.LayerPolicy`: by default a kind
+    Arguments, rules and errors are as for `tf_gradcomp.policy.LayerPolicy`: by default a kind
     follows from the variable's path and shape.
     """
 

@@ -49,7 +49,7 @@ class PyDatasetReader:
     """
 
     def __init__(self, dataset: Any, order: Callable[[int], Iterable[int]] | None) -> None:
-        """Reads a `PyDataset` in the order of its batches, or in that of `order(how many)`."""
+        """Reads a `PyDataset` in the order of its batches, or in the order `order(how many)`."""
         self._dataset = dataset
         self._order = order
         self._indices: Iterable[int] | None = None

@@ -115,7 +115,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
 
 
 def _of_width(factor: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The columns of PowerSGD's factor for which there is room; those of zeros begin anew."""
+    """Returns as many columns of PowerSGD's factor as there is room for; zero columns restart."""
     fitted = np.zeros(shape, np.float32)
     if np.ndim(factor) == fitted.ndim == 2:
         columns = min(np.shape(factor)[1], fitted.shape[1])
@@ -138,7 +138,7 @@ def check_built(optimizer: Any) -> None:
 
 
 def check_shapes(variables: Sequence[Any], weights: Sequence[Any]) -> None:
-    """Refuses weights of other shapes than those of the variables that they are for."""
+    """Refuses weights whose shapes differ from their variables'."""
     for variable, value in zip(variables, weights, strict=True):
         if tuple(variable.shape) != np.shape(value):
             raise ValueError(

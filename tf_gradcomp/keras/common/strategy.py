@@ -128,7 +128,7 @@ def check_gradients(
 
 
 def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
-    """Returns the batches of an epoch in a random order: that of the first worker on all of them.
+    """Returns the batches of an epoch in the first worker's random order, on all workers.
 
     Workers would draw other ones unless they are seeded alike, and draw nothing else by then.
     """

@@ -80,7 +80,7 @@ def variables_of(optimizer: Any, of_model: Sequence[Any] = ()) -> list[tf.Variab
 
 
 def own_variables(optimizer: Any) -> list[tf.Variable]:
-    """The variables of an optimizer, without those of one in a loss scaler.
+    """Returns an optimizer's own variables, without the optimizer in a loss scaler.
 
     A loss scaler's own have no public name.
     """
@@ -265,7 +265,7 @@ def initial_place(model: keras.Model, steps: int | None) -> tuple[int, int]:
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     """The model and all layers in it, at any depth, each before those within it.
 
-    The public `model.layers` has those of the first level only.
+    The public `model.layers` has the first level only.
     """
     return list(model._flatten_layers())
 

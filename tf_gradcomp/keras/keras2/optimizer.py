@@ -36,7 +36,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     TensorFlow's own `MultiWorkerMirroredStrategy` and `MirroredStrategy`, and Horovod, in `fit` and
     in training loops. With one replica it does what the inner optimizer does, bit for bit.
 
-    Arguments, errors and behaviour are those of the wrapper for Keras 3, with two exceptions:
+    Arguments, errors and behaviour are as in the wrapper for Keras 3, with two exceptions:
 
     - `precondition` is for Adam, AdamW and Nadam, new-style and legacy, and for `AdamW` and `LAMB`
       of tensorflow-addons.

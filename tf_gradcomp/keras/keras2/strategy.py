@@ -1,4 +1,4 @@
-"""Functions that stand in for those of Keras 2 under `gc.MultiWorkerMirroredStrategy`."""
+"""Replacements of Keras 2's functions under `gc.MultiWorkerMirroredStrategy`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Varia
 
 
 def own_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The variables of an optimizer, without those of one that it wraps; private in Keras 2."""
+    """Returns an optimizer's own variables, not a wrapped optimizer's; private in Keras 2."""
     return list(optimizer.variables)
 
 
@@ -80,7 +80,7 @@ def slots(
 
 
 def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
-    """The place of a variable, or of a replica's part of it, among those of an optimizer.
+    """Returns the index of a variable, or of a replica's part of it, in an optimizer.
 
     There is no public name for it.
     """
@@ -141,7 +141,7 @@ def initial_place(model: keras.Model, _: int | None) -> tuple[int, int]:
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     """The model and all layers in it, at any depth, each before those within it.
 
-    The public `model.layers` has those of the first level only.
+    The public `model.layers` has the first level only.
     """
     return list(model._flatten_layers())
 
@@ -171,7 +171,7 @@ class Backup(NamedTuple):
 
     @classmethod
     def of(cls, callback: keras.callbacks.BackupAndRestore) -> Backup:
-        """Returns that of a callback, as it is now."""
+        """Returns the paths and progress of a callback, as they are now."""
         return cls(
             callback._weights_path,
             callback._training_metadata_path,

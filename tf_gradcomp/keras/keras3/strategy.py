@@ -1,4 +1,4 @@
-"""Functions that stand in for those of Keras 3 under `gc.MultiWorkerMirroredStrategy`."""
+"""Replacements of Keras 3's functions under `gc.MultiWorkerMirroredStrategy`."""
 
 from __future__ import annotations
 
