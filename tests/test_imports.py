@@ -23,6 +23,7 @@ ROOMS = [
     "compressors",
     "adam",
     "chief",
+    "whole_files",
     "checkpoints",
     "groups",
     "exchange",

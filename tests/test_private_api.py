@@ -28,6 +28,7 @@ from keras.src.trainers.data_adapters import generator_data_adapter
 from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.distribute import collective_all_reduce_strategy, input_lib
 from tensorflow.python.ops import script_ops
+from tensorflow.python.saved_model import save as saved_model
 
 import tf_gradcomp
 from tests.patched import canonical
@@ -651,11 +652,7 @@ def test_on_save(tmp_path, monkeypatch):
 
     def save(model, path, write, original):
         seen.append(Path(path).name)
-        if write is None:
-            original()
-            return
-        with open(path, "wb") as file:
-            write(file)
+        write()
 
     on_files.on_save(save, lambda *_: False)
     model = small_model()
@@ -663,8 +660,10 @@ def test_on_save(tmp_path, monkeypatch):
     model.save(tmp_path / "m.h5")
     model.save_weights(tmp_path / "m.weights.h5")
     model.save_weights(tmp_path / "m.weights.json", max_shard_size=1)
-    assert seen == ["m.keras", "m.h5", "m.weights.h5", "m.weights.json"]
+    model.save(tmp_path / "folder", zipped=False)
+    assert seen == ["m.keras", "m.h5", "m.weights.h5", "m.weights.json", "folder"]
     assert keras.models.load_model(tmp_path / "m.keras").count_params() == 2
+    assert keras.models.load_model(tmp_path / "folder").count_params() == 2
     assert keras.models.load_model(tmp_path / "m.h5", compile=False).count_params() == 2
     for path in ("m.weights.h5", "m.weights.json"):
         small_model().load_weights(tmp_path / path)
@@ -758,13 +757,35 @@ def test_on_checkpoint_write(tmp_path, monkeypatch):
     for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
         original = getattr(checkpoint_management, name)
         monkeypatch.setattr(checkpoint_management, name, original)
-    tf_private_files.on_checkpoint_write(lambda checkpoint, path, original, only_note: only_note())
+    tf_private_files.on_checkpoint_write(lambda *arguments: arguments[-1](False))
     checkpoint = tf.train.Checkpoint(variable=tf.Variable(1.0))
     manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=1)
     manager.save()
-    manager.save()
+    noted = []
+    options = tf.train.CheckpointOptions(
+        experimental_write_callbacks=[noted.append, lambda: noted.append("no argument")]
+    )
+    manager.save(options=options)
     assert manager.latest_checkpoint == str(tmp_path / "ckpt-2")
+    assert noted == [str(tmp_path / "ckpt-2"), "no argument"]
     assert not list(tmp_path.iterdir())
+
+
+def test_on_saved_model(tmp_path, monkeypatch):
+    original = saved_model.save_and_return_nodes
+    monkeypatch.setattr(saved_model, "save_and_return_nodes", original)
+    seen = []
+
+    def save(root, path, original):
+        seen.append(path)
+        original(path)
+
+    tf_private_files.on_saved_model(save)
+    model = small_model()
+    model.export(tmp_path / "folder", verbose=False)
+    assert seen == [str(tmp_path / "folder")]
+    loaded = tf.saved_model.load(tmp_path / "folder")
+    np.testing.assert_array_equal(loaded.serve(np.ones((1, 1))), model(np.ones((1, 1))))
 
 
 def test_announce_and_all_come(workers):

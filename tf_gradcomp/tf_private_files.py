@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,11 @@ from tensorflow.python.checkpoint import checkpoint as _checkpoint
 from tensorflow.python.checkpoint import checkpoint_management as _checkpoint_management
 from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.eager import context as _context
+from tensorflow.python.saved_model import save as _saved_model
 from tensorflow.python.trackable import base as _trackable
 
-_WriteCheckpoint = Callable[[Any, str, Callable[[], str], Callable[[], str]], str]
+_Note = Callable[[bool], None]
+_WriteCheckpoint = Callable[[Any, str, Any, Callable[[str, Any], Any], _Note], None]
 _leaves_files = False  # whether checkpoints' files are left to another worker
 
 
@@ -72,10 +75,11 @@ def all_come(name: str, seconds: float) -> bool:
 
 
 def on_checkpoint_write(write: _WriteCheckpoint) -> None:
-    """Has `write(checkpoint, path, original, only_note)` called where a checkpoint is written.
+    """Has `write(checkpoint, path, options, original, note)` called where a checkpoint is written.
 
-    That is by `tf.train.Checkpoint` and `CheckpointManager`. `only_note` does what they do beside
-    the files, for a worker that leaves these to another.
+    That is by `tf.train.Checkpoint` and `CheckpointManager`. `write` writes the files by
+    `original(path, options)`, or leaves them to another worker. Then it calls `note(wrote)`, which
+    does what TensorFlow does beside the files.
     """
     class_ = _checkpoint.Checkpoint
     original = class_._write
@@ -84,22 +88,42 @@ def on_checkpoint_write(write: _WriteCheckpoint) -> None:
     def hooked(self: Any, file_prefix: Any, options: Any = None) -> Any:
         if not isinstance(file_prefix, str) or not tf.executing_eagerly():
             return original(self, file_prefix, options)
+        options = copy.copy(options) or tf.train.CheckpointOptions()
+        callbacks = options.experimental_write_callbacks or []
+        if not options.experimental_enable_async_checkpoint:
+            options.experimental_write_callbacks = None
 
-        def only_note() -> str:
+        def note(wrote: bool) -> None:
             global _leaves_files
-            _leaves_files = True
+            if wrote and options.experimental_enable_async_checkpoint:
+                return  # TensorFlow does so later
+            _leaves_files = not wrote
             try:
-                for callback in (options and options.experimental_write_callbacks) or []:
-                    callback(file_prefix)
+                _checkpoint._execute_callbacks(callbacks, file_prefix)
             finally:
                 _leaves_files = False
-            return file_prefix
 
-        return write(self, file_prefix, lambda: original(self, file_prefix, options), only_note)
+        write(self, file_prefix, options, functools.partial(original, self), note)
+        return file_prefix
 
     class_._write = hooked
     for name in ("update_checkpoint_state_internal", "_delete_file_if_exists"):
         setattr(_checkpoint_management, name, _unless_left(getattr(_checkpoint_management, name)))
+
+
+def on_saved_model(save: Callable[[Any, str, Callable[[str], Any]], Any]) -> None:
+    """Has `save(object, path, original)` called where a SavedModel is written.
+
+    `original(path)` does what TensorFlow does. `tf.saved_model.save` and Keras' `model.export` come
+    here. An import may load the public module of that function anew, so this is below it.
+    """
+    original = _saved_model.save_and_return_nodes
+
+    @functools.wraps(original)
+    def hooked(obj: Any, export_dir: str, *args: Any, **kwargs: Any) -> Any:
+        return save(obj, export_dir, lambda path: original(obj, path, *args, **kwargs))
+
+    _saved_model.save_and_return_nodes = hooked
 
 
 def _unless_left(original: Callable[..., None]) -> Callable[..., None]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.bounds import assert_close
 from tests.workers import result, run_workers
@@ -49,6 +50,27 @@ def test_a_checkpoint_manager_on_all_workers_keeps_what_it_should(workers):
         assert seen["checkpoints"] == ["checkpoint", *files]
         total = [np.abs(value).sum() for of_all in seen["sums"].values() for value in of_all]
         assert_close(seen["in checkpoint"], sorted(total), terms=LARGEST)
+
+
+def test_several_files_are_written_twice_to_one_path(workers, folder):
+    weights = [value.shape for value in keras.models.load_model(folder / "m.keras").get_weights()]
+    for worker in workers:
+        seen = worker["all"]
+        assert seen["prefix"] == seen["in checkpoint"]
+        assert_close(seen["served"], seen["predicted"], terms=LARGEST)
+    whole = keras.models.load_model(folder / "folder")
+    shards = keras.models.load_model(folder / "folder")
+    for variable in [*shards.variables, *shards.optimizer.variables]:
+        variable.assign(-np.ones(variable.shape, variable.dtype))
+    shards.load_weights(folder / "shards.weights.json")
+    assert [value.shape for value in whole.get_weights()] == weights
+    for one, other in zip(whole.get_weights(), shards.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_chief_alone_exports(folder):
+    served = tf.saved_model.load(folder / "chief-served")
+    assert np.isfinite(served.serve(np.ones((2, 8), "float32"))).all()
 
 
 def test_a_checkpoint_of_variables_without_their_exchange_holds_the_sums(workers):

@@ -13,8 +13,10 @@ import tensorflow as tf
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.saving import Saving, owners_of
 from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.groups.own_values import reading_own
+from tf_gradcomp.groups.own_values import reading_own, reads_own
+from tf_gradcomp.strategy.checkpoint_files import Write, replace_checkpoint
 from tf_gradcomp.strategy.strategy import strategy_of_workers
+from tf_gradcomp.whole_files import replacing_folder
 
 _OWN_OF_RANK = (
     "What is saved holds the residuals of rank 0 alone: gradients that the other ranks have not "
@@ -31,19 +33,21 @@ def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
     Workers that leave the file to the chief raise OSError if the chief cannot write it.
     """
     strategy = strategy_of_workers()
-    if strategy is not None:
+    if strategy is not None and reads_own(strategy):  # within another save
+        yield True
+    elif strategy is not None:
         with strategy.saves.coordinate(savings, _comparable(path)) as writes:
             yield writes
-        return
-    own = [
-        saving
-        for saving in savings
-        if not saving.group.by_strategy and saving.group.is_first and not saving.is_collected
-    ]
-    if own:
-        tell_user(_OWN_OF_RANK)
-    with reading_own(*own):
-        yield True
+    else:
+        own = [
+            saving
+            for saving in savings
+            if not saving.group.by_strategy and saving.group.is_first and not saving.is_collected
+        ]
+        if own:
+            tell_user(_OWN_OF_RANK)
+        with reading_own(*own):
+            yield True
 
 
 def writes_alone(kind: str, path: str) -> bool:
@@ -62,17 +66,42 @@ def _comparable(path: str) -> str:
 def write_checkpoint(
     checkpoint: tf.train.Checkpoint,
     path: str,
-    original: Callable[[], str],
-    only_note: Callable[[], str],
-) -> Any:
+    options: tf.train.CheckpointOptions,
+    write: Write,
+    note: Callable[[bool], None],
+) -> None:
     """Writes a `tf.train.Checkpoint` on the workers that have a path of their own."""
-    parts = list(tf.train.TrackableView(checkpoint).descendants())
-    root = getattr(checkpoint, "root", None)
-    if isinstance(root, weakref.ref):  # as Keras 2 has it; a view does not look into it
-        parts += tf.train.TrackableView(root()).descendants()
-    savings = [part.saving for part in parts if isinstance(part, GradientExchange) and part.built]
-    savings += [saving for saving in owners_of(parts) if saving not in savings]
+    savings = _savings_in(checkpoint)
     with coordinated(savings, path) as writes:
+        later = options.experimental_enable_async_checkpoint
+        if writes and _is_ours(savings, path) and not later:
+            replace_checkpoint(path, options, write)
+        elif writes:
+            write(path, options)
         if writes:
-            return original()
-    return only_note()
+            note(True)
+    if not writes:
+        note(False)
+
+
+def save_model(root: Any, path: str, write: Callable[[str], Any]) -> Any:
+    """Writes a SavedModel on the workers that have a path of their own; returns TensorFlow's."""
+    savings = _savings_in(root)
+    with coordinated(savings, path) as writes:
+        if writes and _is_ours(savings, path):
+            with replacing_folder(path) as folder:
+                return write(folder)
+        return write(path) if writes else None
+
+
+def _savings_in(root: Any) -> list[Saving]:
+    parts = list(tf.train.TrackableView(root).descendants())
+    held = getattr(root, "root", None)
+    if isinstance(held, weakref.ref):  # as Keras 2 has it; a view does not look into it
+        parts += tf.train.TrackableView(held()).descendants()
+    savings = [part.saving for part in parts if isinstance(part, GradientExchange) and part.built]
+    return savings + [saving for saving in owners_of(parts) if saving not in savings]
+
+
+def _is_ours(savings: Sequence[Saving], path: str) -> bool:
+    return "://" not in path and (bool(savings) or strategy_of_workers() is not None)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tf_gradcomp import tf_private, tf_private_data, tf_private_files
-from tf_gradcomp.strategy.coordinated import write_checkpoint
+from tf_gradcomp.strategy.coordinated import save_model, write_checkpoint
 from tf_gradcomp.strategy.strategy import copied_for_strategies, is_checked
 
 
@@ -71,5 +71,11 @@ TENSORFLOW = (
         "Workers that save to one path overwrite each other's files.",
         "test_on_checkpoint_write",
         lambda: tf_private_files.on_checkpoint_write(write_checkpoint),
+    ),
+    Patch(
+        ("tensorflow.python.saved_model.save.save_and_return_nodes",),
+        "Workers that export to one path overwrite each other's files.",
+        "test_on_saved_model",
+        lambda: tf_private_files.on_saved_model(save_model),
     ),
 )

@@ -87,6 +87,15 @@ def on_all():
     seen["checkpoints"] = sorted(os.listdir("checkpoints"))
     seen["latest"] = manager.latest_checkpoint
     seen["in checkpoint"] = held_by_checkpoint(manager.latest_checkpoint)
+    for _ in range(2):  # the second time over the first
+        checkpoint().write("prefix")
+        model.save("folder", zipped=False)
+        model.save_weights("shards.weights.json", max_shard_size=1e-6)
+        model.export("served", verbose=False)
+    seen["prefix"] = held_by_checkpoint("prefix")
+    served = tf.saved_model.load("served")
+    seen["served"] = served.serve(x).numpy().tolist()
+    seen["predicted"] = model.predict(x, verbose=0).tolist()
     model.save_weights(f"temporary-{RANK}.weights.h5")
     seen["paths of their own"] = os.path.exists(f"temporary-{RANK}.weights.h5")
     return seen
@@ -118,6 +127,7 @@ def on_the_chief():
     if RANK == 0:
         fit(keras.callbacks.ModelCheckpoint("best.keras"))
         model.save("chief.keras")
+        model.export("chief-served", verbose=False)
         seen = {"best.keras": held("best.keras"), "chief.keras": held("chief.keras")}
     else:
         fit()

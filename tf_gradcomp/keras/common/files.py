@@ -1,15 +1,11 @@
-"""Writes the files of a model: once for all workers, and never over one that is still needed."""
+"""Writes the files of a model once for all workers."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import IO, Any
+from collections.abc import Callable
+from typing import Any
 
-from tf_gradcomp.chief import this_worker
 from tf_gradcomp.exchange.saving import Saving
 from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.keras.common.version import keras
@@ -26,36 +22,6 @@ _BROKEN = (
     "BackupAndRestore resume from its last backup. tf_gradcomp writes a file completely or not at "
     "all, so another program wrote this one, or it was damaged later."
 )
-Write = Callable[[IO[bytes]], None]
-
-
-@contextlib.contextmanager
-def replacing(path: str) -> Iterator[IO[bytes]]:
-    """Gives an open file beside `path`, which takes its place at the end of the context.
-
-    After an error or a kill, what was at `path` before is still there.
-    """
-    path = os.path.realpath(path)
-    folder, name = os.path.split(path)
-    worker = this_worker()
-    beside = os.path.join(folder, f".{name}.{worker.name if worker else 'new'}")
-    try:
-        with open(beside, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if os.path.exists(path):
-            shutil.copymode(path, beside)
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(beside)
-        raise
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def savings_of(model: keras.Model) -> list[Saving]:
@@ -63,24 +29,23 @@ def savings_of(model: keras.Model) -> list[Saving]:
     return [one.exchange.saving for one in wrappers_of(model) if one.exchange.built]
 
 
-def save(model: keras.Model, path: str, write: Write | None, original: Callable[[], Any]) -> None:
+def save(
+    model: keras.Model, path: str, write: Callable[[], Any], original: Callable[[], Any]
+) -> None:
     """Stands in for what Keras does to write a model's file.
 
     Args:
         model: The model.
         path: Where to.
-        write: Writes into an open file; None if what is written is not one local file.
+        write: Does what Keras does, and never leaves a part of it.
         original: What Keras does.
     """
     if strategy_of_workers() is None and not any(wrappers_of(model)):
         original()
         return
     with coordinated(savings_of(model), path) as writes:
-        if writes and write is not None:
-            with replacing(path) as file:
-                write(file)
-        elif writes:
-            original()
+        if writes:
+            write()
 
 
 def leaves_out_optimizer(model: keras.Model, path: str) -> bool:

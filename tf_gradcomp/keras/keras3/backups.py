@@ -13,11 +13,12 @@ import h5py
 import keras
 
 from tf_gradcomp.groups.notices import tell_user
-from tf_gradcomp.keras.common.files import replacing, savings_of
+from tf_gradcomp.keras.common.files import savings_of
 from tf_gradcomp.keras.common.wrappers import wrappers_of
 from tf_gradcomp.keras.keras3 import keras_private
 from tf_gradcomp.strategy.coordinated import coordinated
 from tf_gradcomp.strategy.strategy import strategy_of_workers
+from tf_gradcomp.whole_files import replacing
 
 _PLACE = "tf_gradcomp_place"  # in the file, so that both are written at once
 _BROKEN = (

@@ -7,7 +7,7 @@ import io
 import os
 import zipfile
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
 import h5py
 import keras
@@ -17,28 +17,48 @@ from keras.src.utils import file_utils as _file_utils
 
 from tf_gradcomp.keras.common.hooks import replace
 from tf_gradcomp.keras.keras3.keras_private import NamedBuffer
+from tf_gradcomp.keras.keras3.shards import replace_shards
+from tf_gradcomp.whole_files import replacing, replacing_folder
 
-_Write = Callable[[IO[bytes]], Any]
-_Save = Callable[[keras.Model, str, _Write | None, Callable[[], Any]], None]
+_Save = Callable[[keras.Model, str, Callable[[], Any], Callable[[], Any]], None]
 
 
 def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool]) -> None:
     """Has `save(model, path, write, original)` called where Keras 3 writes a file of a model.
 
-    `write` writes it into an open file; it is None where Keras writes several files, or to a URL.
-    All public functions and callbacks come here. The optimizer is left out of files in Keras' old
-    HDF5 format if `leaves_out_optimizer(model, path)` says so. HDF5 files are written in memory
-    first, for HDF5 ends the process where the disk is full.
+    `write` writes beside the path first, and in memory before that where HDF5 allows it, for HDF5
+    ends the process where the disk is full. Only what goes to a URL is written by `original`. All
+    public functions and callbacks come here. The optimizer is left out of files in Keras' old HDF5
+    format if `leaves_out_optimizer(model, path)` says so.
     """
 
-    def save_model(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        as_usual = functools.partial(original, model, filepath, *args, **kwargs)
+    def save_model(
+        original: Any,
+        model: Any,
+        filepath: Any,
+        weights_format: str = "h5",
+        zipped: bool = True,
+    ) -> None:
+        as_usual = functools.partial(original, model, filepath, weights_format, zipped)
+        path = str(filepath)
+
+        def one_file() -> None:
+            with replacing(path) as file:
+                original(model, file, weights_format)
+
+        def folder() -> None:
+            original(model, buffer := io.BytesIO(), weights_format)
+            with replacing_folder(path) as new, zipfile.ZipFile(buffer) as archive:
+                archive.extractall(new)
+
         if isinstance(filepath, io.IOBase):
             as_usual()
-            return
-        one_file = str(filepath).endswith(".keras") and not _file_utils.is_remote_path(filepath)
-        write = (lambda file: original(model, file, *args, **kwargs)) if one_file else None
-        save(model, str(filepath), write, as_usual)
+        elif zipped != path.endswith(".keras"):
+            as_usual()  # raises an error
+        elif _file_utils.is_remote_path(path):
+            save(model, path, as_usual, as_usual)
+        else:
+            save(model, path, one_file if zipped else folder, as_usual)
 
     replace(_saving_lib, "save_model", save_model)
     _on_save_weights(save)
@@ -51,17 +71,24 @@ def _on_save_weights(save: _Save) -> None:
         model: Any,
         filepath: Any,
         max_shard_size: Any = None,
-        *args: Any,
-        **kwargs: Any,
+        objects_to_skip: Any = None,
     ) -> None:
-        def write(file: IO[bytes]) -> None:
-            buffer = NamedBuffer(filepath)
-            original(model, buffer, None, *args, **kwargs)
-            file.write(buffer.getbuffer())
+        def write_to(target: Any) -> None:
+            original(model, target, max_shard_size, objects_to_skip)
 
-        one_file = max_shard_size is None and not _file_utils.is_remote_path(filepath)
-        as_usual = functools.partial(original, model, filepath, max_shard_size, *args, **kwargs)
-        save(model, str(filepath), write if one_file else None, as_usual)
+        def one_file() -> None:
+            write_to(buffer := NamedBuffer(filepath))
+            with replacing(path) as file:
+                file.write(buffer.getbuffer())
+
+        path = str(filepath)
+        as_usual = functools.partial(write_to, filepath)
+        if _file_utils.is_remote_path(path):
+            save(model, path, as_usual, as_usual)
+        elif max_shard_size is None:
+            save(model, path, one_file, as_usual)
+        else:
+            save(model, path, functools.partial(replace_shards, path, write_to), as_usual)
 
     replace(_saving_lib, "save_weights_only", save_weights)
 
@@ -78,11 +105,12 @@ def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, st
         if include_optimizer:
             include_optimizer = not leaves_out_optimizer(model, path)
 
-        def write(file: IO[bytes]) -> None:
+        def write() -> None:
             buffer = io.BytesIO()
             with h5py.File(buffer, "w") as in_memory:
                 original(model, in_memory, overwrite, include_optimizer)
-            file.write(buffer.getbuffer())
+            with replacing(path) as file:
+                file.write(buffer.getbuffer())
 
         as_usual = functools.partial(original, model, filepath, overwrite, include_optimizer)
         if isinstance(filepath, h5py.File):

@@ -1,0 +1,154 @@
+"""A process that dies at any stage of a save leaves the last complete save, or the new one."""
+
+import contextlib
+import os
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tf_gradcomp import whole_files
+
+
+class Killed(BaseException):
+    """The answer of the file system to a process that is as good as dead."""
+
+
+class Stages:
+    """Has the process die before its n-th change of files, after which it changes none."""
+
+    def __init__(self, monkeypatch):
+        self.left = None
+        of_os = [(os, name) for name in ("link", "remove", "rename", "replace", "unlink")]
+        for owner, name in [*of_os, (shutil, "rmtree"), (whole_files, "_exchange")]:
+            monkeypatch.setattr(owner, name, self.counted(getattr(owner, name)))
+
+    def counted(self, original):
+        def change(*args, **kwargs):
+            if self.left is not None:
+                self.left -= 1
+                if self.left < 0:
+                    raise Killed
+            return original(*args, **kwargs)
+
+        return change
+
+    @contextlib.contextmanager
+    def die_after(self, changes):
+        self.left = changes
+        try:
+            yield
+        except Killed:
+            pass
+        finally:
+            self.left = None
+
+
+def new_model():
+    layers = [keras.layers.Dense(3), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(gc.CompressedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def filled(model, number):
+    for variable in variables(model):
+        variable.assign(np.full(variable.shape, number))
+    return model
+
+
+def variables(model):
+    momentums = model.optimizer.inner_optimizer.variables[2:]
+    assert len(momentums) == len(model.variables) == 4
+    return [*model.variables, *momentums]
+
+
+def checkpoint(model):
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
+def load_into(load):
+    def loaded(path):
+        load(model := filled(new_model(), -1), path)
+        return model
+
+    return loaded
+
+
+SHARD = 1.1e-7  # in GB: 118 bytes
+FORMATS = {
+    "m.keras": (lambda model, path: model.save(path), keras.models.load_model),
+    "folder": (lambda model, path: model.save(path, zipped=False), keras.models.load_model),
+    "checkpoint": (
+        lambda model, path: checkpoint(model).write(path),
+        load_into(lambda model, path: checkpoint(model).read(path)),
+    ),
+    "m.weights.json": (
+        lambda model, path: model.save_weights(path, max_shard_size=SHARD),
+        load_into(lambda model, path: model.load_weights(path)),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("error:.*[Ss]kipping:UserWarning")
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_last_complete_save_is_read_whenever_the_writer_dies(tmp_path, monkeypatch, name):
+    save, load = FORMATS[name]
+    path, model, stages = str(tmp_path / name), new_model(), Stages(monkeypatch)
+    save(filled(model, 1), path)
+    readable, number = 1, 1
+    while True:
+        number += 1
+        with stages.die_after(number - 2):
+            save(filled(model, number), path)
+            break
+        (loaded,) = {float(x) for v in variables(load(path)) for x in np.ravel(v)}
+        assert loaded in (readable, number)
+        assert number > 2 or loaded == 1
+        readable = loaded
+    (loaded,) = {float(x) for v in variables(load(path)) for x in np.ravel(v)}
+    assert loaded == number > 3
+    save(model, path)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_other_files_in_a_replaced_folder_stay(tmp_path):
+    path = tmp_path / "folder"
+    for content in ("old", "new"):
+        with whole_files.replacing_folder(str(path)) as new:
+            os.makedirs(f"{new}/inner")
+            for name in ("file", "inner/file"):
+                with open(f"{new}/{name}", "w") as file:
+                    file.write(content)
+            if content == "new":  # beside the old save, and as late as possible
+                (path / "logs").mkdir()
+                (path / "logs/events").write_text("other")
+                (path / "inner/other").write_text("other")
+                (path / "link").symlink_to("file")
+    found = {str(p.relative_to(path)): p.read_text() for p in path.rglob("*") if p.is_file()}
+    other = dict.fromkeys(("logs/events", "inner/other"), "other")
+    assert found == {"file": "new", "inner/file": "new", "link": "new", **other}
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_folder_that_cannot_be_replaced_stays_and_nothing_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole_files, "_EXCHANGE", 2**31 - 1)  # as file systems refuse it
+    path = tmp_path / "folder"
+
+    def write(content):
+        with whole_files.replacing_folder(str(path)) as new:
+            os.makedirs(new)
+            with open(f"{new}/file", "w") as file:
+                file.write(content)
+
+    write("1")
+    for content in ("2", "3"):
+        with pytest.raises(OSError, match=r"complete in '.*folder\.new'. Save to a path"):
+            write(content)
+        assert (path / "file").read_text() == "1"
+        assert (tmp_path / "folder.new/file").read_text() == content
+    assert sorted(os.listdir(tmp_path)) == ["folder", "folder.new"]
