@@ -31,3 +31,7 @@ def test_the_path_of_a_gradient_has_few_frames(found, method):
 @pytest.mark.parametrize("method", ["adacomp", "top_k"])
 def test_a_variable_adds_no_more_nodes_to_a_step_than_without_compression(found, method):
     assert found["nodes"][method] <= found["nodes"]["dense"]
+
+
+def test_a_new_job_hands_no_second_moments_over(found):
+    assert found["handed over"] == 0

@@ -131,6 +131,8 @@ def _convert_gradients_state(
     saved. Each residual is multiplied by its factor.
     """
     since: Sequence[tf.Tensor | int] = [0] * len(takes)
+    if inner is not None and _is_fresh(replicas[0], inner, taken, updates):
+        return tf.constant(since, tf.int64)
     if inner is not None:
         inner = dataclasses.replace(inner, updates=updates)
         since = _move_moments(replicas, inner, taken, takes)
@@ -140,6 +142,15 @@ def _convert_gradients_state(
             if not _is_known(tf.equal(factor, 1)):
                 residual.assign(residual.read_value() * factor)
     return tf.stack([tf.cast(of_one, tf.int64) for of_one in since])
+
+
+def _is_fresh(replica: Replica, inner: InnerState, taken: tf.Tensor, updates: tf.Tensor) -> bool:
+    """Returns whether a job is known to begin, so that all there is to convert is zeros."""
+    kept = tf.logical_or(taken, replica.fact(replica.setup.variables.facts.residual_waits))
+    if not _is_known(tf.logical_and(tf.equal(updates, 0), tf.logical_not(tf.reduce_any(kept)))):
+        return False
+    moments = [moment for of_all in inner.moments.values() for moment in of_all]
+    return not any(np.any(moment.read_value().numpy()) for moment in moments)
 
 
 def _is_known(fact: tf.Tensor) -> bool:
