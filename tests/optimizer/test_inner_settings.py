@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tf_gradcomp as gc
+from tests.bounds import assert_close
 from tests.optimizer.cases import Replicas, gradients_at
 from tests.replicas import copies, mirrored, stepper
 
@@ -110,7 +111,7 @@ def test_finalizing_overwrites_weights_by_their_averages():
         weights.append(replicas.value())
     replicas.optimizer.finalize_variable_values(replicas.variables)
     for copy in copies(replicas.strategy, replicas.variables[0]):
-        np.testing.assert_allclose(copy, (weights[0] + weights[1]) / 2, rtol=1e-5, atol=1e-6)
+        assert_close(copy, (weights[0] + weights[1]) / 2, terms=4, steps=2)
 
 
 def test_weights_are_overwritten_by_their_averages_at_the_set_frequency():
