@@ -49,13 +49,14 @@ def test_one_point_says_nothing_of_bytes():
 
 def test_a_step_is_the_sum_of_its_parts():
     work = Work(0.010, 0.005, 800.0, [Asked(GATHER, 1000.0), Asked(SUM, 2000.0)])
-    curves = {SUM: Curve(line([0, 10_000])), GATHER: Curve(line([0, 10_000]))}
+    curves = {kind: Curve.through(line([0, 10_000]), 0.25) for kind in (SUM, GATHER)}
     found = predict("some", work, curves, compute=0.1)
     assert found.latency == pytest.approx(2 * LATENCY)
     assert found.transfer == pytest.approx(3000 * PER_BYTE)
     assert found.exchange == pytest.approx(0.015 + 2 * LATENCY + 3000 * PER_BYTE)
     assert found.step == pytest.approx(found.exchange + 0.1)
     assert (found.payload_bytes, found.sent_bytes) == (800, 3000)
+    assert found.noise == 0.5
 
 
 def test_a_sample_is_scaled_to_the_model():

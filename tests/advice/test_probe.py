@@ -1,6 +1,7 @@
 """Tests the measurements of a job's methods and collectives."""
 
 import importlib
+import itertools
 import math
 
 import keras
@@ -13,7 +14,7 @@ from tests.workers import run_workers
 from tf_gradcomp import compressors
 from tf_gradcomp.adam.preconditioner import Preconditioner
 from tf_gradcomp.advice import sample
-from tf_gradcomp.advice.collectives import Collectives
+from tf_gradcomp.advice.collectives import Collectives, Timed
 from tf_gradcomp.advice.cost_model import Kind
 from tf_gradcomp.advice.probe import QUICK, probe, trains_like_dense
 from tf_gradcomp.advice.sample import Sample
@@ -197,7 +198,43 @@ def test_a_few_slow_collectives_do_not_decide(monkeypatch):
         collectives = Collectives(group, group.communicators())
         collectives._overhead = 0.0
         taken = collectives._measure(lambda values: 8.0, tf.zeros([2]), enough=0.5)
-    assert taken == (8.0, pytest.approx(0.001))
+    assert taken == (8.0, pytest.approx(0.001), pytest.approx(0))
+
+
+def test_a_machine_that_is_slow_for_a_while_does_not_decide(monkeypatch):
+    kinds = [Kind("AllReduce", "float32"), Kind("AllReduce", "float16")]
+    taken = iter([0.05, 0.05, 0.001, 0.002, 0.002, 0.003])  # two sizes of each, and the least again
+
+    def measure(self, collect, values, enough):
+        seconds = next(taken)
+        return Timed(4.0 * len(values), seconds, seconds / 10)
+
+    monkeypatch.setattr(Collectives, "_measure", measure)
+    with tf.device("CPU:0"):
+        group = StrategyGroup(collective())
+        collectives = Collectives(group, group.communicators())
+        first, second = collectives.curves(dict.fromkeys(kinds, 3e4), enough=1.0).values()
+    assert (first.points[0][1], first.noise) == (0.002, 0.0002)
+    assert (second.points[0][1], second.noise) == (0.001, 0.0001)
+
+
+def test_noise_is_the_range_of_half_of_the_times(monkeypatch):
+    times = itertools.cycle([0.01, 0.02, 0.03, 0.04, 0.05])
+    now = [0.0, False]
+
+    def seconds():
+        now[0] += next(times) if now[1] else 0.0
+        now[1] = not now[1]
+        return now[0]
+
+    monkeypatch.setattr("tf_gradcomp.advice.collectives.time.perf_counter", seconds)
+    with tf.device("CPU:0"):
+        group = StrategyGroup(collective())
+        collectives = Collectives(group, group.communicators())
+        collectives._overhead = 0.0
+        timed = collectives._measure(lambda values: 8.0, tf.zeros([2]), enough=0.15)
+    # Of fifteen times, three of each, half are within 0.01 of the median.
+    assert timed == (8.0, pytest.approx(0.03), pytest.approx(0.02 / 15**0.5))
 
 
 def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):
@@ -206,13 +243,14 @@ def test_nothing_larger_is_timed_than_what_takes_long_enough(monkeypatch):
 
     def measure(self, collect, values, enough):
         measured.append(len(values))
-        return 4.0 * len(values), 0.02 * next(seconds)
+        return Timed(4.0 * len(values), 0.02 * next(seconds), 0.0)
 
     monkeypatch.setattr(Collectives, "_measure", measure)
     with tf.device("CPU:0"):
         group = StrategyGroup(collective())
         collectives = Collectives(group, group.communicators())
-        curve = collectives.curve(Kind("AllReduce", "float32"), 1e9, enough=0.05)
+        kind = Kind("AllReduce", "float32")
+        curve = collectives.curves({kind: 1e9}, enough=0.05)[kind]
     assert len(curve.points) == 3  # 20, 40 and 60 milliseconds
     assert max(measured) < 1e9 / 4
 

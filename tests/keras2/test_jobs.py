@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.bounds import rounding, training
+from tests.delays import assert_cosines
 from tests.workers import result, run_workers
 from tf_gradcomp.launch import horovod_ranks
 
@@ -288,6 +289,8 @@ def check_callbacks(callbacks):
     assert first["plan"]["history"]["plan_ratio"][-1] != 1
     assert first["autoencoder"]["history"]["lgc_phase"][-1] > 2
     assert first["autoencoder"]["history"]["autoencoder_error"][-1] < 1
+    for worker in callbacks:
+        assert_cosines(worker["delays"], 2, checks=2)
     resumed = first["resumed"]
     assert resumed["epochs"] == [1]
     assert resumed["resumed"] == resumed["at once"] == second["resumed"]["resumed"]

@@ -19,7 +19,8 @@ def choose(
 ) -> Candidate:
     """Chooses the fastest candidate by a probe, alike on all replicas; the log says which.
 
-    Where no compression is a candidate, another one has to be faster by `WORTHWHILE`.
+    Where no compression is a candidate, another one has to be faster by `WORTHWHILE`. Of those that
+    differ by noise alone, the first is chosen.
     """
     if len(candidates) == 1:
         chosen, tables = candidates[0], ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -21,6 +22,21 @@ _OVER = 1.2  # times what is enough, which a size should take at most
 # Of each size, as many as fit into the time that is enough: for latency, so many that a few slow
 # collectives do not change the median.
 _REPEATS = (2, 15)
+
+
+class Timed(NamedTuple):
+    """The time of a collective: a median, less what calling TensorFlow takes.
+
+    Attributes:
+        sent_bytes: The bytes that a worker sends.
+        seconds: The time.
+        noise: Seconds by which the median may be wrong: the range that half of all times are in,
+            over the root of their number.
+    """
+
+    sent_bytes: float
+    seconds: float
+    noise: float
 
 
 class Collectives:
@@ -40,25 +56,51 @@ class Collectives:
         """The rank of the first replica of this process."""
         return int(self._communicators[0].rank)
 
-    def curve(self, kind: Kind, most: float, enough: float) -> Curve:
-        """Measures collectives of up to `most` bytes, until one takes `enough` seconds."""
-        collect = self._function(kind)
+    def curves(self, most: Mapping[Kind, float], enough: float) -> dict[Kind, Curve]:
+        """Measures collectives of each kind.
+
+        The least of each kind are measured again after all others: when something else slows down
+        a machine for a while, methods would differ by when their collectives were measured.
+
+        Args:
+            most: The bytes of the largest collective of each kind.
+            enough: After a collective that takes so many seconds, no larger one is tried.
+        """
+        collects = {kind: self._function(kind) for kind in most}
+        measured = {
+            kind: self._points(kind, collect, most[kind], enough)
+            for kind, collect in collects.items()
+        }
+        curves = {}
+        for kind, ((elements, first), *others) in measured.items():
+            again = self._measure(collects[kind], tf.zeros([elements], kind.dtype), enough)
+            least = min(first, again, key=lambda one: one.seconds)
+            points = [least, *(timed for _, timed in others)]
+            places = [(timed.sent_bytes, timed.seconds) for timed in points]
+            curves[kind] = Curve.through(places, least.noise)
+        return curves
+
+    def _points(
+        self, kind: Kind, collect: Callable[[tf.Tensor], tf.Tensor], most: float, enough: float
+    ) -> list[tuple[int, Timed]]:
+        """Measures collectives of up to `most` bytes; returns their elements and times."""
         per_element = float(collect(tf.zeros([_FEWEST], kind.dtype))) / _FEWEST  # traces, connects
         last = max(_FEWEST, round(most / per_element))
         elements, seconds = _FEWEST // _GROWTH, 0.0
-        points: list[tuple[float, float]] = []
+        points: list[tuple[int, Timed]] = []
         while elements < last and not (seconds >= enough and len(points) > 1):
             growth = min(_GROWTH, max(2.0, _OVER * enough / seconds)) if seconds else _GROWTH
             # Two points that are near each other would make no line.
             elements = last if 2 * growth * elements > last else math.ceil(growth * elements)
-            values = tf.zeros([elements], kind.dtype)
-            sent_bytes, seconds = self._measure(collect, values, enough)
-            points.append((sent_bytes, max(0.0, seconds - self._overhead)))
-        return Curve.through(points)
+            points.append(
+                (elements, self._measure(collect, tf.zeros([elements], kind.dtype), enough))
+            )
+            seconds = points[-1][1].seconds
+        return points
 
     def _measure(
         self, collect: Callable[[tf.Tensor], tf.Tensor], values: tf.Tensor, enough: float
-    ) -> tuple[float, float]:
+    ) -> Timed:
         sent_bytes = 0.0
 
         def timed() -> float:
@@ -71,9 +113,10 @@ class Collectives:
         first = self._group.largest([timed()])[0]  # TCP gets to know the link
         fewest, most = _REPEATS
         repeats = min(most, max(fewest, int(enough / first)))
-        return sent_bytes, statistics.median_low(
-            self._group.largest([timed() for _ in range(repeats)])
-        )
+        times = self._group.largest([timed() for _ in range(repeats)])
+        median = statistics.median_low(times)
+        apart = 2 * statistics.median(abs(one - median) for one in times)
+        return Timed(sent_bytes, max(0.0, median - self._overhead), apart / math.sqrt(repeats))
 
     def _function(self, kind: Kind) -> Callable[[tf.Tensor], tf.Tensor]:
         def collect(values: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:

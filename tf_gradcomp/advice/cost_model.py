@@ -27,19 +27,21 @@ class Curve:
 
     Attributes:
         points: Pairs of bytes and seconds, at least one, in ascending order of bytes.
+        noise: Seconds by which the latency may be wrong.
     """
 
     points: Sequence[tuple[float, float]]
+    noise: float = 0.0
 
     @classmethod
-    def through(cls, measured: Sequence[tuple[float, float]]) -> Curve:
+    def through(cls, measured: Sequence[tuple[float, float]], noise: float = 0.0) -> Curve:
         """The curve of some measurements, corrected so that fewer bytes never take longer."""
         points: list[tuple[float, float]] = []
         least = float("inf")
         for sent_bytes, seconds in reversed(measured):
             least = min(least, seconds)
             points.insert(0, (sent_bytes, least))
-        return cls(points)
+        return cls(points, noise)
 
     def seconds(self, sent_bytes: float) -> float:
         """The seconds of collectives that make a worker send so many bytes."""
@@ -110,6 +112,7 @@ class Prediction:
         late: See `Work`.
         trains_like_dense: Whether it was measured to; None if that was not measured, or not with
             these settings.
+        noise: Seconds by which the latency may be wrong.
     """
 
     method: str
@@ -122,6 +125,7 @@ class Prediction:
     sent_bytes: float
     late: float = 0.0
     trains_like_dense: bool | None = None
+    noise: float = 0.0
 
     @property
     def exchange(self) -> float:
@@ -133,13 +137,20 @@ class Prediction:
         """The whole step."""
         return self.compute + self.exchange
 
+    def is_clearly_shorter_than(self, other: Prediction) -> bool:
+        """Returns whether the step is shorter than another one by more than noise."""
+        return self.step + self.noise + other.noise < other.step
+
 
 def best_of(predictions: Sequence[Prediction], baseline: Prediction | None) -> Prediction:
-    """The shortest step; but the baseline, if there is one, where nothing is really shorter."""
+    """Returns the shortest step, or an earlier one that is longer by no more than noise.
+
+    Where there is a baseline, another step must also be shorter by `WORTHWHILE`.
+    """
     shortest = min(predictions, key=lambda one: one.step)
     if baseline and shortest.step > (1 - WORTHWHILE) * baseline.step:
         return baseline
-    return shortest
+    return next(one for one in predictions if not shortest.is_clearly_shorter_than(one))
 
 
 def predict(
@@ -163,4 +174,5 @@ def predict(
         sum(sent_bytes for _, sent_bytes in work.asked),
         work.late,
         trains_like_dense,
+        sum(curves[kind].noise for kind, _ in work.asked),
     )

@@ -91,7 +91,7 @@ def _probe(
         for work in works:
             for kind, sent_bytes in work.asked:
                 most[kind] = max(sent_bytes, most.get(kind, 0.0))
-        curves = {kind: collectives.curve(kind, most[kind], effort.seconds) for kind in most}
+        curves = collectives.curves(most, effort.seconds)
     predictions = [
         predict(
             text_of(candidate.compressor),

@@ -52,15 +52,19 @@ def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> st
 
 def verdict(predictions: Sequence[Prediction]) -> str:
     """Says what to use and what it saves, or that compression will not pay; baseline first."""
-    baseline, fastest = predictions[0], best_of(predictions, None)
-    if fastest is baseline:
+    baseline = predictions[0]
+    best = best_of(predictions, baseline)
+    pays = best is not baseline
+    if not pays:
+        best = min(predictions, key=lambda one: one.step)
+    if best is baseline:
         return f"Compression will not pay: nothing here is faster than {baseline.method}."
-    what = "a step" if fastest.compute else "the exchange of a step"
-    how_long = f"{what} takes {_milliseconds(fastest.step)} ms"
+    what = "a step" if best.compute else "the exchange of a step"
+    how_long = f"{what} takes {_milliseconds(best.step)} ms"
     times = f"{how_long} instead of {_milliseconds(baseline.step)} ms"
-    if best_of(predictions, baseline) is baseline:
-        return f"Compression will not pay: with {fastest.method}, the fastest, {times}."
-    return f'Use compressor="{fastest.method}": {times}.{_RESERVATION[fastest.trains_like_dense]}'
+    if not pays:
+        return f"Compression will not pay: with {best.method}, the fastest, {times}."
+    return f'Use compressor="{best.method}": {times}.{_RESERVATION[best.trains_like_dense]}'
 
 
 def of_tables(paths: Sequence[str]) -> str:

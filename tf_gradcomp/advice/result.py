@@ -16,8 +16,8 @@ class Advice:
 
     Attributes:
         predictions: For each method; the dense baseline first. Empty with one replica.
-        best: What `compressor=` should be: the method whose step is the shortest, or the baseline
-            if none is shorter by a twentieth.
+        best: What `compressor=` should be: the method whose step is the shortest, but for noise, or
+            the baseline if none is shorter by a twentieth and by more than noise.
         table: The predictions, and what was measured of the collectives.
         verdict: What to use and what it saves, or that compression will not pay.
     """

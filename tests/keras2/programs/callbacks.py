@@ -10,7 +10,8 @@ import tensorflow as tf
 from common import compiled, fit, new_strategy, state_of
 
 import tf_gradcomp as gc
-from tests.ranks import argument, compressed, data, digest, report
+from tests.delays import checked
+from tests.ranks import argument, compressed, data, digest, exchange_of, report
 
 keras = tf.keras
 FOLDER = argument(1)
@@ -53,6 +54,13 @@ def logged(strategy, compressor, callback, build=None, policy=False):
     }
 
 
+def delays(strategy):
+    model = compiled(lambda: compressed(keras.optimizers.SGD(0.01), "random_k"), strategy)
+    callbacks, found = checked(2, exchange_of)
+    fit(model, *data(6), callbacks=callbacks)
+    return found()
+
+
 def resumed(strategy):
     """Trained for 2 epochs with an end after the first; and at once."""
 
@@ -91,6 +99,7 @@ if __name__ == "__main__":
         {
             "plan": logged(strategy, planned, plan, lgc_model),
             "autoencoder": logged(strategy, of_lgc, training, lgc_model, policy=True),
+            "delays": delays(strategy),
             "resumed": resumed(strategy),
             "executions": [in_executions_of(steps, strategy) for steps in (1, 2)],
         }
