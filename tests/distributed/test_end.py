@@ -34,4 +34,5 @@ print("trained", flush=True)
 def test_python_takes_a_job_apart_without_a_word(door):
     for worker in run_workers(PROGRAM, args=[door]):
         assert worker.stdout.endswith("trained")
-        assert not [line for line in worker.stderr.splitlines() if "rror" in line or "race" in line]
+        lines = [line for line in worker.stderr.splitlines() if "oneDNN" not in line]
+        assert not [line for line in lines if "rror" in line or "race" in line]

@@ -34,9 +34,9 @@ def fit(data, y=None, **kwargs):
     return told(lambda: model.fit(data, y, verbose=0, **kwargs))
 
 
-def dataset(seed=None, policy=None, rows=None):
+def dataset(seed=None, policy=None, rows=None, each=None):
     data = tf.data.Dataset.from_tensor_slices((x[:64], y[:64]) if rows is None else rows)
-    data = data.shuffle(64, seed=seed).batch(16)
+    data = data.shuffle(64, seed=seed, reshuffle_each_iteration=each).batch(16)
     if policy is None:
         return data
     options = tf.data.Options()
@@ -53,6 +53,14 @@ def of_files(names):
     return lines.map(parsed).map(lambda a, b: (tf.ensure_shape(a, [2]), b)).shuffle(64).batch(4)
 
 
+def seen_by_the_chief(each):
+    """A dataset whose first order is the same on all workers, and which the chief has used."""
+    data = dataset(seed=3, each=each)
+    if RANK == 0:
+        next(iter(data))
+    return data
+
+
 def augmented():
     data = tf.data.Dataset.from_tensor_slices((x[:64], y[:64]))
     return data.map(lambda a, b: (a + tf.random.uniform([2]), b)).batch(16)
@@ -66,6 +74,8 @@ def orders():
         "no seed": fit(dataset()),
         "no seed, DATA": fit(dataset(policy=policies.DATA)),
         "no seed, equal weights": fit(dataset().map(lambda a, b: (a, b, tf.ones_like(b)))),
+        "no seed, shuffled once": fit(dataset(each=False)),
+        "seen by the chief": fit(seen_by_the_chief(each=True)),
         "other rows": fit(dataset(0, rows=(x[RANK : RANK + 64], y[RANK : RANK + 64]))),
         "arrays, no seed": fit(x[:64], y[:64]),
         "evaluated": told(lambda: model.evaluate(dataset(), verbose=0)),
@@ -73,6 +83,7 @@ def orders():
         "files shuffled": fit(of_files(tf.data.Dataset.list_files(names))),
     }, {
         "seed": fit(dataset(seed=3), epochs=2),
+        "seed, shuffled once, seen by the chief": fit(seen_by_the_chief(each=False), epochs=2),
         "OFF": fit(dataset(policy=policies.OFF)),
         "files": fit(of_files(names)),
         "files shuffled alike": fit(of_files(tf.data.Dataset.list_files(names, seed=1))),

@@ -51,7 +51,8 @@ _ROWS = (
     "Workers read this data in different orders: the first batch is another one on each. Each "
     "worker trains on its part of its own batches, so that some rows are used twice in an epoch "
     "and others never. Call keras.utils.set_random_seed(0) at the top of the program, or "
-    ".shuffle(..., seed=0), and list files in the same order on all workers."
+    ".shuffle(..., seed=0), and list files in the same order on all workers. Iterate over a "
+    "shuffled dataset as often on each worker, or use .shuffle(reshuffle_each_iteration=False)."
 )
 _FILES = (
     "Workers list the files of this data in different orders. Each worker reads its part of its "
