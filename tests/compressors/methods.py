@@ -137,6 +137,15 @@ def top_k_with(label: str, **settings: Any) -> Method:
     )
 
 
+def short_top_k_with(label: str, overrides: Any = None, **settings: Any) -> Method:
+    return dataclasses.replace(
+        top_k_with(label, overrides=overrides, **settings),
+        padding=3 * 3 + 7 * 5,  # of three sections, and of the bits of each tensor
+        sends_equals_at_once=False,
+        sends_less=True,
+    )
+
+
 def lgreco_oracle(
     compressor: LGreCo,
     specs: Sequence[GradientSpec],
@@ -216,6 +225,8 @@ METHODS = [
     top_k_with(", momentum", momentum=0.9),
     top_k_with(", momentum and clipping", density={"vector": None}, momentum=0.5, clip_norm=3.0),
     top_k_with(", clipping", clip_norm=20.0),
+    short_top_k_with(", 2 bits in chunks", density=0.2, value_bits=2, chunk=64),
+    short_top_k_with(", 1 bit", {"_0": 0.1, "_2": None}, momentum=0.9, value_bits=1),
     Method(
         "L-GreCo", LGreCo(TopK(0.3)), lgreco_oracle, header_bytes=56, sends_equals_at_once=False
     ),

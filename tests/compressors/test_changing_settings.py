@@ -16,6 +16,7 @@ from tests.compressors.methods import (
     qsgd_with,
     random_k_oracle,
     scalecom_oracle,
+    short_top_k_with,
     top_k_with,
 )
 from tests.compressors.test_conformance import assert_as_oracle, random_gradients
@@ -51,7 +52,7 @@ PLANS = [
     ),
     *[
         (
-            top_k_with(label, **options),
+            make(label, **options),
             [
                 [30] * 8,
                 [1, 2000, 50, 4800, 0, 3, 9, 0],
@@ -60,7 +61,11 @@ PLANS = [
                 [5, 0, 7, 1, 90, 0, 0, 3],
             ],
         )
-        for label, options in (("", {}), (", momentum", {"momentum": 0.9}))
+        for make, label, options in (
+            (top_k_with, "", {}),
+            (top_k_with, ", momentum", {"momentum": 0.9}),
+            (short_top_k_with, ", 2 bits in chunks", {"value_bits": 2, "chunk": 64}),
+        )
     ],
     (
         power_sgd_with("", rank=6),

@@ -6,7 +6,8 @@ import pytest
 
 from tests.bounds import rounding
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
-from tests.compressors.test_conformance import random_gradients
+from tests.compressors.methods import short_top_k_with
+from tests.compressors.test_conformance import assert_as_oracle, random_gradients
 from tf_gradcomp.compressors import TopK
 from tf_gradcomp.compressors.base import RESIDUAL, VELOCITY, StateSpec
 from tf_gradcomp.keras.common.policy import Policy
@@ -99,6 +100,46 @@ def test_the_counted_ratio_is_that_of_the_papers_formula(density, ratio):
         for of_one, entries in ((s, compressor.settings([s])[0]) for s in specs)
     ]
     assert 32 * sum(s.elements for s in specs) / sum(bits) == pytest.approx(ratio, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("value_bits", "chunk"), [(32, 4096), (16, None), (8, 2), (4, 65536), (2, 256)]
+)
+def test_each_coding_of_entries_equals_the_oracle(value_bits, chunk):
+    method = short_top_k_with("", density=0.1, value_bits=value_bits, chunk=chunk)
+    steps = [random_gradients([(40, 30), (7,), (0, 3), (200, 50)], 2, seed=s) for s in range(3)]
+    steps[1][1][3][3, 4] = np.nan
+    assert_as_oracle(method, steps, graph=True)
+
+
+def test_chunks_choose_the_same_entries_in_fewer_bits():
+    gradients = random_gradients([(128, 256)], 2)
+    plain, short = (steps_of(TopK(1 / 64, chunk=chunk), [gradients])[0] for chunk in (None, 4096))
+    assert_equal_bits(short.reduced[0][0], plain.reduced[0][0])
+    # 512 entries of 12 + 32 bits, and 8 chunks of 13.
+    assert short.tensor_bytes[0].tolist() == [(512 * 44 + 8 * 13) // 8]
+    assert plain.tensor_bytes[0].tolist() == [512 * 8]
+
+
+def test_two_bits_are_a_sign_and_one_of_two_means():
+    gradient = np.zeros(1000, np.float32)
+    gradient[[3, 50, 700, 701]] = [2, -4, 10, -20]
+    (outcome,) = steps_of(TopK(0.004, value_bits=2), [[[gradient]]])
+    sent = outcome.reduced[0][0]
+    assert sent[[3, 50, 700, 701]].tolist() == [3, -3, 15, -15]
+    assert_equal_bits(outcome.residuals[0][0], gradient - sent)
+
+
+@pytest.mark.parametrize("value_bits", [0, 3, 64, True, "8", None], ids=repr)
+def test_other_bits_are_refused(value_bits):
+    with pytest.raises(ValueError, match="value_bits must be one of 32, 16, 8, 4, 2, 1; received"):
+        TopK(value_bits=value_bits)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 3, 131072, True, "64"], ids=repr)
+def test_other_chunks_are_refused(chunk):
+    with pytest.raises(ValueError, match="chunk must be a power of two from 2 to 65536, or None"):
+        TopK(chunk=chunk)
 
 
 @pytest.mark.parametrize("density", [0, -0.1, 1.5, "0.1", True, float("nan")], ids=repr)

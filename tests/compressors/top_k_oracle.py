@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tests.compressors.gathered import gathered
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tests.reference import top_k
+from tests.reference.top_k_short import Short
 from tf_gradcomp.compressors import TopK
 from tf_gradcomp.compressors.base import RESIDUAL, VELOCITY
 from tf_gradcomp.policy import GradientSpec
@@ -28,25 +30,23 @@ def top_k_oracle(
     corrected = [
         top_k_added(compressor, size, *of_one) for of_one in zip(state, gradients, strict=True)
     ]
-    encoded = [
-        top_k.encode_payload(
-            of_one[RESIDUAL],
-            added,
-            step,
-            entries=entries,
-            fingerprint=compressor.fingerprint(specs),
-        )
-        for of_one, added in zip(state, corrected, strict=True)
-    ]
-    outcome = gathered(
-        encoded, shapes, lambda payload: top_k.decode_payload(payload, shapes, entries)
-    )
+    layout = {"entries": entries, "fingerprint": compressor.fingerprint(specs)}
+    pairs = list(zip(state, corrected, strict=True))
+    encoded = plain = [top_k.encode_payload(s[RESIDUAL], a, step, **layout) for s, a in pairs]
+    decode = functools.partial(top_k.decode_payload, shapes=shapes, entries=entries)
+    config = compressor.get_config()
+    if (config["chunk"], config["value_bits"]) != (None, 32):
+        sent = [min(count, spec.elements) for count, spec in zip(entries, specs, strict=True)]
+        short = Short(sent, config["chunk"], config["value_bits"])
+        encoded = [short.encode(*one) for one in plain]
+        decode = functools.partial(short.decode, shapes=shapes)
+    outcome = gathered(encoded, shapes, decode)
     if compressor.momentum:
         for replica, after in enumerate(outcome.state):
             after[VELOCITY] = top_k.kept_velocities(
                 state[replica][VELOCITY],
                 corrected[replica],
-                outcome.payloads[replica],
+                plain[replica][0],
                 entries,
                 outcome.finite[replica],
             )

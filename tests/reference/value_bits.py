@@ -1,4 +1,4 @@
-"""ScaleCom's values in 16, 8, 4 or 1 bits, in NumPy.
+"""Values of ScaleCom and TopK in few bits, in NumPy.
 
 Values with one scale are a part. In 16 bits, replicas sum whole numbers of the leader's scale; in
 fewer, each sends codes and scales of its own.
@@ -15,6 +15,7 @@ from tests.reference import fixed_length
 Arrays = list[np.ndarray]
 
 METHOD = 5
+SCALES = {32: 0, 16: 1, 8: 1, 4: 1, 2: 2, 1: 1}  # of a part, by bits
 LARGEST_EXACT = 2048  # all whole numbers up to it are float16
 
 
@@ -39,16 +40,9 @@ def shares(parts: Sequence[np.ndarray], scales: Sequence[np.float32], replicas: 
 
 def encode(parts: Sequence[np.ndarray], bits: int) -> np.ndarray:
     """The body of a payload of 8, 4 or 1 bits: the scales, then the codes; int32 [words]."""
-    scales, codes = [], []
-    for values in parts:
-        if bits == 1:
-            scales.append(np.float32(np.abs(values).astype(np.float64).sum() / values.size))
-            codes.append(values < 0)
-        else:
-            scales.append(largest(values))
-            codes.append(_levels(values, scales[-1], 2 ** (bits - 1) - 1) + 2 ** (bits - 1))
+    scales, codes = encode_codes(parts, bits)
     joined = np.concatenate([*codes, np.zeros(0)]).astype(np.uint8)
-    data = np.array(scales, "<f4").tobytes() + fixed_length.pack_bits(joined, bits)
+    data = scales.tobytes() + fixed_length.pack_bits(joined, bits)
     return np.frombuffer(data, "<i4")
 
 
@@ -56,13 +50,46 @@ def decode(body: np.ndarray, sizes: Sequence[int], bits: int) -> Arrays:
     """Decodes a body; one array per part, of `sizes` values."""
     scales = body[: len(sizes)].view("<f4")
     codes = fixed_length.unpack_bits(body[len(sizes) :].tobytes(), bits, sum(sizes))
-    numbers = codes.astype(np.float32)
+    return decode_codes(scales, codes, sizes, bits)
+
+
+def encode_codes(parts: Sequence[np.ndarray], bits: int) -> tuple[np.ndarray, Arrays]:
+    """The scales of all parts, and the codes of each."""
+    scales, codes = [], []
+    for values in parts:
+        if bits == 1:
+            scales.append(_mean(np.abs(values)))
+            codes.append(values < 0)
+        elif bits == 2:
+            above = np.abs(values) > _mean(np.abs(values))
+            scales += [_mean(np.abs(values[which])) for which in (~above, above)]
+            codes.append((values < 0) + 2 * above)
+        else:
+            scales.append(largest(values))
+            codes.append(_levels(values, scales[-1], 2 ** (bits - 1) - 1) + 2 ** (bits - 1))
+    return np.array(scales, "<f4"), codes
+
+
+def decode_codes(scales: np.ndarray, codes: np.ndarray, sizes: Sequence[int], bits: int) -> Arrays:
+    """The values of all codes, one array per part."""
+    parts = np.split(codes, np.cumsum(sizes))[: len(sizes)]
+    if bits == 2:
+        pairs = scales.reshape(-1, 2)
+        return [
+            pair[part // 2] * (1 - 2 * (part % 2)).astype(np.float32)
+            for part, pair in zip(parts, pairs, strict=True)
+        ]
+    numbers = [part.astype(np.float32) for part in parts]
     if bits == 1:
-        shares = 1 - 2 * numbers
+        shares = [1 - 2 * part for part in numbers]
     else:
-        shares = (numbers - 2 ** (bits - 1)) / np.float32(2 ** (bits - 1) - 1)
-    parts = np.split(shares, np.cumsum(sizes))[: len(sizes)]
-    return [scale * part for part, scale in zip(parts, scales, strict=True)]
+        steps = 2 ** (bits - 1)
+        shares = [(part - steps) / np.float32(steps - 1) for part in numbers]
+    return [scale * part for part, scale in zip(shares, scales, strict=True)]
+
+
+def _mean(magnitudes: np.ndarray) -> np.float32:
+    return np.float32(magnitudes.astype(np.float64).sum() / max(1, magnitudes.size))
 
 
 def _levels(values: np.ndarray, scale: np.float32, steps: int) -> np.ndarray:

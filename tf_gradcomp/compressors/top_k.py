@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,17 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.gathered import sum_gathered
-from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_share
+from tf_gradcomp.compressors.per_variable import (
+    PerVariable,
+    as_float32,
+    is_number,
+    is_share,
+    is_whole_number,
+)
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
+from tf_gradcomp.compressors.top_k_coding import FLOAT_BITS, VALUE_BITS, Coding, ShortPayloads
+from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 SENT_WHOLE = 0  # in place of a number of entries, to the ops
@@ -34,9 +42,9 @@ class TopK(Plannable):
     Of the residual plus gradient of a variable with N elements, the max(1, floor(density N)) with
     the largest magnitudes are sent, as a 32-bit index and a float32 value each; the rest stays in
     the residual. Of entries with equal magnitudes, the first ones are sent. So the ratio is known
-    beforehand: 1 / (2 density). A variable that would send half of its entries or more is sent
-    whole, as float32 in the same payload, which takes no more bytes. Payloads are gathered, so what
-    each replica receives grows with their number.
+    beforehand: 1 / (2 density). A variable that would take no fewer bytes so is sent whole, as
+    float32 in the same payload: where half of its entries or more would be sent. Payloads are
+    gathered, so what each replica receives grows with their number.
 
     Use it when the ratio must be fixed, or as the baseline of sparse methods. It reads gradient and
     residual twice, without a sort.
@@ -52,6 +60,9 @@ class TopK(Plannable):
     keep their velocity, and so have ordinary momentum. There is no momentum in a job of one
     replica, which exchanges nothing, and in the steps of a `warmup` by another method.
 
+    With `value_bits` and `chunk`, an entry takes fewer bits than 64. The same entries are sent, and
+    what rounding takes off a value stays in the residual.
+
     Args:
         density: Which part of the entries is sent, above 0 and up to 1, for all variables or by
             layer kind (see `gc.Policy`; kinds not named keep 0.01). Variables with None are sent
@@ -62,11 +73,17 @@ class TopK(Plannable):
             replicas (paper, section 3.2). None: gradients are not clipped.
         overrides: Density or None by regular expression over variable paths, with precedence over
             `density`; the first expression that is found anywhere in the path counts.
+        value_bits: Of each value: 32, 16, 8, 4, 2 or 1. Below 32 each variable has a scale: the
+            largest magnitude for 16, 8 and 4 bits, and the mean one for 1. With 2 bits a value is
+            sent as a sign and as one of two means, of magnitudes up to the mean and above it.
+        chunk: Of how many elements a place is counted from the start, a power of two from 2 to
+            65536: with 4096 it takes 12 bits, and each chunk 13 bits for the number of its entries.
+            About 8 / density takes the fewest. None: 32 bits for each place.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
-        ValueError: If a density, `momentum`, `clip_norm` or a layer kind is out of range, or a
-            pattern is not a regular expression.
+        ValueError: If a density, `momentum`, `clip_norm`, `value_bits`, `chunk` or a layer kind is
+            out of range, or a pattern is not a regular expression.
 
     Reference:
         Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
@@ -85,6 +102,8 @@ class TopK(Plannable):
         momentum: float = 0.0,
         clip_norm: float | None = None,
         overrides: Mapping[str, float | None] | None = None,
+        value_bits: int = FLOAT_BITS,
+        chunk: int | None = None,
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
@@ -109,7 +128,9 @@ class TopK(Plannable):
             )
         self.momentum = float(momentum)
         self.clip_norm = None if clip_norm is None else float(clip_norm)
-        self.has_gpu_kernels = not self.momentum and self.clip_norm is None
+        self._coding = _checked_coding(chunk, value_bits)
+        plain = self._coding.is_plain
+        self.has_gpu_kernels = not self.momentum and self.clip_norm is None and plain
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
         """A residual; with momentum, also a velocity."""
@@ -118,7 +139,7 @@ class TopK(Plannable):
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """Returns how many entries of each variable are sent; 0 if the variable is sent whole."""
-        return [_entries(spec, self.density.of(spec)) for spec in specs]
+        return [self._entries(spec, self.density.of(spec)) for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Numbers of entries; by default, for a tenth of the density to ten times it."""
@@ -128,12 +149,12 @@ class TopK(Plannable):
         if values is None:
             values = [min(density * tenths / 10, 1.0) for tenths in range(1, 101)]
         self.density.check_choices(values)
-        return distinct(_entries(spec, value) for value in values)
+        return distinct(self._entries(spec, value) for value in values)
 
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
     ) -> list[Cost]:
-        """Returns bytes and errors; one sort of the magnitudes serves all settings."""
+        """Returns bytes, and errors without rounding; one sort serves all settings."""
         sums = np.square(np.sort(np.abs(values), axis=None), dtype=np.float64)
         np.cumsum(sums, out=sums)
 
@@ -141,28 +162,35 @@ class TopK(Plannable):
             if entries == SENT_WHOLE:
                 return whole(spec)
             left = max(0, spec.elements - entries)
-            return 8.0 * (spec.elements - left), math.sqrt(sums[left - 1]) if left else 0.0
+            sent_bytes = self._coding.tensor_bits(spec.elements, spec.elements - left) // 8
+            return float(sent_bytes), math.sqrt(sums[left - 1]) if left else 0.0
 
         return [cost(entries) for entries in settings]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
         """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
-        layout: dict[str, Any] = {
-            "entries": self.settings_in_force(inputs),
-            "fingerprint": self.fingerprint(inputs.specs),
-        }
+        entries, fingerprint = self.settings_in_force(inputs), self.fingerprint(inputs.specs)
+        layout: dict[str, Any] = {"entries": entries, "fingerprint": fingerprint}
         corrected = self._corrected(inputs)
+        used: list[Callable[..., Any]] = [
+            functools.partial(op, **layout)
+            for op in (ops.top_k_encode, ops.top_k_decode, ops.top_k_put_back)
+        ]
+        short = None
+        if not self._coding.is_plain:
+            sizes = [spec.elements for spec in inputs.specs]
+            short = ShortPayloads(self._coding, sizes, entries, inputs.step, fingerprint)
+            used = [short.encode, short.decode, short.put_back]
 
         def keep_velocity(payload: tf.Tensor, finite: tf.Tensor) -> None:
             velocities = inputs.state[VELOCITY]
-            ops.top_k_keep_velocity(velocities, corrected, payload, finite, **layout)
+            plain = short.as_plain(payload) if short else payload
+            ops.top_k_keep_velocity(velocities, corrected, plain, finite, **layout)
 
         return (
             yield from sum_gathered(
                 dataclasses.replace(inputs, gradients=corrected),
-                functools.partial(ops.top_k_encode, **layout),
-                functools.partial(ops.top_k_decode, **layout),
-                functools.partial(ops.top_k_put_back, **layout),
+                *used,
                 same_length=True,
                 keep=keep_velocity if self.momentum else None,
             )
@@ -175,8 +203,18 @@ class TopK(Plannable):
             "momentum": self.momentum,
             "clip_norm": self.clip_norm,
             "overrides": self.density.overrides,
+            "value_bits": self._coding.value_bits,
+            "chunk": self._coding.chunk,
             **super().get_config(),
         }
+
+    def _entries(self, spec: GradientSpec, density: float | None) -> int:
+        """Returns how many entries are sent; if that takes no less, the variable is sent whole."""
+        if density is None:
+            return SENT_WHOLE
+        entries = max(1, math.floor(density * spec.elements))
+        bits = self._coding.tensor_bits(spec.elements, entries)
+        return entries if bits < FLOAT_BITS * spec.elements else SENT_WHOLE
 
     def _corrected(self, inputs: ExchangeInputs) -> Sequence[tf.Tensor]:
         """Returns the values to accumulate: the gradients after clipping and momentum."""
@@ -192,9 +230,19 @@ class TopK(Plannable):
         )
 
 
-def _entries(spec: GradientSpec, density: float | None) -> int:
-    entries = spec.elements if density is None else max(1, math.floor(density * spec.elements))
-    return entries if 2 * entries < spec.elements else SENT_WHOLE
+def _checked_coding(chunk: Any, value_bits: Any) -> Coding:
+    if not is_whole_number(value_bits, 1, FLOAT_BITS) or value_bits not in VALUE_BITS:
+        raise ValueError(
+            f"TopK: value_bits must be one of {', '.join(map(str, VALUE_BITS))}; received "
+            f"{value_bits!r}."
+        )
+    good = is_whole_number(chunk, 2, MAX_CHUNK_SIZE) and not chunk & (chunk - 1)
+    if chunk is not None and not good:
+        raise ValueError(
+            f"TopK: chunk must be a power of two from 2 to {MAX_CHUNK_SIZE}, or None; received "
+            f"{chunk!r}."
+        )
+    return Coding(chunk, value_bits)
 
 
 def _expected_density(density: Any) -> str:

@@ -1,4 +1,4 @@
-"""The exchange of ScaleCom with values of fewer bits than 32.
+"""The exchange of ScaleCom with values of fewer bits than 32; TopK codes its values so, too.
 
 In each variable, values are rounded to shares of one scale. What rounding takes off stays in the
 residual. Variables that are sent whole are summed as float32.
@@ -42,7 +42,8 @@ def sum_in_few_bits(
     words = offsets
     if bits == SUMMED_BITS:
         own = tf.gather(ops.chunk_take(chunked, offsets, own_finite), split.coded)
-        words = tf.concat([offsets, tf.bitcast(_largest(own, split), tf.int32)], 0)
+        scales = _largest(own, split.scale_of, split.counts)
+        words = tf.concat([offsets, tf.bitcast(scales, tf.int32)], 0)
     words = yield from unless_empty(words, lambda payload: Broadcast(payload, leader))
     offsets, scales = tf.split(words, [tf.size(offsets), tf.size(words) - tf.size(offsets)])
     taken = ops.chunk_take(chunked, offsets, own_finite)
@@ -115,29 +116,61 @@ def gather_codes(
     header: dict[str, Any],
 ) -> Generator[AllGather, tf.Tensor, Summed]:
     """Gathers codes of a few bits, behind this replica's own scales."""
-    shares = _shares(bits)
-    if bits == 1:
-        scales = _mean(values, split)
-        codes = tf.cast(values < 0, tf.int32)
-    else:
-        scales = _largest(values, split)
-        steps = 2 ** (bits - 1) - 1
-        levels = _levels(values, tf.gather(scales, split.scale_of), steps)
-        codes = tf.cast(levels, tf.int32) + (steps + 1)
+    scales, codes = encode_values(values, split.scale_of, split.counts, bits)
     body = tf.concat([tf.bitcast(scales, tf.int32), _packed(codes, bits)], 0)
     payload = ops.payload_write(body, inputs.step, own_finite, **header)
     payloads = yield AllGather(payload, same_length=True)
     bodies, finite = ops.payload_read(payloads, inputs.step, **header)
     of_all, words = tf.split(bodies, [tf.size(scales), tf.shape(bodies)[1] - tf.size(scales)], 1)
-    scales_of_all = tf.gather(tf.bitcast(of_all, tf.float32), split.scale_of, axis=1)
     codes_of_all = tf.slice(_unpacked(words, bits), [0, 0], [-1, tf.size(codes)])
-    received = scales_of_all * tf.gather(shares, codes_of_all)
+    scales_of_all = tf.bitcast(of_all, tf.float32)
+    received = decode_values(scales_of_all, codes_of_all, split.scale_of, bits)
     return Summed(
-        tf.gather(scales, split.scale_of) * tf.gather(shares, codes),
+        decode_values(scales[tf.newaxis], codes[tf.newaxis], split.scale_of, bits)[0],
         # In the order of the replicas, as a reduction need not be.
         tf.gather(tf.cumsum(received, 0), inputs.size - 1),
         finite,
     )
+
+
+def encode_values(
+    values: tf.Tensor, scale_of: tf.Tensor, counts: tf.Tensor, bits: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the scales of values, float32, and a code for each value, int32.
+
+    Args:
+        values: float32 [n].
+        scale_of: int32 [n], the number of each value's tensor.
+        counts: int64 [tensors], how many values each tensor has.
+        bits: 16, 8, 4, 2 or 1. With 2, each tensor has two scales, otherwise one.
+    """
+    signs = tf.cast(values < 0, tf.int32)
+    if bits == 1:
+        return _mean(values, scale_of, counts), signs
+    if bits == 2:
+        above = tf.abs(values) > tf.gather(_mean(values, scale_of, counts), scale_of)
+        which = 2 * scale_of + tf.cast(above, tf.int32)
+        of_each = tf.math.unsorted_segment_sum(tf.ones_like(which), which, 2 * tf.size(counts))
+        return _mean(values, which, of_each), signs + 2 * tf.cast(above, tf.int32)
+    scales = _largest(values, scale_of, counts)
+    steps = 2 ** (bits - 1) - 1
+    levels = _levels(values, tf.gather(scales, scale_of), steps)
+    return scales, tf.cast(levels, tf.int32) + (steps + 1)
+
+
+def decode_values(scales: tf.Tensor, codes: tf.Tensor, scale_of: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns the values of codes; float32 [replicas, n].
+
+    Args:
+        scales: float32 [replicas, scales].
+        codes: int32 [replicas, n].
+        scale_of: As for `encode_values`.
+        bits: As for `encode_values`.
+    """
+    if bits != 2:
+        return tf.gather(scales, scale_of, axis=1) * tf.gather(_shares(bits), codes)
+    of_each = tf.gather(scales, 2 * scale_of + codes // 2, axis=1, batch_dims=1)
+    return of_each * tf.gather(_shares(1), codes % 2)
 
 
 def _levels(values: tf.Tensor, scales: tf.Tensor, steps: int) -> tf.Tensor:
@@ -157,18 +190,18 @@ def _shares(bits: int) -> np.ndarray:
     return np.arange(-steps - 1, steps + 1, dtype=np.float32) / np.float32(steps)
 
 
-def _largest(values: tf.Tensor, split: ops.ChunkSplit) -> tf.Tensor:
+def _largest(values: tf.Tensor, scale_of: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """The largest magnitude of the values of each scale."""
-    largest = tf.math.unsorted_segment_max(tf.abs(values), split.scale_of, tf.size(split.counts))
-    return tf.ensure_shape(largest, split.counts.shape)
+    largest = tf.math.unsorted_segment_max(tf.abs(values), scale_of, tf.size(counts))
+    return tf.ensure_shape(largest, counts.shape)
 
 
-def _mean(values: tf.Tensor, split: ops.ChunkSplit) -> tf.Tensor:
-    """The mean magnitude of the values of each scale, summed in float64."""
+def _mean(values: tf.Tensor, scale_of: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """The mean magnitude of the values of each scale, summed in float64; 0 where there is none."""
     magnitudes = tf.cast(tf.abs(values), tf.float64)
-    sums = tf.math.unsorted_segment_sum(magnitudes, split.scale_of, tf.size(split.counts))
-    means = tf.cast(sums / tf.cast(split.counts, tf.float64), tf.float32)
-    return tf.ensure_shape(means, split.counts.shape)
+    sums = tf.math.unsorted_segment_sum(magnitudes, scale_of, tf.size(counts))
+    means = tf.cast(tf.math.divide_no_nan(sums, tf.cast(counts, tf.float64)), tf.float32)
+    return tf.ensure_shape(means, counts.shape)
 
 
 def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:

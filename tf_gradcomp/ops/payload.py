@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.arguments import Settings, tensor_of
 
-SCALECOM, LGC = 5, 6  # numbers of methods
+TOP_K, SCALECOM, LGC = 4, 5, 6  # numbers of methods
 _FLAGS = 8  # the header word with the flags
 
 
@@ -81,4 +81,13 @@ def payloads_finite(payloads: tf.Tensor) -> tf.Tensor:
     Args:
         payloads: int32 [replicas, words], payloads of any method, checked by its decoder.
     """
-    return tf.reduce_all(tf.equal(payloads[:, _FLAGS], 0))
+    return tf.reduce_all(each_finite(payloads))
+
+
+def each_finite(payloads: tf.Tensor) -> tf.Tensor:
+    """Returns which payloads lack the non-finite flag; bool [replicas].
+
+    Args:
+        payloads: As for `payloads_finite`.
+    """
+    return tf.equal(payloads[:, _FLAGS], 0)

@@ -141,15 +141,10 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if self.outer_optimizer is not None:
             self.outer_optimizer.build(variables)
         update = functools.partial(local.update_common, self.outer_optimizer)
+        units, slots = self._residual_units, lambda: keras_private.own_variables(self._core)
+        of_inner = (self._inner_state, slots)
         self.rounds = Rounds(
-            settings,
-            self.exchange,
-            self._residual_units,
-            variables,
-            update,
-            self._inner_state,
-            lambda: keras_private.own_variables(self._core),
-            self._statistics,
+            settings, self.exchange, units, variables, update, *of_inner, self._statistics
         )
 
     def _index_of(self, variable: keras.Variable) -> int:

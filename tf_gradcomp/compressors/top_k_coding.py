@@ -1,0 +1,280 @@
+"""Short payloads of TopK: places within chunks, and values of few bits.
+
+A short payload is made of the payload that `ops.top_k_encode` writes, and is turned back into one
+before it is decoded. So the ops select, check and add up. docs/payload_format.md has the layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors.value_bits import decode_values, encode_values
+from tf_gradcomp.ops.arguments import Settings, tensor_of
+from tf_gradcomp.ops.payload import TOP_K, each_finite
+
+FLOAT_BITS = 32
+VALUE_BITS = (FLOAT_BITS, 16, 8, 4, 2, 1)
+_WORD_BITS = 32
+Number = TypeVar("Number", int, tf.Tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coding:
+    """The format of entries.
+
+    Attributes:
+        chunk: The elements of a chunk, a power of two; None if places are whole words.
+        value_bits: The bits of a value.
+    """
+
+    chunk: int | None
+    value_bits: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether the ops write entries in this way."""
+        return self.chunk is None and self.value_bits == FLOAT_BITS
+
+    @property
+    def place_bits(self) -> int:
+        """The bits of a place."""
+        return _WORD_BITS if self.chunk is None else self.chunk.bit_length() - 1
+
+    @property
+    def scales(self) -> int:
+        """The number of scales of a tensor."""
+        return {FLOAT_BITS: 0, 2: 2}.get(self.value_bits, 1)
+
+    def chunks(self, elements: Number) -> Number:
+        """The number of chunks of a tensor."""
+        return 0 * elements if self.chunk is None else -(-elements // self.chunk)
+
+    def tensor_bits(self, elements: Number, entries: Number) -> Number:
+        """The bits of a tensor of which so many entries are sent."""
+        of_counts = self.chunks(elements) * (self.chunk or 0).bit_length()
+        of_entries = entries * (self.place_bits + self.value_bits)
+        return of_counts + of_entries + FLOAT_BITS * self.scales
+
+
+class _Entries(NamedTuple):
+    """Entries of all tensors, in their order, and the words of tensors sent whole.
+
+    Attributes:
+        places: int32 [..., entries], in the flattened tensor, as unsigned numbers.
+        values: float32 [..., entries].
+        whole: int32 [..., words].
+    """
+
+    places: tf.Tensor
+    values: tf.Tensor
+    whole: tf.Tensor
+
+
+class ShortPayloads:
+    """Encodes and decodes the short payloads of one step.
+
+    Args:
+        coding: The format of entries.
+        sizes: The number of elements of each tensor.
+        entries: How many are sent of each tensor; 0 if it is sent whole.
+        step: int64 scalar.
+        fingerprint: Of the method and its tensors.
+    """
+
+    def __init__(
+        self,
+        coding: Coding,
+        sizes: Sequence[int],
+        entries: Settings,
+        step: tf.Tensor,
+        fingerprint: int,
+    ) -> None:
+        self._coding, self._step = coding, step
+        self._layout: dict[str, Any] = {"entries": entries, "fingerprint": fingerprint}
+        self._header: dict[str, Any] = {
+            "settings": entries,
+            "method": TOP_K,
+            "fingerprint": fingerprint,
+        }
+        self._sizes = tf.constant(sizes, tf.int64)
+        self._each = tf.minimum(tensor_of(entries), self._sizes)
+        self._is_whole = tf.equal(self._each, 0)  # also of tensors without elements
+        self._of_whole = tf.where(self._is_whole, self._sizes, 0)
+        self._tensor_of, rank = _runs(self._each)
+        words = self._of_whole + 2 * self._each
+        starts = tf.cumsum(words, exclusive=True)
+        self._at_places = tf.cast(tf.gather(starts, self._tensor_of) + rank, tf.int32)
+        of_own = tf.cast(tf.gather(self._each, self._tensor_of), tf.int32)
+        self._at_values = self._at_places + of_own
+        tensor_of_whole, rank = _runs(self._of_whole)
+        self._at_whole = tf.cast(tf.gather(starts, tensor_of_whole) + rank, tf.int32)
+        coded = tf.cast(tf.logical_not(self._is_whole), tf.int32)
+        self._scale_of = tf.gather(tf.cumsum(coded, exclusive=True), self._tensor_of)
+        self._counts = tf.boolean_mask(self._each, tf.logical_not(self._is_whole))
+        self._chunks = tf.where(self._is_whole, tf.zeros_like(words), coding.chunks(self._sizes))
+        first = tf.cumsum(self._chunks, exclusive=True)
+        self._first_chunk = tf.gather(first, self._tensor_of)
+
+    def encode(
+        self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor], step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Does what `ops.top_k_encode` does; what rounding takes off stays in the residuals."""
+        plain, _ = ops.top_k_encode(residuals, gradients, step, **self._layout)
+        bodies, finite = ops.payload_read(plain[tf.newaxis], step, **self._header)
+        own = self._apart(bodies[0])
+        scales, codes, sent = self._coded(own.values)
+        counts, places = self._in_chunks(own.places)
+        body = tf.concat([scales, counts, places, codes, own.whole], 0)
+        payload = ops.payload_write(body, step, finite, **self._header)
+        if self._coding.value_bits != FLOAT_BITS:
+            rests = _Entries(own.places, own.values - sent, tf.zeros_like(own.whole))
+            left = ops.payload_write(self._together(rests), step, finite, **self._header)
+            ops.top_k_put_back(residuals, left, **self._layout)
+        return payload, self._tensor_bytes()
+
+    def decode(
+        self, payloads: tf.Tensor, step: tf.Tensor, *, shapes: Sequence[Any]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Does what `ops.top_k_decode` does."""
+        bodies, _ = ops.payload_read(payloads, step, **self._header)
+        plain = tf.map_fn(
+            lambda of_one: self._plain(*of_one),
+            (bodies, each_finite(payloads)),
+            fn_output_signature=tf.int32,
+        )
+        return ops.top_k_decode(plain, step, shapes=shapes, **self._layout)
+
+    def put_back(self, residuals: Sequence[tf.Tensor], payload: tf.Tensor) -> Any:
+        """Does what `ops.top_k_put_back` does."""
+        return ops.top_k_put_back(residuals, self.as_plain(payload), **self._layout)
+
+    def as_plain(self, payload: tf.Tensor) -> tf.Tensor:
+        """Returns a short payload as `ops.top_k_encode` would have written its entries."""
+        bodies, finite = ops.payload_read(payload[tf.newaxis], self._step, **self._header)
+        return self._plain(bodies[0], finite)
+
+    def _plain(self, body: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
+        number, chunks = tf.size(self._tensor_of), tf.cast(tf.reduce_sum(self._chunks), tf.int32)
+        count_bits = (self._coding.chunk or 0).bit_length()
+        sections = [
+            self._coding.scales * tf.size(self._counts),
+            _words(chunks, count_bits),
+            _words(number, self._coding.place_bits),
+            _words(number, self._coding.value_bits),
+            tf.size(self._at_whole),
+        ]
+        scales, counts, places, codes, whole = tf.split(body, sections)
+        if self._coding.chunk is not None:
+            counts = tf.cast(_unpacked(counts, count_bits, chunks), tf.int64)
+            places = self._out_of_chunks(counts, _unpacked(places, self._coding.place_bits, number))
+        values = self._decoded(scales, codes)
+        plain = self._together(_Entries(places, values, whole))
+        return ops.payload_write(plain, self._step, finite, **self._header)
+
+    def _apart(self, body: tf.Tensor) -> _Entries:
+        of_each = (tf.gather(body, at) for at in (self._at_places, self._at_values))
+        places, values = of_each
+        return _Entries(places, tf.bitcast(values, tf.float32), tf.gather(body, self._at_whole))
+
+    def _together(self, entries: _Entries) -> tf.Tensor:
+        at = [self._at_places, self._at_values, self._at_whole]
+        return tf.dynamic_stitch(
+            at, [entries.places, tf.bitcast(entries.values, tf.int32), entries.whole]
+        )
+
+    def _coded(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the words of scales and of codes, and the values that they stand for."""
+        bits = self._coding.value_bits
+        if bits == FLOAT_BITS:
+            return tf.zeros([0], tf.int32), tf.bitcast(values, tf.int32), values
+        scales, codes = encode_values(values, self._scale_of, self._counts, bits)
+        sent = decode_values(scales[tf.newaxis], codes[tf.newaxis], self._scale_of, bits)[0]
+        return tf.bitcast(scales, tf.int32), _packed(codes, bits), sent
+
+    def _decoded(self, scales: tf.Tensor, codes: tf.Tensor) -> tf.Tensor:
+        bits = self._coding.value_bits
+        if bits == FLOAT_BITS:
+            return tf.bitcast(codes, tf.float32)
+        codes = _unpacked(codes, bits, tf.size(self._tensor_of))
+        scales = tf.bitcast(scales, tf.float32)
+        return decode_values(scales[tf.newaxis], codes[tf.newaxis], self._scale_of, bits)[0]
+
+    def _in_chunks(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the words of the entries' numbers in all chunks, and of places in their chunk."""
+        chunk = self._coding.chunk
+        if chunk is None:
+            return tf.zeros([0], tf.int32), places
+        unsigned = tf.cast(tf.bitcast(places, tf.uint32), tf.int64)
+        chunk_of = self._first_chunk + unsigned // chunk
+        number = tf.reduce_sum(self._chunks)
+        counts = tf.math.unsorted_segment_sum(tf.ones_like(places), chunk_of, number)
+        own = tf.cast(unsigned % chunk, tf.int32)
+        return _packed(counts, chunk.bit_length()), _packed(own, self._coding.place_bits)
+
+    def _out_of_chunks(self, counts: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+        """Returns places in the tensors; any numbers where counts belong to no payload."""
+        rank = tf.range(tf.size(own, tf.int64), dtype=tf.int64)
+        chunk_of = tf.searchsorted(tf.cumsum(counts), rank, "right", tf.int64)
+        places = (chunk_of - self._first_chunk) * (self._coding.chunk or 0) + tf.cast(own, tf.int64)
+        return tf.bitcast(tf.cast(places, tf.uint32), tf.int32)
+
+    def _tensor_bytes(self) -> tf.Tensor:
+        bits = self._coding.tensor_bits(self._sizes, self._each)
+        return tf.where(self._is_whole, 4 * self._sizes, bits // 8)
+
+
+def _runs(lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns for each member of runs of some lengths its run, and its place in that."""
+    run = tf.repeat(tf.range(tf.size(lengths, tf.int64), dtype=tf.int64), lengths)
+    first = tf.gather(tf.cumsum(lengths, exclusive=True), run)
+    return run, tf.range(tf.size(run, tf.int64), dtype=tf.int64) - first
+
+
+def _words(number: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns how many words so many codes take."""
+    return -(-number * bits // _WORD_BITS)
+
+
+def _overlaps(bits: int) -> list[tuple[int, int, int]]:
+    """Returns for 32 codes which words they lie in: code, word and left shift in the word."""
+    of_all = ((code, code * bits // _WORD_BITS, code * bits % _WORD_BITS) for code in range(32))
+    return [
+        (code, word + more, shift - _WORD_BITS * more)
+        for code, word, shift in of_all
+        for more in range(1 + (shift + bits > _WORD_BITS))
+    ]
+
+
+def _shifted(words: tf.Tensor, left: int) -> tf.Tensor:
+    by: Callable[..., tf.Tensor] = tf.bitwise.left_shift if left > 0 else tf.bitwise.right_shift
+    return by(words, tf.constant(abs(left), words.dtype)) if left else words
+
+
+@tf.function(autograph=False, reduce_retracing=True)  # a shorter graph
+def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
+    """Codes of any number of bits in whole words, the first in the lowest bits; int32 [words]."""
+    padded = tf.pad(tf.cast(codes, tf.uint32), [[0, -tf.size(codes) % 32]])
+    columns = tf.unstack(tf.reshape(padded, [-1, 32]), axis=1)
+    words = [tf.zeros_like(columns[0]) for _ in range(bits)]
+    for code, word, shift in _overlaps(bits):
+        words[word] = tf.bitwise.bitwise_or(words[word], _shifted(columns[code], shift))
+    packed = tf.reshape(tf.stack(words, 1), [-1])
+    return tf.bitcast(packed[: _words(tf.size(codes), bits)], tf.int32)
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _unpacked(words: tf.Tensor, bits: int, number: tf.Tensor) -> tf.Tensor:
+    """The first so many codes in words; int32 [number]."""
+    padded = tf.pad(tf.bitcast(words, tf.uint32), [[0, -tf.size(words) % bits]])
+    columns = tf.unstack(tf.reshape(padded, [-1, bits]), axis=1)
+    codes = [tf.zeros_like(columns[0]) for _ in range(32)]
+    for code, word, shift in _overlaps(bits):
+        codes[code] = tf.bitwise.bitwise_or(codes[code], _shifted(columns[word], -shift))
+    mask = tf.constant(2**bits - 1, tf.uint32)
+    masked = tf.bitwise.bitwise_and(tf.reshape(tf.stack(codes, 1), [-1]), mask)
+    return tf.cast(masked, tf.int32)[:number]
