@@ -698,7 +698,7 @@ def test_on_epochs(monkeypatch):
             callback_list.CallbackList, name, getattr(callback_list.CallbackList, name)
         )
     seen = []
-    on_training.on_epochs(
+    hooks.on_epochs(
         lambda _: seen.append("begin"),
         lambda _: seen.append("end"),
         lambda _: seen.append("read"),
@@ -718,7 +718,7 @@ def test_on_logs(monkeypatch, tmp_path):
         (keras.callbacks.CSVLogger, "on_train_begin"),
     ):
         monkeypatch.setattr(class_, name, getattr(class_, name))
-    on_training.on_logs(lambda callback, path, *_: f"{path}-elsewhere")
+    hooks.on_logs(lambda callback, path, *_: f"{path}-elsewhere")
     logs = keras.callbacks.TensorBoard(tmp_path / "logs"), keras.callbacks.CSVLogger(tmp_path / "a")
     small_model().fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0, callbacks=logs)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-elsewhere", "logs-elsewhere"]

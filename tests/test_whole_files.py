@@ -119,7 +119,7 @@ def test_the_last_complete_save_is_read_whenever_the_writer_dies(tmp_path, monke
 def test_other_files_in_a_replaced_folder_stay(tmp_path):
     path = tmp_path / "folder"
     for content in ("old", "new"):
-        with whole_files.replacing_folder(str(path)) as new:
+        with whole_files.replacing_path(str(path)) as new:
             os.makedirs(f"{new}/inner")
             for name in ("file", "inner/file"):
                 with open(f"{new}/{name}", "w") as file:
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_replaced_stays_and_nothing_is_lost(tmp_path, mo
     path = tmp_path / "folder"
 
     def write(content):
-        with whole_files.replacing_folder(str(path)) as new:
+        with whole_files.replacing_path(str(path)) as new:
             os.makedirs(new)
             with open(f"{new}/file", "w") as file:
                 file.write(content)

@@ -54,10 +54,10 @@ def folder_beside(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def replacing_folder(path: str) -> Iterator[str]:
-    """Gives the path of a folder to write, which takes the place of `path` at the end.
+def replacing_path(path: str) -> Iterator[str]:
+    """Gives a path to write a file or folder to, which takes the place of `path` at the end.
 
-    Files in the old folder that the new one lacks stay.
+    Files in an old folder that the new one lacks stay.
 
     Raises:
         OSError: If the file system cannot replace a folder; the old one stays then.
@@ -66,15 +66,17 @@ def replacing_folder(path: str) -> Iterator[str]:
     with folder_beside(path) as beside:
         new = os.path.join(beside, os.path.basename(path))
         yield new
-        for folder, _, names in os.walk(new):
+        for folder, _, names in os.walk(beside):
             for name in names:
                 _sync(os.path.join(folder, name))
+        if os.path.exists(path):
+            shutil.copymode(path, new)
         if os.path.isdir(path):
             _link_missing(path, new)
             _exchange(new, path)
             _link_missing(new, path)  # what came into the old folder meanwhile
         else:
-            os.rename(new, path)
+            os.replace(new, path)
         _sync(os.path.dirname(path))
 
 

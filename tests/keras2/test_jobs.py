@@ -273,6 +273,22 @@ def test_ranks_of_horovod_go_on_from_what_was_saved(tmp_path):
         test_a_job_goes_on_from_what_was_saved(workers, "legacy Adam", form)
 
 
+@tf_keras
+def test_workers_save_by_one_path_and_the_chief_alone(tmp_path):
+    workers = run_workers(PROGRAMS / "one_path.py", 2, [tmp_path])
+    for worker in workers:
+        seen = result(worker)
+        wanted = seen["wanted"]
+        assert any(np.any(total) for total in wanted["residuals"])
+        for name, held in seen["held"].items():
+            assert held["weights"] == wanted["weights"], name
+            assert largest_difference(held["residuals"], wanted["residuals"]) <= RESTORED, name
+        for name, weights in seen["weights"].items():
+            assert weights == wanted["weights"], name
+        assert (seen["log"], seen["hidden"]) == (3, [])
+    assert "holds the residuals of the chief alone" not in workers[0].stderr
+
+
 @pytest.fixture(scope="module")
 def callbacks(tmp_path_factory):
     return by_strategy("callbacks.py", tmp_path_factory.mktemp("backups"))

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.keras.common.hooks import (
     callbacks_of_fit,
     know_callbacks_of_fit,
+    on_epochs,
+    on_logs,
     on_train_function,
 )
 from tf_gradcomp.keras.keras2 import hooks, keras_private, patches
@@ -390,6 +393,54 @@ def test_on_train_function(monkeypatch):
     model = small_model("sgd")
     model.fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
     assert seen == [model]
+
+
+def test_on_save(tmp_path, monkeypatch):
+    for patch in patches.PATCHES:
+        for owner, name in (one.rsplit(".", 1) for one in patch.replaces):
+            if patch.test == "test_on_save":
+                module = importlib.import_module(owner)
+                monkeypatch.setattr(module, name, getattr(module, name))
+    seen = []
+
+    def save(model, path, write, original):
+        seen.append(Path(path).name)
+        write()
+
+    hooks.on_save(save)
+    model = small_model("sgd")
+    model.fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0)
+    for name in (names := ["m.keras", "m.h5", "folder"]):
+        model.save(tmp_path / name)
+        keras.models.load_model(tmp_path / name)
+    for name in (weights := ["w.h5", "w.weights.h5", "checkpoint"]):
+        model.save_weights(tmp_path / name)
+        small_model("sgd").load_weights(tmp_path / name)
+    assert seen == [*names, *weights[:2]]  # the last is no such file
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_on_epochs(monkeypatch):
+    class_ = keras.callbacks.CallbackList
+    for name in ("on_epoch_begin", "on_epoch_end"):
+        monkeypatch.setattr(class_, name, getattr(class_, name))
+    seen = []
+    on_epochs(lambda _: seen.append("begin"), lambda _: seen.append("end"))
+    late = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append("callback"))
+    data = np.zeros((4, 2), "int32"), np.zeros(4)
+    small_model("sgd").fit(*data, verbose=0, callbacks=[late])
+    assert seen == ["begin", "end", "callback"]
+
+
+def test_on_logs(monkeypatch, tmp_path):
+    board, table = keras.callbacks.TensorBoard, keras.callbacks.CSVLogger
+    monkeypatch.setattr(board, "set_model", board.set_model)
+    monkeypatch.setattr(table, "on_train_begin", table.on_train_begin)
+    on_logs(lambda callback, path, *_: f"{path}-elsewhere")
+    logs = board(str(tmp_path / "logs")), table(str(tmp_path / "a"))
+    data = np.zeros((4, 2), "int32"), np.zeros(4)
+    small_model("sgd").fit(*data, verbose=0, callbacks=logs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-elsewhere", "logs-elsewhere"]
 
 
 class _Listed(keras.callbacks.Callback):

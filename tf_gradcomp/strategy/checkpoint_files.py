@@ -19,13 +19,17 @@ def replace_checkpoint(prefix: str, options: tf.train.CheckpointOptions, write: 
     """Writes a checkpoint by `write(prefix, options)` elsewhere, and moves its files to a prefix.
 
     The index names the data files by their number alone. So the data files are as many as the old
-    ones never were, and the new index takes the place of the old one last.
+    ones never were, and the new index takes the place of the old one last. TensorFlow 2.15 does not
+    let anybody choose the number, and writes in place.
     """
+    if not hasattr(tf.train.experimental, "ShardingCallback"):
+        write(prefix, options)
+        return
     old = set(glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????"))
     options = copy.copy(options)
-    options.experimental_sharding_callback = _OtherNumber(
+    options.experimental_sharding_callback = _other_number(
         options.experimental_sharding_callback or tf.train.experimental.ShardByTaskPolicy(),
-        frozenset(int(path[-5:]) for path in old),
+        {int(path[-5:]) for path in old},
     )
     folder, name = os.path.split(prefix)
     os.makedirs(folder or ".", exist_ok=True)
@@ -39,24 +43,24 @@ def replace_checkpoint(prefix: str, options: tf.train.CheckpointOptions, write: 
             os.remove(path)
 
 
-class _OtherNumber(tf.train.experimental.ShardingCallback):
-    """Splits a checkpoint as another policy does, but never into one of some numbers of files."""
+def _other_number(policy: Any, not_into: set[int]) -> Any:
+    """Returns what splits as a policy does, but never into one of some numbers of files."""
 
-    def __init__(self, policy: Any, not_into: frozenset[int]) -> None:
-        self._policy = policy
-        self._not_into = not_into
-        self._number = 0
+    class OtherNumber(tf.train.experimental.ShardingCallback):
+        number = 0
 
-    @property
-    def description(self) -> str:
-        return f"{self._policy.description} The number of files is not one of an old checkpoint."
+        @property
+        def description(self) -> str:
+            return policy.description
 
-    def __call__(self, shardable_tensors: Sequence[Any]) -> list[Any]:
-        shards = list(self._policy(shardable_tensors))
-        while self._number + len(shards) in self._not_into:
-            several = next((shard for shard in shards if len(shard) > 1), None)
-            if several is None:
-                break
-            shards.append(dict([several.popitem()]))
-        self._number += len(shards)
-        return shards
+        def __call__(self, shardable_tensors: Sequence[Any]) -> list[Any]:
+            shards = list(policy(shardable_tensors))
+            while self.number + len(shards) in not_into:
+                several = next((shard for shard in shards if len(shard) > 1), None)
+                if several is None:
+                    break
+                shards.append(dict([several.popitem()]))
+            self.number += len(shards)
+            return shards
+
+    return OtherNumber()

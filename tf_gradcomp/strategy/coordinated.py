@@ -16,7 +16,7 @@ from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.own_values import reading_own, reads_own
 from tf_gradcomp.strategy.checkpoint_files import Write, replace_checkpoint
 from tf_gradcomp.strategy.strategy import strategy_of_workers
-from tf_gradcomp.whole_files import replacing_folder
+from tf_gradcomp.whole_files import replacing_path
 
 _OWN_OF_RANK = (
     "What is saved holds the residuals of rank 0 alone: gradients that the other ranks have not "
@@ -89,7 +89,7 @@ def save_model(root: Any, path: str, write: Callable[[str], Any]) -> Any:
     savings = _savings_in(root)
     with coordinated(savings, path) as writes:
         if writes and _is_ours(savings, path):
-            with replacing_folder(path) as folder:
+            with replacing_path(path) as folder:
                 return write(folder)
         return write(path) if writes else None
 

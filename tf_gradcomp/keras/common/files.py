@@ -57,8 +57,13 @@ def leaves_out_optimizer(model: keras.Model, path: str) -> bool:
 
 
 def collect_at_epoch_end(model: keras.Model) -> None:
-    """Collects what workers keep apart, so that the chief's callbacks can save alone."""
+    """Ends rounds of local steps, and collects as `collect` does."""
     synchronize(model)
+    collect(model)
+
+
+def collect(model: keras.Model) -> None:
+    """Collects what workers keep apart, so that the chief's callbacks can save alone."""
     if isinstance(model.distribute_strategy, CheckedStrategy):
         for saving in savings_of(model):
             saving.collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -95,3 +96,43 @@ def know_callbacks_of_fit() -> None:
 def callbacks_of_fit() -> Sequence[keras.callbacks.Callback]:
     """Called by a callback in `set_model`: all callbacks of this `fit`, in order, if known."""
     return _callbacks.get()
+
+
+def on_epochs(
+    begin: Callable[[keras.Model], None],
+    end: Callable[[keras.Model], None],
+    read: Callable[[keras.Model], None] | None = None,
+) -> None:
+    """Has `begin`, `end` and `read` called with the model before any callback learns of it.
+
+    `read` is called before the model is evaluated or predicts. A callback of our own would have to
+    be in the program's list, on all workers.
+    """
+
+    def first(call: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self.model, keras.Model):
+            call(self.model)
+        original(self, *args, **kwargs)
+
+    replace(keras.callbacks.CallbackList, "on_epoch_begin", functools.partial(first, begin))
+    replace(keras.callbacks.CallbackList, "on_epoch_end", functools.partial(first, end))
+    for name in ("on_test_begin", "on_predict_begin") if read else ():
+        replace(keras.callbacks.CallbackList, name, functools.partial(first, read))
+
+
+def on_logs(path_of: Callable[..., str]) -> None:
+    """Has `TensorBoard` and `CSVLogger` write where `path_of(callback, path)` says.
+
+    `CSVLogger` gives it the path of what takes any file and keeps nothing, too.
+    """
+
+    def of_board(original: Any, self: Any, model: Any) -> None:
+        self.log_dir = path_of(self, self.log_dir)
+        original(self, model)
+
+    def of_table(original: Any, self: Any, logs: Mapping[str, Any] | None = None) -> None:
+        self.filename = path_of(self, self.filename, os.devnull)
+        original(self, logs)
+
+    replace(keras.callbacks.TensorBoard, "set_model", of_board)
+    replace(keras.callbacks.CSVLogger, "on_train_begin", of_table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tf_gradcomp.keras.common.hooks import after_init, on_outputs_of_steps, replace
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.keras.keras2.keras_private import PACKAGE, Legacy, NewStyle
+from tf_gradcomp.whole_files import replacing_path
 
 _data_adapter: Any = importlib.import_module(f"{PACKAGE}.src.engine.data_adapter")
 _metrics_utils: Any = importlib.import_module(f"{PACKAGE}.src.utils.metrics_utils")
@@ -85,3 +87,41 @@ def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None
             check(tf.distribute.get_strategy(), handler.inferred_steps)
 
     after_init(_data_adapter.DataHandler, checked)
+
+
+def on_save(save: Callable[[keras.Model, str, Callable[[], Any], Callable[[], Any]], None]) -> None:
+    """Has `save(model, path, write, original)` called where Keras writes a file of a model.
+
+    `write` writes beside the path first. Weights in TensorFlow's format are a checkpoint, which has
+    a hook of its own.
+    """
+
+    def hooked(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        as_usual = functools.partial(original, model, filepath, *args, **kwargs)
+        path = os.fspath(filepath) if isinstance(filepath, str | os.PathLike) else "://"
+        # Where it is False, Keras asks the user; the functions without it have no such argument.
+        overwrite = kwargs.get("overwrite", args[0] if args else True)
+        if "://" in path or not (overwrite or not os.path.exists(path)):
+            as_usual()
+            return
+
+        def write() -> None:
+            with replacing_path(path) as new:
+                original(model, new, *args, **kwargs)
+
+        save(model, path, write, as_usual)
+
+    def weights(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        if str(filepath).endswith((".h5", ".keras", ".hdf5")):
+            hooked(original, model, filepath, *args, **kwargs)
+        else:
+            original(model, filepath, *args, **kwargs)
+
+    for module, name, hook in (
+        ("saving_lib", "save_model", hooked),
+        ("saving_lib", "save_weights_only", hooked),
+        ("legacy.hdf5_format", "save_model_to_hdf5", hooked),
+        ("legacy.saved_model.save", "save", hooked),
+        ("legacy.save", "save_weights", weights),
+    ):
+        replace(importlib.import_module(f"{PACKAGE}.src.saving.{module}"), name, hook)

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import functools
 
-from tf_gradcomp.keras.common.hooks import know_callbacks_of_fit, on_train_function
+from tf_gradcomp.keras.common import files
+from tf_gradcomp.keras.common.hooks import (
+    know_callbacks_of_fit,
+    on_epochs,
+    on_logs,
+    on_train_function,
+)
 from tf_gradcomp.keras.common.strategy import check_batches, check_trains
 from tf_gradcomp.keras.keras2 import hooks, strategy
 from tf_gradcomp.keras.keras2.keras_private import PACKAGE
@@ -61,6 +67,33 @@ PATCHES = (
         "Workers with different numbers of batches hang; nothing public tells the number.",
         "test_on_data",
         lambda: hooks.on_data(check_batches),
+    ),
+    Patch(
+        tuple(
+            f"{PACKAGE}.src.saving.{name}"
+            for name in (
+                "saving_lib.save_model",
+                "saving_lib.save_weights_only",
+                "legacy.hdf5_format.save_model_to_hdf5",
+                "legacy.saved_model.save.save",
+                "legacy.save.save_weights",
+            )
+        ),
+        "Workers that save to one path overwrite each other's files.",
+        "test_on_save",
+        lambda: hooks.on_save(files.save),
+    ),
+    Patch(
+        tuple(f"tf.keras.callbacks.CallbackList.on_epoch_{end}" for end in ("begin", "end")),
+        "The chief's callbacks save alone; the workers' state must be collected before.",
+        "test_on_epochs",
+        lambda: on_epochs(files.release, files.collect),
+    ),
+    Patch(
+        ("tf.keras.callbacks.TensorBoard.set_model", "tf.keras.callbacks.CSVLogger.on_train_begin"),
+        "Workers that log to one path overwrite each other's files.",
+        "test_on_logs",
+        lambda: on_logs(files.log_path),
     ),
 )
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 import functools
 
 from tf_gradcomp.keras.common import files, losses, same_data
-from tf_gradcomp.keras.common.hooks import know_callbacks_of_fit, on_train_function
+from tf_gradcomp.keras.common.hooks import (
+    know_callbacks_of_fit,
+    on_epochs,
+    on_logs,
+    on_train_function,
+)
 from tf_gradcomp.keras.common.reading import GeneratorReader
 from tf_gradcomp.keras.common.strategy import check_batches, check_trains
 from tf_gradcomp.keras.keras3 import averages, backups, keras_private, loss_scale, strategy
@@ -148,13 +153,13 @@ TRAINING = (
         ),
         "The chief's callbacks save alone; the workers' state must be collected before.",
         "test_on_epochs",
-        lambda: on_training.on_epochs(files.release, files.collect_at_epoch_end, files.synchronize),
+        lambda: on_epochs(files.release, files.collect_at_epoch_end, files.synchronize),
     ),
     Patch(
         ("keras.callbacks.TensorBoard.set_model", "keras.callbacks.CSVLogger.on_train_begin"),
         "Workers that log to one path overwrite each other's files.",
         "test_on_logs",
-        lambda: on_training.on_logs(files.log_path),
+        lambda: on_logs(files.log_path),
     ),
 )
 

@@ -18,7 +18,7 @@ from keras.src.utils import file_utils as _file_utils
 from tf_gradcomp.keras.common.hooks import replace
 from tf_gradcomp.keras.keras3.keras_private import NamedBuffer
 from tf_gradcomp.keras.keras3.shards import replace_shards
-from tf_gradcomp.whole_files import replacing, replacing_folder
+from tf_gradcomp.whole_files import replacing, replacing_path
 
 _Save = Callable[[keras.Model, str, Callable[[], Any], Callable[[], Any]], None]
 
@@ -48,7 +48,7 @@ def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool
 
         def folder() -> None:
             original(model, buffer := io.BytesIO(), weights_format)
-            with replacing_folder(path) as new, zipfile.ZipFile(buffer) as archive:
+            with replacing_path(path) as new, zipfile.ZipFile(buffer) as archive:
                 archive.extractall(new)
 
         if isinstance(filepath, io.IOBase):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as _trainer
-from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
@@ -161,43 +158,3 @@ def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
     replace(GeneratorDataAdapter, "__init__", read)
     replace(_trainer.TFEpochIterator, "_get_iterator", new_iterator)
     replace(_trainer.TFEpochIterator, "_enumerate_iterator", counted)
-
-
-def on_epochs(
-    begin: Callable[[keras.Model], None],
-    end: Callable[[keras.Model], None],
-    read: Callable[[keras.Model], None],
-) -> None:
-    """Has `begin`, `end` and `read` called with the model before any callback learns of it.
-
-    `read` is called before the model is evaluated or predicts. A callback of our own would have to
-    be in the program's list, on all workers.
-    """
-
-    def first(call: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(self.model, keras.Model):
-            call(self.model)
-        original(self, *args, **kwargs)
-
-    replace(CallbackList, "on_epoch_begin", functools.partial(first, begin))
-    replace(CallbackList, "on_epoch_end", functools.partial(first, end))
-    for name in ("on_test_begin", "on_predict_begin"):
-        replace(CallbackList, name, functools.partial(first, read))
-
-
-def on_logs(path_of: Callable[..., str]) -> None:
-    """Has `TensorBoard` and `CSVLogger` write where `path_of(callback, path)` says.
-
-    `CSVLogger` gives it the path of what takes any file and keeps nothing, too.
-    """
-
-    def of_board(original: Any, self: Any, model: Any) -> None:
-        self.log_dir = path_of(self, self.log_dir)
-        original(self, model)
-
-    def of_table(original: Any, self: Any, logs: Mapping[str, Any] | None = None) -> None:
-        self.filename = path_of(self, self.filename, os.devnull)
-        original(self, logs)
-
-    replace(keras.callbacks.TensorBoard, "set_model", of_board)
-    replace(keras.callbacks.CSVLogger, "on_train_begin", of_table)
