@@ -442,6 +442,13 @@ def test_hosts_exchange_as_that_many_learners_do(hosts, method):
         assert largest_difference(rank["resumed"], ranks[0]["waits"]) == 0
 
 
+def test_a_rank_of_a_host_resumes_the_second_moments_that_it_saved_alone(hosts):
+    for rank in hosts:
+        seen = rank["methods"]["adacomp"]
+        assert any(map(np.any, seen["moments"]))
+        assert seen["resumed moments"] == seen["moments"]
+
+
 def test_hosts_save_what_all_of_their_ranks_have_accumulated(hosts):
     """Each rank's gradient is a power of ten, so that the sum shows which are in it."""
     seen = only([rank["saved amid a round"] for rank in hosts])

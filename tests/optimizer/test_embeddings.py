@@ -11,6 +11,8 @@ import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.optimizer.cases import OPTIMIZERS, copy_of, label
 from tests.replicas import collective, copies, mirrored, stepper
+from tf_gradcomp.exchange.sparse import check_rows
+from tf_gradcomp.policy import GradientSpec
 
 ROWS, WIDTH = 40, 4
 
@@ -212,3 +214,9 @@ def test_a_table_that_is_touched_all_over_is_summed_dense():
     assert sent == 4 * ROWS * WIDTH + 8  # once each way, and a vote with a tag
     step([[np.ones((1, WIDTH), "float32"), whole[:1]]] * 2)
     assert optimizer.exchange.traffic().sent_bytes - sent < 100
+
+
+def test_a_table_with_rows_beyond_int32_is_refused():
+    check_rows([GradientSpec("small", (2**31 - 1, 4), "float32", "embedding")])
+    with pytest.raises(ValueError, match="words has 2147483648 rows"):
+        check_rows([GradientSpec("words", (2**31, 4), "float32", "embedding")])

@@ -11,6 +11,7 @@ import tf_gradcomp as gc
 from tests.bounds import assert_close
 from tests.optimizer.cases import Replicas, copy_of, gradients_at, iterations, new_variables
 from tests.replicas import collective, copies, mirrored, names_without_turns, stepper
+from tf_gradcomp.keras.common.inner import clip
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -36,6 +37,26 @@ def test_a_step_with_a_bad_gradient_is_skipped_by_all(bad, graph, make):
     assert iterations(replicas.optimizer) == 2
     assert np.isfinite(replicas.value()).all()
     replicas.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("clipping", ["clipvalue", "clipnorm", "global_clipnorm"])
+def test_clipping_hides_no_overflow(clipping):
+    replicas = Replicas(keras.optimizers.Adam(0.1, **{clipping: 0.5}))
+    replicas.step(gradients_at(0))
+    before = replicas.value()
+    gradients = gradients_at(1)
+    gradients[1][0][3, 4] = np.inf
+    replicas.step(gradients)
+    np.testing.assert_array_equal(replicas.value(), before)
+    assert replicas.optimizer.exchange.skipped_steps.numpy() == 1
+
+
+def test_clipping_hides_no_overflow_of_a_slice():
+    table = keras.Variable(np.zeros((3, 2), "float32"))
+    slices = tf.IndexedSlices(tf.constant([[np.inf, 2.0]]), tf.constant([1]), (3, 2))
+    [clipped] = clip(keras.optimizers.SGD(clipvalue=0.5), [slices], [table])
+    np.testing.assert_array_equal(clipped.values, [[np.inf, 0.5]])
+    np.testing.assert_array_equal(clipped.indices, [1])
 
 
 def scaled(gradients, scale):

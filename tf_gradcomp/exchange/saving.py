@@ -280,7 +280,7 @@ def _totals(piece: Sequence[_Summed], label: str) -> list[np.ndarray]:
 
 
 def _own(one: _Summed) -> np.ndarray:
-    return _local_sum(one) * (one.group.processes if one.alike else 1)
+    return _local_sum(one) * (one.group.size // one.group.local_size if one.alike else 1)
 
 
 def _local_sum(one: _Summed) -> np.ndarray:

@@ -82,6 +82,7 @@ class Setup:
         policy: LayerPolicy,
     ) -> Setup:
         """Creates the variables of an exchange."""
+        sparse.check_rows(specs)
         compressors = _compressors(method)
         for_state = state_specs(compressors, specs, method.moments)
         for_job = job_state_specs(compressors, specs)

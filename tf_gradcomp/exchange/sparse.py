@@ -51,6 +51,16 @@ def is_large(spec: GradientSpec, max_dense_elements: int) -> bool:
     return spec.elements > max_dense_elements
 
 
+def check_rows(specs: Sequence[GradientSpec]) -> None:
+    """Raises a ValueError for a table with more rows than an exchanged index can number."""
+    for spec in specs:
+        if spec.shape and spec.shape[0] > tf.int32.max:
+            raise ValueError(
+                f"CompressedOptimizer: {spec.path} has {spec.shape[0]} rows, and slices travel "
+                f"with int32 indices: at most {tf.int32.max}. Split the table."
+            )
+
+
 def stays_sparse(
     gradient: tf.Tensor | tf.IndexedSlices,
     spec: GradientSpec,

@@ -23,7 +23,7 @@ from tf_gradcomp.groups.communicator import Sent, measures_per_step
 from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
-from tf_gradcomp.keras.common.inner import in_loss_scaler
+from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
 from tf_gradcomp.keras.common.version import keras, keras_module
@@ -154,7 +154,7 @@ class Learners:
             loss, gradients = self._gradients(*share)
             losses.append(loss)
             if self.exchange.setup.preconditioner:
-                gradients = keras_private.clip(self.model.optimizer, gradients, variables)
+                gradients = clip(self.model.optimizer, gradients, variables)
             all_gradients.append(gradients)
         self._moments.take_again()
         comparison = Comparison(self.residuals) if similarity else None

@@ -8,6 +8,7 @@ from common import compiled, told, words_model
 
 import tf_gradcomp as gc
 from tests.ranks import BATCH, RANK, SIZE, data, digest, hvd, own_rows, report, values
+from tf_gradcomp.groups.own_values import reading_own
 
 STEPS, BAD_STEP = 6, 4
 EPSILON = 0.05  # of Adam, for `tests.bounds.training`
@@ -48,6 +49,13 @@ def by_ranks(method, rows):
     def saved():
         return [np.asarray(exchange.saving.read(r)) for r in exchange.residuals]
 
+    moments = exchange.state.get("second_moment", [])
+    own_moments = values(moments)
+    with reading_own(exchange.saving):  # as rank 0 does when it saves alone
+        saved_alone = [exchange.saving.read(moment) for moment in moments]
+    for moment, value in zip(moments, saved_alone, strict=True):
+        exchange.saving.assign(moment, value)
+
     with exchange.saving.all_save():
         waits = saved()
     residuals = digest(exchange.residuals)
@@ -64,6 +72,8 @@ def by_ranks(method, rows):
         "waits": values(waits),
         "saved by the first": values(of_first),
         "resumed": values(resumed),
+        "moments": own_moments,
+        "resumed moments": values(moments),
         "sent": exchange.traffic().sent_bytes,
     }
 

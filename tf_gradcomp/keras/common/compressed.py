@@ -30,7 +30,7 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import losses, saved_state
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros, loses_zeros
 from tf_gradcomp.keras.common.facts import SAVING, TRAINING, agree_on_values, facts_of
-from tf_gradcomp.keras.common.inner import check_not_by_horovod, checked_inner, in_loss_scaler
+from tf_gradcomp.keras.common.inner import check_not_by_horovod, checked_inner, clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.precondition import (
     AUTO,
@@ -45,7 +45,7 @@ from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
-adam, keras_private = keras_module("adam"), keras_module("keras_private")
+adam = keras_module("adam")
 
 
 class Compressed(TakesLocalSteps):
@@ -158,7 +158,7 @@ class Compressed(TakesLocalSteps):
         return inner_state(self._core, variables, lambda v: group.local(v, number))
 
     def _clip(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> Sequence[Gradient]:
-        return keras_private.clip(self._core, grads, variables)
+        return clip(self._core, grads, variables)
 
     def _stepping(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Within it, the inner optimizer applies the sums for these variables."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tf_gradcomp.keras.common.precondition import check_moments_are_its_own
-from tf_gradcomp.keras.common.version import IS_KERAS_2, NAME, keras
+from tf_gradcomp.keras.common.version import IS_KERAS_2, NAME, keras, keras_module
+
+keras_private = keras_module("keras_private")
 
 _WHAT_HOROVOD_DOES = (
     "gradients would be summed twice, or averages of weights taken without any sum"
@@ -49,6 +53,24 @@ def in_loss_scaler(optimizer: Any) -> list[Any]:
     """An optimizer and, if it is a loss scaler, the one inside."""
     inside = getattr(optimizer, "inner_optimizer", None)
     return [optimizer] if inside is None else [optimizer, inside]
+
+
+def clip(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Clips a replica's gradients as the optimizer would, and keeps overflows as they are.
+
+    `clipvalue` would make infinity finite, and the step with it would not be skipped.
+    """
+    clipped = keras_private.clip(optimizer, gradients, variables)
+    if getattr(optimizer, "clipvalue", None) is None:
+        return clipped
+    return [_with_overflows(*pair) for pair in zip(clipped, gradients, strict=True)]
+
+
+def _with_overflows(clipped: Any, gradient: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _with_overflows(clipped.values, gradient.values)
+        return tf.IndexedSlices(values, clipped.indices, clipped.dense_shape)
+    return tf.where(tf.math.is_finite(gradient), clipped, gradient)
 
 
 def _of_other_keras(given: Any) -> str:
