@@ -96,6 +96,21 @@ def test_worker_whose_momentum_overflows_takes_part_in_the_next_round(jobs):
             assert_equal(job["overflows"][number]["values"], common)
 
 
+def test_rounds_have_the_lengths_of_a_schedule_in_one_trace(jobs):
+    steps = gradients(8)
+    learners = Learners(lambda: keras.optimizers.SGD(RATE))
+    learners.round(steps[:1]).round(steps[1:2]).round(steps[2:5]).round(steps[5:])
+    total = [sum(g[i] for of_workers in steps for g in of_workers) for i in range(2)]
+    for job in jobs:
+        by_list, by_function = job["scheduled"]
+        assert_equal(by_list["values"], learners.values)
+        assert by_list["rounds"] == 4
+        # Two synchronous steps; rounds of 2 and of 3 steps, and one that has begun.
+        assert_equal(by_function["values"], [-RATE * one for one in total])
+        assert (by_function["rounds"], by_function["exchanges"]) == (3, 5)
+        assert by_list["traces"] == by_function["traces"] == 1
+
+
 def test_statistics_that_are_not_finite_are_left_out_of_the_mean(jobs):
     for job in jobs:
         mean, variance = job["statistics"]
@@ -137,7 +152,7 @@ def test_three_workers_go_on_where_two_have_saved_within_a_round(resumed):
         assert job["restored"]["iterations"] == saved["iterations"]
         assert_close(job["restored"]["residuals"][0], total / 3)
         assert job["end"]["values"] == end[0]["values"]
-        assert job["end"]["exchanges"] == 3
+        assert job["end"]["exchanges"] == 2 + 3
     # What was sent and what waits is what plain SGD would have done.
     steps = gradients(3, seed=5, workers=3)
     for i in range(2):

@@ -210,6 +210,9 @@ def test_settings_are_checked():
     for settings in ({"steps": 0}, {"steps": 2.5}, {"steps": 2, "warmup_steps": -1}):
         with pytest.raises(ValueError, match="expected a whole number"):
             gc.LocalSteps(**settings)
+    for steps in ([], [(1, 4)], [(0, 4), (0, 8)], [(0, 0)], [3], "auto"):
+        with pytest.raises(ValueError, match=r"or a list of \(step, number\)"):
+            gc.LocalSteps(steps)
     with pytest.raises(ValueError, match="residual_decay between 0 and 1"):
         gc.LocalSteps(2, residual_decay=1.5)
     with pytest.raises(TypeError, match="expected a Keras optimizer as outer"):
@@ -255,4 +258,6 @@ def test_config_is_that_of_the_settings():
     again = gc.CompressedOptimizer.from_config(config)
     assert again.get_config() == config
     assert again.outer_optimizer.momentum == 0.9
+    schedule = gc.LocalSteps([(0, 1), (100, 8)])
+    assert gc.LocalSteps.of(schedule.get_config()).get_config() == schedule.get_config()
     assert "local_steps" not in gc.CompressedOptimizer(keras.optimizers.SGD()).get_config()

@@ -12,6 +12,7 @@ from tf_gradcomp.exchange.gradients import all_finite, native, times
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.group import Member
 from tf_gradcomp.keras.common.local_steps import LocalSteps
+from tf_gradcomp.keras.common.round_lengths import length_at
 from tf_gradcomp.keras.common.rounds import decay, finite_or_zero, local_share
 from tf_gradcomp.keras.common.version import keras, keras_module
 
@@ -46,6 +47,8 @@ class LearnersRounds:
         self._each: list[list[tf.Tensor]] = []
         self._start: list[tf.Tensor] = []
         self._has_begun = False
+        self._length = 0
+        self._steps = 0  # of training
         self._finite = True
 
     @property
@@ -85,6 +88,9 @@ class LearnersRounds:
     def _begin(self) -> None:
         common = _read(self._swapped)
         self._start = common[: len(self._weights)]
+        if not self._has_begun:
+            self._steps = self._exchange.exchanges
+        self._length = int(length_at(self._settings.steps, tf.constant(self._steps, tf.int64)))
         if not self._each:
             self._each = [common] * self._size
 
@@ -105,9 +111,10 @@ class LearnersRounds:
         """
         self._has_begun = True
         self.position += 1
+        self._steps += 1
         _assign(self._swapped, self._each[0])
         count_skip(self._exchange.skipped_steps, tf.constant(self._finite))
-        return self._finite, self.position >= self._settings.steps
+        return self._finite, self.position >= self._length
 
     def end(self, reduce: Callable[[list[list[Any]]], StepResult]) -> StepResult:
         """Ends the round.

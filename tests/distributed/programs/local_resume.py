@@ -3,10 +3,12 @@
 import tensorflow as tf
 from local_training import Trained, gradients
 
+import tf_gradcomp as gc
 from tests.ranks import RANK, SIZE, argument, report
 
 FOLDER = argument(1)
-trained = Trained("top_k(density=0.1)", lambda: 3)
+# Three workers exchange in each step, as they have taken four already.
+trained = Trained("top_k(density=0.1)", lambda: gc.LocalSteps([(0, 3), (4, 1)]))
 weights = [variable.value for variable in trained.variables]
 checkpoint = tf.train.Checkpoint(optimizer=trained.optimizer, variables=weights)
 

@@ -10,6 +10,7 @@ import numpy as np
 from common import Setup, scalar
 from local_training import RATE, Trained, gradients, strategy
 
+import tf_gradcomp as gc
 from tests.ranks import RANK, exchange_of, report, values
 
 CLIPS = {"clipvalue": 4.0, "clipnorm": 40.0, "global_clipnorm": 60.0}
@@ -61,6 +62,20 @@ def overflows():
     return [trained.on(steps[:3]).seen(), trained.on(steps[3:]).seen()]
 
 
+def rising(step):
+    return 2 if step < 4 else 3
+
+
+def scheduled():
+    """Rounds of 1, 1, 3 and 3 steps; and after two synchronous steps, of 2 and 3."""
+    seen = []
+    for settings in (gc.LocalSteps([(0, 1), (2, 3)]), gc.LocalSteps(rising, warmup_steps=2)):
+        trained = Trained("no_compression", lambda settings=settings: settings)
+        trained.on(gradients(8)).optimizer.synchronize()
+        seen.append({**trained.seen(), "traces": trained.step.experimental_get_tracing_count()})
+    return seen
+
+
 def statistics():
     """Two of the statistics of worker 1, of eight on each, have become infinite and NaN."""
     with strategy.scope():
@@ -103,5 +118,5 @@ def float16_data():
 
 
 if __name__ == "__main__":
-    checks = (clipped, scaled, accumulates, overflows, statistics, in_float16)
+    checks = (clipped, scaled, accumulates, overflows, scheduled, statistics, in_float16)
     report({check.__name__: check() for check in checks})

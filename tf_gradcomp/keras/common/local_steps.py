@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
@@ -11,6 +11,11 @@ from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.facts import facts_of
 from tf_gradcomp.keras.common.inner import in_loss_scaler
+from tf_gradcomp.keras.common.round_lengths import (
+    checked_schedule,
+    config_of_schedule,
+    fact_of_schedule,
+)
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras
 
 _WAY_OUT = "Leave out local_steps, or use gc.MultiWorkerMirroredStrategy and Keras 3 with one "
@@ -26,7 +31,10 @@ class LocalSteps:
     with the weights that the outer optimizer returns. docs/local_steps.md tells when this pays.
 
     Args:
-        steps: The number of steps in a round.
+        steps: The number of steps in a round. Or a schedule: a list of `(step, number)`, where a
+            round has the number of the last pair whose step is reached when it begins, such as
+            `[(0, 1), (500, 8), (2000, 32)]`; or a function that takes the step and returns the
+            number. All workers must have the same function.
         outer: A Keras optimizer that updates the common weights, its config or its name. None
             subtracts the mean, so that the common weights become the mean of the workers' weights.
         warmup_steps: The first so many steps of training are synchronous: the compressor exchanges
@@ -41,15 +49,11 @@ class LocalSteps:
 
     def __init__(
         self,
-        steps: int,
+        steps: int | Sequence[Sequence[int]] | Callable[[int], int],
         outer: Any = None,
         warmup_steps: int = 0,
         residual_decay: float = 1.0,
     ) -> None:
-        if not is_whole_number(steps, 1, 2**31):
-            raise ValueError(
-                f"LocalSteps: expected a whole number of steps, at least 1; received {steps!r}."
-            )
         if not is_whole_number(warmup_steps, 0, 2**62):
             raise ValueError(
                 "LocalSteps: expected a whole number of warmup_steps, at least 0; "
@@ -60,7 +64,7 @@ class LocalSteps:
                 "LocalSteps: expected a residual_decay between 0 and 1; "
                 f"received {residual_decay!r}."
             )
-        self.steps = int(steps)
+        self.steps = checked_schedule(steps)
         self.outer = _checked_outer(outer)
         self.warmup_steps = int(warmup_steps)
         self.residual_decay = float(residual_decay)
@@ -68,15 +72,15 @@ class LocalSteps:
     def get_config(self) -> dict[str, Any]:
         """Returns the config, for `LocalSteps.of`."""
         return {
-            "steps": self.steps,
+            "steps": config_of_schedule(self.steps),
             "outer": None if self.outer is None else keras.optimizers.serialize(self.outer),
             "warmup_steps": self.warmup_steps,
             "residual_decay": self.residual_decay,
         }
 
     @classmethod
-    def of(cls, given: LocalSteps | Mapping[str, Any] | int | None) -> LocalSteps | None:
-        """Returns the settings that a number of steps, a config or the settings stand for.
+    def of(cls, given: Any) -> LocalSteps | None:
+        """Returns the settings that the settings, their config or `steps` stand for.
 
         Raises:
             ValueError: If `given` is none of these.
@@ -87,11 +91,8 @@ class LocalSteps:
 
     def facts(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all workers, by name."""
-        facts: dict[str, Any] = {
-            f"local_steps' {name}": value
-            for name, value in self.get_config().items()
-            if name != "outer"
-        }
+        settings = {**vars(self), "steps": fact_of_schedule(self.steps)}
+        facts = {f"local_steps' {name}": v for name, v in settings.items() if name != "outer"}
         if self.outer is not None:
             facts |= facts_of("outer optimizer", self.outer)
         return facts

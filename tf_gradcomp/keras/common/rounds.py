@@ -25,6 +25,7 @@ from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.local_steps import LocalSteps
+from tf_gradcomp.keras.common.round_lengths import length_at
 
 
 def local_share(
@@ -75,12 +76,14 @@ class _Variables:
 
     Attributes:
         position: How many steps of the round are done.
+        length: How many the round has.
         rounds: How many rounds have ended since the program started.
         drift: How far this worker had moved in the latest round.
         start: The common weights at the start of the round.
     """
 
     position: tf.Variable
+    length: tf.Variable
     rounds: tf.Variable
     drift: tf.Variable
     start: list[tf.Variable]
@@ -92,6 +95,7 @@ class ResidualUnits(tf.Module):
     Attributes:
         of_weights: bool, whether it is a difference of weights. It is of gradients without local
             steps, and so during a warm-up.
+        steps: int64, the steps of training until now, counted once local steps have begun.
 
     Args:
         group: The replicas.
@@ -103,6 +107,7 @@ class ResidualUnits(tf.Module):
         self.of_weights = group.create(
             lambda: shared_variable(False, tf.bool, "residual_of_weights")
         )
+        self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
         if not local:
             tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), _refuse_weights)
 
@@ -152,7 +157,7 @@ class Rounds:
         self._exchange, self._variables = exchange, exchanged
         with tf.init_scope():
             self._own = self._group.create(lambda: _new_variables(exchanged))
-        self._of_weights = self._local(units.of_weights)
+        self._of_weights, self._steps = self._local(units.of_weights), self._local(units.steps)
         self._finished_at: list[int] = []
         self._finish = tf.function(self._finish_on_all, autograph=False)
         exchange.saving.take_over([], [self._local(self._own.position)])
@@ -214,14 +219,17 @@ class Rounds:
         # No branch here has a collective: each worker may go its own way.
         tf.cond(finite, lambda: take(grads), lambda: None)
         count_skip(self._exchange.skipped_steps, finite)
-        with tf.control_dependencies([position.assign_add(1)]):
-            due = tf.greater_equal(position.read_value(), self._settings.steps)
+        with tf.control_dependencies([position.assign_add(1), self._steps.assign_add(1)]):
+            due = tf.greater_equal(position.read_value(), self._local(self._own.length))
         tf.cond(due, self._end, lambda: None)
         return finite
 
     def _begin(self) -> None:
         for start, weight in zip(self._start, self._weights, strict=True):
             start.assign(weight.read_value())
+        taken = tf.where(self._of_weights, self._steps, self._local(self._exchange.step))
+        self._steps.assign(taken)
+        self._local(self._own.length).assign(length_at(self._settings.steps, taken))
 
     def _with_residuals(self, grads: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
         """Gives the inner optimizer what synchronous steps have left in the residuals."""
@@ -342,6 +350,7 @@ def _new_variables(trained: Sequence[Any]) -> _Variables:
     ]
     return _Variables(
         position=shared_variable(0, tf.int64, "steps_in_round"),
+        length=shared_variable(0, tf.int64, "steps_of_round"),
         rounds=shared_variable(0, tf.int64, "rounds"),
         drift=own_variable(0.0, "drift", True),
         start=start,

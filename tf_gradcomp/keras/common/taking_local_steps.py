@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,7 @@ class TakesLocalSteps:
 
     def _set_up_local(
         self,
-        given: LocalSteps | Mapping[str, Any] | int | None,
+        given: Any,
         inner: Any,
         used: compressors.Compressor | compressors.Auto,
         group: Group,
@@ -56,7 +56,8 @@ class TakesLocalSteps:
         """Returns the variables that Keras' files hold, by name."""
         if self.rounds is None:
             return {}
-        return {saved_state.OF_WEIGHTS: self._residual_units.of_weights}
+        units = self._residual_units
+        return {saved_state.OF_WEIGHTS: units.of_weights, "steps_of_training": units.steps}
 
     def _local_config(self) -> dict[str, Any]:
         return {"local_steps": self.local_steps.get_config()} if self.local_steps else {}
