@@ -72,10 +72,13 @@ int64_t UnitBins(int64_t bin_size) {
 // What payloads say of one block after another, in the memory of the device.
 class Spans {
  public:
-  Spans(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words, GpuQueue* queue)
-      : decoder_(decoder),
-        begin_(reinterpret_cast<const uint8_t*>(words)),
-        on_gpu_(static_cast<uint8_t*>(queue->Upload(words, 4 * num_words))) {}
+  Spans(const AdaCompDecoder& decoder, GpuQueue* queue) : decoder_(decoder) {
+    const int32_t* first = decoder.payloads().front().words;
+    const PayloadView& last = decoder.payloads().back();
+    begin_ = reinterpret_cast<const uint8_t*>(first);
+    on_gpu_ = static_cast<uint8_t*>(
+        queue->Upload(first, 4 * (last.words + last.header.length - first)));
+  }
 
   gpu::DecodeSpan Of(int64_t payload, int64_t tensor, int64_t block) const {
     const AdaCompDecoder::Span span = decoder_.SpanOf(payload, tensor, block);
@@ -88,39 +91,6 @@ class Spans {
   const uint8_t* begin_;
   const uint8_t* on_gpu_;
 };
-
-void Decode(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
-            const std::vector<float*>& values, bool adds, GpuQueue* queue) {
-  std::vector<gpu::DecodeBlock> blocks;
-  for (size_t tensor = 0; tensor < values.size(); ++tensor) {
-    const Binning& bins = decoder.tensors()[tensor];
-    const int64_t unit_bins = UnitBins(bins.bin_size);
-    for (int64_t block = 0; block < bins.num_blocks; ++block) {
-      blocks.push_back({values[tensor] + bins.FirstElement(block),
-                        static_cast<unsigned>(bins.BlockSize(block)),
-                        static_cast<unsigned>(bins.bin_size), static_cast<unsigned>(unit_bins),
-                        bins.sent_whole, static_cast<int>(CodeBytes(bins.bin_size))});
-    }
-  }
-  if (blocks.empty()) return;
-  const Spans spans(decoder, words, num_words, queue);
-  std::vector<gpu::DecodeSpan> of_blocks;
-  const int64_t num_payloads = decoder.payloads().size();
-  for (int64_t payload = 0; payload < num_payloads; ++payload) {
-    for (size_t tensor = 0; tensor < values.size(); ++tensor) {
-      for (int64_t block = 0; block < decoder.tensors()[tensor].num_blocks; ++block) {
-        of_blocks.push_back(spans.Of(payload, tensor, block));
-      }
-    }
-  }
-  gpu::DecodeStep step = {};
-  step.blocks = CopyToGpu(queue, blocks);
-  step.spans = CopyToGpu(queue, of_blocks);
-  step.num_blocks = blocks.size();
-  step.num_payloads = static_cast<int>(num_payloads);
-  step.adds = adds;
-  queue->Launch("gradcomp_adacomp_decode", blocks.size(), &step);
-}
 
 }  // namespace
 
@@ -165,19 +135,37 @@ void TakeBackAdaComp(const EncodedOnGpu& encoded, GpuQueue* queue) {
   queue->Launch("gradcomp_adacomp_unpack", CeilDiv(num_pieces, gpu::kWarps), &encoded.step);
 }
 
-bool ReduceAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
-                   const std::vector<float*>& outputs, GpuQueue* queue) {
-  if (decoder.ReducesToFinite()) {
-    Decode(decoder, words, num_words, outputs, /*adds=*/false, queue);
-    return true;
+void DecodeAdaComp(const AdaCompDecoder& decoder, const std::vector<float*>& values, bool adds,
+                   GpuQueue* queue) {
+  std::vector<gpu::DecodeBlock> blocks;
+  for (size_t tensor = 0; tensor < values.size(); ++tensor) {
+    const Binning& bins = decoder.tensors()[tensor];
+    const int64_t unit_bins = UnitBins(bins.bin_size);
+    for (int64_t block = 0; block < bins.num_blocks; ++block) {
+      blocks.push_back({values[tensor] + bins.FirstElement(block),
+                        static_cast<unsigned>(bins.BlockSize(block)),
+                        static_cast<unsigned>(bins.bin_size), static_cast<unsigned>(unit_bins),
+                        bins.sent_whole, static_cast<int>(CodeBytes(bins.bin_size))});
+    }
   }
-  for (size_t i = 0; i < outputs.size(); ++i) queue->Zero(outputs[i], 4 * decoder.tensors()[i].size);
-  return false;
-}
-
-void AddAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
-                const std::vector<float*>& values, GpuQueue* queue) {
-  Decode(decoder, words, num_words, values, /*adds=*/true, queue);
+  if (blocks.empty()) return;
+  const Spans spans(decoder, queue);
+  std::vector<gpu::DecodeSpan> of_blocks;
+  const int64_t num_payloads = decoder.payloads().size();
+  for (int64_t payload = 0; payload < num_payloads; ++payload) {
+    for (size_t tensor = 0; tensor < values.size(); ++tensor) {
+      for (int64_t block = 0; block < decoder.tensors()[tensor].num_blocks; ++block) {
+        of_blocks.push_back(spans.Of(payload, tensor, block));
+      }
+    }
+  }
+  gpu::DecodeStep step = {};
+  step.blocks = CopyToGpu(queue, blocks);
+  step.spans = CopyToGpu(queue, of_blocks);
+  step.num_blocks = blocks.size();
+  step.num_payloads = static_cast<int>(num_payloads);
+  step.adds = adds;
+  queue->Launch("gradcomp_adacomp_decode", blocks.size(), &step);
 }
 
 }  // namespace gradcomp

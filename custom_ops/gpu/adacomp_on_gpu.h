@@ -28,13 +28,9 @@ EncodedOnGpu EncodeAdaComp(const std::vector<EncoderTensor>& tensors, float scal
 // Takes back what EncodeAdaComp did with the tensors, on the same queue.
 void TakeBackAdaComp(const EncodedOnGpu& encoded, GpuQueue* queue);
 
-// What AdaCompDecoder::Reduce does with outputs in the device's memory. The decoder has read
-// the `num_words` words that begin at `words`, on the host. Returns whether all was finite.
-bool ReduceAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
-                   const std::vector<float*>& outputs, GpuQueue* queue);
-
-// Likewise AdaCompDecoder::AddTo.
-void AddAdaComp(const AdaCompDecoder& decoder, const int32_t* words, int64_t num_words,
-                const std::vector<float*>& values, GpuQueue* queue);
+// What AdaCompDecoder::Reduce does, if its ReducesToFinite, with values in the device's memory; if
+// `adds`, what AddTo does. The payloads are on the host.
+void DecodeAdaComp(const AdaCompDecoder& decoder, const std::vector<float*>& values, bool adds,
+                   GpuQueue* queue);
 
 }  // namespace gradcomp

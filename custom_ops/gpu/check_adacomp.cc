@@ -132,8 +132,8 @@ Status CheckDecode(std::vector<int32_t> payload, DriverQueue* queue) {
   Tensors values = Numbers(5);
   const std::vector<float*> sums = Upload(values, queue);
   const std::vector<float*> added = Upload(values, queue);
-  ReduceAdaComp(decoder, rows.data(), rows.size(), sums, queue);
-  AddAdaComp(decoder, rows.data(), rows.size(), added, queue);
+  DecodeAdaComp(decoder, sums, /*adds=*/false, queue);
+  DecodeAdaComp(decoder, added, /*adds=*/true, queue);
   decoder.AddTo(Pointers(&values));
   if (!AreEqual(added, values, queue)) return {"what the decoder puts back is not the CPU's"};
   decoder.Reduce(Pointers(&values));

@@ -86,8 +86,6 @@ Status CheckFixed(const CheckedMethod& method, const Codecs& codecs, DriverQueue
   return status;
 }
 
-}  // namespace
-
 Status CheckTopK(DriverQueue* queue) {
   Codecs codecs;
   codecs.push_back(std::make_unique<TopKCodec>(9001, 90));
@@ -120,6 +118,16 @@ Status CheckSignSgd(DriverQueue* queue) {
   for (int64_t size : {70, 70001, 9001}) codecs.push_back(std::make_unique<SignSgdCodec>(size));
   return CheckFixed({"SignSGD", Method::kSignSgd, EncodeSignSgdOnGpu, DecodeSignSgdOnGpu}, codecs,
                     queue);
+}
+
+}  // namespace
+
+Status CheckFixedLength(DriverQueue* queue) {
+  for (const auto check : {CheckTopK, CheckQsgd, CheckSignSgd}) {
+    const Status status = check(queue);
+    if (!status.ok()) return status;
+  }
+  return {};
 }
 
 }  // namespace gradcomp

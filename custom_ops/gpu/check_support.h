@@ -38,8 +38,6 @@ Status CheckAdaComp(DriverQueue* queue);
 Status CheckPrecondition(DriverQueue* queue);
 Status CheckChunks(DriverQueue* queue);
 Status CheckPowerSgd(DriverQueue* queue);
-Status CheckTopK(DriverQueue* queue);
-Status CheckQsgd(DriverQueue* queue);
-Status CheckSignSgd(DriverQueue* queue);
+Status CheckFixedLength(DriverQueue* queue);
 
 }  // namespace gradcomp

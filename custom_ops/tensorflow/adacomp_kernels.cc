@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "../gpu/adacomp_on_gpu.h"
@@ -13,6 +12,7 @@
 #include "../kernels/payload.h"
 #include "../kernels/precondition.h"
 #include "adam_support.h"
+#include "decode_ops.h"
 #include "host_tensors.h"
 #include "op_on_device.h"
 #include "op_support.h"
@@ -21,14 +21,7 @@
 namespace gradcomp {
 namespace {
 
-// Reads the last input of each op.
-absl::Status GetBinSizes(OpKernelContext* context, int num_tensors,
-                         std::vector<int64_t>* bin_sizes) {
-  TF_RETURN_IF_ERROR(GetSettings(context, context->num_inputs() - 1, "bin_sizes", bin_sizes));
-  return ToTensorFlow(CheckBinSizes(*bin_sizes, num_tensors));
-}
-
-class AdaCompEncodeInputs {
+class AdaCompEncodeWork {
  public:
   // Of one step. The variables, residuals and then second moments, are locked as long as it lives.
   struct Step {
@@ -58,7 +51,9 @@ class AdaCompEncodeInputs {
   // Reads and checks everything but the values of tensors.
   absl::Status Read(OpKernelContext* context, Step* step) const {
     TF_RETURN_IF_ERROR(GetScalar(context, 2 * num_tensors_, "step", &step->step));
-    TF_RETURN_IF_ERROR(GetBinSizes(context, num_tensors_, &step->bin_sizes));
+    TF_RETURN_IF_ERROR(
+        GetSettings(context, context->num_inputs() - 1, "bin_sizes", &step->bin_sizes));
+    TF_RETURN_IF_ERROR(ToTensorFlow(CheckBinSizes(step->bin_sizes, num_tensors_)));
     if (num_moments_ > 0) {
       const int adam_step = 2 * num_tensors_ + 1 + num_moments_;
       TF_RETURN_IF_ERROR(adam_.At(context, adam_step, "adam_step", num_tensors_, &step->adam));
@@ -93,6 +88,21 @@ class AdaCompEncodeInputs {
     return host.Finish();
   }
 
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
+                     const DoneCallback& done) const {
+    TF_RETURN_IF_ERROR(queue->Unshare(&step->variables));
+    auto* summary =
+        static_cast<gpu::EncodeSummary*>(queue->AllocateOnHost(sizeof(gpu::EncodeSummary)));
+    const EncodedOnGpu encoded = EncodeAdaComp(Tensors(context, *step), scale_factor_, queue);
+    queue->CopyToHost(encoded.summary, sizeof *summary, summary);
+    step->variables.Unlock();
+    queue->Continue(done, [this, context, done, queue, step, encoded, summary] {
+      Send(context, done, queue, *step, encoded, *summary);
+    });
+    return absl::OkStatus();
+  }
+
+ private:
   // After Unshare of the variables.
   std::vector<EncoderTensor> Tensors(OpKernelContext* context, const Step& step) const {
     std::vector<EncoderTensor> tensors;
@@ -144,9 +154,25 @@ class AdaCompEncodeInputs {
     }
   }
 
-  float scale_factor() const { return scale_factor_; }
+  // Copies the payload once its length is known.
+  void Send(OpKernelContext* context, const DoneCallback& done, TensorFlowQueue* queue,
+            const Step& step, const EncodedOnGpu& encoded,
+            const gpu::EncodeSummary& summary) const {
+    const PayloadHeader header = Header(step, summary.finite, summary.body_words);
+    Outputs outputs;
+    const absl::Status allocated = Allocate(context, header, &outputs);
+    const CurrentContext current(queue->driver(), queue->context());
+    if (!allocated.ok()) {
+      // No op has seen the variables since: each waits for this one.
+      TakeBackAdaComp(encoded, queue);
+      queue->KeepUntilDone().IgnoreError();  // the first error counts
+      context->SetStatus(allocated);
+      return done();
+    }
+    queue->CopyToHost(encoded.body, 4 * summary.body_words, outputs.payload + kHeaderWords);
+    queue->Finish(done, [this, header, outputs] { Finish(header, outputs); });
+  }
 
- private:
   int first_squares() const { return 2 * num_tensors_ + num_moments_ + 2; }  // input
 
   absl::Status CheckMomentShapes(const LockedResiduals& variables) const {
@@ -188,171 +214,22 @@ class AdaCompEncodeInputs {
   SquaresInputs squares_;
 };
 
-class AdaCompDecodeInputs {
- public:
-  struct Step {
-    std::unique_ptr<AdaCompDecoder> decoder;  // of payloads that are checked
-    bool* finite = nullptr;                   // the output
-  };
+struct AdaCompSettings {
+  using Decoder = AdaCompDecoder;
+  static constexpr const char* kMain = "bin_sizes";
+  static constexpr auto kCheck = CheckBinSizes;
 
-  absl::Status ReadAttributes(OpKernelConstruction* context) {
-    int64_t num_tensors;
-    TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors));
-    TF_RETURN_IF_ERROR(context->GetAttr("fingerprint", &fingerprint_));
-    TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes_));
-    if (static_cast<int64_t>(shapes_.size()) != num_tensors) {
-      return InvalidArgument("shapes has ", shapes_.size(), " entries; expected ", num_tensors,
-                             ": give one shape for each tensor");
-    }
-    for (int64_t i = 0; i < num_tensors; ++i) {
-      TF_RETURN_IF_ERROR(ToTensorFlow(CheckTensorSize(i, shapes_[i].num_elements())));
-    }
-    return absl::OkStatus();
+  absl::Status Read(OpKernelConstruction*) { return absl::OkStatus(); }
+  DecoderTensor NewCodec(int64_t size, int64_t bin_size) const { return {size, bin_size}; }
+
+  static std::unique_ptr<Decoder> NewDecoder(const std::vector<DecoderTensor>& tensors,
+                                             int64_t fingerprint, int64_t /*plan*/,
+                                             const ParallelFor& parallel_for) {
+    return std::make_unique<Decoder>(tensors, fingerprint, parallel_for);
   }
-
-  absl::Status Read(OpKernelContext* context, Step* step) const {
-    const Tensor& payloads = context->input(0);
-    int64_t expected_step;
-    TF_RETURN_IF_ERROR(GetScalar(context, 1, "step", &expected_step));
-    TF_RETURN_IF_ERROR(CheckRows(payloads));
-    std::vector<int64_t> bin_sizes;
-    TF_RETURN_IF_ERROR(GetBinSizes(context, static_cast<int>(shapes_.size()), &bin_sizes));
-    std::vector<DecoderTensor> tensors;
-    for (size_t i = 0; i < shapes_.size(); ++i) {
-      tensors.push_back({shapes_[i].num_elements(), bin_sizes[i]});
-    }
-    step->decoder = std::make_unique<AdaCompDecoder>(tensors, fingerprint_, ThreadPool(context));
-    TF_RETURN_IF_ERROR(
-        ToTensorFlow(step->decoder->Read(payloads.flat<int32_t>().data(), payloads.dim_size(0),
-                                         payloads.dim_size(1), expected_step)));
-    Tensor* finite;
-    TF_RETURN_IF_ERROR(context->allocate_output(static_cast<int>(shapes_.size()), {}, &finite));
-    step->finite = finite->flat<bool>().data();
-    return absl::OkStatus();
-  }
-
-  absl::Status OnHost(OpKernelContext* context, Step* step) const {
-    HostTensors host(context);
-    std::vector<float*> reduced(shapes_.size());
-    for (size_t i = 0; i < shapes_.size(); ++i) {
-      TF_RETURN_IF_ERROR(host.Output(static_cast<int>(i), shapes_[i], &reduced[i]));
-    }
-    *step->finite = step->decoder->Reduce(reduced);
-    return host.Finish();
-  }
-
-  const std::vector<TensorShape>& shapes() const { return shapes_; }
-
- private:
-  int64_t fingerprint_;
-  std::vector<TensorShape> shapes_;
-};
-
-class AdaCompPutBackInputs {
- public:
-  struct Step {
-    LockedResiduals residuals;
-    std::unique_ptr<AdaCompDecoder> decoder;  // of a payload that is checked
-  };
-
-  absl::Status ReadAttributes(OpKernelConstruction* context) {
-    TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
-    return context->GetAttr("fingerprint", &fingerprint_);
-  }
-
-  absl::Status Read(OpKernelContext* context, Step* step) const {
-    const Tensor& payload = context->input(payload_input());
-    std::vector<int64_t> bin_sizes;
-    TF_RETURN_IF_ERROR(GetBinSizes(context, num_tensors_, &bin_sizes));
-    TF_RETURN_IF_ERROR(step->residuals.Lock(context, num_tensors_));
-    std::vector<DecoderTensor> tensors;
-    for (int i = 0; i < num_tensors_; ++i) {
-      tensors.push_back({step->residuals.shape(i).num_elements(), bin_sizes[i]});
-    }
-    step->decoder = std::make_unique<AdaCompDecoder>(tensors, fingerprint_, ThreadPool(context));
-    return ToTensorFlow(step->decoder->Read(payload.flat<int32_t>().data(), 1,
-                                            payload.NumElements(), std::nullopt));
-  }
-
-  // Does nothing for a payload that is not finite.
-  absl::Status OnHost(OpKernelContext* context, Step* step) const {
-    if (!step->decoder->finite()) return absl::OkStatus();
-    HostTensors host(context);
-    std::vector<float*> values;
-    TF_RETURN_IF_ERROR(host.Variables(&step->residuals, /*writes=*/true, &values));
-    step->decoder->AddTo(values);
-    return host.Finish();
-  }
-
-  int payload_input() const { return num_tensors_; }
-
- private:
-  int num_tensors_;
-  int64_t fingerprint_;
-};
-
-class AdaCompEncodeOnGpu : public AdaCompEncodeInputs {
- public:
-  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
-                     const DoneCallback& done) const {
-    TF_RETURN_IF_ERROR(queue->Unshare(&step->variables));
-    auto* summary =
-        static_cast<gpu::EncodeSummary*>(queue->AllocateOnHost(sizeof(gpu::EncodeSummary)));
-    const EncodedOnGpu encoded = EncodeAdaComp(Tensors(context, *step), scale_factor(), queue);
-    queue->CopyToHost(encoded.summary, sizeof *summary, summary);
-    step->variables.Unlock();
-    queue->Continue(done, [this, context, done, queue, step, encoded, summary] {
-      Send(context, done, queue, *step, encoded, *summary);
-    });
-    return absl::OkStatus();
-  }
-
- private:
-  // Copies the payload once its length is known.
-  void Send(OpKernelContext* context, const DoneCallback& done, TensorFlowQueue* queue,
-            const Step& step, const EncodedOnGpu& encoded,
-            const gpu::EncodeSummary& summary) const {
-    const PayloadHeader header = Header(step, summary.finite, summary.body_words);
-    Outputs outputs;
-    const absl::Status allocated = Allocate(context, header, &outputs);
-    const CurrentContext current(queue->driver(), queue->context());
-    if (!allocated.ok()) {
-      // No op has seen the variables since: each waits for this one.
-      TakeBackAdaComp(encoded, queue);
-      queue->KeepUntilDone().IgnoreError();  // the first error counts
-      context->SetStatus(allocated);
-      return done();
-    }
-    queue->CopyToHost(encoded.body, 4 * summary.body_words, outputs.payload + kHeaderWords);
-    queue->Finish(done, [this, header, outputs] { Finish(header, outputs); });
-  }
-};
-
-class AdaCompDecodeOnGpu : public AdaCompDecodeInputs {
- public:
-  absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
-    std::vector<float*> reduced;
-    for (size_t i = 0; i < shapes().size(); ++i) {
-      Tensor* output;
-      TF_RETURN_IF_ERROR(context->allocate_output(static_cast<int>(i), shapes()[i], &output));
-      reduced.push_back(output->flat<float>().data());
-    }
-    const Tensor& payloads = context->input(0);
-    *step->finite = ReduceAdaComp(*step->decoder, payloads.flat<int32_t>().data(),
-                                  payloads.NumElements(), reduced, queue);
-    return absl::OkStatus();
-  }
-};
-
-class AdaCompPutBackOnGpu : public AdaCompPutBackInputs {
- public:
-  absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
-    if (!step->decoder->finite()) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(queue->Unshare(&step->residuals));
-    const Tensor& payload = context->input(payload_input());
-    AddAdaComp(*step->decoder, payload.flat<int32_t>().data(), payload.NumElements(),
-               step->residuals.all_data(), queue);
-    return absl::OkStatus();
+  static void DecodeOnGpu(const std::vector<DecoderTensor>&, const Decoder& decoder,
+                           const std::vector<float*>& values, bool adds, GpuQueue* queue) {
+    DecodeAdaComp(decoder, values, adds, queue);
   }
 };
 
@@ -365,24 +242,9 @@ REGISTER_KERNEL_BUILDER(Name("AdaCompEncode")
                             .HostMemory("bin_sizes")
                             .HostMemory("payload")
                             .HostMemory("tensor_bytes"),
-                        AsyncOpOnGpu<AdaCompEncodeOnGpu>);
-REGISTER_KERNEL_BUILDER(Name("AdaCompDecode")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("payloads")
-                            .HostMemory("step")
-                            .HostMemory("bin_sizes")
-                            .HostMemory("finite"),
-                        OpOnGpu<AdaCompDecodeOnGpu>);
-REGISTER_KERNEL_BUILDER(Name("AdaCompPutBack")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("residuals")
-                            .HostMemory("payload")
-                            .HostMemory("bin_sizes"),
-                        OpOnGpu<AdaCompPutBackOnGpu>);
-
-REGISTER_KERNEL_BUILDER(Name("AdaCompEncode").Device(DEVICE_CPU), OpOnHost<AdaCompEncodeInputs>);
-REGISTER_KERNEL_BUILDER(Name("AdaCompDecode").Device(DEVICE_CPU), OpOnHost<AdaCompDecodeInputs>);
-REGISTER_KERNEL_BUILDER(Name("AdaCompPutBack").Device(DEVICE_CPU), OpOnHost<AdaCompPutBackInputs>);
+                        AsyncOpOnGpu<AdaCompEncodeWork>);
+REGISTER_KERNEL_BUILDER(Name("AdaCompEncode").Device(DEVICE_CPU), OpOnHost<AdaCompEncodeWork>);
+GRADCOMP_DECODE_KERNELS("AdaComp", AdaCompSettings, .HostMemory("bin_sizes"));
 
 }  // namespace
 }  // namespace gradcomp

@@ -67,7 +67,7 @@ class ChunkInputs {
   int num_tensors_;
 };
 
-class ChunkSelectInputs : public ChunkInputs {
+class ChunkSelectWork : public ChunkInputs {
  public:
   struct Step {
     Work work;
@@ -102,9 +102,22 @@ class ChunkSelectInputs : public ChunkInputs {
                                   step->lead ? step->offsets : nullptr);
     return host.Finish();
   }
+
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
+                     const DoneCallback& done) const {
+    const ChunkLayout& layout = *step->work.layout;
+    const SelectedOnGpu selected =
+        SelectLargestOnGpu(layout, SourcesOf(context, step->work.residuals, num_tensors()),
+                           step->lead, queue);
+    if (step->lead) queue->CopyToHost(selected.offsets, 4 * layout.num_words(), step->offsets);
+    const int* not_finite = queue->FlagToHost(selected.not_finite);
+    step->work.residuals.Unlock();
+    queue->Finish(done, [not_finite, finite = step->finite] { *finite = *not_finite == 0; });
+    return absl::OkStatus();
+  }
 };
 
-class ChunkTakeInputs : public ChunkInputs {
+class ChunkTakeWork : public ChunkInputs {
  public:
   struct Step {
     Work work;
@@ -137,9 +150,21 @@ class ChunkTakeInputs : public ChunkInputs {
     TakeChosen(*step->work.layout, sources, step->offsets, ThreadPool(context), step->values);
     return host.Finish();
   }
+
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
+                     const DoneCallback& done) const {
+    const ChunkLayout& layout = *step->work.layout;
+    const float* values =
+        TakeChosenOnGpu(layout, SourcesOf(context, step->work.residuals, num_tensors()),
+                        step->offsets, queue);
+    queue->CopyToHost(values, 4 * layout.num_chunks(), step->values);
+    step->work.residuals.Unlock();
+    queue->Finish(done, [] {});
+    return absl::OkStatus();
+  }
 };
 
-class ChunkApplyInputs : public ChunkInputs {
+class ChunkApplyWork : public ChunkInputs {
  public:
   struct Step {
     Work work;
@@ -204,45 +229,6 @@ class ChunkApplyInputs : public ChunkInputs {
     return host.Finish();
   }
 
-  float filter() const { return filter_; }
-
- private:
-  float filter_;
-};
-
-class ChunkSelectOnGpu : public ChunkSelectInputs {
- public:
-  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
-                     const DoneCallback& done) const {
-    const ChunkLayout& layout = *step->work.layout;
-    const SelectedOnGpu selected =
-        SelectLargestOnGpu(layout, SourcesOf(context, step->work.residuals, num_tensors()),
-                           step->lead, queue);
-    if (step->lead) queue->CopyToHost(selected.offsets, 4 * layout.num_words(), step->offsets);
-    const int* not_finite = queue->FlagToHost(selected.not_finite);
-    step->work.residuals.Unlock();
-    queue->Finish(done, [not_finite, finite = step->finite] { *finite = *not_finite == 0; });
-    return absl::OkStatus();
-  }
-};
-
-class ChunkTakeOnGpu : public ChunkTakeInputs {
- public:
-  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
-                     const DoneCallback& done) const {
-    const ChunkLayout& layout = *step->work.layout;
-    const float* values =
-        TakeChosenOnGpu(layout, SourcesOf(context, step->work.residuals, num_tensors()),
-                        step->offsets, queue);
-    queue->CopyToHost(values, 4 * layout.num_chunks(), step->values);
-    step->work.residuals.Unlock();
-    queue->Finish(done, [] {});
-    return absl::OkStatus();
-  }
-};
-
-class ChunkApplyOnGpu : public ChunkApplyInputs {
- public:
   absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
     LockedResiduals& residuals = step->work.residuals;
     std::vector<float*> reduced;
@@ -251,16 +237,19 @@ class ChunkApplyOnGpu : public ChunkApplyInputs {
     const ChunkLayout& layout = *step->work.layout;
     const std::vector<Source> sources = SourcesOf(context, residuals, num_tensors());
     if (step->finite) {
-      ApplyTotalsOnGpu(layout, sources, step->offsets, step->totals, step->rests, filter(), queue,
+      ApplyTotalsOnGpu(layout, sources, step->offsets, step->totals, step->rests, filter_, queue,
                        reduced);
       return absl::OkStatus();
     }
     for (int i = 0; i < num_tensors(); ++i) {
       queue->Zero(reduced[i], 4 * residuals.shape(i).num_elements());
     }
-    if (step->own_finite) KeepGradientsOnGpu(layout, sources, filter(), queue);
+    if (step->own_finite) KeepGradientsOnGpu(layout, sources, filter_, queue);
     return absl::OkStatus();
   }
+
+ private:
+  float filter_;
 };
 
 #define ON_GPU(name)             \
@@ -271,10 +260,10 @@ class ChunkApplyOnGpu : public ChunkApplyInputs {
 
 REGISTER_KERNEL_BUILDER(
     ON_GPU("ChunkSelect").HostMemory("lead").HostMemory("offsets").HostMemory("finite"),
-    AsyncOpOnGpu<ChunkSelectOnGpu>);
+    AsyncOpOnGpu<ChunkSelectWork>);
 REGISTER_KERNEL_BUILDER(
     ON_GPU("ChunkTake").HostMemory("offsets").HostMemory("finite").HostMemory("values"),
-    AsyncOpOnGpu<ChunkTakeOnGpu>);
+    AsyncOpOnGpu<ChunkTakeWork>);
 REGISTER_KERNEL_BUILDER(ON_GPU("ChunkApply")
                             .HostMemory("offsets")
                             .HostMemory("totals")
@@ -282,7 +271,7 @@ REGISTER_KERNEL_BUILDER(ON_GPU("ChunkApply")
                             .HostMemory("finite")
                             .HostMemory("rests")
                             .HostMemory("all_finite"),
-                        OpOnGpu<ChunkApplyOnGpu>);
+                        OpOnGpu<ChunkApplyWork>);
 
 #undef ON_GPU
 
@@ -353,11 +342,11 @@ class ChunkSplitOp : public OpKernel {
   ChunkInputs inputs_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("ChunkSelect").Device(DEVICE_CPU), OpOnHost<ChunkSelectInputs>);
+REGISTER_KERNEL_BUILDER(Name("ChunkSelect").Device(DEVICE_CPU), OpOnHost<ChunkSelectWork>);
 REGISTER_KERNEL_BUILDER(Name("ChunkDraw").Device(DEVICE_CPU), ChunkDrawOp);
 REGISTER_KERNEL_BUILDER(Name("ChunkSplit").Device(DEVICE_CPU), ChunkSplitOp);
-REGISTER_KERNEL_BUILDER(Name("ChunkTake").Device(DEVICE_CPU), OpOnHost<ChunkTakeInputs>);
-REGISTER_KERNEL_BUILDER(Name("ChunkApply").Device(DEVICE_CPU), OpOnHost<ChunkApplyInputs>);
+REGISTER_KERNEL_BUILDER(Name("ChunkTake").Device(DEVICE_CPU), OpOnHost<ChunkTakeWork>);
+REGISTER_KERNEL_BUILDER(Name("ChunkApply").Device(DEVICE_CPU), OpOnHost<ChunkApplyWork>);
 
 REGISTER_KERNEL_BUILDER(Name("ChunkDraw")
                             .Device(DEVICE_GPU)

@@ -158,16 +158,6 @@ absl::Status CheckGradientShapes(OpKernelContext* context, const LockedResiduals
   return absl::OkStatus();
 }
 
-absl::Status AllocateReduced(OpKernelContext* context, const LockedResiduals& residuals,
-                             int num_tensors, std::vector<float*>* reduced) {
-  for (int i = 0; i < num_tensors; ++i) {
-    Tensor* output;
-    TF_RETURN_IF_ERROR(context->allocate_output(i, residuals.shape(i), &output));
-    reduced->push_back(output->flat<float>().data());
-  }
-  return absl::OkStatus();
-}
-
 std::vector<Source> SourcesOf(OpKernelContext* context, const LockedResiduals& residuals,
                               int num_tensors) {
   std::vector<Source> sources;

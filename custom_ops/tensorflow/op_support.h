@@ -104,9 +104,17 @@ class LockedResiduals {
 absl::Status CheckGradientShapes(OpKernelContext* context,
                                  const LockedResiduals& residuals, int num_tensors);
 
-// Allocates the first outputs on the op's device: one in the shape of each of `num_tensors` residuals.
-absl::Status AllocateReduced(OpKernelContext* context, const LockedResiduals& residuals,
-                             int num_tensors, std::vector<float*>* reduced);
+// Allocates the first outputs on the op's device: one in each shape, which `shapes` has as .shape(i).
+template <typename Shapes>
+absl::Status AllocateReduced(OpKernelContext* context, const Shapes& shapes, int num_tensors,
+                             std::vector<float*>* reduced) {
+  for (int i = 0; i < num_tensors; ++i) {
+    Tensor* output;
+    TF_RETURN_IF_ERROR(context->allocate_output(i, shapes.shape(i), &output));
+    reduced->push_back(output->flat<float>().data());
+  }
+  return absl::OkStatus();
+}
 
 // Residuals and their gradients, which are the inputs behind them, on the op's device. Residuals may
 // be shared as long as they are only read.

@@ -119,7 +119,7 @@ class PowerSgdInputs {
   int num_tensors_;
 };
 
-class PowerSgdLeftInputs : public PowerSgdInputs {
+class PowerSgdLeftWork : public PowerSgdInputs {
  public:
   struct Step {
     Work work;
@@ -155,9 +155,55 @@ class PowerSgdLeftInputs : public PowerSgdInputs {
     *step->finite = method.ComputeLeft(start, step->left);
     return host.Finish();
   }
+
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
+                     const DoneCallback& done) const {
+    LockedResiduals& variables = step->work.variables;
+    Waiting waiting = {step->step, step->left, step->finite, Tensors(context, step->work)};
+    for (int i = 0; i < variables.size(); ++i) waiting.values.push_back(*variables.tensor(i));
+    for (int i = num_tensors(); i < variables.size(); ++i) {
+      const int64_t bytes = 4 * variables.shape(i).num_elements();
+      auto* factor = static_cast<float*>(queue->AllocateOnHost(bytes));
+      queue->CopyToHost(variables.data(i), bytes, factor);
+      waiting.factors.push_back(factor);
+    }
+    variables.Unlock();
+    queue->Continue(done, [context, done, queue, waiting = std::move(waiting)]() mutable {
+      Multiply(context, done, queue, &waiting);
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  // The step until its factors are on the host.
+  struct Waiting {
+    int64_t step;
+    float* left;
+    bool* finite;
+    std::vector<PowerSgdTensor> tensors;
+    std::vector<const float*> factors;
+    std::vector<Tensor> values;  // of all variables as they are, whatever is assigned meanwhile
+  };
+
+  static void Multiply(OpKernelContext* context, const DoneCallback& done, TensorFlowQueue* queue,
+                       Waiting* waiting) {
+    const CurrentContext current(queue->driver(), queue->context());
+    const PowerSgd method(waiting->tensors, ThreadPool(context));
+    const LeftOnGpu found = ComputeLeftOnGpu(
+        waiting->tensors, method.Start(waiting->factors, waiting->step), queue);
+    if (found.not_finite) {
+      queue->CopyToHost(found.left, 4 * (method.left_size() - 1), waiting->left + 1);
+    }
+    const int* not_finite = queue->FlagToHost(found.not_finite);
+    waiting->values.clear();  // so that the ops behind need not copy them
+    queue->Finish(done, [not_finite, left = waiting->left, finite = waiting->finite] {
+      *finite = *not_finite == 0;
+      left[0] = *finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+    });
+  }
 };
 
-class PowerSgdRightInputs : public PowerSgdInputs {
+class PowerSgdRightWork : public PowerSgdInputs {
  public:
   struct Step {
     Work work;
@@ -202,9 +248,25 @@ class PowerSgdRightInputs : public PowerSgdInputs {
     method.FlagProducts(step->right);
     return host.Finish();
   }
+
+  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
+                     const DoneCallback& done) const {
+    if (!step->finite) {  // then the outputs are written already
+      step->work.variables.Unlock();
+      done();
+      return absl::OkStatus();
+    }
+    const std::vector<PowerSgdTensor> tensors = Tensors(context, step->work);
+    auto method = std::make_shared<PowerSgd>(tensors, ThreadPool(context));
+    const float* right = ComputeRightOnGpu(tensors, step->left, queue);
+    queue->CopyToHost(right, 4 * method->right_size(), step->right);
+    step->work.variables.Unlock();
+    queue->Finish(done, [method, right = step->right] { method->FlagProducts(right); });
+    return absl::OkStatus();
+  }
 };
 
-class PowerSgdReduceInputs : public PowerSgdInputs {
+class PowerSgdReduceWork : public PowerSgdInputs {
  public:
   struct Step {
     Work work;
@@ -258,78 +320,7 @@ class PowerSgdReduceInputs : public PowerSgdInputs {
     }
     return host.Finish();
   }
-};
 
-class PowerSgdLeftOnGpu : public PowerSgdLeftInputs {
- public:
-  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
-                     const DoneCallback& done) const {
-    LockedResiduals& variables = step->work.variables;
-    Waiting waiting = {step->step, step->left, step->finite, Tensors(context, step->work)};
-    for (int i = 0; i < variables.size(); ++i) waiting.values.push_back(*variables.tensor(i));
-    for (int i = num_tensors(); i < variables.size(); ++i) {
-      const int64_t bytes = 4 * variables.shape(i).num_elements();
-      auto* factor = static_cast<float*>(queue->AllocateOnHost(bytes));
-      queue->CopyToHost(variables.data(i), bytes, factor);
-      waiting.factors.push_back(factor);
-    }
-    variables.Unlock();
-    queue->Continue(done, [context, done, queue, waiting = std::move(waiting)]() mutable {
-      Multiply(context, done, queue, &waiting);
-    });
-    return absl::OkStatus();
-  }
-
- private:
-  // The step until its factors are on the host.
-  struct Waiting {
-    int64_t step;
-    float* left;
-    bool* finite;
-    std::vector<PowerSgdTensor> tensors;
-    std::vector<const float*> factors;
-    std::vector<Tensor> values;  // of all variables as they are, whatever is assigned meanwhile
-  };
-
-  static void Multiply(OpKernelContext* context, const DoneCallback& done, TensorFlowQueue* queue,
-                       Waiting* waiting) {
-    const CurrentContext current(queue->driver(), queue->context());
-    const PowerSgd method(waiting->tensors, ThreadPool(context));
-    const LeftOnGpu found = ComputeLeftOnGpu(
-        waiting->tensors, method.Start(waiting->factors, waiting->step), queue);
-    if (found.not_finite) {
-      queue->CopyToHost(found.left, 4 * (method.left_size() - 1), waiting->left + 1);
-    }
-    const int* not_finite = queue->FlagToHost(found.not_finite);
-    waiting->values.clear();  // so that the ops behind need not copy them
-    queue->Finish(done, [not_finite, left = waiting->left, finite = waiting->finite] {
-      *finite = *not_finite == 0;
-      left[0] = *finite ? 0 : std::numeric_limits<float>::quiet_NaN();
-    });
-  }
-};
-
-class PowerSgdRightOnGpu : public PowerSgdRightInputs {
- public:
-  absl::Status OnGpu(OpKernelContext* context, std::shared_ptr<Step> step, TensorFlowQueue* queue,
-                     const DoneCallback& done) const {
-    if (!step->finite) {  // then the outputs are written already
-      step->work.variables.Unlock();
-      done();
-      return absl::OkStatus();
-    }
-    const std::vector<PowerSgdTensor> tensors = Tensors(context, step->work);
-    auto method = std::make_shared<PowerSgd>(tensors, ThreadPool(context));
-    const float* right = ComputeRightOnGpu(tensors, step->left, queue);
-    queue->CopyToHost(right, 4 * method->right_size(), step->right);
-    step->work.variables.Unlock();
-    queue->Finish(done, [method, right = step->right] { method->FlagProducts(right); });
-    return absl::OkStatus();
-  }
-};
-
-class PowerSgdReduceOnGpu : public PowerSgdReduceInputs {
- public:
   absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
     LockedResiduals& variables = step->work.variables;
     std::vector<float*> reduced;
@@ -373,13 +364,13 @@ REGISTER_KERNEL_BUILDER(ON_GPU("PowerSgdLeft")
                             .HostMemory("step")
                             .HostMemory("left")
                             .HostMemory("finite"),
-                        AsyncOpOnGpu<PowerSgdLeftOnGpu>);
+                        AsyncOpOnGpu<PowerSgdLeftWork>);
 REGISTER_KERNEL_BUILDER(ON_GPU("PowerSgdRight")
                             .HostMemory("left_sum")
                             .HostMemory("left")
                             .HostMemory("right")
                             .HostMemory("finite"),
-                        AsyncOpOnGpu<PowerSgdRightOnGpu>);
+                        AsyncOpOnGpu<PowerSgdRightWork>);
 REGISTER_KERNEL_BUILDER(ON_GPU("PowerSgdReduce")
                             .HostMemory("factors")
                             .HostMemory("left")
@@ -388,13 +379,13 @@ REGISTER_KERNEL_BUILDER(ON_GPU("PowerSgdReduce")
                             .HostMemory("keep")
                             .HostMemory("finite")
                             .HostMemory("all_finite"),
-                        OpOnGpu<PowerSgdReduceOnGpu>);
+                        OpOnGpu<PowerSgdReduceWork>);
 
 #undef ON_GPU
 
-REGISTER_KERNEL_BUILDER(Name("PowerSgdLeft").Device(DEVICE_CPU), OpOnHost<PowerSgdLeftInputs>);
-REGISTER_KERNEL_BUILDER(Name("PowerSgdRight").Device(DEVICE_CPU), OpOnHost<PowerSgdRightInputs>);
-REGISTER_KERNEL_BUILDER(Name("PowerSgdReduce").Device(DEVICE_CPU), OpOnHost<PowerSgdReduceInputs>);
+REGISTER_KERNEL_BUILDER(Name("PowerSgdLeft").Device(DEVICE_CPU), OpOnHost<PowerSgdLeftWork>);
+REGISTER_KERNEL_BUILDER(Name("PowerSgdRight").Device(DEVICE_CPU), OpOnHost<PowerSgdRightWork>);
+REGISTER_KERNEL_BUILDER(Name("PowerSgdReduce").Device(DEVICE_CPU), OpOnHost<PowerSgdReduceWork>);
 
 }  // namespace
 }  // namespace gradcomp

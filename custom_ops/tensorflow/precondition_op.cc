@@ -14,7 +14,7 @@
 namespace gradcomp {
 namespace {
 
-class PreconditionInputs {
+class PreconditionWork {
  public:
   struct Step {
     std::vector<AdamSettings> adam;  // of each gradient
@@ -64,18 +64,6 @@ class PreconditionInputs {
     return host.Finish();
   }
 
- protected:
-  int num_tensors_;
-
- private:
-  int first_squares() const { return 2 * num_tensors_ + 1; }  // input
-
-  AdamAttributes adam_;
-  SquaresInputs squares_;
-};
-
-class PreconditionWorkOnGpu : public PreconditionInputs {
- public:
   absl::Status OnGpu(OpKernelContext* context, Step* step, TensorFlowQueue* queue) const {
     TF_RETURN_IF_ERROR(queue->Unshare(&step->moments));
     std::vector<float*> outputs;
@@ -90,6 +78,13 @@ class PreconditionWorkOnGpu : public PreconditionInputs {
     PreconditionOnGpu(tensors, queue);
     return absl::OkStatus();
   }
+
+ private:
+  int first_squares() const { return 2 * num_tensors_ + 1; }  // input
+
+  int num_tensors_;
+  AdamAttributes adam_;
+  SquaresInputs squares_;
 };
 
 absl::Status PreconditionShape(InferenceContext* c) {
@@ -115,10 +110,10 @@ REGISTER_OP("Precondition")
     .SetShapeFn(PreconditionShape);
 
 REGISTER_KERNEL_BUILDER(Name("Precondition").Device(DEVICE_CPU),
-                        OpOnHost<PreconditionInputs>);
+                        OpOnHost<PreconditionWork>);
 REGISTER_KERNEL_BUILDER(
     Name("Precondition").Device(DEVICE_GPU).HostMemory("second_moments").HostMemory("step"),
-    OpOnGpu<PreconditionWorkOnGpu>);
+    OpOnGpu<PreconditionWork>);
 
 }  // namespace
 }  // namespace gradcomp

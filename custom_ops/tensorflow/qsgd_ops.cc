@@ -6,7 +6,6 @@
 #include "../gpu/qsgd_on_gpu.h"
 #include "../kernels/qsgd_codec.h"
 #include "../kernels/whole_codec.h"
-#include "fixed_length_gpu_ops.h"
 #include "fixed_length_ops.h"
 
 namespace gradcomp {
@@ -31,17 +30,13 @@ absl::Status CheckBucketSize(int64_t size) {
                          " up to ", kMaxBucketSize);
 }
 
-class QsgdOpSettings {
+class QsgdOpSettings : public FixedLengthMethod<Method::kQsgd> {
  public:
-  static constexpr Method kMethod = Method::kQsgd;
   static constexpr bool kDependsOnReplica = true;
   static constexpr const char* kMain = "bits";
-  static constexpr EncodeOnGpu* kEncodeOnGpu = EncodeQsgdOnGpu;
-  static constexpr DecodeOnGpu* kDecodeOnGpu = DecodeQsgdOnGpu;
-
-  static Status Check(const std::vector<int64_t>& bits, int64_t num_tensors) {
-    return CheckBits(bits, num_tensors);
-  }
+  static constexpr auto kCheck = CheckBits;
+  static constexpr auto kEncodeOnGpu = EncodeQsgdOnGpu;
+  static constexpr auto DecodeOnGpu = DecodeQsgdOnGpu;
 
   absl::Status Read(OpKernelConstruction* context) {
     TF_RETURN_IF_ERROR(context->GetAttr("bucket_size", &bucket_size_));

@@ -3,20 +3,16 @@
 
 #include "../gpu/sign_sgd_on_gpu.h"
 #include "../kernels/sign_sgd_codec.h"
-#include "fixed_length_gpu_ops.h"
 #include "fixed_length_ops.h"
 
 namespace gradcomp {
 namespace {
 
-struct SignSgdSettings {
-  static constexpr Method kMethod = Method::kSignSgd;
-  static constexpr bool kDependsOnReplica = false;
+struct SignSgdSettings : FixedLengthMethod<Method::kSignSgd> {
   static constexpr const char* kMain = nullptr;
-  static constexpr EncodeOnGpu* kEncodeOnGpu = EncodeSignSgdOnGpu;
-  static constexpr DecodeOnGpu* kDecodeOnGpu = DecodeSignSgdOnGpu;
+  static constexpr auto kEncodeOnGpu = EncodeSignSgdOnGpu;
+  static constexpr auto DecodeOnGpu = DecodeSignSgdOnGpu;
 
-  absl::Status Read(OpKernelConstruction*) { return absl::OkStatus(); }
   std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t) const {
     return std::make_unique<SignSgdCodec>(size);
   }

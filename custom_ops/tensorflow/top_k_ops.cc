@@ -9,7 +9,6 @@
 #include "../kernels/momentum.h"
 #include "../kernels/top_k_codec.h"
 #include "../kernels/whole_codec.h"
-#include "fixed_length_gpu_ops.h"
 #include "fixed_length_ops.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 
@@ -29,17 +28,12 @@ Status CheckEntries(const std::vector<int64_t>& entries, int64_t num_tensors) {
   return {};
 }
 
-struct TopKSettings {
-  static constexpr Method kMethod = Method::kTopK;
-  static constexpr bool kDependsOnReplica = false;
+struct TopKSettings : FixedLengthMethod<Method::kTopK> {
   static constexpr const char* kMain = "entries";
-  static constexpr EncodeOnGpu* kEncodeOnGpu = EncodeTopKOnGpu;
-  static constexpr DecodeOnGpu* kDecodeOnGpu = DecodeTopKOnGpu;
+  static constexpr auto kCheck = CheckEntries;
+  static constexpr auto kEncodeOnGpu = EncodeTopKOnGpu;
+  static constexpr auto DecodeOnGpu = DecodeTopKOnGpu;
 
-  static Status Check(const std::vector<int64_t>& entries, int64_t num_tensors) {
-    return CheckEntries(entries, num_tensors);
-  }
-  absl::Status Read(OpKernelConstruction*) { return absl::OkStatus(); }
   std::unique_ptr<const Codec> NewCodec(int64_t size, int64_t entries) const {
     if (entries == 0) return std::make_unique<WholeCodec>(size);
     return std::make_unique<TopKCodec>(size, std::min(size, entries));
@@ -91,7 +85,7 @@ class MomentumCorrectionOp : public OpKernel {
 
 // Makes the corrected gradients the velocities, and, where they were sent, zeros (Lin et al. 2018,
 // section 3.3, momentum factor masking). What was not finite is dropped.
-class TopKKeepVelocityInputs : public FixedLengthPutBackInputs<TopKSettings> {
+class TopKKeepVelocityInputs : public PutBackInputs<TopKSettings> {
  public:
   absl::Status Read(OpKernelContext* context, Step* step) const {
     TF_RETURN_IF_ERROR(ReadFrom(context, /*payload_input=*/2 * num_tensors_, step));

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_gradcomp.advice.collectives import call_seconds, timed
 from tf_gradcomp.advice.cost_model import Asked, Kind, Work
-from tf_gradcomp.advice.timing import call_seconds, timed
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
 from tf_gradcomp.exchange.replica_step import ReplicaStep

@@ -13,7 +13,7 @@ from tf_gradcomp.adam.preconditioner import SECOND_MOMENT, Preconditioner
 from tf_gradcomp.advice.codec_speed import Agree, CodecSpeed
 from tf_gradcomp.advice.cost_model import Work
 from tf_gradcomp.compressors.base import RESIDUAL, Compressor, ExchangeInputs
-from tf_gradcomp.compressors.leader import leader
+from tf_gradcomp.compressors.digests import leader
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import Phased
 from tf_gradcomp.compressors.protocols import payload_bytes, residual_scale

@@ -1,4 +1,4 @@
-"""Digests by which replicas find out whether they have the same numbers."""
+"""Numbers that all replicas compute alike: digests, and the leader of a step."""
 
 from __future__ import annotations
 
@@ -19,3 +19,17 @@ def digest(numbers: tf.Tensor) -> tf.Tensor:
 def digest_of_floats(values: tf.Tensor) -> tf.Tensor:
     """As `digest`, of the bits of float32."""
     return digest(tf.cast(tf.bitcast(tf.reshape(values, [-1]), tf.int32), tf.int64))
+
+
+def leader(step: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the leader of a step: each replica leads once in a run of `size` steps.
+
+    The replicas lead in cyclic order. Each run begins with a pseudo-random replica, except that the
+    first run begins with the first replica. So among steps that are a fixed number apart, all
+    replicas soon lead. An optimizer that trains several sets of variables in turn trains each set
+    in such steps. `tests.reference.leader` computes the same for Python's integers.
+    """
+    mixed = step // size * MIXING
+    mixed = (mixed ^ tf.bitwise.right_shift(mixed, 32)) * MIXING
+    begin = tf.bitwise.right_shift(mixed, 33)
+    return tf.cast((begin + step % size) % size, tf.int32)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
 from tf_gradcomp.compressors.chunked import FLOAT_BITS, sum_chosen, tensor_bytes
-from tf_gradcomp.compressors.leader import leader
+from tf_gradcomp.compressors.digests import leader
 from tf_gradcomp.compressors.per_variable import PerVariable, as_float32, is_number, is_whole_number
 from tf_gradcomp.compressors.plannable import (
     Cost,

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_gradcomp.compressors.between_steps import Hook, Hooks, Proposing
 from tf_gradcomp.exchange.setup import Setup
 from tf_gradcomp.groups.agreement import LATER_LIST_SECONDS
-from tf_gradcomp.groups.out_of_scope import out_of_scope
+from tf_gradcomp.groups.own_values import out_of_scope
 
 
 class HookedExchange:

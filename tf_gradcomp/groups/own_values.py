@@ -1,10 +1,12 @@
-"""Reads of per-replica variables that are not summed over the processes of a job."""
+"""A process's own variables under a strategy: made out of its scope, and read without a sum."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 _owners: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("owners", default=())
 
@@ -22,3 +24,16 @@ def reading_own(*owners: object) -> Iterator[None]:
 def reads_own(owner: object) -> bool:
     """Returns whether an owner of variables is to read the parts of this process alone."""
     return any(one is owner for one in _owners.get())
+
+
+Result = TypeVar("Result")
+
+
+def out_of_scope(make: Callable[[], Result]) -> Result:
+    """Calls `make` outside the current strategy's scope and returns its result.
+
+    Within the scope, TensorFlow replicates each variable, which synchronizes the workers. A scope
+    belongs to one thread, so a new thread is outside every scope.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()

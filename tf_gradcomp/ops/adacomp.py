@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.ops import coding, library
-from tf_gradcomp.ops.arguments import Settings, handles_of
+from tf_gradcomp.ops.coding import Settings, handles_of
 from tf_gradcomp.ops.precondition import SecondMoments
 
 _NONE = SecondMoments((), 1, beta_2=0.0, epsilon=1.0)

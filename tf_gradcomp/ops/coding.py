@@ -9,12 +9,11 @@ between steps: the payload's header has a digest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
-from tf_gradcomp.ops.arguments import handles_of, tensor_of
 
 _PER_TENSOR = ("bin_sizes", "bits", "entries")
 
@@ -123,3 +122,18 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         name: tensor_of(value) if name in _PER_TENSOR else value for name, value in settings.items()
     }
+
+
+Settings: TypeAlias = Sequence[int] | tf.Tensor | tf.Variable  # one for each tensor
+
+
+def handles_of(variables: Sequence[tf.Tensor | tf.Variable]) -> list[tf.Tensor]:
+    """Returns the resource handles of variables; a handle stays as it is."""
+    return [variable.handle if hasattr(variable, "handle") else variable for variable in variables]
+
+
+def tensor_of(settings: Settings) -> tf.Tensor:
+    """Returns settings as int64 [tensors]."""
+    if not isinstance(settings, (tf.Tensor, tf.Variable)):
+        settings = list(settings)
+    return tf.convert_to_tensor(settings, tf.int64)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
-from tf_gradcomp.ops.arguments import Settings, handles_of, tensor_of
+from tf_gradcomp.ops.coding import Settings, handles_of, tensor_of
 
 
 class LeaderSelection(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
-from tf_gradcomp.ops.arguments import Settings, tensor_of
+from tf_gradcomp.ops.coding import Settings, tensor_of
 
 TOP_K, SCALECOM, LGC = 4, 5, 6  # numbers of methods
 _FLAGS = 8  # the header word with the flags

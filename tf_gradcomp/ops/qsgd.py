@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.ops import coding, library
-from tf_gradcomp.ops.arguments import Settings, tensor_of
+from tf_gradcomp.ops.coding import Settings, tensor_of
 
 
 def qsgd_encode(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_gradcomp.ops import coding, library
-from tf_gradcomp.ops.arguments import Settings, handles_of, tensor_of
+from tf_gradcomp.ops.coding import Settings, handles_of, tensor_of
 
 
 def momentum_correction(

@@ -28,12 +28,10 @@ from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local,
 from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
-from tf_gradcomp.simulation.batches import pair_of, shares
-from tf_gradcomp.simulation.checks import check_model, checked_method
+from tf_gradcomp.simulation.checks import check_model, checked_method, pair_of, shares
 from tf_gradcomp.simulation.lent_moments import LentMoments
 from tf_gradcomp.simulation.rounds import LearnersRounds
-from tf_gradcomp.simulation.similarity import Comparison
-from tf_gradcomp.simulation.step_report import StepReport
+from tf_gradcomp.simulation.similarity import Comparison, StepReport
 
 adam, keras_private = keras_module("adam"), keras_module("keras_private")
 

@@ -1,4 +1,4 @@
-"""Measures, from ScaleCom's paper, how alike learners are, and how good what they send is."""
+"""The report of a step, and measures from ScaleCom's paper of how alike learners are."""
 
 from __future__ import annotations
 
@@ -103,3 +103,28 @@ def hamming_distance(reduced: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]) 
         sent += count
         missed += count - int(tf.math.count_nonzero(tf.gather(places, largest)))
     return missed / sent if sent else float("nan")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """Measures of one step; bytes are one learner's, as the mean over all learners.
+
+    Attributes:
+        loss: The mean over the batch.
+        finite: Whether the step was taken. With several learners, a step is skipped if any
+            learner's gradient is not finite.
+        payload_bytes: The bytes of a learner's payload.
+        sent_bytes: The bytes that a learner would send in a ring of workers, including the bytes
+            that it passes on for others.
+        dense_bytes: The bytes of a learner's gradients as float32.
+        residual_norm: The Euclidean norm of a learner's residuals.
+        similarity: The similarity of the learners, if it was requested.
+    """
+
+    loss: float
+    finite: bool
+    payload_bytes: float
+    sent_bytes: float
+    dense_bytes: int
+    residual_norm: float
+    similarity: Similarity | None = None

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
-from tf_gradcomp.compressors.leader import leader
+from tf_gradcomp.compressors.digests import leader
 from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
 from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
 
