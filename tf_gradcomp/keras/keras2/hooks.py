@@ -21,10 +21,7 @@ _training: Any = importlib.import_module(f"{PACKAGE}.src.engine.training")
 
 
 def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
-    """Has `reduce(optimizer, pairs, original)` called where Keras sums the gradients of replicas.
-
-    It is the only place that knows a tensor to be the gradient of a variable.
-    """
+    """Has `reduce(optimizer, pairs, original)` called where Keras sums gradients of replicas."""
 
     @tf.autograph.experimental.do_not_convert
     def hooked(original: Any, self: Any, grads_and_vars: Any) -> Any:
@@ -35,10 +32,7 @@ def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
 
 
 def on_results_of_metrics(results: Callable[..., Any]) -> None:
-    """Has `results(model, original)` called where a step of `fit` or `evaluate` asks its metrics.
-
-    Each metric asks for the sum of each of its variables over the replicas, one after another.
-    """
+    """Has `results(model, original)` called where a step asks its metrics."""
 
     @tf.autograph.experimental.do_not_convert
     def hooked(original: Any, self: keras.Model) -> Any:
@@ -50,7 +44,7 @@ def on_results_of_metrics(results: Callable[..., Any]) -> None:
 def on_result_of_metric(note: Callable[[Any], None]) -> None:
     """Has `note(result)` called for what each metric made from now on is asked for.
 
-    In a replica's context it is of all replicas, and nothing public tells it from what is of one.
+    In a replica's context, the result is of all replicas.
     """
 
     def hooked(original: Any, result: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,19 +61,15 @@ def on_result_of_metric(note: Callable[[Any], None]) -> None:
 
 
 def on_sums_of_steps(sums: Callable[..., Any]) -> None:
-    """Has `sums(strategy, outputs, original)` called for the outputs of a step.
-
-    Keras asks the strategy for the sum of each over the workers, one after another; and by that it
-    multiplies what metrics have counted on all of them by the number of workers.
-    """
+    """Has `sums(strategy, outputs, original)` called for the outputs of a step."""
     on_outputs_of_steps(_training, "sum", sums)
 
 
 def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None:
     """Has `check(strategy, batches)` called where `fit`, `evaluate` or `predict` takes its data.
 
-    `batches` is their number in an epoch: Keras ends it after so many, whatever other workers have.
-    It is None where it goes on until no worker has any more. Nothing public tells it beforehand.
+    `batches` is the number of batches in an epoch; None if Keras goes on until no worker has any
+    more.
     """
 
     def checked(handler: Any, given: Mapping[str, Any]) -> None:

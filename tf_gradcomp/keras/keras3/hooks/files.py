@@ -122,10 +122,7 @@ def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, st
 
 
 def on_broken_file(describe: Callable[[str], str]) -> None:
-    """Adds `describe(path)` to the error of a model's file that cannot be read.
-
-    Keras' own errors name neither the file nor what to do.
-    """
+    """Adds `describe(path)` to the error of a model's file that cannot be read."""
 
     def hooked(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -146,10 +143,7 @@ _OnBackup = Callable[[keras.callbacks.BackupAndRestore, Callable[[], None]], Non
 
 
 def on_backups(save: _OnBackup, restore: _OnBackup, delete: _OnBackup) -> None:
-    """Has each called with `(callback, original)` where `BackupAndRestore` does what its name says.
-
-    Keras overwrites its only backup.
-    """
+    """Has each called with `(callback, original)` where `BackupAndRestore` does it."""
 
     def hooked(hook: _OnBackup, original: Any, self: Any, logs: Any = None) -> None:
         hook(self, functools.partial(original, self))

@@ -16,11 +16,7 @@ from tf_gradcomp.keras.common.hooks import replace
 
 
 def on_loss_scaled_apply(apply: Callable[..., None]) -> None:
-    """Has `apply(scaler, grads, variables, original)` called where a loss scaler applies gradients.
-
-    Keras puts a `LossScaleOptimizer` around any optimizer under `mixed_float16`. It decides by the
-    gradients of its own worker alone whether to skip a step; where workers differ, all hang.
-    """
+    """Has `apply(scaler, grads, variables, original)` called where a loss scaler applies."""
 
     def hooked(
         original: Any, self: Any, grads: Sequence[Any], trainable_variables: Any = None
@@ -40,11 +36,7 @@ def on_scaler_load(load: Callable[[Any, Any, Callable[..., None]], None]) -> Non
 
 
 def on_check_finite(agree: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
-    """Has `agree(scaler, finite)` called on what a `LossScaleOptimizer` found in its own gradients.
-
-    Without this, a `LossScaleOptimizer` around a plain optimizer or a `MultiOptimizer` skips a step
-    on the one worker whose gradients overflowed, while the others wait for it in the reduction.
-    """
+    """Has `agree(scaler, finite)` called on what a loss scaler found in its own gradients."""
 
     def hooked(original: Any, self: Any, grads: Sequence[Any]) -> tf.Tensor:
         return agree(self, original(self, grads))
@@ -53,10 +45,7 @@ def on_check_finite(agree: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
 
 
 def on_multi_optimizer(check: Callable[[keras.optimizers.Optimizer], None]) -> None:
-    """Has `check(optimizer)` called on each optimizer that a `MultiOptimizer` is built for.
-
-    Keras itself looks at the outermost class of each, and so not into a wrapper.
-    """
+    """Has `check(optimizer)` called on each optimizer that a `MultiOptimizer` is built for."""
 
     def hooked(original: Any, self: Any, var_list: Sequence[keras.Variable]) -> None:
         for optimizer in self.optimizers:
@@ -69,11 +58,7 @@ def on_multi_optimizer(check: Callable[[keras.optimizers.Optimizer], None]) -> N
 
 
 def on_reduce_gradients(reduce: Callable[..., Any]) -> None:
-    """Has `reduce(optimizer, grads_and_vars, original)` called where Keras reduces its gradients.
-
-    It is the only place that knows a tensor to be the gradient of a variable: what reaches the
-    cross-device ops is a list of tensors, with nothing to tell it from batch statistics.
-    """
+    """Has `reduce(optimizer, grads_and_vars, original)` called where Keras reduces."""
 
     @tf.autograph.experimental.do_not_convert
     def hooked(original: Any, self: Any, grads_and_vars: Any) -> Any:
@@ -95,10 +80,7 @@ def on_iterations(batches_of_update: Callable[[Any], int | None]) -> None:
 
 
 def on_averages_swapped(swap: Callable[..., None]) -> None:
-    """Has `swap(optimizer, swap_one, original)` called where `SwapEMAWeights` looks for averages.
-
-    It looks into a loss scaler, or into a `MultiOptimizer`, and no deeper.
-    """
+    """Has `swap(optimizer, swap_one, original)` called by `SwapEMAWeights`."""
 
     def hooked(original: Any, self: Any, tf_fn: Callable[[Any], None], backend_fn: Any) -> None:
         swap(self.model.optimizer, tf_fn, functools.partial(original, self, tf_fn, backend_fn))

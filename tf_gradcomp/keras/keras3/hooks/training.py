@@ -17,19 +17,15 @@ from tf_gradcomp.keras.common.hooks import after_init, on_outputs_of_steps, repl
 
 
 def on_means_of_steps(mean: Callable[..., Any]) -> None:
-    """Has `mean(strategy, outputs, original)` called for the outputs of a step of `fit`.
-
-    Keras asks the strategy for the mean of each over an axis that metrics don't have: TensorFlow
-    refuses scalars, and a metric of each class would become one number. Each is a collective, too.
-    """
+    """Has `mean(strategy, outputs, original)` called for the outputs of a step of `fit`."""
     on_outputs_of_steps(_trainer, "mean", mean)
 
 
 def on_data(check: Callable[[tf.distribute.Strategy, int | None], None]) -> None:
     """Has `check(strategy, batches)` called where `fit`, `evaluate` or `predict` takes its data.
 
-    `batches` is their number in an epoch: Keras ends it after so many, whatever other workers have.
-    It is None where it goes on until no worker has any more. Nothing public tells it beforehand.
+    `batches` is the number of batches in an epoch; None if Keras goes on until no worker has any
+    more.
     """
     after_init(
         _trainer.TFEpochIterator,
@@ -75,10 +71,7 @@ def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -
 
 
 def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
-    """Has `check(strategy, rows)` called where Keras takes arrays, with the rows of the last batch.
-
-    Nothing public tells them before they are trained on.
-    """
+    """Has `check(strategy, rows)` called with the rows of the last batch where Keras takes arrays."""
 
     def rows_of(epochs: Any, _: Any) -> None:
         adapter = epochs.data_adapter
@@ -92,7 +85,6 @@ def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
 def keep_statistics_of_empty_batches(empty: Callable[[tf.Tensor], tf.Tensor | None]) -> None:
     """Has `BatchNormalization` keep its moving statistics as they are if a batch is empty.
 
-    Keras takes the mean over no rows, which is NaN for ever after. Keras 2 has the same exception.
     `empty` tells whether a batch may be empty, as a tensor; None if it cannot.
     """
 
@@ -135,8 +127,7 @@ def read_py_datasets(make: Callable[[tf.distribute.Strategy, Any, bool], Any]) -
 def read_generators(make: Callable[[Iterator[Any]], Any]) -> None:
     """Has `make(generator)` read each Python generator that Keras trains on.
 
-    It is told where an iterator is made, and how many of its batches are used. Nothing public sees
-    either.
+    The reader is told where an iterator is made, and how many of its batches are used.
     """
 
     def read(original: Any, self: Any, generator: Iterator[Any]) -> None:
