@@ -35,14 +35,11 @@ class InnerState:
 
 
 class InnerOptimizer(NamedTuple):
-    """Functions of an inner optimizer that an exchange calls on each replica.
+    """Functions of an inner optimizer that an exchange calls on each replica."""
 
-    Attributes:
-        state: Returns the state for some variables; None if no gradients can be divided.
-        clip: Clips gradients of some variables.
-    """
-
+    # Returns the state for some variables; None if no gradients can be divided.
     state: Callable[[Sequence[Any]], InnerState | None]
+    # Clips gradients of some variables.
     clip: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
@@ -66,29 +63,22 @@ def since_after(
 
 @dataclasses.dataclass(frozen=True)
 class HandOver:
-    """Hands over the second moments of some gradients, on one replica or on all in lockstep.
+    """Hands over the second moments of some gradients, on one replica or on all in lockstep."""
 
-    Attributes:
-        preconditioner: The preconditioner that keeps these second moments.
-        inner: The inner optimizer's state.
-        moments: Each replica's own second moments, by the names of `Preconditioner.state`.
-        of_gradients: What else replicas keep in units of the gradients, such as the residuals: for
-            each kind and replica, a variable for each gradient.
-        waiting: For each gradient, the sum of what all replicas have not sent yet, undivided.
-        lost: bool [gradients], whether the delayed part is lost; `waiting` is zeros there.
-        since: int64 [gradients], how many updates the inner optimizer had made before the replica's
-            own second moment of each gradient began; 0 if it goes on with the inner optimizer's.
-        replicas: The number of replicas.
-    """
-
-    preconditioner: Preconditioner
-    inner: InnerState
+    preconditioner: Preconditioner  # the preconditioner that keeps these second moments
+    inner: InnerState  # the inner optimizer's state
+    # Each replica's own second moments, by the names of `Preconditioner.state`.
     moments: Sequence[Mapping[str, Sequence[tf.Variable]]]
+    # What else replicas keep in units of the gradients, such as the residuals: for each kind and
+    # replica, a variable for each gradient.
     of_gradients: Sequence[Sequence[tf.Variable]]
+    # For each gradient, the sum of what all replicas have not sent yet, undivided.
     waiting: Sequence[tf.Tensor]
-    lost: tf.Tensor
+    lost: tf.Tensor  # bool [gradients], whether the delayed part is lost; `waiting` is zeros there
+    # int64 [gradients], how many updates the inner optimizer had made before the replica's own
+    # second moment of each gradient began; 0 if it goes on with the inner optimizer's.
     since: tf.Tensor
-    replicas: int
+    replicas: int  # the number of replicas
 
     def take(self, place: int, wanted: tf.Tensor) -> tf.Tensor:
         """Gives each replica its share of the inner optimizer's second moments of one gradient.

@@ -21,30 +21,22 @@ import tensorflow as tf
 
 
 class Given(NamedTuple):
-    """Inputs of an optimizer step, in the dtype of the variable.
+    """Inputs of an optimizer step, in the dtype of the variable."""
 
-    Attributes:
-        variable: The weights, any shape.
-        gradient: The divided gradient that goes through the momentum, summed over the replicas; in
-            the shape of the weights.
-        direct: The divided gradient that bypasses the momentum, likewise. Either `gradient` or
-            `direct` is zero.
-        momentum: The first moment, with `gradient` in it.
-        beta_1: Adam's decay rate of the momentum.
-        step: Scalar, 1 in the first step.
-        product: Scalar, Nadam's product of all momentum coefficients, this step's included; None
-            for the others.
-        schedule: How fast Nadam's momentum coefficients grow; 1 in its paper.
-    """
-
-    variable: tf.Tensor
+    variable: tf.Tensor  # the weights, any shape
+    # The divided gradient that goes through the momentum, summed over the replicas; in the shape of
+    # the weights.
     gradient: tf.Tensor
+    # The divided gradient that bypasses the momentum, likewise. Either `gradient` or `direct` is
+    # zero.
     direct: tf.Tensor
-    momentum: tf.Tensor
-    beta_1: float
-    step: tf.Tensor
+    momentum: tf.Tensor  # the first moment, with `gradient` in it
+    beta_1: float  # Adam's decay rate of the momentum
+    step: tf.Tensor  # scalar, 1 in the first step
+    # Scalar, Nadam's product of all momentum coefficients, this step's included; None for the
+    # others.
     product: Any = None
-    schedule: float = 1.0
+    schedule: float = 1.0  # how fast Nadam's momentum coefficients grow; 1 in its paper
 
 
 Step = Callable[[Given], tf.Tensor]  # returns what is subtracted from the weights, without the rate

@@ -32,23 +32,17 @@ LARGEST_NOT_CORRECTED = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Preconditioner:
-    """Divides a replica's gradients by the roots of their second moments.
+    """Divides a replica's gradients by the roots of their second moments."""
 
-    Attributes:
-        beta_2: Adam's decay rate of the second moments.
-        epsilon: Adam's small number, which is added to the roots.
-        amsgrad: Whether it divides by the roots of the largest second moments so far.
-        corrects_epsilon: Whether Keras adds it before the bias of second moments is corrected, as
-            in Adam and AdamW, and not in Nadam and Lamb. Above 1e-6 it is so here, too. A smaller
-            one, which only keeps roots from zero, is added after, as in the paper of Adam.
-        squares_each_slice: Whether the squares of a table's `tf.IndexedSlices` are added up one by
-            one, as Keras 3 does, also where slices are of the same row; else their sum is squared.
-    """
-
-    beta_2: float
-    epsilon: float
-    amsgrad: bool = False
+    beta_2: float  # Adam's decay rate of the second moments
+    epsilon: float  # Adam's small number, which is added to the roots
+    amsgrad: bool = False  # whether it divides by the roots of the largest second moments so far
+    # Whether Keras adds it before the bias of second moments is corrected, as in Adam and AdamW,
+    # and not in Nadam and Lamb. Above 1e-6 it is so here, too. A smaller one, which only keeps
+    # roots from zero, is added after, as in the paper of Adam.
     corrects_epsilon: bool = False
+    # Whether the squares of a table's `tf.IndexedSlices` are added up one by one, as Keras 3 does,
+    # also where slices are of the same row; else their sum is squared.
     squares_each_slice: bool = False
 
     @property
@@ -129,16 +123,12 @@ class Preconditioner:
 
 
 class Correction(NamedTuple):
-    """Corrects the bias of second moments, which are too small in the first steps.
+    """Corrects the bias of second moments, which are too small in the first steps."""
 
-    Attributes:
-        factor: float32, in the shape of `updates`, by which the bias makes their roots smaller.
-        epsilon: What is added to the corrected roots.
-        of_first_step: The factor that makes a second moment one of a first step.
-    """
-
+    # float32, in the shape of `updates`, by which the bias makes their roots smaller.
     factor: tf.Tensor
-    epsilon: tf.Tensor | float
+    epsilon: tf.Tensor | float  # what is added to the corrected roots
+    # The factor that makes a second moment one of a first step.
     of_first_step: tf.Tensor | float = 1.0
 
     def root(self, second_moment: tf.Tensor) -> tf.Tensor:

@@ -24,14 +24,11 @@ class Curve:
 
     Between two points it is a straight line. Beyond the last point it goes on as between the last
     two: a latency, plus bytes divided by a bandwidth.
-
-    Attributes:
-        points: Pairs of bytes and seconds, at least one, in ascending order of bytes.
-        noise: Seconds by which the latency may be wrong.
     """
 
+    # Pairs of bytes and seconds, at least one, in ascending order of bytes.
     points: Sequence[tuple[float, float]]
-    noise: float = 0.0
+    noise: float = 0.0  # seconds by which the latency may be wrong
 
     @classmethod
     def through(cls, measured: Sequence[tuple[float, float]], noise: float = 0.0) -> Curve:
@@ -68,21 +65,13 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work of a method in one step.
+    """The work of a method in one step."""
 
-    Attributes:
-        encode: Seconds until it asks for the last of its requests.
-        decode: Seconds after that.
-        payload_bytes: What a worker gives to be sent.
-        asked: Its requests, in their order.
-        late: The share of the residuals in all that a worker could send, by their sums of
-            squares.
-    """
-
-    encode: float
-    decode: float
-    payload_bytes: float
-    asked: Sequence[Asked]
+    encode: float  # seconds until it asks for the last of its requests
+    decode: float  # seconds after that
+    payload_bytes: float  # what a worker gives to be sent
+    asked: Sequence[Asked]  # its requests, in their order
+    # The share of the residuals in all that a worker could send, by their sums of squares.
     late: float = 0.0
 
     def scaled(self, factor: float, of_bytes: float) -> Work:

@@ -20,16 +20,12 @@ from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 
 class Effort(NamedTuple):
-    """The sizes of the gradients and collectives that a probe tries.
+    """The sizes of the gradients and collectives that a probe tries."""
 
-    Attributes:
-        elements: About how many elements of gradients it tries at most; the times of a larger model
-            are scaled up.
-        seconds: After a collective that takes so many seconds, no larger one is tried.
-    """
-
+    # About how many elements of gradients it tries at most; the times of a larger model are scaled
+    # up.
     elements: int
-    seconds: float
+    seconds: float  # after a collective that takes so many seconds, no larger one is tried
 
 
 QUICK = Effort(2_000_000, 0.05)  # about a second, to choose a method
@@ -37,17 +33,13 @@ THOROUGH = Effort(8_000_000, 0.5)  # to say how long a step will take
 
 
 class Probed(NamedTuple):
-    """The findings of a job's probe; equal on all workers.
+    """The findings of a job's probe; equal on all workers."""
 
-    Attributes:
-        predictions: For the candidates, in their order; `compute` is 0 in all of them.
-        curves: The measured times of all kinds of collectives that the candidates need.
-        tables: The paths of the embeddings, whose gradients it took for dense.
-    """
-
+    # For the candidates, in their order; `compute` is 0 in all of them.
     predictions: list[Prediction]
+    # The measured times of all kinds of collectives that the candidates need.
     curves: dict[Kind, Curve]
-    tables: Sequence[str] = ()
+    tables: Sequence[str] = ()  # the paths of the embeddings, whose gradients it took for dense
 
 
 def probe(

@@ -20,45 +20,36 @@ Result = TypeVar("Result")
 
 
 class MethodResult(NamedTuple):
-    """Result of a step of the compressor for one replica.
+    """Result of a step of the compressor for one replica."""
 
-    Attributes:
-        exchanged: The result of the compressor.
-        touched: For each gradient that came as slices, the rows that any replica touched, as
-            bool [rows]; None for the other gradients.
-        delayed: bool [tensors], which gradients are mostly delayed; see `protocols.delayed`.
-        begins: bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if
-            that is None.
-    """
-
-    exchanged: Exchanged
+    exchanged: Exchanged  # the result of the compressor
+    # For each gradient that came as slices, the rows that any replica touched, as bool [rows]; None
+    # for the other gradients.
     touched: list[tf.Tensor | None]
+    # bool [tensors], which gradients are mostly delayed; see `protocols.delayed`.
     delayed: tf.Tensor
+    # bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if that is
+    # None.
     begins: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaStep:
-    """Input of a step of the compressor for one replica.
+    """Input of a step of the compressor for one replica."""
 
-    Attributes:
-        inputs: The inputs of the compressor; all gradients are dense.
-        touched: bool [rows] for each gradient that came as slices, which rows this replica
-            touched; None for the others.
-        delayed: bool scalar, equal on all replicas: whether anything may be left in the residuals.
-        residual_scale: The residuals divided by this are in units of the gradients.
-        begins: bool [tensors], which of this replica's gradients are not all zeros, among those
-            that no replica had before; None where nobody asks. The payload cannot tell: a gradient
-            may be delayed for many steps before any of it is sent.
-        overflows: bool [1], whether a gradient is not finite with its residual; None where the
-            compressor adds the residuals.
-    """
-
-    inputs: ExchangeInputs
+    inputs: ExchangeInputs  # the inputs of the compressor; all gradients are dense
+    # bool [rows] for each gradient that came as slices, which rows this replica touched; None for
+    # the others.
     touched: Sequence[tf.Tensor | None]
+    # bool scalar, equal on all replicas: whether anything may be left in the residuals.
     delayed: tf.Tensor | bool = True
-    residual_scale: float = 1.0
+    residual_scale: float = 1.0  # the residuals divided by this are in units of the gradients
+    # bool [tensors], which of this replica's gradients are not all zeros, among those that no
+    # replica had before; None where nobody asks. The payload cannot tell: a gradient may be delayed
+    # for many steps before any of it is sent.
     begins: tf.Tensor | None = None
+    # bool [1], whether a gradient is not finite with its residual; None where the compressor adds
+    # the residuals.
     overflows: tf.Tensor | None = None
 
     @classmethod

@@ -33,44 +33,30 @@ class Candidate(NamedTuple):
 
 
 class Method(NamedTuple):
-    """The method of an exchange: one compressor, or several to choose from.
+    """The method of an exchange: one compressor, or several to choose from."""
 
-    Attributes:
-        text: The compressor that the user gave, as text; equal on all workers.
-        candidates: One or several candidates. `choose` takes one when the exchange is built.
-        choose: Takes the group of replicas, the candidates and the specs of the gradients, and
-            returns a candidate. All workers make the same choice.
-        moments: The preconditioner that the inner optimizer allows, if any. Its state is kept even
-            if no candidate uses it, because a checkpoint may have been preconditioned.
-    """
-
-    text: str
+    text: str  # the compressor that the user gave, as text; equal on all workers
+    # One or several candidates. `choose` takes one when the exchange is built.
     candidates: Sequence[Candidate]
+    # Takes the group of replicas, the candidates and the specs of the gradients, and returns a
+    # candidate. All workers make the same choice.
     choose: Callable[[Group, Sequence[Candidate], Sequence[GradientSpec]], Candidate]
+    # The preconditioner that the inner optimizer allows, if any. Its state is kept even if no
+    # candidate uses it, because a checkpoint may have been preconditioned.
     moments: Preconditioner | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """The parts of a built exchange.
+    """The parts of a built exchange."""
 
-    Attributes:
-        group: The replicas.
-        method: The candidates.
-        chosen: The candidate in use.
-        specs: The specs of all gradients.
-        policy: Which variables get which settings.
-        variables: The variables that the exchange keeps from step to step.
-        label: Distinguishes this exchange's collectives from others, if collectives have names.
-    """
-
-    group: Group
-    method: Method
-    chosen: Candidate
-    specs: Sequence[GradientSpec]
-    policy: LayerPolicy
-    variables: Variables
-    label: str
+    group: Group  # the replicas
+    method: Method  # the candidates
+    chosen: Candidate  # the candidate in use
+    specs: Sequence[GradientSpec]  # the specs of all gradients
+    policy: LayerPolicy  # which variables get which settings
+    variables: Variables  # the variables that the exchange keeps from step to step
+    label: str  # distinguishes this exchange's collectives from others, if collectives have names
 
     @classmethod
     def new(

@@ -132,26 +132,18 @@ class Facts(tf.Module):
 
 
 class Variables(NamedTuple):
-    """All that an exchange keeps from step to step.
+    """All that an exchange keeps from step to step."""
 
-    Attributes:
-        state: What methods keep of each gradient: by name, in the order of the gradients.
-        job_state: What they keep for the whole job, by name.
-        facts: What is known of the state of each gradient.
-        step: int64, the number of exchanges so far.
-        skipped_steps: int64, in how many of them the step was skipped.
-        delayed: bool [gradients], which of them were delayed in the latest step; in no checkpoint.
-        traffic: Counts bytes; in no checkpoint.
-        ahead: How many words travel with the lengths of payloads, if any do; in no checkpoint.
-    """
-
+    # What methods keep of each gradient: by name, in the order of the gradients.
     state: dict[str, list[tf.Variable]]
-    job_state: dict[str, tf.Variable]
-    facts: Facts
-    step: tf.Variable
-    skipped_steps: tf.Variable
+    job_state: dict[str, tf.Variable]  # what they keep for the whole job, by name
+    facts: Facts  # what is known of the state of each gradient
+    step: tf.Variable  # int64, the number of exchanges so far
+    skipped_steps: tf.Variable  # int64, in how many of them the step was skipped
+    # bool [gradients], which of them were delayed in the latest step; in no checkpoint.
     delayed: tf.Variable
-    traffic: TrafficCounter
+    traffic: TrafficCounter  # counts bytes; in no checkpoint
+    # How many words travel with the lengths of payloads, if any do; in no checkpoint.
     ahead: WordsAhead | None
 
     @classmethod

@@ -25,18 +25,14 @@ Observe: TypeAlias = Callable[[Sequence[int], list[ReplicaStep]], list[ReplicaSt
 
 
 class StepResult(NamedTuple):
-    """The result of a step.
+    """The result of a step."""
 
-    Attributes:
-        gradients: The gradients summed over the replicas, in the dtypes and forms in which the
-            first of these replicas had its own.
-        finite: bool scalar, equal on all replicas; where it is false, the step must be skipped.
-        sent: The bytes that each of these replicas sent.
-    """
-
+    # The gradients summed over the replicas, in the dtypes and forms in which the first of these
+    # replicas had its own.
     gradients: list[tf.Tensor | tf.IndexedSlices]
+    # bool scalar, equal on all replicas; where it is false, the step must be skipped.
     finite: tf.Tensor
-    sent: list[Sent]
+    sent: list[Sent]  # the bytes that each of these replicas sent
 
 
 def take_step(

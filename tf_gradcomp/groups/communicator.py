@@ -18,14 +18,11 @@ _PIECE_BYTES = 2**25  # summed at a time; larger buffers are mapped anew in each
 
 
 class Sent(NamedTuple):
-    """Bytes that one replica sent; int64 scalars.
+    """Bytes that one replica sent; int64 scalars."""
 
-    Attributes:
-        payload_bytes: What it gave to be sent; for a broadcast, the mean over the possible roots.
-        sent_bytes: What the collectives made it send, including what it passed on for others.
-    """
-
+    # What it gave to be sent; for a broadcast, the mean over the possible roots.
     payload_bytes: tf.Tensor
+    # What the collectives made it send, including what it passed on for others.
     sent_bytes: tf.Tensor
 
     @classmethod

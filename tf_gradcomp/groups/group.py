@@ -17,15 +17,10 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One replica in one step.
+    """One replica in one step."""
 
-    Attributes:
-        communicator: Reaches the other replicas; a new one for each step.
-        local_replica: Which of this process's replicas it is.
-    """
-
-    communicator: Communicator
-    local_replica: int
+    communicator: Communicator  # reaches the other replicas; a new one for each step
+    local_replica: int  # which of this process's replicas it is
 
 
 class Group(Processes):

@@ -25,21 +25,13 @@ _FATAL = re.compile(r"^(F\d{4} |\d{4}-\d\d-\d\d \S+ F |Fatal Python error: )")
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """The end of one worker.
+    """The end of one worker."""
 
-    Attributes:
-        index: Which worker.
-        returncode: Its exit code, or minus the number of the signal that ended it.
-        seconds: When it ended, counted from the start of the job.
-        ended_by_launcher: Whether the launcher had sent it a signal before.
-        stderr_tail: The last lines it wrote to stderr.
-    """
-
-    index: int
-    returncode: int
-    seconds: float
-    ended_by_launcher: bool = False
-    stderr_tail: tuple[str, ...] = ()
+    index: int  # which worker
+    returncode: int  # its exit code, or minus the number of the signal that ended it
+    seconds: float  # when it ended, counted from the start of the job
+    ended_by_launcher: bool = False  # whether the launcher had sent it a signal before
+    stderr_tail: tuple[str, ...] = ()  # the last lines it wrote to stderr
 
     @property
     def failed_by_itself(self) -> bool:
@@ -73,17 +65,11 @@ class WorkerEnd:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The end of a job.
+    """The end of a job."""
 
-    Attributes:
-        ends: How the workers ended, in the order in which they did.
-        timed_out: The time limit of the job in seconds, if it was reached.
-        stop_signal: The signal by which the user ended the job, if one did.
-    """
-
-    ends: tuple[WorkerEnd, ...]
-    timed_out: float | None = None
-    stop_signal: int | None = None
+    ends: tuple[WorkerEnd, ...]  # how the workers ended, in the order in which they did
+    timed_out: float | None = None  # the time limit of the job in seconds, if it was reached
+    stop_signal: int | None = None  # the signal by which the user ended the job, if one did
 
     @property
     def first_failure(self) -> WorkerEnd | None:

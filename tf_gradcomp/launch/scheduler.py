@@ -40,19 +40,12 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Rank:
-    """This process' place in a scheduler's job.
+    """This process' place in a scheduler's job."""
 
-    Attributes:
-        scheduler: `"srun"` or `"mpirun"`.
-        rank: Which of the job's processes this is.
-        size: How many there are.
-        here: How many of them are on this machine.
-    """
-
-    scheduler: str
-    rank: int
-    size: int
-    here: int
+    scheduler: str  # `"srun"` or `"mpirun"`
+    rank: int  # which of the job's processes this is
+    size: int  # how many there are
+    here: int  # how many of them are on this machine
 
 
 def scheduled(env: Mapping[str, str] = os.environ) -> Rank | None:

@@ -14,21 +14,13 @@ from tf_gradcomp.strategy.strategy import copied_for_strategies, is_checked
 
 
 class Patch(NamedTuple):
-    """A part of TensorFlow or Keras that this package replaces while a program runs.
+    """A part of TensorFlow or Keras that this package replaces while a program runs."""
 
-    Attributes:
-        replaces: Dotted names of the functions that are replaced.
-        why: The fault, or the missing feature, that makes the patch necessary.
-        test: The test that fails if the patch no longer works.
-        install: Replaces the functions; called once in a process.
-        upstream: The upstream issue, if there is one.
-    """
-
-    replaces: tuple[str, ...]
-    why: str
-    test: str
-    install: Callable[[], None]
-    upstream: str | None = None
+    replaces: tuple[str, ...]  # dotted names of the functions that are replaced
+    why: str  # the fault, or the missing feature, that makes the patch necessary
+    test: str  # the test that fails if the patch no longer works
+    install: Callable[[], None]  # replaces the functions; called once in a process
+    upstream: str | None = None  # the upstream issue, if there is one
 
 
 _VARIABLE = "tensorflow.python.distribute.values.DistributedVariable"

@@ -49,15 +49,9 @@ class Architecture:
     The encoder makes a latent of a vector, the decoder channels of a latent, and the output, a
     convolution of kernel size 1, a vector of these. Behind every layer but the output there is a
     leaky ReLU.
-
-    Attributes:
-        encoder: Its layers; by default the paper's.
-        decoder: Its layers, without the output.
-        slope: Of the leaky ReLU below zero; with 1, the autoencoder is linear.
-        weights: All kernels and biases, float32, flat and in the order of the layers; None: those
-            of a new model. They are not compared: see `digest`.
     """
 
+    # Its layers; by default the paper's.
     encoder: tuple[Convolution, ...] = (
         Convolution(64, 3, 2),
         Convolution(128, 3, 2),
@@ -65,13 +59,16 @@ class Architecture:
         Convolution(64, 3, 2),
         Convolution(4, 1, 1),
     )
+    # Its layers, without the output.
     decoder: tuple[Convolution, ...] = (
         Convolution(32, 3, 2),
         Convolution(64, 3, 2),
         Convolution(128, 3, 2),
         Convolution(32, 3, 2),
     )
-    slope: float = 0.01
+    slope: float = 0.01  # of the leaky ReLU below zero; with 1, the autoencoder is linear
+    # All kernels and biases, float32, flat and in the order of the layers; None: those of a new
+    # model. They are not compared: see `digest`.
     weights: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @classmethod

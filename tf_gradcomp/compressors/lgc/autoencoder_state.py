@@ -47,15 +47,11 @@ _ENDS_UNKNOWN = (
 
 
 class Collected(NamedTuple):
-    """The training vectors of one step.
+    """The training vectors of one step."""
 
-    Attributes:
-        number: The number of the step among the collected ones, from 1 on.
-        vectors: float32 [replicas, entries]: the leader's vector first, then the vectors of
-            the replicas after it, in turn.
-    """
-
-    number: int
+    number: int  # the number of the step among the collected ones, from 1 on
+    # float32 [replicas, entries]: the leader's vector first, then the vectors of the replicas after
+    # it, in turn.
     vectors: np.ndarray
 
 
@@ -69,19 +65,13 @@ class Learnt(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AutoencoderState:
-    """State of the job's autoencoder, as one process sees it.
+    """State of the job's autoencoder, as one process sees it."""
 
-    Attributes:
-        lgc: The method.
-        job_state: What one of the process's replicas keeps for the job: the first one's.
-        specs: What is known of all gradients of the job.
-        trains: Whether this process trains it: the one with the job's first replica.
-    """
-
-    lgc: LGC
+    lgc: LGC  # the method
+    # What one of the process's replicas keeps for the job: the first one's.
     job_state: Mapping[str, tf.Variable]
-    specs: Sequence[GradientSpec]
-    trains: bool
+    specs: Sequence[GradientSpec]  # what is known of all gradients of the job
+    trains: bool  # whether this process trains it: the one with the job's first replica
 
     @property
     def phase(self) -> int:

@@ -24,20 +24,15 @@ ORDERS = (BY_VALUE, BY_INDEX, BY_MAGNITUDE)
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Positions of a step's tensors, grouped by the way in which the tensors are sent.
+    """Positions of a step's tensors, grouped by the way in which the tensors are sent."""
 
-    Attributes:
-        whole: Tensors that are summed whole.
-        coded: Tensors whose chosen entries are coded jointly, such as by an autoencoder.
-        plain: Tensors whose chosen entries are summed without coding.
-        entries: Number of chosen entries of each tensor; 0 if the tensor is summed whole.
-        place_words: Number of int32 words that tell the places of each tensor's chosen entries.
-    """
-
-    whole: tuple[int, ...]
+    whole: tuple[int, ...]  # tensors that are summed whole
+    # Tensors whose chosen entries are coded jointly, such as by an autoencoder.
     coded: tuple[int, ...]
-    plain: tuple[int, ...]
+    plain: tuple[int, ...]  # tensors whose chosen entries are summed without coding
+    # Number of chosen entries of each tensor; 0 if the tensor is summed whole.
     entries: tuple[int, ...]
+    # Number of int32 words that tell the places of each tensor's chosen entries.
     place_words: tuple[int, ...]
 
     @property

@@ -63,27 +63,16 @@ _SMALLEST = 1024  # elements of a tensor whose entries are chosen
 
 @dataclasses.dataclass(frozen=True)
 class PhaseSettings:
-    """The settings of `LGC` that its phases need.
+    """The settings of `LGC` that its phases need."""
 
-    Attributes:
-        pattern: `ALL_REDUCE` or `PARAMETER_SERVER`.
-        training_steps: Of the phase in which the autoencoder learns.
-        density: Which part of the entries is chosen, by variable.
-        innovation: Which part of the coded entries each replica adds of its own.
-        order: Of the coded entries; see `leader_selection.ORDERS`.
-        latent_dtype: `FLOAT32` or `FLOAT16`.
-        architecture: Of the autoencoder.
-        config: All settings of `LGC`; they differ if replicas have other settings.
-    """
-
-    pattern: str
-    training_steps: int
-    density: PerVariable[float]
-    innovation: float
-    order: str
-    latent_dtype: str
-    architecture: Architecture
-    config: Mapping[str, Any]
+    pattern: str  # `ALL_REDUCE` or `PARAMETER_SERVER`
+    training_steps: int  # of the phase in which the autoencoder learns
+    density: PerVariable[float]  # which part of the entries is chosen, by variable
+    innovation: float  # which part of the coded entries each replica adds of its own
+    order: str  # of the coded entries; see `leader_selection.ORDERS`
+    latent_dtype: str  # `FLOAT32` or `FLOAT16`
+    architecture: Architecture  # of the autoencoder
+    config: Mapping[str, Any]  # all settings of `LGC`; they differ if replicas have other settings
 
     @property
     def innovations(self) -> bool:

@@ -14,19 +14,12 @@ from tf_gradcomp.policy import GradientSpec
 
 
 class Table(NamedTuple):
-    """One layer's choices.
+    """One layer's choices."""
 
-    Attributes:
-        settings: As `HasSettings.settings` has them.
-        bytes: float64 [settings], of the payload.
-        errors: float64 [settings]; NaN if the gradient is not finite.
-        default: The place of the uniform setting among them.
-    """
-
-    settings: list[int]
-    bytes: np.ndarray
-    errors: np.ndarray
-    default: int
+    settings: list[int]  # as `HasSettings.settings` has them
+    bytes: np.ndarray  # float64 [settings], of the payload
+    errors: np.ndarray  # float64 [settings]; NaN if the gradient is not finite
+    default: int  # the place of the uniform setting among them
 
 
 def table(
@@ -63,26 +56,18 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 class Plan(NamedTuple):
-    """Settings of all variables, with their expected bytes and errors.
+    """Settings of all variables, with their expected bytes and errors."""
 
-    Attributes:
-        settings: One setting for each variable, as `HasSettings.settings` has them; the uniform
-            setting where the variable is outside the plan.
-        budget_used: The summed error of the planned layers over the budget; NaN without a budget.
-        bytes: Size of a replica's payload of all variables, without its header.
-        uniform_bytes: The same size with the uniform settings.
-        at_bound: How many of the planned layers have the smallest of their choices.
-        planned: How many layers had a choice.
-        reason: Why all variables keep the uniform setting; empty if they do not.
-    """
-
+    # One setting for each variable, as `HasSettings.settings` has them; the uniform setting where
+    # the variable is outside the plan.
     settings: list[int]
+    # The summed error of the planned layers over the budget; NaN without a budget.
     budget_used: float
-    bytes: float
-    uniform_bytes: float
-    at_bound: int
-    planned: int
-    reason: str = ""
+    bytes: float  # size of a replica's payload of all variables, without its header
+    uniform_bytes: float  # the same size with the uniform settings
+    at_bound: int  # how many of the planned layers have the smallest of their choices
+    planned: int  # how many layers had a choice
+    reason: str = ""  # why all variables keep the uniform setting; empty if they do not
 
 
 def plan_layers(

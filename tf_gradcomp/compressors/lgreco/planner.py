@@ -28,19 +28,12 @@ _KEPT = "L-GreCo keeps the settings of %s for all layers: %s."
 
 
 class PlanInForce(NamedTuple):
-    """The settings in use, and what the plan that chose them is expected to do.
+    """The settings in use, and what the plan that chose them is expected to do."""
 
-    Attributes:
-        settings: One for each variable, as `HasSettings.settings` has them.
-        ratio: The bytes of the method's own settings over the plan's bytes; 1 without a plan.
-        budget_used: Which part of the error that was allowed the plan has; 1 without a plan.
-        at_bound: How many layers have the setting with the fewest bytes among their choices.
-    """
-
-    settings: list[int]
-    ratio: float
-    budget_used: float
-    at_bound: int
+    settings: list[int]  # one for each variable, as `HasSettings.settings` has them
+    ratio: float  # the bytes of the method's own settings over the plan's bytes; 1 without a plan
+    budget_used: float  # which part of the error that was allowed the plan has; 1 without a plan
+    at_bound: int  # how many layers have the setting with the fewest bytes among their choices
 
     def measures(self) -> dict[str, float]:
         """Returns what is logged of the plan."""

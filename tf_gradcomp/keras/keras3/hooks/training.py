@@ -71,7 +71,7 @@ def on_batch_to_build_with(take: Callable[[tf.distribute.Strategy, Any], Any]) -
 
 
 def on_arrays(check: Callable[[tf.distribute.Strategy, int], None]) -> None:
-    """Has `check(strategy, rows)` called with the rows of the last batch where Keras takes arrays."""
+    """Has `check(strategy, rows)` called with the rows of the last batch, if Keras takes arrays."""
 
     def rows_of(epochs: Any, _: Any) -> None:
         adapter = epochs.data_adapter
