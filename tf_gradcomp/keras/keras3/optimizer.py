@@ -326,11 +326,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     @property
     def variables(self) -> list[keras.Variable]:
         """The inner optimizer's variables; `exchange.variables` are TensorFlow's own."""
+        sums = self._accumulation.accumulators if self._accumulation else []
         of_outer = self.outer_optimizer.variables if self.outer_optimizer else []
-        return [*self.inner_optimizer.variables, *self._accumulators(), *of_outer]
-
-    def _accumulators(self) -> list[keras.Variable]:
-        return self._accumulation.accumulators if self._accumulation else []
+        return [*self.inner_optimizer.variables, *sums, *of_outer]
 
     def _own_state(self) -> dict[str, Any]:
         sums = self._accumulation.saved if self._accumulation else {}
