@@ -85,12 +85,9 @@ class ChunkSelectWork : public ChunkInputs {
     TF_RETURN_IF_ERROR(Begin(context, &step->work));
     Tensor* offsets;
     TF_RETURN_IF_ERROR(AllocateOnHost(context, 0, step->work.layout->num_words(), &offsets));
-    Tensor* finite;
-    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({}), &finite));
     if (!step->lead) offsets->flat<int32_t>().setZero();
     step->offsets = offsets->flat<int32_t>().data();
-    step->finite = finite->flat<bool>().data();
-    return absl::OkStatus();
+    return AllocateFlag(context, 1, &step->finite);
   }
 
   absl::Status OnHost(OpKernelContext* context, Step* step) const {
@@ -200,9 +197,9 @@ class ChunkApplyWork : public ChunkInputs {
     step->totals = totals.flat<float>().data();
     if (rests.NumElements() > 0) step->rests = rests.flat<float>().data();
     for (int64_t i = 0; i < count; ++i) step->finite &= std::isfinite(step->totals[i]);
-    Tensor* all_finite;
-    TF_RETURN_IF_ERROR(context->allocate_output(num_tensors(), TensorShape({}), &all_finite));
-    all_finite->scalar<bool>()() = step->finite;
+    bool* all_finite;
+    TF_RETURN_IF_ERROR(AllocateFlag(context, num_tensors(), &all_finite));
+    *all_finite = step->finite;
     return absl::OkStatus();
   }
 

@@ -103,14 +103,7 @@ absl::Status ApplyShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-#define CHUNK_OP(name)                                     \
-  REGISTER_OP(name)                                        \
-      .Attr("N: int >= 1")                                 \
-      .Attr("Tgradients: list({float, half, bfloat16}) >= 1") \
-      .Input("residuals: N * resource")                    \
-      .Input("gradients: Tgradients")                      \
-      .Input("chunk_sizes: int64")                         \
-      .SetIsStateful()
+#define CHUNK_OP(name) GRADCOMP_RESIDUALS_OP(name).Input("chunk_sizes: int64")
 
 CHUNK_OP("ChunkSelect")
     .Input("lead: bool")

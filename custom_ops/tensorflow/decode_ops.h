@@ -109,10 +109,7 @@ class DecodeInputs : public PayloadInputs<Settings> {
     TF_RETURN_IF_ERROR(
         ToTensorFlow(step->decoder->Read(payloads.flat<int32_t>().data(), payloads.dim_size(0),
                                          payloads.dim_size(1), expected_step)));
-    Tensor* finite;
-    TF_RETURN_IF_ERROR(context->allocate_output(num_tensors_, {}, &finite));
-    step->finite = finite->flat<bool>().data();
-    return absl::OkStatus();
+    return AllocateFlag(context, num_tensors_, &step->finite);
   }
 
   absl::Status OnHost(OpKernelContext* context, Step* step) const {

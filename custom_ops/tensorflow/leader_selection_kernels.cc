@@ -86,16 +86,16 @@ class LeaderSelectInputs : public LeaderInputs {
     Tensor* output;
     const TensorShape shape({step->layout->num_place_words()});
     TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &output));
-    Tensor* finite;
-    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({}), &finite));
+    bool* finite;
+    TF_RETURN_IF_ERROR(AllocateFlag(context, 1, &finite));
     const std::vector<Source> tensors = Sources(context, *step);
     const ParallelFor threads = ThreadPool(context);
     int32_t* places = output->flat<int32_t>().data();
     if (lead) {
-      finite->scalar<bool>()() = ChooseEntries(*step->layout, tensors, order_, threads, places);
+      *finite = ChooseEntries(*step->layout, tensors, order_, threads, places);
     } else {
       std::fill_n(places, shape.num_elements(), 0);
-      finite->scalar<bool>()() = AllSumsFinite(*step->layout, tensors, threads);
+      *finite = AllSumsFinite(*step->layout, tensors, threads);
     }
     return absl::OkStatus();
   }
@@ -150,9 +150,9 @@ class LeaderApplyInputs : public LeaderInputs {
     LockedResiduals& residuals = step->residuals;
     std::vector<float*> reduced;
     TF_RETURN_IF_ERROR(AllocateReduced(context, residuals, num_tensors(), &reduced));
-    Tensor* all_finite;
-    TF_RETURN_IF_ERROR(context->allocate_output(num_tensors(), TensorShape({}), &all_finite));
-    all_finite->scalar<bool>()() = finite;
+    bool* all_finite;
+    TF_RETURN_IF_ERROR(AllocateFlag(context, num_tensors(), &all_finite));
+    *all_finite = finite;
     TF_RETURN_IF_ERROR(residuals.Unshare(context));
     const std::vector<Source> tensors = Sources(context, *step);
     if (finite) {

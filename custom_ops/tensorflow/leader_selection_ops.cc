@@ -70,14 +70,7 @@ absl::Status LeaderApplyShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-#define LEADER_OP(name)                                          \
-  REGISTER_OP(name)                                           \
-      .Attr("N: int >= 1")                                    \
-      .Attr("Tgradients: list({float, half, bfloat16}) >= 1") \
-      .Input("residuals: N * resource")                       \
-      .Input("gradients: Tgradients")                         \
-      .Input("entries: int64")                                \
-      .SetIsStateful()
+#define LEADER_OP(name) GRADCOMP_RESIDUALS_OP(name).Input("entries: int64")
 
 LEADER_OP("LeaderSelect")
     .Input("lead: bool")

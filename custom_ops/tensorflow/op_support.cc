@@ -32,6 +32,13 @@ absl::Status AllocateOnHost(OpKernelContext* context, int i, int64_t size, Tenso
   return context->allocate_output(i, TensorShape({size}), output, attributes);
 }
 
+absl::Status AllocateFlag(OpKernelContext* context, int i, bool** flag) {
+  Tensor* output;
+  TF_RETURN_IF_ERROR(context->allocate_output(i, TensorShape({}), &output));
+  *flag = output->flat<bool>().data();
+  return absl::OkStatus();
+}
+
 ParallelFor ThreadPool(OpKernelContext* context) {
   const auto* workers = context->device()->tensorflow_cpu_worker_threads();
   return [workers](int64_t count, int64_t cost, const Work& work) {

@@ -104,6 +104,9 @@ class LockedResiduals {
 absl::Status CheckGradientShapes(OpKernelContext* context,
                                  const LockedResiduals& residuals, int num_tensors);
 
+// Allocates an output that is one bool, on the host.
+absl::Status AllocateFlag(OpKernelContext* context, int i, bool** flag);
+
 // Allocates the first outputs on the op's device: one in each shape, which `shapes` has as .shape(i).
 template <typename Shapes>
 absl::Status AllocateReduced(OpKernelContext* context, const Shapes& shapes, int num_tensors,

@@ -137,12 +137,9 @@ class PowerSgdLeftWork : public PowerSgdInputs {
     TF_RETURN_IF_ERROR(Begin(context, &step->work));
     const PowerSgd method(Tensors(context, step->work), ThreadPool(context));
     Tensor* left;
-    Tensor* finite;
     TF_RETURN_IF_ERROR(AllocateOnHost(context, 0, method.left_size(), &left));
-    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({}), &finite));
     step->left = left->flat<float>().data();
-    step->finite = finite->flat<bool>().data();
-    return absl::OkStatus();
+    return AllocateFlag(context, 1, &step->finite);
   }
 
   absl::Status OnHost(OpKernelContext* context, Step* step) const {
@@ -223,16 +220,16 @@ class PowerSgdRightWork : public PowerSgdInputs {
     TF_RETURN_IF_ERROR(GetVector(context, 0, "left_sum", method.left_size(), &sum));
     Tensor* left;
     Tensor* right;
-    Tensor* finite;
+    bool* finite;
     TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(
         {own_index(0)}, 0, TensorShape({method.left_size()}), &left));
     TF_RETURN_IF_ERROR(AllocateOnHost(context, 1, method.right_size(), &right));
-    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({}), &finite));
+    TF_RETURN_IF_ERROR(AllocateFlag(context, 2, &finite));
     step->left = left->flat<float>().data();
     step->right = right->flat<float>().data();
     if (step->left != sum) std::copy_n(sum, method.left_size(), step->left);
     step->finite = method.Orthonormalize(step->left);
-    finite->scalar<bool>()() = step->finite;
+    *finite = step->finite;
     if (!step->finite) std::fill_n(step->right, method.right_size(), 0.0f);
     return absl::OkStatus();
   }
@@ -292,9 +289,9 @@ class PowerSgdReduceWork : public PowerSgdInputs {
     TF_RETURN_IF_ERROR(GetScalar(context, own_index(3), "keep", &step->keep));
     TF_RETURN_IF_ERROR(GetScalar(context, own_index(4), "finite", &step->finite));
     step->finite = step->finite && method.CanMultiply(step->right_sum);
-    Tensor* all_finite;
-    TF_RETURN_IF_ERROR(context->allocate_output(num_tensors(), TensorShape({}), &all_finite));
-    all_finite->scalar<bool>()() = step->finite;
+    bool* all_finite;
+    TF_RETURN_IF_ERROR(AllocateFlag(context, num_tensors(), &all_finite));
+    *all_finite = step->finite;
     return absl::OkStatus();
   }
 

@@ -75,35 +75,23 @@ absl::Status ReduceShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-REGISTER_OP("PowerSgdLeft")
-    .Input("residuals: N * resource")
-    .Input("gradients: Tgradients")
+GRADCOMP_RESIDUALS_OP("PowerSgdLeft")
     .Input("factors: N * resource")
     .Input("step: int64")
     .Input("ranks: int64")
     .Output("left: float")
     .Output("finite: bool")
-    .Attr("N: int >= 1")
-    .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
-    .SetIsStateful()
     .SetShapeFn(LeftShape);
 
-REGISTER_OP("PowerSgdRight")
-    .Input("residuals: N * resource")
-    .Input("gradients: Tgradients")
+GRADCOMP_RESIDUALS_OP("PowerSgdRight")
     .Input("left_sum: float")
     .Input("ranks: int64")
     .Output("left: float")
     .Output("right: float")
     .Output("finite: bool")
-    .Attr("N: int >= 1")
-    .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
-    .SetIsStateful()
     .SetShapeFn(RightShape);
 
-REGISTER_OP("PowerSgdReduce")
-    .Input("residuals: N * resource")
-    .Input("gradients: Tgradients")
+GRADCOMP_RESIDUALS_OP("PowerSgdReduce")
     .Input("factors: N * resource")
     .Input("left: float")
     .Input("right: float")
@@ -113,9 +101,6 @@ REGISTER_OP("PowerSgdReduce")
     .Input("ranks: int64")
     .Output("reduced: N * float")
     .Output("all_finite: bool")
-    .Attr("N: int >= 1")
-    .Attr("Tgradients: list({float, half, bfloat16}) >= 1")
-    .SetIsStateful()
     .SetShapeFn(ReduceShape);
 
 }  // namespace

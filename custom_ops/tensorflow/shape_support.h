@@ -53,19 +53,23 @@ absl::Status PutBackShape(InferenceContext* c);
 
 }  // namespace gradcomp
 
+// An op whose first inputs are N residuals and as many gradients.
+#define GRADCOMP_RESIDUALS_OP(name)                           \
+  REGISTER_OP(name)                                           \
+      .Input("residuals: N * resource")                       \
+      .Input("gradients: Tgradients")                         \
+      .Attr("N: int >= 1")                                    \
+      .Attr("Tgradients: list({float, half, bfloat16}) >= 1") \
+      .SetIsStateful()
+
 // Each takes the method's own inputs and attributes behind it, the main settings last of the inputs,
 // and then EncodeShape, DecodeShape or PutBackShape, with settings in WithSettings.
-#define GRADCOMP_ENCODE_OP(name)                                     \
-  REGISTER_OP(name)                                                  \
-      .Input("residuals: N * resource")                              \
-      .Input("gradients: Tgradients")                                \
-      .Input("step: int64")                                          \
-      .Output("payload: int32")                                      \
-      .Output("tensor_bytes: int64")                                 \
-      .Attr("N: int >= 1")                                           \
-      .Attr("Tgradients: list({float, half, bfloat16}) >= 1")        \
-      .Attr("fingerprint: int")                                      \
-      .SetIsStateful()
+#define GRADCOMP_ENCODE_OP(name)       \
+  GRADCOMP_RESIDUALS_OP(name)          \
+      .Input("step: int64")            \
+      .Output("payload: int32")        \
+      .Output("tensor_bytes: int64")   \
+      .Attr("fingerprint: int")
 
 #define GRADCOMP_DECODE_OP(name)       \
   REGISTER_OP(name)                    \

@@ -29,17 +29,11 @@ class BetweenSteps(abc.ABC):
 
 
 class Proposing(BetweenSteps):
-    """A hook with which the first replica proposes a change, and all replicas install it at once.
+    """A hook by which the first replica proposes a change, and all replicas install it at once."""
 
-    Attributes:
-        action: What workers say that they do meanwhile.
-        caller_fact: The name of the fact that tells who calls the hook.
-        state_name: The state of each gradient from which it proposes.
-    """
-
-    action: ClassVar[str]
-    caller_fact: ClassVar[str]
-    state_name: ClassVar[str]
+    action: ClassVar[str]  # what workers say that they do meanwhile
+    caller_fact: ClassVar[str]  # the name of the fact that tells who calls the hook
+    state_name: ClassVar[str]  # the state of each gradient from which it proposes
 
     @abc.abstractmethod
     def no_change(self) -> np.ndarray:

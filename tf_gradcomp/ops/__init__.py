@@ -1,4 +1,8 @@
-"""The native ops, one thin function per op."""
+"""The native ops, one thin function per op.
+
+All ops raise `tf.errors.InvalidArgumentError` if shapes, types, settings or positions are wrong,
+and `tf.errors.FailedPreconditionError` if a variable is not initialized.
+"""
 
 from tf_gradcomp.ops.adacomp import (
     adacomp_decode,

@@ -43,9 +43,6 @@ def residual_accumulate(
 
     Returns:
         accumulated (G) and boosted (H), both float32 of the same shape.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If the shapes differ.
     """
     return library.load().residual_accumulate(
         residual=residual, gradient=gradient, scale_factor=scale_factor
@@ -66,9 +63,6 @@ def local_bin_select(
         positions, int64 [number selected], into the flattened tensor, ascending; and bin_max,
         float32 [number of bins]. In a bin with a value that is not finite, nothing is selected and
         the maximum is infinite or NaN.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If the shapes differ or bin_size is below 1.
     """
     return library.load().local_bin_select(
         accumulated=accumulated, boosted=boosted, bin_size=bin_size
@@ -88,9 +82,6 @@ def ternary_quantize(
     Returns:
         signs, int8 [k]; scale, float32 scalar, the mean of bin_max; and residual, float32 of the
         shape of accumulated: the values left unsent once signs * scale are sent.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If positions are out of range or not ascending.
     """
     return library.load().ternary_quantize(
         accumulated=accumulated, positions=positions, bin_max=bin_max

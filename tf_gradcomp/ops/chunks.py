@@ -63,9 +63,6 @@ def chunk_select(chunked: Chunked, lead: tf.Tensor | bool) -> tuple[tf.Tensor, t
 
     Returns:
         offsets, int32 [words]; and finite, bool scalar: whether all of y is finite.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If shapes, chunk sizes are wrong.
     """
     return library.load().chunk_select(lead=lead, **chunked.arguments())
 
@@ -107,9 +104,6 @@ def chunk_take(chunked: Chunked, offsets: tf.Tensor, finite: tf.Tensor | bool) -
 
     Returns:
         float32 [chunks + 1]: y at the chosen places; then 0, or NaN if `finite` is false.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If an offset lies outside its chunk.
     """
     return library.load().chunk_take(offsets=offsets, finite=finite, **chunked.arguments())
 
@@ -141,9 +135,6 @@ def chunk_apply(
     Returns:
         reduced, one float32 tensor per gradient, zeros on a skipped step; and all_finite, bool
         scalar: whether the step is taken.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If an offset lies outside its chunk, or a length is wrong.
     """
     return library.load().chunk_apply(
         offsets=offsets,

@@ -37,10 +37,6 @@ def knapsack(
     Returns:
         The index of each layer's choice. Returns `default` if the budget is zero or not finite, or
         if `default` is within the budget and no smaller choices are.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If numbers of choices differ, or a default is not one of
-            them.
     """
     nothing = np.zeros(0)
     chosen = library.load().knapsack(

@@ -76,9 +76,6 @@ def leader_select(
     Returns:
         places, int32 [words], tensor by tensor (see `leader_place_words`), all zeros if y is not
         finite; and finite, bool scalar: whether all of y is.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If shapes or entries are wrong.
     """
     return library.load().leader_select(lead=lead, order=order, **selection.arguments())
 
@@ -95,9 +92,6 @@ def leader_take(
 
     Returns:
         float32 [values], tensor by tensor.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If a place is not in its tensor, as from a broken replica.
     """
     return library.load().leader_take(places=places, finite=finite, **selection.arguments())
 
@@ -126,10 +120,6 @@ def leader_apply(
     Returns:
         reduced, one float32 tensor per gradient, zeros on a skipped step; and all_finite, bool
         scalar: whether the step is taken.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If a place is not in its tensor, or totals or rests have a
-            wrong length.
     """
     return library.load().leader_apply(
         places=places,

@@ -54,10 +54,6 @@ def power_sgd_left(
         left, float32 [1 + elements]: a flag, 0 or NaN where residual plus gradient is not finite
         anywhere; then for each tensor P as [r, n], or the tensor itself. And finite, bool scalar:
         whether the flag is 0.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If shapes, types or ranks are wrong.
-        tf.errors.FailedPreconditionError: If a variable is not initialized.
     """
     return library.load().power_sgd_left(
         residuals=handles_of(residuals),
@@ -90,10 +86,6 @@ def power_sgd_right(
         left, left_sum with orthonormal P; right, float32 [elements]: for each tensor R as [r, m],
         and nothing for tensors sent whole; and finite, bool scalar: whether left_sum is finite.
         If it is not, right is zeros.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If shapes, types or ranks are wrong.
-        tf.errors.FailedPreconditionError: If a residual is not initialized.
     """
     return library.load().power_sgd_right(
         residuals=handles_of(residuals),
@@ -134,10 +126,6 @@ def power_sgd_reduce(
     Returns:
         reduced, one float32 tensor per gradient, in its shape; and all_finite, bool scalar: whether
         the step is taken. If it is not, reduced are zeros and factors stay as they are.
-
-    Raises:
-        tf.errors.InvalidArgumentError: If shapes, types or ranks are wrong.
-        tf.errors.FailedPreconditionError: If a variable is not initialized.
     """
     return library.load().power_sgd_reduce(
         residuals=handles_of(residuals),

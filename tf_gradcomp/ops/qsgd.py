@@ -89,9 +89,6 @@ def qsgd_errors(
 
     Returns:
         float64 [numbers of bits].
-
-    Raises:
-        tf.errors.InvalidArgumentError: If bits or bucket size are wrong.
     """
     return library.load().qsgd_errors(
         values=values, bits=tensor_of(bits), bucket_size=bucket_size, stochastic=stochastic
