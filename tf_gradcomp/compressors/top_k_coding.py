@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 from tf_gradcomp.compressors.value_bits import decode_values, encode_values
-from tf_gradcomp.ops.arguments import Settings, tensor_of
+from tf_gradcomp.ops.coding import Settings, tensor_of
 from tf_gradcomp.ops.payload import TOP_K, each_finite
 
 FLOAT_BITS = 32
