@@ -5,7 +5,16 @@ import dataclasses
 import pytest
 
 from tf_gradcomp.advice import report
-from tf_gradcomp.advice.cost_model import Asked, Curve, Kind, Prediction, Work, predict
+from tf_gradcomp.advice.cost_model import (
+    Asked,
+    Curve,
+    Kind,
+    Prediction,
+    Work,
+    enough_local_steps,
+    predict,
+    step_with,
+)
 from tf_gradcomp.advice.probe import Probed
 from tf_gradcomp.advice.result import advice_on, alone
 
@@ -59,6 +68,17 @@ def test_a_step_is_the_sum_of_its_parts():
     assert found.noise == 0.5
 
 
+def test_local_steps_share_an_exchange():
+    one = prediction("adacomp", compute=0.010, transfer=0.006)
+    assert one.exchange == pytest.approx(0.010)
+    assert step_with(one, 4) == pytest.approx(0.0125)
+    assert enough_local_steps(one) == 9  # an exchange of 10 ms and nine steps of 10 ms
+    assert enough_local_steps(one, 0.5) == 1
+    assert enough_local_steps(prediction("adacomp")) is None
+    text = report.local_steps(one)
+    assert "4: 12.5, 9: 11.1, 16: 10.6, 64: 10.2. From local_steps=9 on" in text
+
+
 def test_a_sample_is_scaled_to_the_model():
     work = Work(0.010, 0.005, 800.0, [Asked(SUM, 1000.0)], late=0.25).scaled(3.0, 2.0)
     asked = [Asked(SUM, 2000.0)]
@@ -99,6 +119,7 @@ def test_advice_is_a_table_and_a_sentence():
     assert [row.split("│")[-3].strip() for row in rows] == ["yes", "not tried"]
     assert "AllReduce, float32: 2.0 ms, 2.8 ms for 8,000 B" in text
     assert text.endswith(advice.verdict)
+    assert "with top_k(density=0.5) and so many local_steps" in " ".join(text.split())
     assert [one.compute for one in advice.predictions] == [0.1, 0.1]
 
 

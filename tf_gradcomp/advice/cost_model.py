@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+EXCHANGE_SHARE = 0.1  # of the time, that local steps leave to the exchange
 WORTHWHILE = 0.05  # of a step: predictions are not more exact than that
 
 
@@ -129,6 +131,22 @@ class Prediction:
     def is_clearly_shorter_than(self, other: Prediction) -> bool:
         """Returns whether the step is shorter than another one by more than noise."""
         return self.step + self.noise + other.noise < other.step
+
+
+def step_with(prediction: Prediction, local_steps: int) -> float:
+    """Returns the mean seconds of a step if so many local steps share an exchange."""
+    return prediction.compute + prediction.exchange / local_steps
+
+
+def enough_local_steps(prediction: Prediction, share: float = EXCHANGE_SHARE) -> int | None:
+    """Returns the fewest local steps for which the exchange takes at most a share of the time.
+
+    None if it is not known how long computing takes.
+    """
+    if not prediction.compute:
+        return None
+    steps = prediction.exchange * (1 - share) / (share * prediction.compute)
+    return max(1, math.ceil(round(steps, 6)))  # not one more for what floats round
 
 
 def best_of(predictions: Sequence[Prediction], baseline: Prediction | None) -> Prediction:

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tf_gradcomp.advice.cost_model import Curve, Kind, Prediction, best_of
+from tf_gradcomp.advice.cost_model import (
+    EXCHANGE_SHARE,
+    Curve,
+    Kind,
+    Prediction,
+    best_of,
+    enough_local_steps,
+    step_with,
+)
 
 _WIDTH = 120
 _TIMES = ("compute", "encode", "latency", "transfer", "decode", "step")
@@ -47,7 +55,21 @@ def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> st
             console.print(
                 f"{kind.request}, {kind.dtype}: {latency} ms, {whole} ms for {most:,.0f} B"
             )
+        console.print(local_steps(best_of(predictions, None)))
     return capture.get()
+
+
+def local_steps(prediction: Prediction) -> str:
+    """Says how long a step takes with local steps; nothing if the time of computing is unknown."""
+    enough = enough_local_steps(prediction)
+    if enough is None:
+        return ""
+    lengths = sorted({4, 16, 64, enough})
+    each = ", ".join(f"{n}: {_milliseconds(step_with(prediction, n))}" for n in lengths)
+    return (
+        f"Milliseconds of a step with {prediction.method} and so many local_steps: {each}. From "
+        f"local_steps={enough} on, the exchange takes at most {EXCHANGE_SHARE:.0%} of the time."
+    )
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tf_gradcomp.advice import report
-from tf_gradcomp.advice.cost_model import Prediction, best_of
+from tf_gradcomp.advice.cost_model import Prediction, best_of, enough_local_steps
 from tf_gradcomp.advice.probe import Probed
 
 
@@ -30,7 +30,12 @@ class Advice:
     def as_dict(self) -> dict[str, Any]:
         """Returns the findings, JSON-serializable; times are in seconds."""
         predictions = [
-            {**dataclasses.asdict(one), "exchange": one.exchange, "step": one.step}
+            {
+                **dataclasses.asdict(one),
+                "exchange": one.exchange,
+                "step": one.step,
+                "local_steps": enough_local_steps(one),
+            }
             for one in self.predictions
         ]
         return {"best": self.best, "verdict": self.verdict, "predictions": predictions}
