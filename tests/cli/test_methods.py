@@ -1,6 +1,8 @@
 """`gradcomp methods`, and the help of all commands."""
 
 import json
+import runpy
+import sys
 
 import click
 import pytest
@@ -10,6 +12,14 @@ from tf_gradcomp import compressors
 from tf_gradcomp.cli.main import main
 
 pytestmark = pytest.mark.quick
+
+
+def test_the_module_of_the_command_is_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["main.py", "--version"])
+    monkeypatch.delitem(sys.modules, "tf_gradcomp.cli.main")
+    with pytest.raises(SystemExit):
+        runpy.run_module("tf_gradcomp.cli.main", run_name="__main__")
+    assert capsys.readouterr().out.startswith("gradcomp, version")
 
 
 def commands():

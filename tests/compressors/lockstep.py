@@ -116,7 +116,7 @@ class Lockstep:
         """One step; `gradients` by replica and tensor, `finite` as other parts of the step say."""
         tensors = [[tf.constant(gradient) for gradient in of_one] for of_one in gradients]
         step = tf.constant(self._step, tf.int64)
-        ends = self._exchange(tensors, step, tf.constant(finite), self._method_in_turn(step))
+        ends = self._exchange(tensors, step, tf.constant(finite), self.method_in_turn(step))
         self._step += 1
         return Outcome(
             [[tensor.numpy() for tensor in end.result.reduced] for end in ends],
@@ -132,8 +132,8 @@ class Lockstep:
         """As one of other variables counts."""
         self._step += 1
 
-    def _method_in_turn(self, step: tf.Tensor) -> Compressor:
-        """The phase, if there are any: what they give differs too much for branches of a graph."""
+    def method_in_turn(self, step: tf.Tensor) -> Compressor:
+        """Returns the phase, if there are any: their requests differ too much for branches."""
         method = self._compressor
         if not isinstance(method, Phased) or step < method.warmup_steps:
             return method

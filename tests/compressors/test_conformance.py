@@ -17,9 +17,9 @@ from tests.compressors.methods import METHODS, Method
 from tests.replicas import method_names
 from tests.workers import run_workers
 from tf_gradcomp import compressors
-from tf_gradcomp.compressors import Cast, PowerSGD
-from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.protocols import residual_scale
+from tf_gradcomp.compressors import Cast, PowerSGD, registry
+from tf_gradcomp.compressors.base import RESIDUAL, ExchangeInputs
+from tf_gradcomp.compressors.protocols import delayed, residual_scale
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 SIZES = [1, 3]  # most tests have 2
@@ -133,6 +133,27 @@ def test_conservation_over_steps(method, size):
         gradients = random_gradients(shapes, size, seed=seed)
         before = lockstep.state
         conserved(method, before, gradients, lockstep.step(gradients))
+
+
+@every_class
+def test_says_which_gradients_wait_in_the_residual(method):
+    """The momentum of Adam depends on it."""
+    gradients = random_gradients([(64, 25), (3, 3, 4, 8), (200,), (1,)], 2)
+    specs = specs_of(gradients[0])
+    lockstep = Lockstep(method.compressor, specs, 2)
+    added = method.added(2, lockstep.state[0], gradients[0])
+    zero = tf.constant(0, tf.int64)
+    inputs = ExchangeInputs(
+        specs, [], {}, zero, tf.constant(True), 0, 2, job_state=lockstep.job_state[0]
+    )
+    says = delayed(lockstep.method_in_turn(zero), inputs).numpy()
+    kept = lockstep.step(gradients).residuals[0]
+    scale = residual_scale(method.compressor)
+    waits = [
+        np.isclose(residual, scale * one, rtol=1e-5).mean() > 0.5
+        for residual, one in zip(kept, added, strict=bool(kept))
+    ]
+    assert list(says) == (waits or [False] * len(specs))
 
 
 @every_method
@@ -406,6 +427,13 @@ def test_config_round_trips(method):
         assert type(copy) is type(compressor)
         assert copy.get_config() == config
     assert compressors.get(compressor) is compressor
+
+
+@every_method
+def test_config_has_all_arguments_of_the_constructor(method):
+    """A class that forgets one loses it in a copy, and compares two jobs as equal."""
+    arguments = registry._known_settings(type(method.compressor))
+    assert {*arguments} - {"warmup", "warmup_steps"} <= set(method.compressor.get_config())
 
 
 @every_method

@@ -41,3 +41,12 @@ def test_a_class_may_be_defined_again():
     subclass_named("halves")
     again = subclass_named("halves")
     assert type(compressors.get("halves")) is again
+
+
+def test_a_class_without_a_name_is_named_when_it_is_made():
+    class Nameless(compressors.Compressor):
+        def exchange(self, inputs):
+            yield from ()
+
+    with pytest.raises(TypeError, match="Nameless has no `name`; give the class one"):
+        Nameless()

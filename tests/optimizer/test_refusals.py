@@ -12,6 +12,8 @@ from tests.bounds import assert_close, of_adam
 from tests.optimizer.cases import Replicas, gradients_at, new_variables
 from tests.replicas import collective, mirrored, stepper
 from tests.workers import run_workers
+from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
+from tf_gradcomp.policy import GradientSpec
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,19 @@ def test_the_default_choice_with_adafactor_is_between_methods_that_it_can_follow
         optimizer = gc.CompressedOptimizer(keras.optimizers.Adafactor(0.01), "auto")
         names = [c.compressor.name for c in optimizer.exchange._method.candidates]
     assert names == ["no_compression", "cast"]
+
+
+def test_adafactor_is_refused_with_a_sparse_method_that_has_no_settings():
+    class Late(gc.compressors.NoCompression, registered=False):
+        def delayed(self, specs):
+            return [spec.elements > 1 for spec in specs]
+
+    late = Late()
+    inner = keras.optimizers.Adafactor(0.01)
+    matrix, vector = (GradientSpec("a", shape, "float32", "dense") for shape in ([2, 3], [4]))
+    with pytest.raises(ValueError, match="Adafactor makes NaN of"):
+        check_keeps_zeros(inner, late, [matrix, vector], replicas=2)
+    check_keeps_zeros(inner, late, [vector], replicas=2)
 
 
 ADAFACTOR_UNDER_A_STRATEGY = """

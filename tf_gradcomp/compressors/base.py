@@ -142,6 +142,7 @@ class Compressor(abc.ABC):
             setting of the same method, with a warm-up of its own or none, makes a schedule.
 
     Raises:
+        TypeError: If the class has no `name`.
         ValueError: If `warmup_steps` is negative, or `warmup` unknown or a choice between methods.
 
     Attributes:
@@ -172,6 +173,8 @@ class Compressor(abc.ABC):
                 f"{type(self).__name__}: warmup_steps must be a whole number, 0 or more; received "
                 f"{warmup_steps!r}."
             )
+        if not hasattr(self, "name"):
+            raise TypeError(f"{type(self).__name__} has no `name`; give the class one.")
         self.warmup_steps = warmup_steps
         self.warmup: Compressor | None = registry.get(warmup) if warmup_steps else None
         if self.warmup is not None and not isinstance(self.warmup, Compressor):

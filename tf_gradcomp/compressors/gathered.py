@@ -32,7 +32,11 @@ def sum_gathered(
     shapes = [spec.shape for spec in inputs.specs]
     reduced, finite = decode(payloads, inputs.step, shapes=shapes)
     gone = tf.logical_and(ops.payloads_finite(payloads), inputs.finite)
-    tf.cond(gone, tf.no_op, lambda: put_back(inputs.residuals, payload))
+
+    def put_packed_back() -> None:  # `put_back` may return anything
+        put_back(inputs.residuals, payload)
+
+    tf.cond(gone, lambda: None, put_packed_back)
     if keep:
         keep(payload, gone)
     return Exchanged(reduced, tf.logical_and(finite, inputs.finite), tensor_bytes)

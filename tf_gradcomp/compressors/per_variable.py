@@ -115,8 +115,8 @@ class HasSettings(Compressor):
     """A method with a main setting for each variable.
 
     Attributes:
-        delays_unless: For a method that leaves most entries in the residual until they are sent:
-            the setting with which it sends a variable whole. None for other methods.
+        delays_unless: The setting with which a sparse method sends a variable whole. With any
+            other, most entries wait in the residual. None for a method that is not sparse.
     """
 
     delays_unless: int | None = None

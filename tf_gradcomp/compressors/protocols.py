@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import tensorflow as tf
 
 from tf_gradcomp.compressors.base import Compressor, Exchanged, ExchangeInputs, JobStateSpec
+from tf_gradcomp.compressors.contract import checked
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.policy import GradientSpec
@@ -51,10 +52,10 @@ class ScalesResidual(Protocol):
 class Delays(Protocol):
     """A method without settings that leaves most entries in the residual until they are sent."""
 
-    def delayed(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Returns which gradients are mostly delayed: bool [tensors].
+    def delayed(self, specs: Sequence[GradientSpec]) -> Sequence[bool]:
+        """Returns which gradients are mostly delayed.
 
-        The only entry of a variable is sent in every step, by every method.
+        A variable of one element is never delayed, so return False for it.
         """
 
 
@@ -102,7 +103,7 @@ def settings_in_force(compressor: Compressor, inputs: ExchangeInputs) -> tf.Tens
 def delayed(compressor: Compressor, inputs: ExchangeInputs) -> tf.Tensor:
     """Returns which gradients are mostly delayed in the residual: bool [tensors]."""
     if isinstance(compressor, Delays):
-        return compressor.delayed(inputs)
+        return tf.constant(compressor.delayed(inputs.specs), tf.bool, [len(inputs.specs)])
     if not isinstance(compressor, HasSettings) or compressor.delays_unless is None:
         return tf.zeros([len(inputs.specs)], tf.bool)
     settings = compressor.settings_in_force(inputs)[: len(inputs.specs)]
@@ -113,10 +114,15 @@ def delayed(compressor: Compressor, inputs: ExchangeInputs) -> tf.Tensor:
 def conversation(
     compressor: Compressor, inputs: ExchangeInputs
 ) -> Generator[Request, tf.Tensor, Exchanged]:
-    """Runs a method's `exchange` on gradients that are divided, if there are second moments."""
+    """Runs a method's `exchange` on gradients that are divided, if there are second moments.
+
+    Raises:
+        TypeError, ValueError: When the step is traced, if a request or the result is malformed.
+    """
     if inputs.settings is not None:
         settings = settings_in_force(compressor, inputs)
         inputs = dataclasses.replace(inputs, settings=settings)
     amsgrad = inputs.second_moments and inputs.second_moments.largest
     divides = isinstance(compressor, Preconditions) and not amsgrad
-    return compressor.exchange(inputs if divides else inputs.preconditioned())
+    talk = compressor.exchange(inputs if divides else inputs.preconditioned())
+    return checked(compressor.name, talk, inputs.specs)

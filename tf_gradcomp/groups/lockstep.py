@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_gradcomp.compressors.requests import AllReduce, Request, given
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request, given
 from tf_gradcomp.groups.communicator import Communicator
 from tf_gradcomp.groups.group import Group, Member, Result
 
@@ -17,8 +17,10 @@ class _Meeting:
     """Holds what all replicas gave at one point of a step; computes each answer once."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        if len({type(request) for request in requests}) != 1:
+        if len({_kind(request) for request in requests}) != 1:
             raise RuntimeError(f"Replicas of one exchange ask for different things: {requests}.")
+        if not (isinstance(requests[0], AllGather) and not requests[0].same_length):
+            _check_equal_lengths(requests)
         self._requests = requests
 
     @functools.cached_property
@@ -32,6 +34,22 @@ class _Meeting:
     def total(self) -> tf.Tensor:
         """The sum of all vectors, followed by the sum of their metadata."""
         return functools.reduce(tf.add, map(_with_metadata, self._requests))
+
+
+def _kind(request: Request) -> tuple[Any, ...]:
+    """Returns what all replicas' requests must have in common."""
+    same_length = isinstance(request, AllGather) and request.same_length
+    return type(request), given(request).dtype, same_length
+
+
+def _check_equal_lengths(requests: Sequence[Request]) -> None:
+    """Refuses vectors of different lengths, of which real collectives hang or fail."""
+    first, *others = (tf.size(given(request)) for request in requests)
+    kind = type(requests[0]).__name__
+    for other in others:
+        tf.debugging.assert_equal(
+            other, first, f"{kind}: vectors of replicas that must be equally long are not"
+        )
 
 
 def _with_metadata(request: Request) -> tf.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 from tf_gradcomp.compressors.base import Compressor
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import in_turn
+from tf_gradcomp.compressors.protocols import Delays
 from tf_gradcomp.keras.common.version import keras
 from tf_gradcomp.policy import GradientSpec
 
@@ -37,12 +38,18 @@ def check_keeps_zeros(
         return
     for stage in in_turn(compressor):
         method = getattr(stage, "method", stage)
-        if not isinstance(method, HasSettings) or method.delays_unless is None:
-            continue
-        if all(setting == method.delays_unless for setting in method.settings(matrices)):
+        if not _delays_any(method, matrices):
             continue
         raise ValueError(
             f"{type(optimizer).__name__} makes NaN of gradients that are zero in a whole row and "
             f"column, and {method.name!r} leaves them so until they are sent. Use "
             f"epsilon_1={_LEAST_EPSILON_1} or more, 'cast' or 'qsgd', or another optimizer."
         )
+
+
+def _delays_any(method: Compressor, specs: Sequence[GradientSpec]) -> bool:
+    if isinstance(method, Delays):
+        return any(method.delayed(specs))
+    if not isinstance(method, HasSettings) or method.delays_unless is None:
+        return False
+    return any(setting != method.delays_unless for setting in method.settings(specs))
