@@ -98,17 +98,24 @@ def test_outer_optimizer_gets_the_mean_pseudo_gradient(jobs):
     assert jobs[0]["with_momentum"]["values"] == jobs[1]["with_momentum"]["values"]
 
 
-def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs):
-    total = [sum(g[i] for of_workers in gradients(8) for g in of_workers) for i in range(2)]
-    waits = [
-        sum(np.float32(job["warm_up"]["end"]["residuals"][i]) for job in jobs) for i in range(2)
-    ]
-    for job in jobs:
-        assert job["warm_up"]["warm"]["exchanges"] == 2
-        assert job["warm_up"]["warm"]["rounds"] == 0
-        assert job["warm_up"]["end"]["exchanges"] == 4
-        assert np.any(job["warm_up"]["warm"]["residuals"][0])
-        values = np_arrays(job["warm_up"]["end"]["values"])
+@pytest.mark.parametrize("case", ["whole", "not finite", "missing"])
+def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs, case):
+    given = gradients(8)
+    if case == "not finite":  # worker 1 skips its first local step
+        given[2][1] = [np.zeros_like(one) for one in given[2][1]]
+    if case == "missing":
+        for of_one in given[2]:
+            of_one[1] = np.zeros_like(of_one[1])
+    total = [sum(g[i] for of_workers in given for g in of_workers) for i in range(2)]
+    seen = [job["warm_up"][case] for job in jobs]
+    waits = [sum(np.float32(one["end"]["residuals"][i]) for one in seen) for i in range(2)]
+    for one in seen:
+        assert one["warm"]["exchanges"] == 2
+        assert one["warm"]["rounds"] == 0
+        assert one["end"]["exchanges"] == 4
+        assert np.any(one["warm"]["residuals"][0])
+        assert np.any(one["warm"]["residuals"][1])
+        values = np_arrays(one["end"]["values"])
         # What was sent and what waits is what plain SGD would have done.
         whole = [value - rest for value, rest in zip(values, waits, strict=True)]
         assert_equal(whole, [-RATE * one for one in total])

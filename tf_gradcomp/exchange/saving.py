@@ -42,6 +42,9 @@ class Unfinished(Protocol):
     def undone(self) -> contextlib.AbstractContextManager[None]:
         """Within this context, this process is as it was before the work began."""
 
+    def abandon(self) -> None:
+        """Forgets the work, because a checkpoint overwrites what it has changed."""
+
 
 class _Summed(NamedTuple):
     """A variable that each replica of a group has for itself.
@@ -202,6 +205,8 @@ class Saving:
         """Gives a replica its share of what a checkpoint held."""
         self.forget()
         self._assigned += 1
+        if self._unfinished is not None:
+            self._unfinished.abandon()
         one = self._summed.get(id(native(variable)))
         # A strategy shares out by itself.
         variable.assign(value / one.group.size if one and not one.by_strategy else value)

@@ -13,7 +13,13 @@ from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.group import Member
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.round_lengths import length_at
-from tf_gradcomp.keras.common.rounds import decay, finite_or_zero, local_share
+from tf_gradcomp.keras.common.rounds import (
+    beside_residuals,
+    decay,
+    finite_or_zero,
+    has_gradients_left,
+    local_share,
+)
 from tf_gradcomp.keras.common.version import keras, keras_module
 
 keras_private = keras_module("keras_private")
@@ -75,13 +81,15 @@ class LearnersRounds:
                 self._begin()
         _assign(self._swapped, self._each[learner])
         loss, own = gradients()
-        own = [None if one is None else times(one, self._size) for one in own]
-        if not self._has_begun:
-            own = self._with_residuals(learner, own)
-        if all_finite([one for one in own if one is not None]):
-            take(own)
-        else:
-            self._finite = False
+        pairs = zip(own, self._variables, strict=True)
+        given = [(times(one, self._size), v) for one, v in pairs if one is not None]
+        finite = all_finite([gradient for gradient, _ in given])
+        if has_gradients_left(self._exchange, learner, tf.constant(self._has_begun)):
+            grads, variables = zip(*given, strict=True)
+            take(self._with_residuals(learner, grads, variables, finite))
+        elif finite:
+            take([None if one is None else times(one, self._size) for one in own])
+        self._finite = self._finite and bool(finite)
         self._each[learner] = _read(self._swapped)
         return loss
 
@@ -94,14 +102,13 @@ class LearnersRounds:
         if not self._each:
             self._each = [common] * self._size
 
-    def _with_residuals(self, learner: int, gradients: list[Any]) -> list[Any]:
+    def _with_residuals(
+        self, learner: int, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
+    ) -> list[Any]:
         """Adds what synchronous steps have left in a learner's residuals."""
         member = Member(self._exchange.group.communicators()[learner], learner)
-        pairs = zip(gradients, self._variables, strict=True)
-        given, variables = zip(*[pair for pair in pairs if pair[0] is not None], strict=True)
-        sums = self._exchange.take_residuals(given, variables, self._size, member=member)
-        rest = iter(sums)
-        return [None if gradient is None else next(rest) for gradient in gradients]
+        every = beside_residuals(grads, variables, self._variables, finite)
+        return self._exchange.take_residuals(every, self._variables, self._size, member=member)
 
     def advance(self) -> tuple[bool, bool]:
         """Ends the step of all learners.

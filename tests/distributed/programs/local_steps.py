@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from common import scalar
-from local_training import RATE, Trained, gradients
+from local_training import RATE, WARM_UPS, Trained, gradients
 
 import tf_gradcomp as gc
 from tests.ranks import RANK, argument, digest, report
@@ -51,9 +51,12 @@ def with_momentum():
 
 def warm_up():
     """Synchronous steps leave a residual of gradients, and rounds one of weights."""
+    return {case: _warm_up(steps) for case, steps in WARM_UPS.items()}
+
+
+def _warm_up(steps):
     settings = gc.LocalSteps(3, warmup_steps=2)
     trained = Trained("top_k(density=0.1)", lambda: settings)
-    steps = gradients(8)
     seen = [trained.on(steps[:2]).seen(), trained.on(steps[2:]).seen()]
     return {"warm": seen[0], "end": seen[1]}
 
@@ -113,14 +116,14 @@ def chief_saves_alone():
 
 
 def checkpoints(folder):
-    """All workers save in the middle of a round, and go on as a job that never stopped."""
+    """All workers save and restore amid a round, and go on as a job that never stopped."""
     make = lambda: gc.LocalSteps(3, outer=nesterov())  # noqa: E731
     trained = Trained("top_k(density=0.1)", make).on(gradients(4))
     path = f"{folder}/worker_{RANK}/rounds"
     checkpoint = tf.train.Checkpoint(optimizer=trained.optimizer, variables=values_of(trained))
     path = checkpoint.write(path)
     saved = trained.seen()
-    other = Trained("top_k(density=0.1)", make)
+    other = Trained("top_k(density=0.1)", make).on(gradients(2, seed=9))  # amid a round
     restored = tf.train.Checkpoint(optimizer=other.optimizer, variables=values_of(other))
     restored.read(path)
     try:

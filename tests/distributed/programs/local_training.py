@@ -23,6 +23,29 @@ def gradients(steps, seed=3):
     ]
 
 
+def _first_local_step(change):
+    """Returns eight steps, of which the third is changed: the first one after a warm-up of two."""
+    steps = gradients(8)
+    change(steps[2])
+    return steps
+
+
+def _without_the_second_variable(of_workers):
+    for of_one in of_workers:
+        del of_one[1]
+
+
+def _with_a_nan_on_worker_1(of_workers):
+    of_workers[1][0][0, 0] = np.nan
+
+
+WARM_UPS = {
+    "whole": gradients(8),
+    "not finite": _first_local_step(_with_a_nan_on_worker_1),
+    "missing": _first_local_step(_without_the_second_variable),
+}
+
+
 class Trained:
     """Variables of zeros with an optimizer, and steps on given gradients."""
 
@@ -44,7 +67,7 @@ class Trained:
         def step(grads):
             scale = self.applies.scale_loss(tf.constant(1.0))
             own = [scale * gradient for gradient in grads]
-            strategy.run(lambda: self.applies.apply(own, self.variables))
+            strategy.run(lambda: self.applies.apply(own, self.variables[: len(own)]))
 
         self.step = step
 

@@ -18,6 +18,7 @@ from tf_gradcomp.exchange.gradients import (
     divided,
     native,
     times,
+    values_unless,
     with_gradients_to_exchange,
 )
 from tf_gradcomp.exchange.state import own_variable, shared_variable
@@ -46,6 +47,34 @@ def local_share(
     counts = all_finite(moved)
     shares = [tf.where(counts, divided(one, replicas), tf.zeros_like(one)) for one in moved]
     return shares, counts
+
+
+def has_gradients_left(
+    exchange: GradientExchange, local_replica: int, of_weights: tf.Tensor
+) -> tf.Tensor:
+    """Returns whether synchronous steps have left state that rounds cannot go on with."""
+    facts = (exchange.facts.residual_waits, exchange.facts.moments_taken)
+    kept = tf.concat([exchange.group.local(fact, local_replica) for fact in facts], 0)
+    return tf.logical_and(tf.logical_not(of_weights), tf.reduce_any(kept))
+
+
+def beside_residuals(
+    grads: Sequence[Any], variables: Sequence[Any], every: Sequence[Any], finite: tf.Tensor
+) -> list[Any]:
+    """Returns gradients to which the residuals of all variables can be added.
+
+    Args:
+        grads: The gradients of some variables.
+        variables: These variables.
+        every: All variables.
+        finite: Whether the gradients are finite; if not, zeros take their place.
+
+    Returns:
+        One for each of `every`; zeros for a variable that has no gradient.
+    """
+    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in every]
+    given = {id(v): values_unless(finite, g, 0.0) for v, g in zip(variables, grads, strict=True)}
+    return [given.get(id(v), zero) for v, zero in zip(every, zeros, strict=True)]
 
 
 def finite_or_zero(value: tf.Tensor) -> tf.Tensor:
@@ -199,14 +228,15 @@ class Rounds:
         self,
         grads: Sequence[Any],
         variables: Sequence[Any],
-        take: Callable[[Sequence[Any]], None],
+        take: Callable[[Sequence[Any], Sequence[Any]], None],
     ) -> tf.Tensor:
         """Takes a local step, and ends the round if this was the last one.
 
         Args:
             grads: The replica's share of the gradients.
             variables: Their variables.
-            take: Has the inner optimizer apply gradients on this replica alone.
+            take: `take(grads, variables)` has the inner optimizer apply gradients on this replica
+                alone.
 
         Returns:
             A bool scalar, whether the replica's gradients were finite.
@@ -214,10 +244,20 @@ class Rounds:
         position = self._local(self._own.position)
         tf.cond(tf.equal(position, 0), self._begin, lambda: None)
         grads = [times(gradient, self._group.size) for gradient in grads]
-        grads = self._with_residuals(grads, variables)
         finite = all_finite(grads)
+
+        def with_residuals() -> None:
+            every = beside_residuals(grads, variables, self._variables, finite)
+            inner = self._inner(self._variables, 0)
+            take(
+                self._exchange.take_residuals(every, self._variables, size, inner), self._variables
+            )
+
         # No branch here has a collective: each worker may go its own way.
-        tf.cond(finite, lambda: take(grads), lambda: None)
+        size, left = self._group.size, has_gradients_left(self._exchange, 0, self._of_weights)
+        alone = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
+        tf.cond(left, with_residuals, alone)
+        self._of_weights.assign(True)
         count_skip(self._exchange.skipped_steps, finite)
         with tf.control_dependencies([position.assign_add(1), self._steps.assign_add(1)]):
             due = tf.greater_equal(position.read_value(), self._local(self._own.length))
@@ -230,18 +270,6 @@ class Rounds:
         taken = tf.where(self._of_weights, self._steps, self._local(self._exchange.step))
         self._steps.assign(taken)
         self._local(self._own.length).assign(length_at(self._settings.steps, taken))
-
-    def _with_residuals(self, grads: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
-        """Gives the inner optimizer what synchronous steps have left in the residuals."""
-
-        def added() -> Sequence[Any]:
-            size = self._group.size
-            inner = self._inner(variables, 0)
-            sums = self._exchange.take_residuals(grads, variables, size, inner)
-            self._of_weights.assign(True)
-            return sums
-
-        return tf.cond(self._of_weights, lambda: list(grads), added)
 
     def _end(self) -> None:
         strategy = tf.distribute.get_strategy()
@@ -322,6 +350,10 @@ class Rounds:
         finally:
             for weight, value in zip(self._weights, own, strict=True):
                 weight.assign(value)
+
+    def abandon(self) -> None:
+        """Begins a new round at the next step, from the weights that this worker has then."""
+        self._local(self._own.position).assign(0)
 
     def give_back(self) -> None:
         """Gives the weights what a larger job has left in the residuals; for the only replica."""

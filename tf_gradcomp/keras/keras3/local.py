@@ -54,9 +54,9 @@ def step(
 ) -> None:
     """Takes a local step, or a synchronous one during the warm-up; called across replicas."""
 
-    def take(own: Sequence[Any]) -> None:
+    def take(own: Sequence[Any], their_variables: Sequence[keras.Variable]) -> None:
         with keras_private.applying_at_once(core):
-            strategy.extended.call_for_each_replica(core.apply, args=(own, variables))
+            strategy.extended.call_for_each_replica(core.apply, args=(own, their_variables))
 
     def locally() -> None:
         own = [strategy.experimental_local_results(gradient)[0] for gradient in grads]
