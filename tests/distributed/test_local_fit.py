@@ -42,6 +42,7 @@ def test_rounds_are_counted_and_logged(jobs):
         assert seen["exchanges"] == 1 + 4
         assert seen["iterations"] == EPOCHS * STEPS
         assert all(0 < drift < 1 for drift in seen["logs"]["drift"])
+        assert seen["logs"]["drift"] == jobs[0]["in_fit"]["logs"]["drift"]  # a mean over workers
         assert all(ratio > 1 for ratio in seen["logs"]["compression_ratio"])
 
 

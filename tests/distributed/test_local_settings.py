@@ -111,6 +111,13 @@ def test_rounds_have_the_lengths_of_a_schedule_in_one_trace(jobs):
         assert by_list["traces"] == by_function["traces"] == 1
 
 
+def test_rounds_keep_as_many_copies_as_the_page_on_memory_says(jobs):
+    for job in jobs:
+        without, average, with_momentum = job["created"]
+        assert average == pytest.approx(without + 1, abs=0.01)
+        assert with_momentum == pytest.approx(without + 2, abs=0.01)
+
+
 def test_statistics_that_are_not_finite_are_left_out_of_the_mean(jobs):
     for job in jobs:
         mean, variance = job["statistics"]

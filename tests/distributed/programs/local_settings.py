@@ -7,6 +7,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
+import tensorflow as tf
 from common import Setup, scalar
 from local_training import RATE, Trained, gradients, strategy
 
@@ -76,6 +77,28 @@ def scheduled():
     return seen
 
 
+def created():
+    """The elements of all variables that an optimizer creates, in copies of the weights."""
+
+    def copies(settings):
+        elements = 0
+
+        def counting(create, **of_variable):
+            nonlocal elements
+            variable = create(**of_variable)
+            elements += int(np.prod(variable.shape))
+            return variable
+
+        with strategy.scope(), tf.variable_creator_scope(counting):
+            weights = keras.Variable(np.zeros((100, 100), "float32"), aggregation="mean")
+            inner = keras.optimizers.SGD(RATE)
+            gc.CompressedOptimizer(inner, "adacomp", local_steps=settings()).build([weights])
+        return elements / 100**2
+
+    outer = functools.partial(keras.optimizers.SGD, 0.7, momentum=0.9)
+    return [copies(s) for s in (lambda: None, lambda: 4, lambda: gc.LocalSteps(4, outer()))]
+
+
 def statistics():
     """Two of the statistics of worker 1, of eight on each, have become infinite and NaN."""
     with strategy.scope():
@@ -118,5 +141,5 @@ def float16_data():
 
 
 if __name__ == "__main__":
-    checks = (clipped, scaled, accumulates, overflows, scheduled, statistics, in_float16)
+    checks = (clipped, scaled, accumulates, overflows, scheduled, created, statistics, in_float16)
     report({check.__name__: check() for check in checks})

@@ -49,8 +49,8 @@ class CompressionMonitor(keras.callbacks.Callback):
     - `skipped_steps`: steps skipped since the start because a gradient was not finite;
     - `residual_norm`: the Euclidean norm of the residuals, at the end of each epoch;
     - `rounds`, with `local_steps`: the rounds since the start, over which the means above are;
-    - `drift`, with `local_steps`: how far this worker's weights had moved from the common ones at
-      the end of the latest round, relative to the norm of the common ones.
+    - `drift`, with `local_steps`: how far a worker's weights had moved from the common ones at the
+      end of the latest round, relative to their norm: the mean over the workers.
 
     The progress bar shows `wire_ratio`, and `skipped_steps` once there are any.
 

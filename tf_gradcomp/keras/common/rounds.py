@@ -107,7 +107,8 @@ class _Variables:
         position: How many steps of the round are done.
         length: How many the round has.
         rounds: How many rounds have ended since the program started.
-        drift: How far this worker had moved in the latest round.
+        drift: How far this worker had moved in the latest round; the mean over all workers, where
+            they have ended a round together between two steps.
         start: The common weights at the start of the round.
     """
 
@@ -323,8 +324,7 @@ class Rounds:
         if self.pending:
             self._finish()
         averaged = [v for v in self._statistics() if tf.as_dtype(v.dtype).is_floating]
-        if averaged:
-            self._average([self._local(variable) for variable in averaged])
+        self._average([self._local(variable) for variable in (self._own.drift, *averaged)])
         self._finished_at = [self._exchange.exchanges, 0]
 
     def _average(self, variables: Sequence[tf.Variable]) -> None:
