@@ -6,6 +6,7 @@ import contextlib
 import functools
 import types
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -362,3 +363,14 @@ def test_one_replica_applies_a_residual_that_float16_cannot_hold_step_by_step(
         np.testing.assert_allclose(variable.numpy() - left, -residual, rtol=1e-3)
     assert not left.any()
     assert not optimizer.exchange.facts.residual_waits.numpy().any()
+
+
+def test_a_damaged_inner_optimizer_is_an_error(tmp_path):
+    path = tmp_path / "m.weights.h5"
+    build().save_weights(path)
+    with h5py.File(path, "a") as file:
+        slots = file["optimizer/inner_optimizer/vars"]
+        del slots["2"]
+        slots["2"] = np.zeros(7)
+    with pytest.raises(ValueError, match="could not be loaded"):
+        build().load_weights(path)

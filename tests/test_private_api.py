@@ -6,6 +6,7 @@ When a test here fails, a release of TensorFlow or Keras has changed what its na
 import ast
 import contextlib
 import inspect
+import os
 import queue
 import subprocess
 import sys
@@ -685,6 +686,17 @@ def test_on_broken_file(tmp_path, monkeypatch):
         content[middle : middle + 999] = b"?" * len(content[middle : middle + 999])
         (tmp_path / name).write_bytes(content)
         with pytest.raises((OSError, RuntimeError, zipfile.BadZipFile)) as broken:
+            load(tmp_path / name)
+        assert f"broken: {name}" in broken.value.__notes__
+    model.save(tmp_path / "folder", zipped=False)
+    model.save_weights(tmp_path / "m.weights.json", max_shard_size=1)
+    for name, part, load in (
+        ("folder", "folder/model.weights.h5", keras.models.load_model),
+        ("folder", "folder/config.json", keras.models.load_model),
+        ("m.weights.json", "m.weights.json", small_model().load_weights),
+    ):
+        os.truncate(tmp_path / part, 30)
+        with pytest.raises((NameError, ValueError)) as broken:
             load(tmp_path / name)
         assert f"broken: {name}" in broken.value.__notes__
     with pytest.raises(ValueError, match="File not found") as missing:

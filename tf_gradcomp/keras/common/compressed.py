@@ -46,6 +46,7 @@ from tf_gradcomp.policy import LayerPolicy
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 adam = keras_module("adam")
+_OTHER_NAMES = ("_applies", "_core", "_receiver")
 
 
 class Compressed(TakesLocalSteps):
@@ -108,6 +109,13 @@ class Compressed(TakesLocalSteps):
     _within: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(in_loss_scaler)
 
     _scaled_around: bool  # by a loss scaler that wraps this optimizer
+
+    def __dir__(self) -> list[str]:
+        """Hides other names of the inner optimizer from Keras, which loads all that is listed.
+
+        Under a name that is not in the file nothing fails, and Keras forgets an earlier failure.
+        """
+        return [name for name in super().__dir__() if name not in _OTHER_NAMES]
 
     @property
     def _core(self) -> Any:

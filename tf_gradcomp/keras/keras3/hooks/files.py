@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -127,11 +128,13 @@ def on_broken_file(describe: Callable[[str], str]) -> None:
     def hooked(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
-        except (OSError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+        except Exception as error:
             path = args[place] if len(args) > place else kwargs.get("filepath")
-            of_file = isinstance(error, OSError | zipfile.BadZipFile)
-            of_file = of_file or "Unable to " in str(error)  # as h5py says it
-            if of_file and isinstance(path, str | os.PathLike) and os.path.isfile(path):
+            # Where a folder's weights cannot be opened, Keras fails once more while it cleans up.
+            cause = error.__context__ if isinstance(error, UnboundLocalError) else error
+            of_file = isinstance(cause, OSError | zipfile.BadZipFile | json.JSONDecodeError)
+            of_file = of_file or "Unable to " in str(cause)  # as h5py says it
+            if of_file and isinstance(path, str | os.PathLike) and os.path.exists(path):
                 error.add_note(describe(os.fspath(path)))
             raise
 
