@@ -26,7 +26,7 @@ def rows(tmp_path_factory):
     output = tmp_path_factory.mktemp("network") / "measured.json"
     lines = []
     with links.network(2) as network:
-        plan = Plan(jobs.LSTM, CONTENDERS, (LINK,), network, 2, 0.1, 10, str(output))
+        plan = Plan(jobs.LSTM, CONTENDERS, (LINK,), network, 2, 0.1, 5, str(output))
         command = [sys.executable, str(BENCHMARKS / "worker.py"), plan.to_text()]
         with placed.placed_job(command, network, 1, lambda *line: lines.append(line)) as job:
             result = job.run()

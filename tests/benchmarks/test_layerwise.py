@@ -1,10 +1,10 @@
 """Tests the figures that benchmarks/layerwise.py computes from its runs' files."""
 
 import layerwise
-import numpy as np
 import pytest
 from trainings import DIGITS
 
+from tests.bounds import assert_close
 from tf_gradcomp.compressors.base import GRADIENT_SUM
 
 
@@ -63,7 +63,7 @@ def test_sums_of_the_last_steps_of_a_period():
     for last, total in [(4, whole), (1, tails[1]), (3, tails[3])]:
         expected = [sum(of_one) for of_one in zip(*given[-last:], strict=True)]
         for actual, wanted in zip(total, expected, strict=True):
-            np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+            assert_close(actual, wanted, terms=8)
 
 
 @pytest.mark.parametrize("workload", ["digits", "resnet"])

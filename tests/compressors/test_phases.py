@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.bounds import assert_close, rounding
 from tests.compressors.lockstep import in_lockstep
 from tests.replicas import collective, copies, mirrored, stepper
 from tf_gradcomp.advice.choice import choose
@@ -152,7 +153,7 @@ def test_learners_in_lockstep_take_the_same_turns():
             lambda method, inputs=inputs: in_lockstep([conversation(method, i) for i in inputs]),
         )
         sums.append(float(ends[0].result.reduced[0][0]))
-    np.testing.assert_allclose(sums, [3 * FINE, 3 * FINE, 3], rtol=1e-7)
+    np.testing.assert_allclose(sums, [3 * FINE, 3 * FINE, 3], rtol=rounding(1, terms=3))
 
 
 def test_only_the_steps_of_a_sparse_turn_are_delayed():
@@ -188,15 +189,16 @@ class InTurn(Phased):
 )
 def test_a_phase_without_a_residual_sends_what_is_left_of_the_one_before(compressor):
     exchanging = Exchanging(compressor)
-    given, received = np.zeros(3), np.zeros(3)
+    given, received, largest = np.zeros(3), np.zeros(3), 0.0
     for step in range(7):
         gradient = np.random.default_rng(step).normal(size=3).astype("float32")
         exchanging.step_of(gradient)
         given += 2 * gradient
+        largest = max(largest, np.abs(gradient).max())
         received += exchanging.reduced[-1]
-    np.testing.assert_allclose(received, given, rtol=1e-3, atol=1e-3)
-    left = sum(copies(collective(), exchanging.exchange.residuals[0]))
-    np.testing.assert_allclose(left, np.zeros(3), atol=1e-6)
+    # At most two steps are cast.
+    assert_close(received, given, steps=2, scale=2 * largest, dtype="float16")
+    assert not any(np.any(copy) for copy in copies(collective(), exchanging.exchange.residuals[0]))
 
 
 @pytest.mark.parametrize(

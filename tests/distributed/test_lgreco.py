@@ -35,8 +35,8 @@ def killed(folder):
 
 @pytest.fixture(scope="module")
 def killed_again(killed, folder):
-    """From there by four, within the fifth epoch."""
-    return run_workers(PROGRAM, 4, ["killed", folder], check=False)
+    """From there by three, within the fifth epoch."""
+    return run_workers(PROGRAM, 3, ["killed", folder], check=False)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_both_ways_to_train_plan_alike_also_with_several_steps_in_an_execution(k
 @pytest.mark.parametrize(
     ("before", "after", "sums_left"),
     [("killed", "killed_again", [False, True]), ("killed_again", "resumed", [True])],
-    ids=["two workers, then four", "four, then two"],
+    ids=["two workers, then three", "three, then two"],
 )
 def test_a_job_that_was_killed_amid_a_period_goes_on_with_plan_and_sums(
     before, after, sums_left, request

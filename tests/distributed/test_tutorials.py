@@ -13,7 +13,7 @@ from tests.workers import result, run_workers
 PROGRAM = Path(__file__).parent / "programs" / "tutorials.py"
 # Tracing takes seconds, so not each guide is run in each way.
 RUNS = {
-    "unwrapped": ("CustomTraining eager", "LoopWithCheckpoints eager", "StepsInAFunction graph"),
+    "unwrapped": ("CustomTraining eager", "StepsInAFunction graph"),
     "optimizer": ("CustomTraining eager", "LoopWithCheckpoints graph"),
     "strategy": ("CustomTraining graph", "LoopWithCheckpoints eager"),
     "alone": ("CustomTraining graph", "LoopWithCheckpoints graph", "StepsInAFunction graph"),
