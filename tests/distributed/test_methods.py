@@ -61,7 +61,7 @@ def test_the_bytes_of_the_tensors_are_in_the_payload(workers, method):
 
 
 def test_survivor_of_a_sum_ends_with_a_named_error():
-    """Those of a gather and of a broadcast are in test_faults.py."""
+    """Kills a worker in a sum; test_faults.py does so in a gather and in a broadcast."""
     survivor, dead = run_workers(PROGRAM, 2, ["killed", "no_compression"], check=False)
     assert dead.returncode == -signal.SIGKILL
     assert survivor.returncode not in (0, None)
