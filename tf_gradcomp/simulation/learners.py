@@ -26,6 +26,7 @@ from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
+from tf_gradcomp.keras.common.round_lengths import Schedule
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
 from tf_gradcomp.simulation.checks import check_model, checked_method, pair_of, shares
@@ -88,7 +89,7 @@ class Learners:
         policy: LayerPolicy | None = None,
         precondition: str | None = AUTO,
         graph: bool = False,
-        local_steps: LocalSteps | Mapping[str, Any] | int | None = None,
+        local_steps: LocalSteps | Mapping[str, Any] | Schedule | None = None,
     ) -> None:
         check_model(model)
         if not is_whole_number(learners, 1, sys.maxsize):

@@ -40,6 +40,7 @@ from tf_gradcomp.keras.common.precondition import (
     preconditioner_for,
     take_moments,
 )
+from tf_gradcomp.keras.common.round_lengths import Schedule
 from tf_gradcomp.keras.common.taking_local_steps import TakesLocalSteps
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
@@ -75,7 +76,7 @@ class Compressed(TakesLocalSteps):
         *,
         group: str | Group | None = None,
         reduction: str | None = None,
-        local_steps: LocalSteps | Mapping[str, Any] | int | None = None,
+        local_steps: LocalSteps | Mapping[str, Any] | Schedule | None = None,
     ) -> None:
         super().__init__(name=name, **self._base_settings)  # type: ignore[call-arg]
         inner = checked_inner(inner_optimizer, self._accepted, Compressed, self._within)

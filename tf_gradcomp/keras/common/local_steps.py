@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
@@ -12,6 +12,7 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.facts import facts_of
 from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.round_lengths import (
+    Schedule,
     checked_schedule,
     config_of_schedule,
     fact_of_schedule,
@@ -49,7 +50,7 @@ class LocalSteps:
 
     def __init__(
         self,
-        steps: int | Sequence[Sequence[int]] | Callable[[int], int],
+        steps: Schedule,
         outer: Any = None,
         warmup_steps: int = 0,
         residual_decay: float = 1.0,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.keras.common.version import keras
 
-Schedule: TypeAlias = int | list[list[int]] | Callable[[int], int]
+Schedule: TypeAlias = int | Sequence[Sequence[int]] | Callable[[int], int]
 
 _EXPECTED = (
     "LocalSteps: expected a whole number of steps, at least 1; or a list of (step, number), of "
