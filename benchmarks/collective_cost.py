@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 
 import click
-import rich
 from machine import processor
+from output import print_table
 from reports import reports_of
 from rich.table import Table
 from used import Used
@@ -65,7 +65,7 @@ def main(repeats: int) -> None:
     table = Table("", "ms", "CPU ms", "context switches", title=f"Two workers on {processor()}")
     for name, (seconds, cpu, switches) in found[0].items():
         table.add_row(name, f"{1e3 * seconds:.2f}", f"{1e3 * cpu:.2f}", f"{switches:.1f}")
-    rich.print(table)
+    print_table(table)
 
 
 if __name__ == "__main__":

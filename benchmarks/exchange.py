@@ -19,9 +19,9 @@ from typing import Any
 
 import click
 import jobs
-import rich
 from machine import processor
 from mallocs import SETTINGS, malloc_option
+from output import print_table
 from reports import reports_of
 from rich.table import Table
 
@@ -125,7 +125,7 @@ def main(
     for malloc, of_one in measured.items():
         for row in rows(malloc, of_one):
             table.add_row(*row)
-    rich.print(table)
+    print_table(table)
     if json_path:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(measured))

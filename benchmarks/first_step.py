@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator
 
 import click
-import rich
 from machine import processor
+from output import print_table
 from reports import means, reports_of
 from rich.progress import track
 from rich.table import Table
@@ -152,7 +152,7 @@ def main(models: tuple[str, ...], methods: tuple[str, ...], repeats: int) -> Non
         table.add_column(name, justify="left" if name in ("model", "method") else "right")
     for (model, method), of_cell in counted.items():
         table.add_row(_with_size(model, of_cell), method, *(f"{of_cell[n]:.0f}" for n in names))
-    rich.print(table)
+    print_table(table)
     if not repeats:
         return
     runs = [cell for _ in range(repeats) for cell in cells]
@@ -169,7 +169,7 @@ def main(models: tuple[str, ...], methods: tuple[str, ...], repeats: int) -> Non
         seconds = [f"{value:.1f}" for value in row]
         cells_of_row = [*seconds[:-1], ratios[0], seconds[-1], ratios[1]]
         table.add_row(_with_size(model, counted[model, method]), method, *cells_of_row)
-    rich.print(table)
+    print_table(table)
 
 
 def _with_size(model: str, of_cell: dict[str, float]) -> str:

@@ -31,6 +31,7 @@ import rich
 import tensorflow as tf
 from machine import processor
 from mallocs import SETTINGS, malloc_option
+from output import print_table
 from recorded import Recorded, not_recorded, slower
 from rich.progress import track
 from rich.table import Table
@@ -235,7 +236,7 @@ def report(elements, stopwatch, of_floor):
         numbers = [median, min(times), max(times), 1e6 * median / elements, median / floor]
         faults = f"{statistics.median(all_faults[label]):,.0f}"
         table.add_row(label, *[f"{number:.2f}" for number in numbers], faults)
-    rich.print(table)
+    print_table(table)
 
 
 # L-GreCo is the step of another method, and a sum; LGC begins with another, and has a state that

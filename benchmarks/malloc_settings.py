@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
-import rich
 from machine import processor
 from mallocs import SETTINGS
+from output import print_table
 from reports import means, reports_of
 from rich.progress import track
 from rich.table import Table
@@ -149,7 +149,7 @@ def main(
                 f"{one['faults']:,.0f}",
                 f"{one['peak'] / 1e9:.2f}",
             )
-    rich.print(table)
+    print_table(table)
 
 
 if __name__ == "__main__":

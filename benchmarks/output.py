@@ -8,6 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.table import Table
+
+WIDTH = 120  # of tables in a file
 
 
 def show(console: Console, markdown: str, files: Sequence[Path]) -> None:
@@ -17,3 +20,9 @@ def show(console: Console, markdown: str, files: Sequence[Path]) -> None:
     else:
         print(markdown)
     console.print("Written:", *(os.path.relpath(file) for file in files), soft_wrap=True)
+
+
+def print_table(table: Table) -> None:
+    """Prints a table, as wide as the terminal or, to a file, so wide that no word is cut."""
+    console = Console()
+    Console(width=None if console.is_terminal else WIDTH).print(table)

@@ -27,6 +27,7 @@ import links
 import rich.console
 import rich.table
 from machine import processor
+from output import print_table
 from placed import placed_job, shared_out_threads
 from turns import Plan
 
@@ -99,7 +100,7 @@ def show(records: Sequence[dict[str, Any]], hosts: int, replicas: int) -> None:
         times = (f"{ms:,.0f}" for ms in (statistics.median(taken), min(taken), max(taken)))
         sent = f"{record['interface_bytes'] / 1e6:.2f}"
         table.add_row(record["link"], record["contender"], *times, sent)
-    rich.console.Console(width=120).print(table)
+    print_table(table)
 
 
 if __name__ == "__main__":
