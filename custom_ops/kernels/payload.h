@@ -13,7 +13,7 @@ inline constexpr uint32_t kPayloadMagic = 0x43474654;  // "TFGC"
 inline constexpr uint16_t kPayloadVersion = 2;
 inline constexpr uint32_t kNonFiniteFlag = 1;
 
-// Python writes the payloads of ScaleCom and LGC: their numbers are also in ops/payload.py.
+// Python writes the payloads of ScaleCom, LGC and SIDCo: their numbers are also in ops/payload.py.
 enum class Method : uint16_t {
   kAdaComp = 1,
   kQsgd = 2,
@@ -21,6 +21,7 @@ enum class Method : uint16_t {
   kTopK = 4,
   kScaleCom = 5,
   kLgc = 6,
+  kSidCo = 7,
 };
 
 struct PayloadHeader {

@@ -18,11 +18,19 @@ class PayloadOp : public OpKernel {
   explicit PayloadOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("method", &method_));
     OP_REQUIRES_OK(context, context->GetAttr("fingerprint", &fingerprint_));
+    OP_REQUIRES_OK(context, context->GetAttr("num_tensors", &num_tensors_));
+    OP_REQUIRES_OK(context, context->GetAttr("same_length", &same_length_));
   }
 
  protected:
+  int64_t NumTensors(const std::vector<int64_t>& settings) const {
+    return num_tensors_ < 0 ? settings.size() : num_tensors_;
+  }
+
   int64_t method_;
   int64_t fingerprint_;
+  int64_t num_tensors_;  // of a method without settings; otherwise negative
+  bool same_length_;     // whether the payloads of all replicas are equally long
 };
 
 class PayloadWriteOp : public PayloadOp {
@@ -44,15 +52,16 @@ class PayloadWriteOp : public PayloadOp {
     header.fingerprint = fingerprint_;
     header.plan = PlanOf(settings);
     header.flags = finite ? 0 : kNonFiniteFlag;
-    header.num_tensors = settings.size();
-    header.length = kHeaderWords + body.NumElements();
+    header.num_tensors = NumTensors(settings);
+    const int64_t body_words = finite || same_length_ ? body.NumElements() : 0;
+    header.length = kHeaderWords + body_words;
     Tensor* payload;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({header.length}), &payload));
     int32_t* words = payload->flat<int32_t>().data();
     if (finite) {
-      std::copy_n(body.flat<int32_t>().data(), body.NumElements(), words + kHeaderWords);
+      std::copy_n(body.flat<int32_t>().data(), body_words, words + kHeaderWords);
     } else {
-      std::fill_n(words + kHeaderWords, body.NumElements(), 0);
+      std::fill_n(words + kHeaderWords, body_words, 0);
     }
     WriteHeader(header, words);
   }
@@ -73,24 +82,24 @@ class PayloadReadOp : public PayloadOp {
     OP_REQUIRES_OK(context, ToTensorFlow(ReadRows(payloads.flat<int32_t>().data(),
                                                   payloads.dim_size(0), payloads.dim_size(1),
                                                   &views)));
-    const ExpectedHeader expected = {static_cast<Method>(method_),
-                                     fingerprint_,
-                                     PlanOf(settings),
-                                     step,
-                                     static_cast<int64_t>(settings.size()),
-                                     payloads.dim_size(1)};
+    ExpectedHeader expected = {static_cast<Method>(method_), fingerprint_, PlanOf(settings), step,
+                               NumTensors(settings)};
+    if (same_length_) expected.length = payloads.dim_size(1);
     const int64_t body_words = payloads.dim_size(1) - kHeaderWords;
     Tensor* bodies;
     Tensor* finite;
+    Tensor* lengths;
     OP_REQUIRES_OK(context,
                    context->allocate_output(0, {payloads.dim_size(0), body_words}, &bodies));
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &finite));
+    OP_REQUIRES_OK(context, context->allocate_output(2, {payloads.dim_size(0)}, &lengths));
     finite->scalar<bool>()() = true;
     int32_t* to = bodies->flat<int32_t>().data();
     for (size_t i = 0; i < views.size(); ++i) {
       OP_REQUIRES_OK(context, ToTensorFlow(OfReplica(i, CheckHeader(views[i], expected))));
       if (views[i].header.non_finite()) finite->scalar<bool>()() = false;
-      to = std::copy_n(views[i].body(), body_words, to);
+      lengths->vec<int64_t>()(i) = views[i].body_words();
+      to = std::copy_n(views[i].body(), body_words, to);  // zeros follow it: see ReadRows
     }
   }
 };
@@ -115,7 +124,15 @@ REGISTER_OP("PayloadWrite")
     .Output("payload: int32")
     .Attr("method: int")
     .Attr("fingerprint: int")
-    .SetShapeFn([](InferenceContext* c) { return Lengthened(c, 1, kHeaderWords); });
+    .Attr("num_tensors: int = -1")
+    .Attr("same_length: bool = true")
+    .SetShapeFn([](InferenceContext* c) {
+      bool same_length;
+      TF_RETURN_IF_ERROR(c->GetAttr("same_length", &same_length));
+      if (same_length) return Lengthened(c, 1, kHeaderWords);
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    });
 
 REGISTER_OP("PayloadRead")
     .Input("payloads: int32")
@@ -123,10 +140,16 @@ REGISTER_OP("PayloadRead")
     .Input("settings: int64")
     .Output("bodies: int32")
     .Output("finite: bool")
+    .Output("lengths: int64")
     .Attr("method: int")
     .Attr("fingerprint: int")
+    .Attr("num_tensors: int = -1")
+    .Attr("same_length: bool = true")
     .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle payloads;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &payloads));
       c->set_output(1, c->Scalar());
+      c->set_output(2, c->Vector(c->Dim(payloads, 0)));
       return Lengthened(c, 2, -kHeaderWords);
     });
 

@@ -20,6 +20,7 @@ from tests.compressors.lgc_oracle import lgc_oracle
 from tests.compressors.lockstep import Arrays, Outcome, State
 from tests.compressors.power_sgd_oracle import power_sgd_oracle
 from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
+from tests.compressors.sidco_oracle import sidco_oracle
 from tests.compressors.top_k_oracle import top_k_added, top_k_oracle
 from tests.reference import adacomp, dense_sum
 from tf_gradcomp.compressors import (
@@ -33,6 +34,7 @@ from tf_gradcomp.compressors import (
     PowerSGD,
     RandomK,
     ScaleCom,
+    SIDCo,
     SignSGD,
     TopK,
 )
@@ -193,6 +195,16 @@ def power_sgd_with(label: str, **settings: Any) -> Method:
     )
 
 
+def sidco_with(label: str, **settings: Any) -> Method:
+    return Method(
+        f"SIDCo{label}",
+        SIDCo(**settings),
+        sidco_oracle,
+        header_bytes=56,
+        sends_equals_at_once=False,
+    )
+
+
 METHODS = [
     adacomp_with(""),
     adacomp_with(", bins of 7", bin_sizes=7),
@@ -239,6 +251,8 @@ METHODS = [
         sends_equals_at_once=False,
     ),
     Method("SignSGD", SignSGD(), sign_sgd_oracle, header_bytes=56, sends_less=True),
+    sidco_with(""),
+    sidco_with(", exponential", density=0.1, distribution="exponential", stages=1),
     Method("NoCompression", NoCompression(), sum_oracle),
     Method("Cast to float16", Cast("float16"), sum_oracle, rounding=2e-3, largest=65504),
     Method("Cast to bfloat16", Cast("bfloat16"), sum_oracle, rounding=2e-2),

@@ -147,10 +147,11 @@ def read(rows, settings=(5, 7)):
 
 
 def test_headers_are_taken_off_again():
-    bodies, finite = read([written(), written()])
+    bodies, finite, lengths = read([written(), written()])
+    assert lengths.numpy().tolist() == [5, 5]
     assert bodies.numpy().tolist() == [[1, 2, 3, 4, 5]] * 2
     assert finite
-    bodies, finite = read([written(), written(finite=False)])
+    bodies, finite, _ = read([written(), written(finite=False)])
     assert bodies.numpy().tolist() == [[1, 2, 3, 4, 5], [0] * 5]
     assert not finite
 

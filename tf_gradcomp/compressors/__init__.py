@@ -21,6 +21,7 @@ from tf_gradcomp.compressors.qsgd import QSGD
 from tf_gradcomp.compressors.random_k import RandomK
 from tf_gradcomp.compressors.registry import deserialize, get, names, serialize, text_of
 from tf_gradcomp.compressors.scalecom import ScaleCom
+from tf_gradcomp.compressors.sidco import SIDCo
 from tf_gradcomp.compressors.sign_sgd import SignSGD
 from tf_gradcomp.compressors.top_k import TopK
 
@@ -41,6 +42,7 @@ __all__ = [
     "Plannable",
     "PowerSGD",
     "RandomK",
+    "SIDCo",
     "ScaleCom",
     "SignSGD",
     "StateSpec",

@@ -125,7 +125,7 @@ class ShortPayloads:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Does what `ops.top_k_encode` does; what rounding takes off stays in the residuals."""
         plain, _ = ops.top_k_encode(residuals, gradients, step, **self._layout)
-        bodies, finite = ops.payload_read(plain[tf.newaxis], step, **self._header)
+        bodies, finite, _ = ops.payload_read(plain[tf.newaxis], step, **self._header)
         own = self._apart(bodies[0])
         scales, codes, sent = self._coded(own.values)
         counts, places = self._in_chunks(own.places)
@@ -141,7 +141,7 @@ class ShortPayloads:
         self, payloads: tf.Tensor, step: tf.Tensor, *, shapes: Sequence[Any]
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Does what `ops.top_k_decode` does."""
-        bodies, _ = ops.payload_read(payloads, step, **self._header)
+        bodies, *_ = ops.payload_read(payloads, step, **self._header)
         plain = tf.map_fn(
             lambda of_one: self._plain(*of_one),
             (bodies, each_finite(payloads)),
@@ -155,7 +155,7 @@ class ShortPayloads:
 
     def as_plain(self, payload: tf.Tensor) -> tf.Tensor:
         """Returns a short payload as `ops.top_k_encode` would have written its entries."""
-        bodies, finite = ops.payload_read(payload[tf.newaxis], self._step, **self._header)
+        bodies, finite, _ = ops.payload_read(payload[tf.newaxis], self._step, **self._header)
         return self._plain(bodies[0], finite)
 
     def _plain(self, body: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:

@@ -120,7 +120,7 @@ def gather_codes(
     body = tf.concat([tf.bitcast(scales, tf.int32), _packed(codes, bits)], 0)
     payload = ops.payload_write(body, inputs.step, own_finite, **header)
     payloads = yield AllGather(payload, same_length=True)
-    bodies, finite = ops.payload_read(payloads, inputs.step, **header)
+    bodies, finite, _ = ops.payload_read(payloads, inputs.step, **header)
     of_all, words = tf.split(bodies, [tf.size(scales), tf.shape(bodies)[1] - tf.size(scales)], 1)
     codes_of_all = tf.slice(_unpacked(words, bits), [0, 0], [-1, tf.size(codes)])
     scales_of_all = tf.bitcast(of_all, tf.float32)

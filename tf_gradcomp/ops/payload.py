@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.coding import Settings, tensor_of
 
-TOP_K, SCALECOM, LGC = 4, 5, 6  # numbers of methods
+TOP_K, SCALECOM, LGC, SIDCO = 4, 5, 6, 7  # numbers of methods
 _FLAGS = 8  # the header word with the flags
 
 
@@ -19,48 +21,64 @@ def payload_write(
     step: tf.Tensor,
     finite: tf.Tensor,
     *,
-    settings: Settings,
+    settings: Settings | None,
     method: int,
     fingerprint: int,
+    num_tensors: int | None = None,
+    same_length: bool = True,
 ) -> tf.Tensor:
     """Puts the header in front of a body.
 
     Args:
         body: int32 [words].
         step: int64 scalar, the same on all replicas.
-        finite: bool scalar. If false, the payload has the non-finite flag, and zeros as its body.
-        settings: One per tensor; the header has a digest of them.
+        finite: bool scalar. If false, the payload has the non-finite flag, and zeros as its body;
+            without `same_length`, it has no body.
+        settings: One per tensor; the header has a digest of them. None: the method has none.
         method: The number of the method.
         fingerprint: Signed 64-bit; the reader refuses payloads with another fingerprint.
+        num_tensors: The number of tensors of a method without settings.
+        same_length: Whether the payloads of all replicas are equally long, as for `AllGather`.
 
     Returns:
-        int32 [words + 14].
+        int32 [words + 14]; of a replica that is not finite, without `same_length`, int32 [14].
     """
     return library.load().payload_write(
         body=body,
         step=step,
         finite=finite,
-        settings=tensor_of(settings),
         method=method,
         fingerprint=fingerprint,
+        same_length=same_length,
+        **_tensors(settings, num_tensors),
     )
 
 
 def payload_read(
-    payloads: tf.Tensor, step: tf.Tensor, *, settings: Settings, method: int, fingerprint: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Checks and removes the headers of all replicas' payloads, which fill their rows.
+    payloads: tf.Tensor,
+    step: tf.Tensor,
+    *,
+    settings: Settings | None,
+    method: int,
+    fingerprint: int,
+    num_tensors: int | None = None,
+    same_length: bool = True,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Checks and removes the headers of all replicas' payloads.
 
     Args:
-        payloads: int32 [replicas, words + 14], a payload in each row.
+        payloads: int32 [replicas, words + 14], a payload in each row, with zeros behind shorter
+            ones. With `same_length`, the payloads fill their rows.
         step: int64 scalar, the step in which all payloads must have been encoded.
         settings: The same as for writing.
         method: The same as for writing.
         fingerprint: The same as for writing.
+        num_tensors: The same as for writing.
+        same_length: The same as for writing.
 
     Returns:
-        The bodies, int32 [replicas, words]; and finite, bool scalar: whether no replica was
-        flagged non-finite.
+        The bodies, int32 [replicas, words], with zeros behind shorter ones; finite, bool scalar:
+        whether no replica was flagged non-finite; and the words of each body, int64 [replicas].
 
     Raises:
         tf.errors.InvalidArgumentError: If a payload is broken, or comes from another program, step,
@@ -69,10 +87,20 @@ def payload_read(
     return library.load().payload_read(
         payloads=payloads,
         step=step,
-        settings=tensor_of(settings),
         method=method,
         fingerprint=fingerprint,
+        same_length=same_length,
+        **_tensors(settings, num_tensors),
     )
+
+
+def _tensors(settings: Settings | None, num_tensors: int | None) -> dict[str, Any]:
+    """Returns the arguments by which the ops know the number of tensors and their settings."""
+    if (settings is None) == (num_tensors is None):
+        raise ValueError("A payload needs either the settings of its tensors or their number.")
+    if settings is None:
+        return {"settings": tensor_of([]), "num_tensors": num_tensors}
+    return {"settings": tensor_of(settings)}
 
 
 def payloads_finite(payloads: tf.Tensor) -> tf.Tensor:

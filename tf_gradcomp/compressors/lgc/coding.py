@@ -164,7 +164,7 @@ class Coding(Phase, registered=False):
             **header,
         )
         payloads = yield AllGather(payload, same_length=True)
-        bodies, finite = ops.payload_read(payloads, inputs.step, **header)
+        bodies, finite, _ = ops.payload_read(payloads, inputs.step, **header)
         bodies = tf.ensure_shape(bodies, [size, 1 + 2 * count])
         floats, places = tf.split(bodies, [1 + count, count], 1)
         floats = tf.bitcast(floats, tf.float32)

@@ -109,7 +109,7 @@ class Collecting(Phase, registered=False):
         body = tf.bitcast(own, tf.int32)
         payload = ops.payload_write(body, inputs.step, step.own_finite, **header)
         payloads = yield AllGather(payload, same_length=True)
-        bodies, finite = ops.payload_read(payloads, inputs.step, **header)
+        bodies, finite, _ = ops.payload_read(payloads, inputs.step, **header)
         of_all = tf.ensure_shape(tf.bitcast(bodies, tf.float32), [inputs.size, entries])
         exchanged = step.end(sums, sum_in_order(of_all), finite, 4 * entries)
         self._keep(of_all, step, exchanged.finite)

@@ -1,0 +1,86 @@
+"""SIDCo's thresholds; what it shares with other compressors is in test_conformance.py."""
+
+import numpy as np
+import pytest
+
+from tests.compressors.lockstep import Lockstep, specs_of
+from tf_gradcomp.compressors import SIDCo
+
+ELEMENTS = 100_000
+
+
+SAMPLES = {
+    "normal": lambda draw: draw.normal(size=ELEMENTS),
+    "Laplace": lambda draw: draw.laplace(size=ELEMENTS),
+    "gamma 0.5": lambda draw: draw.gamma(0.5, size=ELEMENTS),
+    "gamma 0.2": lambda draw: draw.gamma(0.2, size=ELEMENTS),
+    "Pareto 0.2": lambda draw: draw.pareto(5, size=ELEMENTS),
+    "Pareto 0.4": lambda draw: draw.pareto(2.5, size=ELEMENTS),
+    "Student": lambda draw: draw.standard_t(3, size=ELEMENTS),
+    "log-normal": lambda draw: draw.lognormal(0, 1.5, size=ELEMENTS),
+    "four scales": lambda draw: draw.normal(size=ELEMENTS) * np.resize([0.01, 0.1, 1, 3], ELEMENTS),
+}
+
+
+def sent(compressor, *gradients):
+    """Returns the number of entries that each replica sends of its gradient."""
+    of_all = [[gradient.astype(np.float32)] for gradient in gradients]
+    outcome = Lockstep(compressor, specs_of(of_all[0]), len(of_all)).step(of_all)
+    return [(int(of_one[0]) - 4) // 8 for of_one in outcome.tensor_bytes]
+
+
+@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sends_about_the_share_that_is_asked_for(name, density):
+    draws = [SAMPLES[name](np.random.default_rng(seed)) for seed in range(8)]
+    share = np.mean(sent(SIDCo(density), *draws)) / ELEMENTS
+    assert 0.75 <= share / density <= 1.25
+
+
+@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
+def test_an_exponential_fit_sends_the_share_of_exponential_magnitudes(density):
+    draws = [SAMPLES["Laplace"](np.random.default_rng(seed)) for seed in range(8)]
+    share = np.mean(sent(SIDCo(density, "exponential"), *draws)) / ELEMENTS
+    assert 0.75 <= share / density <= 1.25
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
+def test_the_scale_does_not_matter(scale):
+    values = SAMPLES["Laplace"](np.random.default_rng(0)).astype(np.float32)
+    scaled = values * np.float32(2.0 ** round(np.log2(scale)))
+    first, other = sent(SIDCo(), values, scaled)
+    assert first == other
+
+
+def test_twice_the_share_at_most():
+    values = np.where(np.arange(ELEMENTS) % 10, 1e-3, np.arange(ELEMENTS) + 1.0)
+    (count,) = sent(SIDCo(0.001, "exponential", stages=1), values)
+    assert count == 200
+
+
+def test_entries_that_are_0_do_not_count():
+    values = np.zeros(ELEMENTS)
+    values[:1000] = SAMPLES["Laplace"](np.random.default_rng(0))[:1000]
+    assert 0.75 <= sent(SIDCo(0.001), values)[0] / 100 <= 1.25
+    values[50:] = 0
+    assert sent(SIDCo(0.001), values) == [50]
+
+
+def test_of_equal_entries_twice_the_share_is_sent():
+    """No threshold divides them."""
+    assert sent(SIDCo(), np.ones(ELEMENTS)) == [200]
+
+
+@pytest.mark.parametrize("density", [0, 1, -0.5, "0.1", True, None], ids=repr)
+def test_densities_out_of_range_are_refused(density):
+    with pytest.raises(ValueError, match="SIDCo: density must be a number above 0 and below 1"):
+        SIDCo(density)
+
+
+def test_other_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="SIDCo: distribution must be one of pareto, exponential"):
+        SIDCo(distribution="normal")
+    with pytest.raises(ValueError, match="received 'gamma'"):
+        SIDCo(distribution="gamma")
+    with pytest.raises(ValueError, match="SIDCo: stages must be a whole number from 1 to 20"):
+        SIDCo(stages=0)

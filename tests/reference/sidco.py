@@ -1,0 +1,126 @@
+"""SIDCo in NumPy: fits, thresholds, selection and whole payloads.
+
+Abdelmoniem et al., MLSys 2021, https://arxiv.org/abs/2101.10761.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.reference import payload as payload_format
+
+METHOD = 7
+FIRST_DENSITY = 0.25
+FEWEST_ELEMENTS = 1024
+LEAST_CAP = 64
+
+Arrays = Sequence[np.ndarray]
+
+
+def exponential(sample: np.ndarray, density: float) -> float:
+    """The threshold that the share `density` of an exponential distribution exceeds."""
+    return -sample.mean() * np.log(density)
+
+
+def pareto(sample: np.ndarray, density: float) -> float:
+    """The same of a generalized Pareto distribution, by matched moments."""
+    mean, variance = sample.mean(), sample.var(ddof=1)
+    if not variance:
+        return math.nan
+    ratio = mean**2 / variance
+    shape, scale = (ratio - 1) / 2, mean * (ratio + 1) / 2
+    log = np.log(density)
+    if abs(shape) < 1e-4:
+        return -scale * log * (1 + shape * log / 2)
+    return scale * -np.expm1(shape * log) / shape
+
+
+FITS = {"exponential": exponential, "pareto": pareto}
+
+
+def stages_by_density(density: float) -> int:
+    """Returns the number of stages of which each keeps at least a tenth."""
+    return 1 + max(0, math.ceil(math.log10(FIRST_DENSITY / density)))
+
+
+def threshold(magnitudes: np.ndarray, density: float, distribution: str, stages: int) -> np.float32:
+    """The estimate of all stages."""
+    sample = magnitudes[magnitudes > 0]
+    result = np.float32(0)
+    if not sample.size:
+        return result
+    wanted = density * magnitudes.size / sample.size
+    first = wanted if stages == 1 else max(wanted, FIRST_DENSITY)
+    later = [(wanted / first) ** (1 / (stages - 1))] * (stages - 1) if stages > 1 else []
+    for number, one in enumerate([first, *later]):
+        if sample.size < 2 or one >= 1:
+            break
+        lowest = sample.min() if number else np.float32(0)
+        estimate = lowest + FITS[distribution](sample.astype(np.float64) - lowest, one)
+        if not np.isfinite(estimate):
+            break
+        result = np.float32(estimate)
+        sample = sample[sample > result]
+    return result
+
+
+def select(values: np.ndarray, density: float, distribution: str, stages: int) -> np.ndarray:
+    """The places that are sent, ascending."""
+    magnitudes = np.abs(values)
+    if values.size < FEWEST_ELEMENTS:
+        return largest(magnitudes, max(1, round(density * values.size)))
+    above = np.flatnonzero(magnitudes > threshold(magnitudes, density, distribution, stages))
+    cap = max(math.floor(2 * density * values.size), LEAST_CAP)
+    if not above.size:
+        return largest(magnitudes, 1)
+    return above[largest(magnitudes[above], cap)] if above.size > cap else above
+
+
+def largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
+    """The places of the largest that are not 0; of equal ones the first."""
+    places = np.sort(np.argsort(-magnitudes, kind="stable")[:count])
+    return places[magnitudes[places] > 0]
+
+
+def encode_payload(
+    residuals: Arrays, gradients: Arrays, step: int, fingerprint: int, **settings
+) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
+    """The payload, the residuals after the step, and the bytes of each tensor."""
+    plan = payload_format.plan_of()
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = [
+            np.asarray(r + g.astype(np.float32)) for r, g in zip(residuals, gradients, strict=True)
+        ]
+    if not all(np.isfinite(total).all() for total in sums):
+        flags = payload_format.NON_FINITE
+        header = payload_format.Header(METHOD, fingerprint, step, len(sums), plan, flags)
+        return payload_format.write(header), list(residuals), [0] * len(sums)
+    header = payload_format.Header(METHOD, fingerprint, step, len(sums), plan)
+    places = [select(total.reshape(-1), **settings) for total in sums]
+    counts = [of_one.size for of_one in places]
+    values = [total.reshape(-1)[at] for total, at in zip(sums, places, strict=True)]
+    body = np.concatenate([counts, *places]).astype(np.int32).tobytes()
+    body += np.concatenate(values).tobytes()
+    for total, at in zip(sums, places, strict=True):
+        total.reshape(-1)[at] = 0
+    return payload_format.write(header, body), sums, [4 + 8 * count for count in counts]
+
+
+def decode_payload(payload: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
+    """Decodes a replica's payload, one array per tensor; None if it was not finite."""
+    header, body = payload_format.read(payload)
+    if header.flags & payload_format.NON_FINITE:
+        return None
+    counts, rest = np.split(np.frombuffer(body, np.int32), [len(shapes)])
+    places, words = np.split(rest, 2)
+    values = words.view(np.float32)
+    ends = np.cumsum(counts)
+    decoded = []
+    for shape, end, count in zip(shapes, ends, counts, strict=True):
+        tensor = np.zeros(shape, np.float32)
+        tensor.reshape(-1)[places[end - count : end]] = values[end - count : end]
+        decoded.append(tensor)
+    return decoded
