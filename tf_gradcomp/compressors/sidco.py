@@ -23,7 +23,7 @@ _LEAST_CAP = 64
 
 
 class SIDCo(Compressor):
-    """Sends the entries above an estimated threshold, gathered, with error feedback.
+    """Sends the entries above an estimated threshold; TopK is as accurate, and faster.
 
     The magnitudes of residual plus gradient are fitted by a distribution, and its quantile is the
     threshold. Each further stage fits the distribution again, to the magnitudes above the last
@@ -33,8 +33,8 @@ class SIDCo(Compressor):
     largest entries are sent. Payloads are gathered, so what each replica receives grows with their
     number.
 
-    Use it to compare its thresholds with the exact choice of TopK. TopK is faster here: its choice
-    is a native kernel, and this method is plain TensorFlow.
+    Use it to compare its thresholds with the exact choice of TopK, which is a native kernel. This
+    method is plain TensorFlow.
 
     Args:
         density: The share of the entries that is to be sent, above 0 and below 1.
