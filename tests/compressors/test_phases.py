@@ -170,6 +170,8 @@ def test_strategies_without_collectives_refuse_turns():
 class InTurn(Phased):
     """Each of some methods for two steps, and the last one from then on."""
 
+    name = "in_turn"
+
     def __init__(self, *methods):
         super().__init__()
         self.phases = tuple(map(get, methods))
