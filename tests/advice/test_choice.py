@@ -24,6 +24,7 @@ GROUP = types.SimpleNamespace(size=2, kind="replica")
         ({"no_compression": 0.0459, "cast": 0.0422}, 0.001, "cast"),
         ({"no_compression": 1.0, "cast": 0.5, "adacomp": 0.45}, 0.03, "cast"),
         ({"no_compression": 1.0, "cast": 0.5, "adacomp": 0.45}, 0.02, "adacomp"),
+        ({"no_compression": 1.0, "cast": 0.99, "adacomp": 0.9}, 0.049, "adacomp"),
     ],
 )
 def test_another_method_is_chosen_only_where_it_is_really_shorter(

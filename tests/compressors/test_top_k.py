@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.bounds import assert_close, rounding
 from tests.compressors.lockstep import Lockstep, assert_equal_bits, specs_of
@@ -10,6 +11,7 @@ from tests.compressors.methods import short_top_k_with
 from tests.compressors.test_conformance import assert_as_oracle, random_gradients
 from tf_gradcomp.compressors import TopK
 from tf_gradcomp.compressors.base import RESIDUAL, VELOCITY, StateSpec
+from tf_gradcomp.compressors.top_k_coding import words_of
 from tf_gradcomp.keras.common.policy import Policy
 from tf_gradcomp.policy import GradientSpec
 
@@ -268,3 +270,9 @@ def test_each_replica_clips_to_the_norm_over_the_root_of_their_number(size):
         # The direction is the same.
         ratio = outcome.reduced[0][0] / gradients[0][0]
         np.testing.assert_allclose(ratio, norm / given, rtol=rounding(1, terms=4))
+
+
+@pytest.mark.parametrize("number", [0, 1, 33, 2**26 + 1, 2**31 - 1])
+@pytest.mark.parametrize("bits", [1, 13, 32])
+def test_words_of_many_codes_are_counted_without_overflow(number, bits):
+    assert words_of(tf.constant(number), bits).numpy() == -(-number * bits // 32)

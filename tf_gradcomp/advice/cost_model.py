@@ -152,12 +152,18 @@ def enough_local_steps(prediction: Prediction, share: float = EXCHANGE_SHARE) ->
 def best_of(predictions: Sequence[Prediction], baseline: Prediction | None) -> Prediction:
     """Returns the shortest step, or an earlier one that is longer by no more than noise.
 
-    Where there is a baseline, another step must also be shorter by `WORTHWHILE`.
+    Where there is a baseline, others must be shorter than it by `WORTHWHILE` and more than noise.
     """
-    shortest = min(predictions, key=lambda one: one.step)
-    if baseline and shortest.step > (1 - WORTHWHILE) * baseline.step:
+    good = [one for one in predictions if baseline is None or _is_worthwhile(one, baseline)]
+    if baseline is not None and not good:
         return baseline
-    return next(one for one in predictions if not shortest.is_clearly_shorter_than(one))
+    shortest = min(good, key=lambda one: one.step)
+    return next(one for one in good if not shortest.is_clearly_shorter_than(one))
+
+
+def _is_worthwhile(prediction: Prediction, baseline: Prediction) -> bool:
+    saves_enough = prediction.step <= (1 - WORTHWHILE) * baseline.step
+    return saves_enough and prediction.is_clearly_shorter_than(baseline)
 
 
 def predict(

@@ -163,9 +163,9 @@ class ShortPayloads:
         count_bits = (self._coding.chunk or 0).bit_length()
         sections = [
             self._coding.scales * tf.size(self._counts),
-            _words(chunks, count_bits),
-            _words(number, self._coding.place_bits),
-            _words(number, self._coding.value_bits),
+            words_of(chunks, count_bits),
+            words_of(number, self._coding.place_bits),
+            words_of(number, self._coding.value_bits),
             tf.size(self._at_whole),
         ]
         scales, counts, places, codes, whole = tf.split(body, sections)
@@ -235,9 +235,10 @@ def _runs(lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return run, tf.range(tf.size(run, tf.int64), dtype=tf.int64) - first
 
 
-def _words(number: tf.Tensor, bits: int) -> tf.Tensor:
-    """Returns how many words so many codes take."""
-    return -(-number * bits // _WORD_BITS)
+def words_of(number: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns how many words so many codes take; int32, as their bits may overflow."""
+    whole, rest = number // _WORD_BITS, number % _WORD_BITS
+    return whole * bits - (-rest * bits // _WORD_BITS)
 
 
 def _overlaps(bits: int) -> list[tuple[int, int, int]]:
@@ -264,7 +265,7 @@ def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
     for code, word, shift in _overlaps(bits):
         words[word] = tf.bitwise.bitwise_or(words[word], _shifted(columns[code], shift))
     packed = tf.reshape(tf.stack(words, 1), [-1])
-    return tf.bitcast(packed[: _words(tf.size(codes), bits)], tf.int32)
+    return tf.bitcast(packed[: words_of(tf.size(codes), bits)], tf.int32)
 
 
 @tf.function(autograph=False, reduce_retracing=True)
