@@ -18,7 +18,7 @@ from tf_gradcomp.groups.group import Group
 
 _FEWEST = 512  # elements; what fewer take is latency
 _GROWTH = 16  # from one size to the next, at most
-_OVER = 1.2  # times what is enough, which a size should take at most
+_OVER = 1.2  # a size should take at most this many times `enough`
 # Of each size, as many as fit into the time that is enough: for latency, so many that a few slow
 # collectives do not change the median.
 _REPEATS = (2, 15)

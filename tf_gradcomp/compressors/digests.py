@@ -9,7 +9,7 @@ MIXING = np.int64(-7046029254386353131)  # 0x9e3779b97f4a7c15, as in the checksu
 
 
 def digest(numbers: tf.Tensor) -> tf.Tensor:
-    """An int64 scalar that differs where one of some int64 does, or two have changed places."""
+    """Returns an int64 scalar that changes if any int64 changes or two are swapped."""
     places = tf.range(1, tf.size(numbers) + 1, dtype=tf.int64)
     mixed = (numbers + places * MIXING) * MIXING
     mixed ^= tf.bitwise.right_shift(mixed, 31)

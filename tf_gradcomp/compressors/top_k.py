@@ -18,6 +18,7 @@ from tf_gradcomp.compressors.base import (
     ExchangeInputs,
     StateSpec,
 )
+from tf_gradcomp.compressors.chunked import FLOAT_BITS
 from tf_gradcomp.compressors.gathered import sum_gathered
 from tf_gradcomp.compressors.per_variable import (
     PerVariable,
@@ -28,7 +29,7 @@ from tf_gradcomp.compressors.per_variable import (
 )
 from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned, whole
 from tf_gradcomp.compressors.requests import AllGather
-from tf_gradcomp.compressors.top_k_coding import FLOAT_BITS, VALUE_BITS, Coding, ShortPayloads
+from tf_gradcomp.compressors.top_k_coding import VALUE_BITS, Coding, ShortPayloads
 from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 

@@ -174,7 +174,7 @@ def decode_values(scales: tf.Tensor, codes: tf.Tensor, scale_of: tf.Tensor, bits
 
 
 def _levels(values: tf.Tensor, scales: tf.Tensor, steps: int) -> tf.Tensor:
-    """The nearest whole numbers; the number `steps` stands for the scale."""
+    """Returns the nearest levels from -steps to steps; `steps` is the scale itself."""
     shares = tf.clip_by_value(tf.math.divide_no_nan(values, scales), -1.0, 1.0)
     return tf.round(shares * steps)
 
