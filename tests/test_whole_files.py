@@ -116,6 +116,30 @@ def test_the_last_complete_save_is_read_whenever_the_writer_dies(tmp_path, monke
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_save_of_shards_removes_no_other_file(tmp_path):
+    """Not files with names like shards, nor shards of a list that this one is a copy of."""
+    model, path = filled(new_model(), 1), tmp_path / "m.weights.json"
+    others = [tmp_path / f"m_{name}.weights.h5" for name in ("final", "best1", "00000", "00002")]
+
+    def values(path):
+        return FORMATS["m.weights.json"][1](path).get_weights()
+
+    for other in others:
+        model.save_weights(other)
+    content = [other.read_bytes() for other in others]
+    model.save_weights(path, max_shard_size=SHARD)
+    copied = shutil.copy(path, tmp_path / "copy.weights.json")
+    filled(model, 2).save_weights(copied, max_shard_size=SHARD)
+    assert all((value == 1).all() for value in values(path))
+    shards = set(tmp_path.glob("m_*"))
+    for number in (3, 4):
+        filled(model, number).save_weights(path, max_shard_size=SHARD)
+        assert all((value == number).all() for value in values(path))
+        assert len(set(tmp_path.glob("m_*"))) == len(shards)
+    assert all((value == 2).all() for value in values(copied))
+    assert [other.read_bytes() for other in others] == content
+
+
 def test_other_files_in_a_replaced_folder_stay(tmp_path):
     path = tmp_path / "folder"
     for content in ("old", "new"):

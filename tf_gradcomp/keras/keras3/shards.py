@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import io
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,15 @@ from tf_gradcomp.whole_files import folder_beside, move, replacing
 def replace_shards(path: str, write: Callable[[str], Any]) -> None:
     """Writes weights by `write(path)` elsewhere, and moves their files to a path.
 
-    A JSON file lists the others. New files get names that no old file has, and the new list takes
-    the place of the old one last. Keras opens the first file even where the list does not name it,
-    so that one stays, without content.
+    A JSON file lists the others. New files get names that no file has, and the new list replaces
+    the old one last. Then the files of the old list are removed. Keras opens the first file even
+    where the list does not name it, so that one stays, without content.
     """
     listed = Path(path).with_suffix(".json")
     base = listed.stem.replace(".weights", "")
-    old: set[Path] = set()
-    if listed.exists():
-        old.update(listed.parent.glob(f"{glob.escape(base)}_?????.weights.h5"))
+    old = _shards_of(listed, base)
     names = (listed.with_name(f"{base}_{n:05}.weights.h5") for n in itertools.count())
-    free = (name for name in names if name not in old)
+    free = (name for name in names if not os.path.lexists(name))
     with folder_beside(path) as beside:
         write(os.path.join(beside, os.path.basename(path)))
         new = {shard: next(free) for shard in sorted(Path(beside).glob("*.weights.h5"))}
@@ -44,7 +42,18 @@ def replace_shards(path: str, write: Callable[[str], Any]) -> None:
             with replacing(os.fspath(shard)) as file:
                 file.write(empty.getbuffer())
         else:
-            shard.unlink()
+            shard.unlink(missing_ok=True)
+
+
+def _shards_of(listed: Path, base: str) -> set[Path]:
+    """Returns the files that a list names and owns; a copy of a list names those of another."""
+    try:
+        named = json.loads(listed.read_text())["weight_map"].values()
+    except (OSError, ValueError, LookupError):
+        return set()
+    own = re.compile(rf"{re.escape(base)}_\d{{5,}}\.weights\.h5")
+    each = itertools.chain.from_iterable([one] if isinstance(one, str) else one for one in named)
+    return {listed.with_name(name) for name in each if own.fullmatch(name)}
 
 
 def _renamed(shards: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
