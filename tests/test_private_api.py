@@ -658,14 +658,14 @@ def test_on_save(tmp_path, monkeypatch):
     on_files.on_save(save, lambda *_: False)
     model = small_model()
     model.save(tmp_path / "m.keras")
-    model.save(tmp_path / "m.h5")
+    model.save(tmp_path / "new/m.h5")
     model.save_weights(tmp_path / "m.weights.h5")
     model.save_weights(tmp_path / "m.weights.json", max_shard_size=1)
     model.save(tmp_path / "folder", zipped=False)
     assert seen == ["m.keras", "m.h5", "m.weights.h5", "m.weights.json", "folder"]
     assert keras.models.load_model(tmp_path / "m.keras").count_params() == 2
     assert keras.models.load_model(tmp_path / "folder").count_params() == 2
-    assert keras.models.load_model(tmp_path / "m.h5", compile=False).count_params() == 2
+    assert keras.models.load_model(tmp_path / "new/m.h5", compile=False).count_params() == 2
     for path in ("m.weights.h5", "m.weights.json"):
         small_model().load_weights(tmp_path / path)
 

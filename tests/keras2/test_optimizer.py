@@ -417,7 +417,10 @@ def test_on_save(tmp_path, monkeypatch):
     for name in (weights := ["w.h5", "w.weights.h5", "checkpoint"]):
         model.save_weights(tmp_path / name)
         small_model("sgd").load_weights(tmp_path / name)
-    assert seen == [*names, *weights[:2]]  # the last is no such file
+    model.save_weights(tmp_path / "by_keyword", save_format="HDF5 ")
+    model.save_weights(tmp_path / "by_position", True, "h5")
+    # The checkpoint is no such file.
+    assert seen == [*names, *weights[:2], "by_keyword", "by_position"]
     assert not list(tmp_path.glob(".*"))
 
 

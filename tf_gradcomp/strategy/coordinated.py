@@ -1,4 +1,4 @@
-"""Has the processes of a job save as their strategy, or Horovod, allows; and so checkpoints."""
+"""Coordinates the saves of a job's processes, and writes checkpoints and SavedModels by that."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def on_epochs(
 def on_logs(path_of: Callable[..., str]) -> None:
     """Has `TensorBoard` and `CSVLogger` write where `path_of(callback, path)` says.
 
-    `CSVLogger` gives it the path of what takes any file and keeps nothing, too.
+    `CSVLogger` also passes `os.devnull`, to be returned where this worker shall write nothing.
     """
 
     def of_board(original: Any, self: Any, model: Any) -> None:

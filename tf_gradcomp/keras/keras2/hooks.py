@@ -102,7 +102,9 @@ def on_save(save: Callable[[keras.Model, str, Callable[[], Any], Callable[[], An
         save(model, path, write, as_usual)
 
     def weights(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        if str(filepath).endswith((".h5", ".keras", ".hdf5")):
+        save_format = kwargs.get("save_format", args[1] if len(args) > 1 else None)
+        by_name = "h5" if str(filepath).endswith((".h5", ".keras", ".hdf5")) else "tf"
+        if (save_format or by_name).lower().strip() in ("h5", "hdf5", "keras"):
             hooked(original, model, filepath, *args, **kwargs)
         else:
             original(model, filepath, *args, **kwargs)

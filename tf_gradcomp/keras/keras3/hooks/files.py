@@ -27,8 +27,8 @@ _Save = Callable[[keras.Model, str, Callable[[], Any], Callable[[], Any]], None]
 def on_save(save: _Save, leaves_out_optimizer: Callable[[keras.Model, str], bool]) -> None:
     """Has `save(model, path, write, original)` called where Keras 3 writes a file of a model.
 
-    `write` writes beside the path first, and in memory before that where HDF5 allows it, for HDF5
-    ends the process where the disk is full. Only what goes to a URL is written by `original`. All
+    `write` writes beside the path, then renames. HDF5 is first written in memory: on a full disk,
+    HDF5 ends the process. Only what goes to a URL is written by `original`. All
     public functions and callbacks come here. The optimizer is left out of files in Keras' old HDF5
     format if `leaves_out_optimizer(model, path)` says so.
     """
@@ -110,6 +110,7 @@ def _on_save_legacy(save: _Save, leaves_out_optimizer: Callable[[keras.Model, st
             buffer = io.BytesIO()
             with h5py.File(buffer, "w") as in_memory:
                 original(model, in_memory, overwrite, include_optimizer)
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)  # as Keras does
             with replacing(path) as file:
                 file.write(buffer.getbuffer())
 
