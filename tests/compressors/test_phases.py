@@ -41,8 +41,10 @@ class Counting(NoCompression):
         return exchanged
 
 
-class DenseThenCast(Phased):
+class DenseThenCast(Phased, registered=False):
     """Two dense steps that count, whenever they are; then sums in 16 bits, without an end."""
+
+    name = "dense_then_cast"
 
     def __init__(self, then=None):
         super().__init__()
@@ -50,9 +52,6 @@ class DenseThenCast(Phased):
 
     def phase(self, step, job_state):
         return tf.cast(job_state["turns"].read_value() >= 2, tf.int32)
-
-
-DenseThenCast.name = "dense_then_cast"  # without making it known to `get`
 
 
 class Exchanging:
@@ -167,7 +166,7 @@ def test_strategies_without_collectives_refuse_turns():
         Exchanging(strategy=mirrored(2))
 
 
-class InTurn(Phased):
+class InTurn(Phased, registered=False):
     """Each of some methods for two steps, and the last one from then on."""
 
     name = "in_turn"
