@@ -159,20 +159,81 @@ def test_other_files_in_a_replaced_folder_stay(tmp_path):
     assert os.listdir(tmp_path) == ["folder"]
 
 
+def write(path, content):
+    with whole_files.replacing_path(str(path)) as new:
+        os.makedirs(new)
+        with open(f"{new}/file", "w") as file:
+            file.write(content)
+
+
+def refuse(monkeypatch, name):
+    def refused(*args, **kwargs):
+        raise PermissionError("refused")
+
+    monkeypatch.setattr(os, name, refused)
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("exchange", ["at once", "refused", "missing"])
+def test_folders_are_replaced_on_any_file_system(tmp_path, monkeypatch, links, exchange):
+    if exchange == "refused":
+        monkeypatch.setattr(whole_files, "_EXCHANGE", 2**31 - 1)
+    elif exchange == "missing":  # as in an old glibc
+        monkeypatch.setattr(whole_files.ctypes, "CDLL", lambda *_, **__: object())
+    if not links:
+        refuse(monkeypatch, "link")
+    path, others = tmp_path / "folder", ["folder.new", "folder.old"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    write(path, "1")
+    (path / "logs").mkdir()
+    (path / "link").symlink_to("nothing")
+    with open(path / "logs/events", "w") as events:
+        for content in ("2", "3"):
+            write(path, content)
+            print(content, file=events, flush=True)
+            assert (path / "file").read_text() == content
+    assert (path / "logs/events").read_text() == "2\n3\n"
+    assert os.readlink(path / "link") == "nothing"
+    assert sorted(os.listdir(tmp_path)) == ["folder", *others]
+
+
+def test_a_complete_folder_exists_at_any_stage_without_exchange(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole_files, "_EXCHANGE", 2**31 - 1)
+    path, stages = tmp_path / "folder", Stages(monkeypatch)
+    write(path, readable := "1")
+    for number in range(2, 20):
+        with stages.die_after(number - 2):
+            write(path, str(number))
+            break
+        found = path if path.exists() else tmp_path / "folder.old"
+        content = (found / "file").read_text()
+        assert content in (readable, str(number))
+        readable = content
+    assert (path / "file").read_text() == str(number)
+    assert 5 < number < 19
+
+
 def test_a_folder_that_cannot_be_replaced_stays_and_nothing_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(whole_files, "_EXCHANGE", 2**31 - 1)  # as file systems refuse it
     path = tmp_path / "folder"
+    write(path, "1")
+    (tmp_path / "folder.new").mkdir()
+    (path / "other").write_text("other")
+    refuse(monkeypatch, "link")
+    monkeypatch.setattr(shutil, "copyfile", os.link)
+    with pytest.raises(PermissionError, match="refused") as error:
+        write(path, "2")
+    assert error.value.__notes__ == [whole_files._NEW_KEPT % f"{path}.new.2"]
+    assert (path / "file").read_text() == "1"
+    assert (tmp_path / "folder.new.2/file").read_text() == "2"
+    assert sorted(os.listdir(tmp_path)) == ["folder", "folder.new", "folder.new.2"]
 
-    def write(content):
-        with whole_files.replacing_path(str(path)) as new:
-            os.makedirs(new)
-            with open(f"{new}/file", "w") as file:
-                file.write(content)
 
-    write("1")
-    for content in ("2", "3"):
-        with pytest.raises(OSError, match=r"complete in '.*folder\.new'. Save to a path"):
-            write(content)
-        assert (path / "file").read_text() == "1"
-        assert (tmp_path / "folder.new/file").read_text() == content
-    assert sorted(os.listdir(tmp_path)) == ["folder", "folder.new"]
+def test_folders_are_synced_as_their_files(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(whole_files, "_sync", lambda path: synced.append(os.path.basename(path)))
+    with whole_files.replacing_path(str(tmp_path / "folder")) as new:
+        os.makedirs(f"{new}/inner")
+        with open(f"{new}/inner/file", "w"):
+            pass
+    assert {"folder", "inner", "file", tmp_path.name} <= set(synced)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import itertools
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -12,10 +14,8 @@ from typing import IO
 from tf_gradcomp.chief import this_worker
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
-_NO_EXCHANGE = (
-    "This file system cannot exchange two folders at once, so the old folder stays. The new one is "
-    "complete in %r. Save to a path that does not exist yet, or to one .keras file"
-)
+_NEW_KEPT = "The old folder stays. The new one is complete in %r."
+_OLD_KEPT = "The new folder is complete. Other files of the old one are in %r."
 
 
 @contextlib.contextmanager
@@ -44,8 +44,8 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def folder_beside(path: str) -> Iterator[str]:
     """Gives a new folder on the disk of `path`, and removes it at the end of the context."""
-    folder = _beside(path)
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(_beside(path), ignore_errors=True)
+    folder = _free_name(_beside(path))
     os.makedirs(folder)
     try:
         yield folder
@@ -57,10 +57,8 @@ def folder_beside(path: str) -> Iterator[str]:
 def replacing_path(path: str) -> Iterator[str]:
     """Gives a path to write a file or folder to, which takes the place of `path` at the end.
 
-    Files in an old folder that the new one lacks stay.
-
-    Raises:
-        OSError: If the file system cannot replace a folder; the old one stays then.
+    Files that only the old folder has are kept. After an error, the old folder stays, and the new
+    one is beside it.
     """
     path = os.path.realpath(path)
     with folder_beside(path) as beside:
@@ -69,15 +67,21 @@ def replacing_path(path: str) -> Iterator[str]:
         for folder, _, names in os.walk(beside):
             for name in names:
                 _sync(os.path.join(folder, name))
-        if os.path.exists(path):
-            shutil.copymode(path, new)
-        if os.path.isdir(path):
-            _link_missing(path, new)
-            _exchange(new, path)
-            _link_missing(new, path)  # what came into the old folder meanwhile
-        else:
-            os.replace(new, path)
+            _sync(folder)
+        with _keeping_on_error(new, f"{path}.new", _NEW_KEPT):
+            if not (replaces_folder := os.path.isdir(path) and os.path.isdir(new)):
+                if os.path.exists(path):
+                    shutil.copymode(path, new)
+                os.replace(new, path)
+            else:
+                copied = _add_missing(path, new)
+                shutil.copymode(path, new)
+                _exchange(new, path)
         _sync(os.path.dirname(path))
+        if replaces_folder:
+            with _keeping_on_error(new, f"{path}.old", _OLD_KEPT):
+                for name in [*copied, *_add_missing(new, path)]:  # a program may write to it
+                    os.replace(os.path.join(new, name), os.path.join(path, name))
 
 
 def move(files: Mapping[str, str]) -> None:
@@ -94,32 +98,76 @@ def _beside(path: str) -> str:
     return os.path.join(folder, f".{name}.{worker.name if worker else 'new'}")
 
 
+def _free_name(path: str) -> str:
+    others = (f"{path}.{n}" for n in itertools.count(2))
+    return next(one for one in itertools.chain([path], others) if not os.path.lexists(one))
+
+
+@contextlib.contextmanager
+def _keeping_on_error(path: str, to: str, note: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kept = _free_name(to)
+        os.rename(path, kept)
+        error.add_note(note % kept)
+        raise
+
+
 def _exchange(new: str, path: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(_HERE, os.fsencode(new), _HERE, os.fsencode(path), _EXCHANGE) == 0:
+    """Exchanges two folders, by renaming where the system cannot do it at once, as on NFS."""
+    at_once = getattr(ctypes.CDLL(None), "renameat2", None)
+    if at_once and at_once(_HERE, os.fsencode(new), _HERE, os.fsencode(path), _EXCHANGE) == 0:
         return
-    error = ctypes.get_errno()
-    kept = f"{path}.new"
-    shutil.rmtree(kept, ignore_errors=True)
-    os.rename(new, kept)
-    raise OSError(error, _NO_EXCHANGE % kept, path)
+    old = _free_name(f"{path}.old")
+    os.rename(path, old)
+    try:
+        os.rename(new, path)
+    except OSError:
+        os.rename(old, path)
+        raise
+    os.rename(old, new)
 
 
-def _link_missing(source: str, to: str) -> None:
+def _add_missing(source: str, to: str) -> list[str]:
+    """Links what only a source has to another folder; returns names of what it had to copy."""
+    copied = []
     for entry in os.scandir(source):
         target = os.path.join(to, entry.name)
-        is_folder = entry.is_dir(follow_symlinks=False)
-        if is_folder and os.path.lexists(target):
-            _link_missing(entry.path, target)
-        elif is_folder:
-            shutil.copytree(entry.path, target, symlinks=True, copy_function=os.link)
-        elif not os.path.lexists(target):
-            os.link(entry.path, target, follow_symlinks=False)
+        missing = not os.path.lexists(target)
+        if entry.is_dir(follow_symlinks=False) and (missing or os.path.isdir(target)):
+            if missing:
+                os.mkdir(target)
+            within = _add_missing(entry.path, target)
+            copied += [os.path.join(entry.name, name) for name in within]
+            if missing:
+                shutil.copystat(entry.path, target)
+        elif missing and not _link(entry.path, target):
+            copied.append(entry.name)
+    _sync(to)
+    return copied
+
+
+def _link(source: str, to: str) -> bool:
+    """Returns False if it had to copy, as on exFAT or for another user's file."""
+    try:
+        os.link(source, to, follow_symlinks=False)
+        return True
+    except OSError:
+        shutil.copyfile(source, to, follow_symlinks=False)
+        with contextlib.suppress(OSError):
+            shutil.copystat(source, to, follow_symlinks=False)
+        if not os.path.islink(to):
+            _sync(to)
+        return False
 
 
 def _sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems cannot sync a folder
+            raise
     finally:
         os.close(descriptor)
