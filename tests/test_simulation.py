@@ -266,6 +266,43 @@ def test_second_moments_are_handed_back_where_training_is_stopped(digits):
     assert all(np.any(v.numpy()) for v in model.optimizer.variables if "velocity" in v.path)
 
 
+@pytest.mark.parametrize(
+    "method",
+    ["top_k(density=0.25, momentum=0.5)", "lgreco(method='top_k', reference='accordion')"],
+)
+def test_rounds_keep_nothing_of_gradients_but_what_waits(digits, method):
+    rate, data = 2.0**-9, list(batches(digits).take(4))
+    plain, model = (exact_model(keras.optimizers.SGD(rate)) for _ in range(2))
+    settings = gc.LocalSteps(2, warmup_steps=2)
+    learners = gc.simulation.Learners(model, 2, method, local_steps=settings)
+    norms = [learners.exchange.local_job_state(i).get("gradient_norms") for i in range(2)]
+    if method.startswith("lgreco"):
+        for of_one in norms:
+            of_one.assign(tf.ones_like(of_one))
+
+    def waiting():
+        return [sum(r.numpy() for r in of_one) for of_one in zip(*learners.residuals, strict=True)]
+
+    for x, y in data[:2]:
+        learners.train_on_batch(x, y)
+    waits, before = waiting(), model.get_weights()
+    learners.train_on_batch(*data[2])
+    for learner in range(2):
+        kept = learners.exchange.local_state(learner).values()
+        assert not any(np.any(variable) for of_all in kept for variable in of_all)
+        assert norms[learner] is None or not np.any(norms[learner])
+    learners.train_on_batch(*data[3])
+    starts = [w - rate * rest for w, rest in zip(before, waits, strict=True)]
+    ends = [w - rest for w, rest in zip(model.get_weights(), waiting(), strict=True)]
+    before = plain.get_weights()
+    for x, y in data[2:]:
+        plain.train_on_batch(x, y)
+    moved = [a - b for a, b in zip(plain.get_weights(), before, strict=True)]
+    for start, end, expected in zip(starts, ends, moved, strict=True):
+        # Gradients are at most 9 * 9; the other numbers are below 2.
+        np.testing.assert_allclose(end - start, expected, rtol=0, atol=rounding(2, 4, steps=4))
+
+
 def test_256_learners(digits):
     x, y = digits
     report = gc.simulation.Learners(new_model(), 256).train_on_batch(x[:512], y[:512])

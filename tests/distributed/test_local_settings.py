@@ -5,7 +5,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tf_gradcomp as gc
 from tests.bounds import assert_close, rounding, training
 from tests.distributed.local_learners import RATE, SHAPES, Learners, assert_equal, gradients
 from tests.workers import result, run_workers
@@ -24,7 +26,27 @@ def resumed(tmp_path_factory):
     """A job of two workers that saves in the middle of a round, and three that go on."""
     folder = tmp_path_factory.mktemp("resumed")
     program = PROGRAM.with_name("local_resume.py")
-    return [[result(worker) for worker in run_workers(program, n, [folder])] for n in (2, 3)]
+    two = [result(worker) for worker in run_workers(program, 2, [folder])]
+    go_on_alone(folder)
+    return two, [result(worker) for worker in run_workers(program, 3, [folder])]
+
+
+def go_on_alone(folder):
+    """Takes two updates of two batches each where two workers have saved, and saves."""
+    variables = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
+    inner = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
+    optimizer = gc.CompressedOptimizer(inner, "top_k(density=0.1, momentum=0.5)", local_steps=3)
+    optimizer.build(variables)
+    values = [variable.value for variable in variables]
+    checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=values)
+    checkpoint.read(f"{folder}/worker_0/rounds")
+    velocities = optimizer.exchange.state["velocity"]
+    for velocity in velocities:
+        velocity.assign(tf.ones_like(velocity))
+    for _ in range(4):
+        optimizer.apply([np.zeros(shape, "float32") for shape in SHAPES])
+    assert not any(np.any(velocity) for velocity in velocities)  # it was of differences of weights
+    checkpoint.write(f"{folder}/alone")
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -145,6 +167,33 @@ def test_fit_in_float16_skips_a_step_of_one_worker_alone(jobs):
     assert first["values"] == second["values"]
     assert (first["skipped"], second["skipped"]) == (0, 1)
     assert second["scale"] == first["scale"] / 2
+
+
+def test_one_worker_in_between_keeps_the_place_in_the_schedule(resumed):
+    _, three = resumed
+    for job in three:
+        seen = job["alone"]
+        assert seen["restored"]["exchanges"] == 2
+        assert seen["end"]["exchanges"] == 2 + 3
+        assert seen["end"]["values"] == three[0]["alone"]["end"]["values"]
+
+
+def test_job_without_local_steps_takes_no_norms_of_differences_of_weights(tmp_path):
+    models = []
+    for steps in (3, None):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        method = "lgreco(method='top_k', reference='accordion')"
+        inner = keras.optimizers.SGD(RATE)
+        model.compile(gc.CompressedOptimizer(inner, method, local_steps=steps), "mse")
+        model.optimizer.build(model.trainable_variables)
+        models.append(model)
+    local, synchronous = models
+    norms = local.optimizer.exchange.job_state["gradient_norms"]
+    norms.assign(tf.ones_like(norms))
+    local.optimizer._local_state()["residual_of_weights"].assign(True)
+    local.save_weights(tmp_path / "of.weights.h5")
+    synchronous.load_weights(tmp_path / "of.weights.h5")
+    assert not np.any(synchronous.optimizer.exchange.job_state["gradient_norms"])
 
 
 def test_three_workers_go_on_where_two_have_saved_within_a_round(resumed):

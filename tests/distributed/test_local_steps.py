@@ -124,6 +124,32 @@ def test_nothing_is_lost_between_synchronous_steps_and_rounds(jobs, case):
         assert_equal(whole, [-RATE * one for one in total])
 
 
+@pytest.mark.parametrize("case", ["warm-up", "resumed"])
+def test_velocity_of_gradients_does_not_move_weights_in_rounds(jobs, case):
+    steps = gradients(8)
+    moved = [
+        [RATE * sum(g[i] for s in steps[b : b + 3] for g in s) for i in range(2)] for b in (2, 5)
+    ]
+    whole = [with_what_waits([job["momentum"][case][n] for job in jobs]) for n in range(3)]
+    assert np.any(jobs[0]["momentum"][case][0]["residuals"][0]) == (case == "resumed")
+    before = [job["momentum"][case][0] for job in jobs]
+    for i in range(2):
+        # What waits after synchronous steps are gradients.
+        waits = sum(np.float32(one["residuals"][i]) for one in before)
+        start = np.float32(before[0]["values"][i]) - RATE * waits
+        np.testing.assert_array_equal(whole[1][i], start - moved[0][i])
+        if case == "warm-up":  # all is sent: from round to round there is plain momentum
+            velocity = moved[1][i] + 0.5 * moved[0][i]
+            np.testing.assert_array_equal(whole[2][i], whole[1][i] - velocity)
+
+
+def with_what_waits(workers):
+    """Returns the common weights if everything were sent, after a round of local steps."""
+    waits = [sum(np.float32(one["residuals"][i]) for one in workers) for i in range(2)]
+    values = np_arrays(workers[0]["values"])
+    return [value - rest for value, rest in zip(values, waits, strict=True)]
+
+
 def test_residual_decays_at_each_round(jobs):
     steps = gradients(6)
     values, waits = [np.zeros(shape, np.float32) for shape in SHAPES], [0.0, 0.0]
@@ -195,18 +221,22 @@ def test_chief_that_saves_alone_saves_the_common_weights(jobs):
         assert seen["own"] != seen["common"]
 
 
-def test_saving_ends_the_round_and_a_restored_job_goes_on_alike(jobs):
-    for job in jobs:
-        seen = job["checkpoints"]
-        assert seen["saved"]["values"] == jobs[0]["checkpoints"]["saved"]["values"]
+@pytest.mark.parametrize("method", ["top_k(density=0.1)", "no_compression"])
+def test_saving_ends_the_round_and_a_restored_job_goes_on_alike(jobs, method):
+    of_jobs = [job["checkpoints"][method] for job in jobs]
+    for seen in of_jobs:
+        assert seen["saved"]["values"] == of_jobs[0]["saved"]["values"]
         assert seen["restored"]["values"] == seen["saved"]["values"]
         assert "residual of a job with local steps" in seen["refused"]
-        assert seen["resumed"]["values"] == jobs[0]["checkpoints"]["resumed"]["values"]
-        total = [
-            sum(np.float32(other["checkpoints"]["saved"]["residuals"][i]) for other in jobs)
-            for i in range(2)
-        ]
-        assert_equal(seen["restored"]["residuals"], [one / WORKERS for one in total])
+        assert seen["resumed"]["values"] == of_jobs[0]["resumed"]["values"]
+        if method == "no_compression":
+            assert seen["resumed"]["values"] == seen["went on"]["values"]
+        else:
+            total = [
+                sum(np.float32(other["saved"]["residuals"][i]) for other in of_jobs)
+                for i in range(2)
+            ]
+            assert_equal(seen["restored"]["residuals"], [one / WORKERS for one in total])
         # Workers exchange the same sums, of which each has another part of the residual.
         assert seen["resumed"]["exchanges"] == seen["went on"]["exchanges"] == 4
 

@@ -89,6 +89,8 @@ class LearnersRounds:
             take(self._with_residuals(learner, grads, variables, finite))
         elif finite:
             take([None if one is None else times(one, self._size) for one in own])
+        if not self._has_begun:
+            self._exchange.forget_earlier_gradients(learner)
         self._finite = self._finite and bool(finite)
         self._each[learner] = _read(self._swapped)
         return loss

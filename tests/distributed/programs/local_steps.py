@@ -15,6 +15,7 @@ from tests.ranks import RANK, argument, digest, report
 
 METHODS = ["no_compression", "adacomp", "scalecom", "top_k(density=0.1)"]
 ROUNDED = ["cast", "power_sgd", "qsgd"]
+RESUMED = ["top_k(density=0.1)", "no_compression"]
 
 
 def as_data_parallel(method):
@@ -59,6 +60,25 @@ def _warm_up(steps):
     trained = Trained("top_k(density=0.1)", lambda: settings)
     seen = [trained.on(steps[:2]).seen(), trained.on(steps[2:]).seen()]
     return {"warm": seen[0], "end": seen[1]}
+
+
+def momentum(folder):
+    """Synchronous steps leave a velocity of gradients; then rounds, also those of another job."""
+    seen = {}
+    for case, density in (("warm-up", None), ("resumed", 0.1)):
+        method = f"top_k(density={density}, momentum=0.5)"
+        if case == "warm-up":
+            warm = trained = Trained(method, lambda: gc.LocalSteps(3, warmup_steps=2))
+            warm.on(gradients(8)[:2])
+        else:
+            warm = Trained(method, lambda: None).on(gradients(8)[:2])
+            trained = Trained(method, lambda: 3)
+            path = f"{folder}/worker_{RANK}/synchronous"
+            checkpoint_of(trained).read(checkpoint_of(warm).write(path))
+        seen[case] = [trained.seen()]
+        for begin in (2, 5):
+            seen[case].append(trained.on(gradients(8)[begin : begin + 3]).seen())
+    return seen
 
 
 def decays():
@@ -115,22 +135,16 @@ def chief_saves_alone():
     return {"common": common, "saved": saved, "own": digest(trained.variables)}
 
 
-def checkpoints(folder):
+def checkpoints(folder, method):
     """All workers save and restore amid a round, and go on as a job that never stopped."""
     make = lambda: gc.LocalSteps(3, outer=nesterov())  # noqa: E731
-    trained = Trained("top_k(density=0.1)", make).on(gradients(4))
-    path = f"{folder}/worker_{RANK}/rounds"
-    checkpoint = tf.train.Checkpoint(optimizer=trained.optimizer, variables=values_of(trained))
-    path = checkpoint.write(path)
+    trained = Trained(method, make).on(gradients(4))
+    path = checkpoint_of(trained).write(f"{folder}/worker_{RANK}/{method}")
     saved = trained.seen()
-    other = Trained("top_k(density=0.1)", make).on(gradients(2, seed=9))  # amid a round
-    restored = tf.train.Checkpoint(optimizer=other.optimizer, variables=values_of(other))
-    restored.read(path)
+    other = Trained(method, make).on(gradients(2, seed=9))  # amid a round
+    checkpoint_of(other).read(path)
     try:
-        other_units = Trained("top_k(density=0.1)", lambda: None)
-        tf.train.Checkpoint(optimizer=other_units.optimizer, variables=values_of(other_units)).read(
-            path
-        )
+        checkpoint_of(Trained(method, lambda: None)).read(path)
         refused = None
     except ValueError as error:
         refused = str(error)
@@ -144,8 +158,9 @@ def checkpoints(folder):
     }
 
 
-def values_of(trained):
-    return [variable.value for variable in trained.variables]
+def checkpoint_of(trained):
+    values = [variable.value for variable in trained.variables]
+    return tf.train.Checkpoint(optimizer=trained.optimizer, variables=values)
 
 
 def other_number():
@@ -174,7 +189,8 @@ report(
                 chief_saves_alone,
             )
         },
-        "checkpoints": checkpoints(argument(1)),
+        "momentum": momentum(argument(1)),
+        "checkpoints": {method: checkpoints(argument(1), method) for method in RESUMED},
         "other_number": other_number(),
     }
 )

@@ -20,7 +20,7 @@ _EXPECTED = (
 
 
 def checked_schedule(steps: Any) -> Schedule:
-    """Returns the number of steps or the schedule that was given, or of which the config was.
+    """Returns the schedule in its plain form, given as a number, list, function or config.
 
     Raises:
         ValueError: If it is none.

@@ -23,9 +23,9 @@ from tf_gradcomp.exchange.gradients import (
 )
 from tf_gradcomp.exchange.state import own_variable, shared_variable
 from tf_gradcomp.exchange.step import count_skip
-from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.local_steps import LocalSteps
+from tf_gradcomp.keras.common.residual_units import ResidualUnits
 from tf_gradcomp.keras.common.round_lengths import length_at
 
 
@@ -107,8 +107,7 @@ class _Variables:
         position: How many steps of the round are done.
         length: How many the round has.
         rounds: How many rounds have ended since the program started.
-        drift: How far this worker had moved in the latest round; the mean over all workers, where
-            they have ended a round together between two steps.
+        drift: This worker's drift in the latest round. After `finish`, the mean over the workers.
         start: The common weights at the start of the round.
     """
 
@@ -119,44 +118,13 @@ class _Variables:
     start: list[tf.Variable]
 
 
-class ResidualUnits(tf.Module):
-    """Tells of what the residual of an exchange is.
-
-    Attributes:
-        of_weights: bool, whether it is a difference of weights. It is of gradients without local
-            steps, and so during a warm-up.
-        steps: int64, the steps of training until now, counted once local steps have begun.
-
-    Args:
-        group: The replicas.
-        local: Whether the job takes local steps; one that does not refuses a residual of weights.
-    """
-
-    def __init__(self, group: Group, *, local: bool) -> None:
-        super().__init__(name="residual_units")
-        self.of_weights = group.create(
-            lambda: shared_variable(False, tf.bool, "residual_of_weights")
-        )
-        self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
-        if not local:
-            tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), _refuse_weights)
-
-
-def _refuse_weights(of_weights: tf.Tensor) -> None:
-    if bool(of_weights):
-        raise ValueError(
-            "The checkpoint holds the residual of a job with local steps, which is a difference of "
-            "weights and no gradient. Go on with local_steps, or restore the model's weights alone."
-        )
-
-
 class Rounds:
     """The rounds of an optimizer whose workers take local steps.
 
     Args:
         settings: The settings.
         exchange: Built for `variables`.
-        units: Tells of what the residual is.
+        units: Records the unit of the residual.
         variables: All variables that are trained.
         update: `update(strategy, means, variables)` gives the mean pseudo-gradients to the outer
             optimizer; called across replicas.
@@ -192,6 +160,14 @@ class Rounds:
         self._finish = tf.function(self._finish_on_all, autograph=False)
         exchange.saving.take_over([], [self._local(self._own.position)])
         exchange.saving.finish_before(self)
+        # Not every method has state that `Saving` restores.
+        tf_private_files.save_as(
+            native(units.of_weights), self._of_weights.read_value, self._restore_unit
+        )
+
+    def _restore_unit(self, of_weights: tf.Tensor) -> None:
+        self._of_weights.assign(of_weights)
+        self.abandon()
 
     def _local(self, variable: Any) -> tf.Variable:
         return self._group.local(native(variable), 0)
@@ -222,6 +198,14 @@ class Rounds:
         """Returns what `CompressionMonitor` logs."""
         rounds, drifted = self._local(self._own.rounds), self._local(self._own.drift)
         return {"rounds": int(rounds.numpy()), "drift": float(drifted.numpy())}
+
+    def _steps_of_training(self) -> tf.Tensor:
+        """Returns the number of steps of training until now."""
+        return tf.maximum(self._steps, self._local(self._exchange.step))
+
+    def count_step(self, *, counts: tf.Tensor | bool = True) -> None:
+        """Counts a step of training, if it `counts`; called before its exchange."""
+        self._steps.assign(self._steps_of_training() + tf.cast(counts, tf.int64))
 
     # The next methods run across replicas, of which each process has one.
 
@@ -258,9 +242,11 @@ class Rounds:
         size, left = self._group.size, has_gradients_left(self._exchange, 0, self._of_weights)
         alone = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
         tf.cond(left, with_residuals, alone)
+        tf.cond(self._of_weights, lambda: None, self._exchange.forget_earlier_gradients)
         self._of_weights.assign(True)
         count_skip(self._exchange.skipped_steps, finite)
-        with tf.control_dependencies([position.assign_add(1), self._steps.assign_add(1)]):
+        self.count_step()
+        with tf.control_dependencies([position.assign_add(1)]):
             due = tf.greater_equal(position.read_value(), self._local(self._own.length))
         tf.cond(due, self._end, lambda: None)
         return finite
@@ -268,9 +254,8 @@ class Rounds:
     def _begin(self) -> None:
         for start, weight in zip(self._start, self._weights, strict=True):
             start.assign(weight.read_value())
-        taken = tf.where(self._of_weights, self._steps, self._local(self._exchange.step))
-        self._steps.assign(taken)
-        self._local(self._own.length).assign(length_at(self._settings.steps, taken))
+        length = length_at(self._settings.steps, self._steps_of_training())
+        self._local(self._own.length).assign(length)
 
     def _end(self) -> None:
         strategy = tf.distribute.get_strategy()
@@ -363,6 +348,7 @@ class Rounds:
             left = self._exchange.take_residuals(zeros, self._variables)
             for weight, rest in zip(self._weights, left, strict=True):
                 weight.assign_sub(rest)
+            self._exchange.forget_earlier_gradients()
             self._of_weights.assign(False)
 
         tf.cond(self._of_weights, give, lambda: None)

@@ -95,12 +95,13 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
         return
     taken = set(store.keys()) & set(state)
     divided = "moments_taken" in store and np.any(store["moments_taken"])
-    if divided and f"{SECOND_MOMENT}_0" not in state:  # and so by what they are divided is unknown
-        taken -= {"moments_taken", "moments_since", "residual_waits"}
-        taken = {name for name in taken if _kind(name) not in OF_GRADIENTS}
-        taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
-    if OF_WEIGHTS in store and np.any(store[OF_WEIGHTS]) and OF_WEIGHTS not in state:
+    unknown_divisor = divided and f"{SECOND_MOMENT}_0" not in state
+    if unknown_divisor:
+        taken -= {"moments_taken", "moments_since"}
+    of_weights = OF_WEIGHTS in store and np.any(store[OF_WEIGHTS])
+    if unknown_divisor or (of_weights and OF_WEIGHTS not in state):
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS} - {"residual_waits"}
+        taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
     facts = {OF_WEIGHTS, "residual_waits", "moments_since", "accumulators_held"}  # need no message
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
     exchange.told_of_lost_residuals = RESIDUAL in left

@@ -13,7 +13,8 @@ from tf_gradcomp.advice import measuring
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
-from tf_gradcomp.keras.common.rounds import ResidualUnits, Rounds
+from tf_gradcomp.keras.common.residual_units import ResidualUnits
+from tf_gradcomp.keras.common.rounds import Rounds
 from tf_gradcomp.keras.common.version import keras
 
 

@@ -66,12 +66,19 @@ def step(
             update_loss_scale(scaler, finite)
 
     def together() -> None:
+        rounds.count_step()
         synchronous(strategy, scaler, grads, variables)
 
     if rounds.warmup_steps:
         tf.cond(rounds.warms_up(), together, locally)
     else:
         locally()
+
+
+def is_update(core: keras.optimizers.Optimizer) -> tf.Tensor:
+    """Returns whether the inner optimizer's next step updates, or only accumulates gradients."""
+    steps = core.gradient_accumulation_steps or 1
+    return tf.equal((keras_private.step_counter(core).value + 1) % steps, 0)
 
 
 def begin_accumulation_anew(core: keras.optimizers.Optimizer) -> None:

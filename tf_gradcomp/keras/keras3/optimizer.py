@@ -191,6 +191,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
             if self.rounds:
                 self.rounds.give_back()
+                self.rounds.count_step(counts=local.is_update(self._core))
             inner = self._inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
             self._applies.apply(grads, variables)
@@ -282,8 +283,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             self._overwrite_by_averages(strategy, self._core.iterations + 1, constrain)
             counter.assign_add(1)
 
-        steps = self._core.gradient_accumulation_steps
-        tf.cond(tf.equal((counter.value + 1) % steps, 0), update, accumulate)
+        tf.cond(local.is_update(self._core), update, accumulate)
 
     @property
     def _step(self) -> Callable[..., None]:

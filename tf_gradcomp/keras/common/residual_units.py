@@ -1,0 +1,41 @@
+"""The unit of what an exchange has not sent: gradients, or differences of weights."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private_files
+from tf_gradcomp.exchange.state import shared_variable
+from tf_gradcomp.groups.group import Group
+
+
+class ResidualUnits(tf.Module):
+    """Records the unit of the residual of an exchange.
+
+    Attributes:
+        of_weights: bool, whether it is a difference of weights. It is of gradients without local
+            steps, and so during a warm-up.
+        steps: int64, the steps of training that jobs with `local_steps` have counted. A job without
+            has only counted its exchanges.
+
+    Args:
+        group: The replicas.
+        local: Whether the job takes local steps; one that does not refuses a residual of weights.
+    """
+
+    def __init__(self, group: Group, *, local: bool) -> None:
+        super().__init__(name="residual_units")
+        self.of_weights = group.create(
+            lambda: shared_variable(False, tf.bool, "residual_of_weights")
+        )
+        self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
+        if not local:
+            tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), _refuse_weights)
+
+
+def _refuse_weights(of_weights: tf.Tensor) -> None:
+    if bool(of_weights):
+        raise ValueError(
+            "The checkpoint holds the residual of a job with local steps, which is a difference of "
+            "weights and no gradient. Go on with local_steps, or restore the model's weights alone."
+        )
