@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tf_gradcomp as gc
 from tf_gradcomp import whole_files
+from tf_gradcomp.strategy.checkpoint_files import replace_checkpoint
 
 
 class Killed(BaseException):
@@ -94,26 +95,74 @@ FORMATS = {
 }
 
 
-@pytest.mark.filterwarnings("error:.*[Ss]kipping:UserWarning")
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_last_complete_save_is_read_whenever_the_writer_dies(tmp_path, monkeypatch, name):
-    save, load = FORMATS[name]
-    path, model, stages = str(tmp_path / name), new_model(), Stages(monkeypatch)
-    save(filled(model, 1), path)
+def check_all_stages(stages, save, load):
+    """Checks that a save which dies leaves the last complete one, or the new one."""
+    save(1)
     readable, number = 1, 1
     while True:
         number += 1
         with stages.die_after(number - 2):
-            save(filled(model, number), path)
+            save(number)
             break
-        (loaded,) = {float(x) for v in variables(load(path)) for x in np.ravel(v)}
+        loaded = load()
         assert loaded in (readable, number)
         assert number > 2 or loaded == 1
         readable = loaded
-    (loaded,) = {float(x) for v in variables(load(path)) for x in np.ravel(v)}
-    assert loaded == number > 3
-    save(model, path)
+    assert load() == number > 3
+    save(number)
+
+
+@pytest.mark.filterwarnings("error:.*[Ss]kipping:UserWarning")
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_last_complete_save_is_read_whenever_the_writer_dies(tmp_path, monkeypatch, name):
+    save, load = FORMATS[name]
+    path, model = str(tmp_path / name), new_model()
+
+    def loaded():
+        (value,) = {float(x) for v in variables(load(path)) for x in np.ravel(v)}
+        return value
+
+    check_all_stages(Stages(monkeypatch), lambda n: save(filled(model, n), path), loaded)
     assert not list(tmp_path.glob(".*"))
+
+
+class OneTensorEach(tf.train.experimental.ShardingCallback):
+    """Splits so that no shard can be split any more; one tensor is in two slices."""
+
+    description = "one tensor in each shard"
+
+    def __call__(self, tensors):
+        slices = tf.train.experimental.MaxShardSizePolicy(8)
+        return [
+            {key: {spec: x}}
+            for one in slices(tensors)
+            for key in one
+            for spec, x in one[key].items()
+        ]
+
+
+def test_checkpoints_whose_shards_cannot_be_split_are_replaced(tmp_path, monkeypatch):
+    path, value = str(tmp_path / "checkpoint"), tf.Variable([0.0] * 4)
+    no_shard = tmp_path / "checkpoint.data-extra-of-model"
+    no_shard.write_text("other")
+    stages, saved = Stages(monkeypatch), tf.train.Checkpoint(value=value, two=tf.Variable(2.0))
+    options = tf.train.CheckpointOptions(experimental_sharding_callback=OneTensorEach())
+
+    def save(number):
+        value.assign([number] * 4)
+        replace_checkpoint(path, options, lambda to, chosen: saved.write(to, options=chosen))
+
+    def load():
+        value.assign([-1.0] * 4)
+        saved.read(path).assert_consumed()
+        return len(set(value.numpy())) == 1 and value.numpy()[0]
+
+    check_all_stages(stages, save, load)
+    number = len(list(tmp_path.glob("checkpoint.data-0*")))
+    save(1)
+    assert len(list(tmp_path.glob("checkpoint.data-0*"))) != number
+    assert load() == 1
+    assert no_shard.read_text() == "other"
 
 
 def test_a_save_of_shards_removes_no_other_file(tmp_path):

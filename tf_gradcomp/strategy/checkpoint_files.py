@@ -14,18 +14,20 @@ from tf_gradcomp.whole_files import folder_beside, move
 
 Write = Callable[[str, tf.train.CheckpointOptions], Any]
 
+_NUMBER = "[0-9]" * 5
+
 
 def replace_checkpoint(prefix: str, options: tf.train.CheckpointOptions, write: Write) -> None:
     """Writes a checkpoint by `write(prefix, options)` elsewhere, and moves its files to a prefix.
 
-    The index names the data files by their number alone. So the data files are as many as the old
-    ones never were, and the new index takes the place of the old one last. TensorFlow 2.15 does not
-    let anybody choose the number, and writes in place.
+    An index knows its data files only by how many there are. So the new data files get a number
+    that no old ones have, and the new index replaces the old one last. TensorFlow 2.15 does not let
+    anybody choose the number, and writes in place.
     """
     if not hasattr(tf.train.experimental, "ShardingCallback"):
         write(prefix, options)
         return
-    old = set(glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????"))
+    old = set(glob.glob(f"{glob.escape(prefix)}.data-{_NUMBER}-of-{_NUMBER}"))
     options = copy.copy(options)
     options.experimental_sharding_callback = _other_number(
         options.experimental_sharding_callback or tf.train.experimental.ShardByTaskPolicy(),
@@ -44,7 +46,11 @@ def replace_checkpoint(prefix: str, options: tf.train.CheckpointOptions, write: 
 
 
 def _other_number(policy: Any, not_into: set[int]) -> Any:
-    """Returns what splits as a policy does, but never into one of some numbers of files."""
+    """Returns what splits as a policy does, but not into one of some numbers of files.
+
+    It has no other number if there are as few tensors as kills have left sets of data files. Then
+    the new data files replace old ones just before the index.
+    """
 
     class OtherNumber(tf.train.experimental.ShardingCallback):
         number = 0
@@ -55,12 +61,20 @@ def _other_number(policy: Any, not_into: set[int]) -> Any:
 
         def __call__(self, shardable_tensors: Sequence[Any]) -> list[Any]:
             shards = list(policy(shardable_tensors))
-            while self.number + len(shards) in not_into:
-                several = next((shard for shard in shards if len(shard) > 1), None)
-                if several is None:
-                    break
-                shards.append(dict([several.popitem()]))
+            most = sum(map(len, shards))
+            numbers = [*range(len(shards), most + 1), *range(len(shards) - 1, 0, -1)]
+            free = (number for number in numbers if self.number + number not in not_into)
+            _split_into(next(free, len(shards)), shards)
             self.number += len(shards)
             return shards
 
     return OtherNumber()
+
+
+def _split_into(number: int, shards: list[Any]) -> None:
+    while len(shards) < number:
+        several = next(shard for shard in shards if len(shard) > 1)
+        shards.append(dict([several.popitem()]))
+    while len(shards) > number:
+        for key, slices in shards.pop().items():
+            shards[-1].setdefault(key, {}).update(slices)
