@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_gradcomp import tf_private
 from tf_gradcomp.adam.handover import InnerOptimizer, InnerState
 from tf_gradcomp.adam.preconditioner import LARGEST, SECOND_MOMENT
-from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL, Compressor
+from tf_gradcomp.compressors.base import RESIDUAL, Compressor
 from tf_gradcomp.compressors.between_steps import Hooks
 from tf_gradcomp.compressors.phased import takes_turns
 from tf_gradcomp.exchange.forms import Forms
@@ -289,19 +289,6 @@ class GradientExchange(HookedExchange, tf.Module):
         gradients, left = replica.add_residuals(places, gradients, scale)
         replica.write_residuals(places, [], all_finite(gradients), left)
         return gradients
-
-    def forget_earlier_gradients(self, local_replica: int = 0) -> None:
-        """Sets to zeros what a replica has kept of earlier gradients, but not its residual.
-
-        It is for a change of units: TopK's velocity of gradients, for example, is of no use for
-        differences of weights.
-        """
-        state, job_state = self.local_state(local_replica), self.local_job_state(local_replica)
-        kept = [job_state[name] for name in self.setup.job_state_of_gradients]
-        for name in OF_GRADIENTS:
-            kept += state.get(name, []) if name != RESIDUAL else []
-        for variable in kept:
-            variable.assign(tf.zeros_like(variable))
 
     def traffic(self) -> Traffic:
         """Returns the traffic of this process's first replica since the program started."""

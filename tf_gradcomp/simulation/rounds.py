@@ -12,6 +12,7 @@ from tf_gradcomp.exchange.gradients import all_finite, native, times
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.group import Member
 from tf_gradcomp.keras.common.local_steps import LocalSteps
+from tf_gradcomp.keras.common.residual_units import forget_earlier_gradients
 from tf_gradcomp.keras.common.round_lengths import length_at
 from tf_gradcomp.keras.common.rounds import (
     beside_residuals,
@@ -90,7 +91,7 @@ class LearnersRounds:
         elif finite:
             take([None if one is None else times(one, self._size) for one in own])
         if not self._has_begun:
-            self._exchange.forget_earlier_gradients(learner)
+            forget_earlier_gradients(self._exchange, learner)
         self._finite = self._finite and bool(finite)
         self._each[learner] = _read(self._swapped)
         return loss

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_gradcomp import tf_private_files
+from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
+from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.groups.group import Group
 
@@ -39,3 +41,17 @@ def _refuse_weights(of_weights: tf.Tensor) -> None:
             "The checkpoint holds the residual of a job with local steps, which is a difference of "
             "weights and no gradient. Go on with local_steps, or restore the model's weights alone."
         )
+
+
+def forget_earlier_gradients(exchange: GradientExchange, local_replica: int = 0) -> None:
+    """Sets to zeros what a replica has kept of earlier gradients, but not its residual.
+
+    It is for a change of units: TopK's velocity of gradients, for example, is of no use for
+    differences of weights.
+    """
+    state, job_state = exchange.local_state(local_replica), exchange.local_job_state(local_replica)
+    kept = [job_state[name] for name in exchange.setup.job_state_of_gradients]
+    for name in OF_GRADIENTS:
+        kept += state.get(name, []) if name != RESIDUAL else []
+    for variable in kept:
+        variable.assign(tf.zeros_like(variable))

@@ -25,7 +25,7 @@ from tf_gradcomp.exchange.state import own_variable, shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.residual_units import ResidualUnits
+from tf_gradcomp.keras.common.residual_units import ResidualUnits, forget_earlier_gradients
 from tf_gradcomp.keras.common.round_lengths import length_at
 
 
@@ -242,7 +242,7 @@ class Rounds:
         size, left = self._group.size, has_gradients_left(self._exchange, 0, self._of_weights)
         alone = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
         tf.cond(left, with_residuals, alone)
-        tf.cond(self._of_weights, lambda: None, self._exchange.forget_earlier_gradients)
+        tf.cond(self._of_weights, lambda: None, lambda: forget_earlier_gradients(self._exchange))
         self._of_weights.assign(True)
         count_skip(self._exchange.skipped_steps, finite)
         self.count_step()
@@ -348,7 +348,7 @@ class Rounds:
             left = self._exchange.take_residuals(zeros, self._variables)
             for weight, rest in zip(self._weights, left, strict=True):
                 weight.assign_sub(rest)
-            self._exchange.forget_earlier_gradients()
+            forget_earlier_gradients(self._exchange)
             self._of_weights.assign(False)
 
         tf.cond(self._of_weights, give, lambda: None)
