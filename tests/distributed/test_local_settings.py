@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_gradcomp as gc
 from tests.bounds import assert_close, rounding, training
 from tests.distributed.local_learners import RATE, SHAPES, Learners, assert_equal, gradients
+from tests.replicas import mirrored, stepper
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs" / "local_settings.py"
@@ -176,6 +177,22 @@ def test_one_worker_in_between_keeps_the_place_in_the_schedule(resumed):
         assert seen["restored"]["exchanges"] == 2
         assert seen["end"]["exchanges"] == 2 + 3
         assert seen["end"]["values"] == three[0]["alone"]["end"]["values"]
+
+
+def test_one_worker_that_accumulates_takes_no_rounds():
+    strategy = mirrored(1)
+    with strategy.scope():
+        weights = keras.Variable(np.zeros(4, "float32"), aggregation="mean")
+        inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        settings = gc.LocalSteps(3, keras.optimizers.SGD(0.5))
+        optimizer = gc.CompressedOptimizer(inner, "no_compression", local_steps=settings)
+        optimizer.build([weights])
+    step = stepper(strategy, lambda grads: optimizer.apply(grads, [weights]))
+    for _ in range(2 * 4):
+        step([[np.ones(4, "float32")]])
+    with optimizer.exchange.saving.as_finished():
+        np.testing.assert_array_equal(weights.numpy(), np.full(4, -4, "float32"))
+    assert not optimizer.rounds.pending
 
 
 def test_job_without_local_steps_takes_no_norms_of_differences_of_weights(tmp_path):

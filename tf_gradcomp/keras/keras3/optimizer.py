@@ -184,14 +184,14 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         grads, variables = self._filter_empty_gradients(list(grads), list(trainable_variables))
         self.exchange.check_knows(variables)
         grads = [as_tensors(g, v) for g, v in zip(grads, variables, strict=True)]
+        if self.rounds and self.group.size == 1:
+            self.rounds.give_back()
+            self.rounds.count_step(counts=local.is_update(self._core))
         if self.passes_through():
             if self._accumulation:
                 self._accumulation.give_back()
             if scaler is not None:
                 count_skip(self.exchange.skipped_steps, all_finite(grads))
-            if self.rounds:
-                self.rounds.give_back()
-                self.rounds.count_step(counts=local.is_update(self._core))
             inner = self._inner_state(variables)
             grads = self.exchange.flush(grads, variables, self._divisor(scaler), inner)
             self._applies.apply(grads, variables)
@@ -287,7 +287,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
 
     @property
     def _step(self) -> Callable[..., None]:
-        if self.rounds is None:
+        if self.rounds is None or self.group.size == 1:
             return self._exchange_and_apply
         return functools.partial(local.step, self.rounds, self._core, self._exchange_and_apply)
 
