@@ -117,7 +117,7 @@ def train(
         wrapped = gc.CompressedOptimizer(  # (3) around your optimizer
             make_optimizer(optimizer, learning_rate), compressor
         )
-        # Variables can't be created inside of a step that runs on several workers.
+        # Else the first step creates its variables, which takes a second trace.
         wrapped.build(model.trainable_variables)
         trainer = Trainer(strategy, model, wrapped, batch_size)
 

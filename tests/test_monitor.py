@@ -192,7 +192,7 @@ def test_prints_a_table_by_variable(capsys, monkeypatch):
     model = build()
     history = fit(model, epochs=1, table=True).history
     output = capsys.readouterr().out
-    assert "Payload of a step by this replica, in bytes, over 4 steps" in output
+    assert "Payload of an exchange by this replica, in bytes, over 4 exchanges" in output
     for spec in model.optimizer.exchange.specs:
         (row,) = [line for line in output.splitlines() if spec.path in line]
         assert row.split()[:3] == [spec.path, spec.kind, f"{spec.elements:,}"]
@@ -201,7 +201,7 @@ def test_prints_a_table_by_variable(capsys, monkeypatch):
     (total,) = [line for line in output.splitlines() if line.split()[:1] == ["all"]]
     measures = (f"{history['payload_bytes'][0]:,.0f}", f"{history['compression_ratio'][0]:,.1f}")
     assert total.split()[1:] == [f"{sum(SIZES):,}", *measures]
-    assert f"Sent per step: {history['sent_bytes'][0]:,.0f} bytes" in output
+    assert f"Sent per exchange: {history['sent_bytes'][0]:,.0f} bytes" in output
     wire_ratio = history["wire_ratio"][0]
     assert f"would send {4 * sum(SIZES):,}, {wire_ratio:,.1f} times as many." in output
     fit(model, epochs=1, table=True)
@@ -278,7 +278,7 @@ def test_the_table_covers_one_fit_and_not_those_before(capsys):
     model = build()
     fit(model, epochs=1)
     fit(model, epochs=1, table=True)
-    assert "over 4 steps" in capsys.readouterr().out
+    assert "over 4 exchanges" in capsys.readouterr().out
 
 
 def test_counts_skipped_steps():

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from tf_gradcomp.cli.main import main
 from tf_gradcomp.cli.simulate import Simulated
-from tf_gradcomp.cli.simulation_report import verdict
+from tf_gradcomp.cli.simulation_report import _fewer_sent, verdict
 
 PROGRAM = """
 import dataclasses
@@ -198,6 +198,20 @@ def test_the_settings_that_are_planned_are_recorded_and_drawn(tmp_path):
     assert planned["settings"] != {path: [3] * 3 for path in planned["settings"]}
     assert max(planned["history"]["plan_ratio"]) > 1
     assert (folder / "settings.png").stat().st_size > 10_000
+
+
+def test_a_program_without_a_task_is_refused_before_it_runs(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit('it trained')\n")
+    result = simulate(program)
+    assert result.exit_code != 0
+    assert "has no function 'simulation_task'" in result.output
+
+
+def test_fewer_bytes_in_the_table_are_those_of_the_verdict():
+    history = {"sent_bytes": [100.0, 300.0], "wire_ratio": [90.0, 10.0]}
+    run = Simulated("adacomp", 2, 0, 0.0, history, {})
+    assert _fewer_sent([run]) == (100 * 90 + 300 * 10) / 400
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,11 @@ class Saving:
         self._sums, self._collected_at = {}, None
 
     @property
+    def keeps_sums(self) -> bool:
+        """True if replicas have variables of their own, such as residuals."""
+        return bool(self._summed)
+
+    @property
     def is_collected(self) -> bool:
         """True if all sums are there, and no step has changed the variables since."""
         if not self._summed:

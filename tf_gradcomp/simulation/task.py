@@ -41,6 +41,12 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
     file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"{path!r} is no file; expected FILE.py or FILE.py:FUNCTION.")
+    missing_function = ValueError(
+        f"{path!r} has no function {name!r}; expected one that takes batch_size and seed, and "
+        "returns a gc.simulation.Task."
+    )
+    if name not in file.read_text():  # before the import, which may train
+        raise missing_function
     # Not a name that an import could mean.
     spec = importlib.util.spec_from_file_location(f"simulated program {file}", file)
     if spec is None or spec.loader is None:
@@ -51,10 +57,7 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(
-            f"{path!r} has no function {name!r}; expected one that takes batch_size and seed, and "
-            "returns a gc.simulation.Task."
-        )
+        raise missing_function
     parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     missing = [each for each in ("batch_size", "seed") if each not in parameters]

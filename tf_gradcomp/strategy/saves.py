@@ -107,7 +107,7 @@ class Saves:
     def _collect(self, savings: Sequence[Saving], key: str) -> bool:
         """Returns whether this worker has reason to think that all of them save."""
         if all(saving.is_collected for saving in savings):
-            if savings:
+            if any(saving.keeps_sums for saving in savings):
                 tell_user(_OF_ALL % self._group.processes)
             return True
         if not tf_private_files.all_come(key, self._wait):

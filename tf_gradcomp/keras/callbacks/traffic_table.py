@@ -1,4 +1,4 @@
-"""The table of what is sent in a step, by variable."""
+"""The table of what is sent in an exchange, by variable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(
         width: In characters.
         largest: How many variables get a row; the others share one. None gives each its own.
     """
-    steps = traffic.exchanges
+    number = traffic.exchanges
     specs = sorted(exchange.specs, key=lambda spec: -spec.elements) if largest else exchange.specs
     if largest and len(specs) > largest + 1:  # one alone takes no more space by itself
         specs, others = specs[:largest], specs[largest:]
@@ -38,18 +38,18 @@ def made(
     rows = [(spec.path, spec.kind, *_cells([spec], traffic)) for spec in specs]
     if others:
         rows.append((f"{len(others)} others", "", *_cells(others, traffic)))
-    header = (traffic.payload_bytes - sum(traffic.tensor_bytes.values())) / steps
+    header = (traffic.payload_bytes - sum(traffic.tensor_bytes.values())) / number
     rows.append(("header", "", "", f"{header:,.0f}", ""))
     elements = sum(spec.elements for spec in exchange.specs)
-    dense, payload = traffic.dense_bytes / steps, traffic.payload_bytes / steps
+    dense, payload = traffic.dense_bytes / number, traffic.payload_bytes / number
     of_all = ("all", "", *_numbers(elements, dense, payload))
-    sent = traffic.sent_bytes / steps
+    sent = traffic.sent_bytes / number
     ring = dense_ring_bytes(exchange.group.size, dense)
     times = f", {ring / sent:,.1f} times as many" if sent else ""
     return rich.console.Group(
-        f"Payload of a step by this {exchange.group.kind}, in bytes, over {steps} steps",
+        f"Payload of an exchange by this {exchange.group.kind}, in bytes, over {number} exchanges",
         _table(rows, of_all, width),
-        f"Sent per step: {sent:,.0f} bytes, with what is passed on for others.",
+        f"Sent per exchange: {sent:,.0f} bytes, with what is passed on for others.",
         f"A dense all-reduce would send {ring:,.0f}{times}.",
     )
 
