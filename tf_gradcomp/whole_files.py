@@ -31,9 +31,7 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if os.path.exists(path):
-            shutil.copymode(path, beside)
-        os.replace(beside, path)
+        _replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.remove(beside)
@@ -70,9 +68,7 @@ def replacing_path(path: str) -> Iterator[str]:
             _sync(folder)
         with _keeping_on_error(new, f"{path}.new", _NEW_KEPT):
             if not (replaces_folder := os.path.isdir(path) and os.path.isdir(new)):
-                if os.path.exists(path):
-                    shutil.copymode(path, new)
-                os.replace(new, path)
+                _replace(new, path)
             else:
                 copied = _add_missing(path, new)
                 shutil.copymode(path, new)
@@ -90,6 +86,13 @@ def move(files: Mapping[str, str]) -> None:
         _sync(source)
         os.replace(source, to)
         _sync(os.path.dirname(to) or ".")
+
+
+def _replace(new: str, path: str) -> None:
+    """Moves a new file or folder to a path, with the permissions of what was there."""
+    if os.path.exists(path):
+        shutil.copymode(path, new)
+    os.replace(new, path)
 
 
 def _beside(path: str) -> str:
