@@ -12,15 +12,15 @@ from tf_gradcomp.exchange.gradients import all_finite, native, times
 from tf_gradcomp.exchange.step import StepResult, count_skip
 from tf_gradcomp.groups.group import Member
 from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.residual_units import forget_earlier_gradients
-from tf_gradcomp.keras.common.round_lengths import length_at
-from tf_gradcomp.keras.common.rounds import (
+from tf_gradcomp.keras.common.pseudo_gradients import (
     beside_residuals,
     decay,
     finite_or_zero,
     has_gradients_left,
     local_share,
 )
+from tf_gradcomp.keras.common.residual_units import forget_earlier_gradients
+from tf_gradcomp.keras.common.round_lengths import length_at
 from tf_gradcomp.keras.common.version import keras, keras_module
 
 keras_private = keras_module("keras_private")

@@ -1,0 +1,82 @@
+"""The arithmetic of a round: pseudo-gradients, and the residuals beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.gradients import all_finite, divided, values_unless
+from tf_gradcomp.keras.common.local_steps import LocalSteps
+
+
+def local_share(
+    start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], replicas: int
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns what a replica adds to the mean pseudo-gradient, and whether its round counts.
+
+    Args:
+        start: The common weights at the start of the round.
+        weights: The replica's own weights now.
+        replicas: The number of replicas.
+
+    Returns:
+        The differences, divided by the number of replicas; zeros where a weight is not finite. And
+        a bool scalar that is false then.
+    """
+    moved = [before - now for before, now in zip(start, weights, strict=True)]
+    counts = all_finite(moved)
+    shares = [tf.where(counts, divided(one, replicas), tf.zeros_like(one)) for one in moved]
+    return shares, counts
+
+
+def has_gradients_left(
+    exchange: GradientExchange, local_replica: int, of_weights: tf.Tensor
+) -> tf.Tensor:
+    """Returns whether synchronous steps have left state that rounds cannot go on with."""
+    facts = (exchange.facts.residual_waits, exchange.facts.moments_taken)
+    kept = tf.concat([exchange.group.local(fact, local_replica) for fact in facts], 0)
+    return tf.logical_and(tf.logical_not(of_weights), tf.reduce_any(kept))
+
+
+def beside_residuals(
+    grads: Sequence[Any], variables: Sequence[Any], every: Sequence[Any], finite: tf.Tensor
+) -> list[Any]:
+    """Returns gradients to which the residuals of all variables can be added.
+
+    Args:
+        grads: The gradients of some variables.
+        variables: These variables.
+        every: All variables.
+        finite: Whether the gradients are finite; if not, zeros take their place.
+
+    Returns:
+        One for each of `every`; zeros for a variable that has no gradient.
+    """
+    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in every]
+    given = {id(v): values_unless(finite, g, 0.0) for v, g in zip(variables, grads, strict=True)}
+    return [given.get(id(v), zero) for v, zero in zip(every, zeros, strict=True)]
+
+
+def finite_or_zero(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor with zeros in place of what is not finite; integers as they are."""
+    if not value.dtype.is_floating:
+        return value
+    return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
+
+
+def decay(residuals: Iterable[tf.Variable], settings: LocalSteps) -> None:
+    """Multiplies residuals by the settings' decay, before the exchange of a round adds to them."""
+    if settings.residual_decay < 1:
+        for residual in residuals:
+            residual.assign(residual.read_value() * settings.residual_decay)
+
+
+def drift(start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the distance of weights from those at the start, relative to the norm of these."""
+    before = [tf.cast(one, tf.float32) for one in start]
+    now = [tf.cast(one, tf.float32) for one in weights]
+    moved = [one - other for one, other in zip(before, now, strict=True)]
+    return tf.math.divide_no_nan(tf.linalg.global_norm(moved), tf.linalg.global_norm(before))
