@@ -18,6 +18,9 @@ namespace gradcomp {
 // usual.
 constexpr int64_t kStripSize = 1 << 10;  // elements, at least a bin
 
+// No float32 is so large that adding less than this makes it infinite.
+constexpr float kNeverOverflows = 0x1p102f;
+
 class CodeBuffer {
  public:
   // Returns the end of the codes, with room for `bytes` more.
@@ -142,23 +145,37 @@ void AdaCompEncoder::ForEachBlock(const BlockWork& work) const {
   });
 }
 
-// The first pass only reads, because no sum can be taken back to the bit. Scales are known after it,
-// and so the second pass can subtract what it sends.
+// The first pass only reads, because no sum can be taken back to the bit. It finds the maxima of
+// gradients that are not divided, so the second pass can subtract what it sends. Gradients that are
+// divided have a third pass over what is sent: it is shorter than dividing twice.
 bool AdaCompEncoder::Run() {
   std::atomic<bool> finite{true};
   ForEachBlock([&](int64_t i, float* divided) {
-    if (!FindMaxima(blocks_[i], divided)) finite = false;
+    if (!Check(blocks_[i], divided)) finite = false;
   });
+  if (!finite || !SetScales(false)) return false;
+  // Backwards, because what the first pass has read last may still be in the cache.
+  ForEachBlock([&](int64_t i, float* divided) { Send(&blocks_[blocks_.size() - 1 - i], divided); });
+  if (!SetScales(true)) return false;
+  ForEachBlock([&](int64_t i, float*) {
+    const Block& block = blocks_[i];
+    const Tensor& tensor = tensors_[block.tensor];
+    if (tensor.source.second_moment) AddSent(block, -tensor.scale);
+  });
+  Layout();
+  return true;
+}
+
+// Sets those of the tensors that are divided, or of the others. Returns whether all are finite.
+bool AdaCompEncoder::SetScales(bool of_divided) {
+  bool finite = true;
   for (Tensor& tensor : tensors_) {
+    if ((tensor.source.second_moment != nullptr) != of_divided) continue;
     const float mean = ScaleOf(bin_max_.get() + tensor.first_bin, tensor.bins.num_bins);
     if (!std::isfinite(mean)) finite = false;
     if (!tensor.bins.sent_whole) tensor.scale = mean;
   }
-  if (!finite) return false;
-  // Backwards, because what the first pass has read last may still be in the cache.
-  ForEachBlock([&](int64_t i, float* divided) { Send(&blocks_[blocks_.size() - 1 - i], divided); });
-  Layout();
-  return true;
+  return finite;
 }
 
 BinRun AdaCompEncoder::RunOf(const Tensor& tensor, const Strip& strip, const void* values) const {
@@ -166,8 +183,14 @@ BinRun AdaCompEncoder::RunOf(const Tensor& tensor, const Strip& strip, const voi
           bin_max_.get() + tensor.first_bin + strip.first_bin};
 }
 
-// Returns whether the gradients can be divided. That the sums are finite, the maxima say.
-bool AdaCompEncoder::FindMaxima(const Block& block, float* divided) const {
+BinKernels AdaCompEncoder::Kernels(const Tensor& tensor) const {
+  const bool divides = tensor.source.second_moment != nullptr;
+  return FindBinKernels(simd_, divides ? GradientType::kFloat : tensor.source.type,
+                        tensor.bins.bin_size);
+}
+
+// Returns whether the sums that Send computes are finite, and finds the maxima of what is not divided.
+bool AdaCompEncoder::Check(const Block& block, float* divided) const {
   const Tensor& tensor = tensors_[block.tensor];
   std::vector<float> moments;
   const auto divide = [&](PreconditionTensor strip) {  // the second moments stay as they are
@@ -178,10 +201,15 @@ bool AdaCompEncoder::FindMaxima(const Block& block, float* divided) const {
   bool finite = true;
   tensor.ForEachStrip(block.index, [&](const Strip& strip) {
     const PreconditionTensor gradient = tensor.Preconditioned(strip, divided);
-    if (gradient.second_moment && !IsFinite(gradient)) finite = false;
-    const Addend addend = ToAdd(gradient, divide);
-    FindBinKernels(simd_, addend.type, tensor.bins.bin_size)
-        .find_maxima(RunOf(tensor, strip, addend.values));
+    if (gradient.second_moment) {
+      const float largest = LargestMagnitude(gradient);
+      if (!std::isfinite(largest)) finite = false;
+      if (!finite || std::max(largest, 1.0f) < kNeverOverflows * gradient.adam.epsilon) return;
+    }
+    const BinRun run = RunOf(tensor, strip, ToAdd(gradient, divide).values);
+    Kernels(tensor).find_maxima(run);
+    if (!gradient.second_moment) return;  // SetScales looks
+    if (!std::isfinite(ScaleOf(run.bin_max, CeilDiv(run.size, run.bin_size)))) finite = false;
   });
   return finite;
 }
@@ -191,27 +219,32 @@ void AdaCompEncoder::Send(Block* block, float* divided) const {
   const int64_t bin_size = tensor.bins.bin_size;
   tensor.ForEachStrip(block->index, [&](const Strip& strip) {
     const Addend addend = ToAdd(tensor.Preconditioned(strip, divided), PreconditionFinite);
-    float* residual = tensor.source.residual;
+    const BinRun run = RunOf(tensor, strip, addend.values);
+    if (tensor.source.second_moment) Kernels(tensor).find_maxima(run);
     if (tensor.bins.sent_whole) {
-      const Source source = {residual + strip.begin, addend.values, addend.type};
-      return Accumulate(source, 0, strip.size, source.residual);
+      const Source source = {run.residual, addend.values, addend.type};
+      return Accumulate(source, 0, strip.size, run.residual);
     }
     const int64_t room = (strip.size + kCodeSlack) * CodeBytes(bin_size);
-    block->codes.SetEnd(FindBinKernels(simd_, addend.type, bin_size)
-                            .send(RunOf(tensor, strip, addend.values), {boost_, tensor.scale},
-                                  block->codes.Reserve(room)));
+    block->codes.SetEnd(
+        Kernels(tensor).send(run, {boost_, tensor.scale}, block->codes.Reserve(room)));
   });
+}
+
+// Adds `scale`, with the signs that are sent, to what is sent of a block.
+void AdaCompEncoder::AddSent(const Block& block, float scale) const {
+  const Tensor& tensor = tensors_[block.tensor];
+  const Binning& bins = tensor.bins;
+  if (bins.sent_whole) return;
+  AddCodes(block.codes.data(), bins.BlockBins(block.index), bins.bin_size, scale,
+           tensor.source.residual + bins.FirstElement(block.index));
 }
 
 void AdaCompEncoder::Rollback() {
   ForEachBlock([&](int64_t i, float* divided) {
     const Block& block = blocks_[i];
     const Tensor& tensor = tensors_[block.tensor];
-    const Binning& bins = tensor.bins;
-    if (!bins.sent_whole) {
-      AddCodes(block.codes.data(), bins.BlockBins(block.index), bins.bin_size, tensor.scale,
-               tensor.source.residual + bins.FirstElement(block.index));
-    }
+    AddSent(block, tensor.scale);
     tensor.ForEachStrip(block.index, [&](const Strip& strip) {
       Subtract(ToAdd(tensor.Preconditioned(strip, divided), TakeBack), strip.size,
                tensor.source.residual + strip.begin);

@@ -53,8 +53,11 @@ class AdaCompEncoder {
   void AddTensor(const EncoderTensor& tensor);
   template <typename BlockWork>
   void ForEachBlock(const BlockWork& work) const;
-  bool FindMaxima(const Block& block, float* divided) const;
+  bool Check(const Block& block, float* divided) const;
+  bool SetScales(bool of_divided);
   void Send(Block* block, float* divided) const;
+  void AddSent(const Block& block, float scale) const;
+  BinKernels Kernels(const Tensor& tensor) const;
   BinRun RunOf(const Tensor& tensor, const Strip& strip, const void* values) const;
   void Layout();
   void WriteBlock(const Block& block, int32_t* body) const;

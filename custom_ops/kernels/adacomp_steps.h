@@ -1,5 +1,4 @@
-// The steps of AdaComp one by one, for those who put together a method of their own. The encoder
-// does all of them in one pass.
+// The steps of AdaComp one by one, for a method of one's own. The encoder does them together.
 #pragma once
 
 #include <cstdint>

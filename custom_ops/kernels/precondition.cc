@@ -12,15 +12,9 @@ namespace {
 
 constexpr int64_t kRun = 64;  // elements that are divided by one unrolled loop
 
-struct NoSquares {
-  GRADCOMP_PART uint32_t LargerMagnitude(int64_t, float value) const {
-    return MagnitudeBits(value);
-  }
-};
-
 struct OwnSquares {
   GRADCOMP_PART float At(int64_t, float value) const { return value * value; }
-  // The larger of a value and its square, but for where both are finite anyway.
+  // The larger of a value and its square, but for values below 1.
   GRADCOMP_PART uint32_t LargerMagnitude(int64_t, float value) const {
     return MagnitudeBits(value * value);
   }
@@ -59,7 +53,7 @@ GRADCOMP_PART void PrefetchRun(const Number* numbers) {
 }
 
 template <typename Gradient, typename Squares>
-GRADCOMP_VARIANTS bool IsFinite(const Gradient* gradient, int64_t size, Squares squares) {
+GRADCOMP_VARIANTS float LargestMagnitude(const Gradient* gradient, int64_t size, Squares squares) {
   uint32_t largest = 0;
   int64_t i = 0;
   for (; i + kRun <= size; i += kRun) {
@@ -71,7 +65,7 @@ GRADCOMP_VARIANTS bool IsFinite(const Gradient* gradient, int64_t size, Squares 
   for (; i < size; ++i) {
     largest = std::max(largest, squares.LargerMagnitude(i, ToFloat(gradient[i])));
   }
-  return IsFiniteMagnitude(largest);
+  return FromBits(largest);
 }
 
 // The roots are multiplied, not their squares, which may overflow where gradients do not.
@@ -157,7 +151,7 @@ void Precondition(const std::vector<PreconditionTensor>& tensors,
                   const ParallelFor& parallel_for) {
   std::atomic<bool> finite{true};
   ForEachBlock(tensors, parallel_for, [&](const PreconditionTensor& block) {
-    if (!IsFinite(block)) finite = false;
+    if (!std::isfinite(LargestMagnitude(block))) finite = false;
   });
   if (!finite) {
     for (const PreconditionTensor& tensor : tensors) {
@@ -168,18 +162,12 @@ void Precondition(const std::vector<PreconditionTensor>& tensors,
   ForEachBlock(tensors, parallel_for, PreconditionFinite);
 }
 
-bool IsFinite(const PreconditionTensor& tensor) {
-  bool finite = true;
-  if (!tensor.second_moment) {
-    WithGradient(tensor.type, tensor.gradient, [&](const auto* gradient) {
-      finite = IsFinite(gradient, tensor.size, NoSquares{});
-    });
-    return finite;
-  }
+float LargestMagnitude(const PreconditionTensor& tensor) {
+  float largest = 0;
   WithSquares(tensor, [&](const auto* gradient, const auto& squares) {
-    finite = IsFinite(gradient, tensor.size, squares);
+    largest = LargestMagnitude(gradient, tensor.size, squares);
   });
-  return finite;
+  return largest;
 }
 
 void PreconditionFinite(const PreconditionTensor& tensor) {

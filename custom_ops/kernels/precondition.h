@@ -31,8 +31,9 @@ struct PreconditionTensor {
 // Where any gradient or square is not finite, no second moment changes, and all become quiet NaN.
 void Precondition(const std::vector<PreconditionTensor>& tensors, const ParallelFor& parallel_for);
 
-// Whether the gradients are finite; where they are to be divided, also their squares.
-bool IsFinite(const PreconditionTensor& tensor);
+// The largest of the magnitudes of the gradients and of their squares, but for gradients below 1.
+// Infinity or NaN if one of them is not finite.
+float LargestMagnitude(const PreconditionTensor& tensor);
 
 // Divides one tensor on this thread, for kernels that divide as they go. All of it must be finite.
 void PreconditionFinite(const PreconditionTensor& tensor);

@@ -130,20 +130,21 @@ constexpr AdamSettings kAdam{0.999f, 1e-7f, 300.0f};
 
 template <typename Gradient>
 std::vector<float> Divided(GradientType type, const std::vector<Gradient>& gradient,
-                           std::vector<float>* moment) {
+                           const AdamSettings& adam, std::vector<float>* moment) {
   std::vector<float> divided(gradient.size());
   const int64_t size = gradient.size();
-  Precondition({{moment->data(), gradient.data(), type, size, divided.data(), nullptr, kAdam}},
+  Precondition({{moment->data(), gradient.data(), type, size, divided.data(), nullptr, adam}},
                Threads(1));
   return divided;
 }
 
 template <typename Gradient>
-void CheckDivides(GradientType type, const std::vector<Gradient>& gradient) {
+void CheckDivides(GradientType type, const std::vector<Gradient>& gradient,
+                  const AdamSettings& adam = kAdam) {
   const int64_t size = gradient.size();
   const std::vector<float> start(size, 0.01f);
   std::vector<float> moment = start;
-  const std::vector<float> divided = Divided(type, gradient, &moment);
+  const std::vector<float> divided = Divided(type, gradient, adam, &moment);
   for (int64_t bin_size : kBinSizes) {
     std::vector<std::vector<float>> expected = {Normal(size, 1, 1)};
     const auto payload = Encode<float>(&expected, {divided}, {bin_size});
@@ -151,7 +152,7 @@ void CheckDivides(GradientType type, const std::vector<Gradient>& gradient) {
       if (!IsSupported(simd)) continue;
       std::vector<std::vector<float>> residuals = {Normal(size, 1, 1)};
       std::vector<std::vector<float>> moments = {start};
-      const EncodeSettings settings = {2, Threads(simd == Simd::kAvx2 ? 3 : 1), simd, type, kAdam};
+      const EncodeSettings settings = {2, Threads(simd == Simd::kAvx2 ? 3 : 1), simd, type, adam};
       CHECK(Encode<Gradient>(&residuals, {gradient}, {bin_size}, settings, &moments) == payload);
       CHECK(SameBits(residuals[0], expected[0]));
       CHECK(SameBits(moments[0], moment));
@@ -166,6 +167,7 @@ void DividesAsThePreconditionerDoes() {
     std::vector<BFloat16> brain;
     for (uint16_t bits : UpperHalves(Normal(size, 0.3f, 4))) brain.push_back({bits});
     CheckDivides(GradientType::kBFloat16, brain);
+    CheckDivides(GradientType::kFloat, Normal(size, 0.3f, 2), {0.999f, 1e-30f, 300.0f});
   }
 }
 
@@ -189,6 +191,22 @@ void ANonFiniteGradientLeavesSecondMomentsAsTheyWere() {
       CHECK(SameBits(residuals[i], before[i]));
       CHECK(SameBits(moments[i], moments_before[i]));
     }
+  }
+}
+
+// The quotients are finite, and nothing but the sum with the residual overflows.
+void AnOverflowingQuotientLeavesEverythingAsItWas() {
+  const AdamSettings adam{1.0f, 1e-38f, 1.0f};
+  std::vector<std::vector<float>> residuals = {Normal(3000, 1, 1), {1, 3e38f, 2}};
+  std::vector<std::vector<float>> moments = {std::vector<float>(3000, 0.01f), {0, 0, 0}};
+  const auto before = residuals, moments_before = moments;
+  const std::vector<std::vector<float>> gradients = {Normal(3000, 0.3f, 2), {0, 2, 0}};
+  const EncodeSettings settings = {2, Threads(2), BestSimd(), GradientType::kFloat, adam};
+  const auto payload = Encode<float>(&residuals, gradients, {50, 2}, settings, &moments);
+  CHECK(static_cast<int64_t>(payload.size()) == kHeaderWords);
+  for (size_t i = 0; i < before.size(); ++i) {
+    CHECK(SameBits(residuals[i], before[i]));
+    CHECK(SameBits(moments[i], moments_before[i]));
   }
 }
 
@@ -252,6 +270,7 @@ int main() {
   RUN(AnOverflowingSumLeavesTheResidualsAsTheyWere);
   RUN(DividesAsThePreconditionerDoes);
   RUN(ANonFiniteGradientLeavesSecondMomentsAsTheyWere);
+  RUN(AnOverflowingQuotientLeavesEverythingAsItWas);
   RUN(RollbackGivesSecondMomentsBack);
   RUN(WhatWasPackedCanBePutBack);
   RUN(EveryBitFlipIsAnError);
