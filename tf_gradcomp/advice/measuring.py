@@ -64,11 +64,12 @@ class Measuring:
             numbers: Sequence[int],
             gradients: Sequence[Gradients],
             updates: tf.Tensor | None,
+            votes: tf.Tensor | None = None,
         ) -> StepResult:
             own, seconds = self._before(gradients[0])
-            result = take_step(setup, members, numbers, [own], updates)
+            result = take_step(setup, members, numbers, [own], updates, votes=votes)
             summed = self._after(result.gradients, seconds)
-            return StepResult(summed, result.finite, result.sent)
+            return StepResult(summed, result.finite, result.sent, result.votes)
 
         return timed
 

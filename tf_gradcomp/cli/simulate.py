@@ -37,6 +37,15 @@ OUTER = {
 }
 
 
+class _Steps(click.IntRange):
+    """A number of local steps, which only a network can choose by itself."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto":
+            self.fail("'auto' measures a network, and a simulation has none; give a number.")
+        return super().convert(value, param, ctx)
+
+
 @dataclasses.dataclass(frozen=True)
 class Simulated:
     """One simulated training."""
@@ -82,7 +91,7 @@ class Simulated:
     "--local-steps",
     multiple=True,
     default=[0],
-    type=click.IntRange(min=0),
+    type=_Steps(min=0),
     help="Have learners take so many steps on weights of their own between two exchanges, as "
     "CompressedOptimizer(local_steps=...) does; 0 exchanges in each step. Give it several times to "
     "compare.",

@@ -193,11 +193,34 @@ class GradientExchange(HookedExchange, tf.Module):
             finite = all_finite(gradients)
             count_skip(self.skipped_steps, finite)
             return self.flush(gradients, variables, inner=state), finite
+        result = self._reduced(gradients, variables, inner, state)
+        return result.gradients, result.finite
+
+    def reduce_and_vote(
+        self, gradients: Gradients, variables: Sequence[Any], votes: tf.Tensor
+    ) -> StepResult:
+        """Does what `reduce` does for several replicas, whose votes travel with the gradients.
+
+        Args:
+            gradients: As for `reduce`, and dense.
+            variables: As for `reduce`; at least one.
+            votes: bool [votes], of this replica. The result has those that any replica has given.
+        """
+        return self._reduced(gradients, variables, votes=votes)
+
+    def _reduced(
+        self,
+        gradients: Gradients,
+        variables: Sequence[Any],
+        inner: InnerOptimizer | None = None,
+        state: InnerState | None = None,
+        votes: tf.Tensor | None = None,
+    ) -> StepResult:
         check_not_in_xla()
         self.group.check_current()
         if not variables:
-            return [], tf.constant(True)
-        numbers = self._agreed_numbers(gradients, variables)
+            return StepResult([], tf.constant(True), [])
+        setup, numbers = self.setup, self._agreed_numbers(gradients, variables)
         names = [f"{setup.label}_{number}" for number in numbers]
         gradients = setup.group.sums_of_processes(gradients, names)
         if inner and setup.preconditioner:
@@ -205,8 +228,7 @@ class GradientExchange(HookedExchange, tf.Module):
         members = [setup.group.member()]
         updates = state.updates if state else None
         with tf.control_dependencies([self._converted(members, numbers, gradients, state)]):
-            result = self.take_step(setup, members, numbers, [gradients], updates)
-        return result.gradients, result.finite
+            return self.take_step(setup, members, numbers, [gradients], updates, votes=votes)
 
     def reduce_in_lockstep(
         self,

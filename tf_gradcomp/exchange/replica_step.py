@@ -31,6 +31,8 @@ class MethodResult(NamedTuple):
     # bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if that is
     # None.
     begins: tf.Tensor
+    # bool [votes], the logical or of all replicas' `ReplicaStep.votes`; None if that is None.
+    votes: tf.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,8 @@ class ReplicaStep:
     # bool [1], whether a gradient is not finite with its residual; None where the compressor adds
     # the residuals.
     overflows: tf.Tensor | None = None
+    # bool [votes], more bits that are of no use to the exchange; None where the caller has none.
+    votes: tf.Tensor | None = None
 
     @classmethod
     def of(
@@ -109,7 +113,7 @@ class ReplicaStep:
     def flags(self) -> list[tf.Tensor]:
         """The bits of which every replica must know whether any has set them."""
         touched = [rows for rows in self.touched if rows is not None]
-        rest = [flags for flags in (self.begins, self.overflows) if flags is not None]
+        rest = [flags for flags in (self.begins, self.overflows, self.votes) if flags is not None]
         return [*touched, *rest]
 
     def tag(self, compressor: Compressor, dtype: tf.DType) -> tf.Tensor:
@@ -135,7 +139,8 @@ def _finish(
         gone = tf.logical_and(step.inputs.finite, tf.logical_not(next(parts)[0]))
         clear = functools.partial(_clear, step.inputs.residuals, step.inputs)
         tf.cond(tf.logical_and(step.delayed, gone), clear, lambda: None)
-    return MethodResult(exchanged, touched, is_delayed, begins)
+    votes = None if step.votes is None else next(parts)
+    return MethodResult(exchanged, touched, is_delayed, begins, votes)
 
 
 def _clear_where_too_large(inputs: ExchangeInputs, reduced: Sequence[tf.Tensor]) -> None:

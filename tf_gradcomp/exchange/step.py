@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,6 +34,8 @@ class StepResult(NamedTuple):
     # bool scalar, equal on all replicas; where it is false, the step must be skipped.
     finite: tf.Tensor
     sent: list[Sent]  # the bytes that each of these replicas sent
+    # bool [votes], which votes any replica has given; None if there was no vote.
+    votes: tf.Tensor | None = None
 
 
 def take_step(
@@ -42,6 +45,7 @@ def take_step(
     gradients: Sequence[Gradients],
     updates: tf.Tensor | None = None,
     observe: Observe | None = None,
+    votes: tf.Tensor | None = None,
 ) -> StepResult:
     """Takes replicas through one step: the one that calls, or all of a group in lockstep.
 
@@ -53,12 +57,13 @@ def take_step(
         updates: The number of updates that the inner optimizer has made, if gradients are divided.
         observe: Takes the places of dense gradients and the steps of all replicas, before the
             compressor does, and returns the steps.
+        votes: bool [votes], bits that travel with the dense gradients of each replica.
     """
     replicas = [Replica(setup, numbers, member) for member in members]
     places = range(len(numbers))
     slices = [i for i in places if setup.stays_sparse(numbers[i], gradients[0][i])]
     dense = [i for i in places if i not in slices]
-    finite = tf.constant(True)
+    finite, votes_of_any = tf.constant(True), None
 
     added = [one.add_residuals(slices, own) for one, own in zip(replicas, gradients, strict=True)]
     gradients, left = [own for own, _ in added], [rest for _, rest in added]
@@ -73,12 +78,15 @@ def take_step(
             steps = _replica_steps(on_host, replicas, dense, gradients, finite, updates)
             if observe:
                 steps = observe(dense, steps)
+            if votes is not None:
+                steps = [dataclasses.replace(step, votes=votes) for step in steps]
             if takes_turns(setup.compressor):
                 results, more = _exchange_by_stage(setup.compressor, steps, communicators)
             else:
                 conversations = [step.conversation(setup.compressor) for step in steps]
                 results, more = communicate(conversations, communicators)
         finite = _restore(dense, gradients[0], results[0], sums)
+        votes_of_any = results[0].votes
         sent = [one.plus(other) for one, other in zip(sent, more, strict=True)]
         _note_results(replicas, dense, results, more)
         _note_beginnings(replicas, dense, results, finite, updates)
@@ -89,7 +97,7 @@ def take_step(
     with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
         setup.variables.step.assign_add(1)
     count_skip(setup.variables.skipped_steps, finite)
-    return StepResult(sums, finite, sent)
+    return StepResult(sums, finite, sent, votes_of_any)
 
 
 def count_skip(skipped_steps: tf.Variable, finite: tf.Tensor) -> None:

@@ -29,7 +29,13 @@ from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
 from tf_gradcomp.keras.common.round_lengths import Schedule
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
-from tf_gradcomp.simulation.checks import check_model, checked_method, pair_of, shares
+from tf_gradcomp.simulation.checks import (
+    check_model,
+    checked_local_steps,
+    checked_method,
+    pair_of,
+    shares,
+)
 from tf_gradcomp.simulation.lent_moments import LentMoments
 from tf_gradcomp.simulation.rounds import LearnersRounds
 from tf_gradcomp.simulation.similarity import Comparison, StepReport
@@ -59,7 +65,7 @@ class Learners:
         precondition: As for `gc.CompressedOptimizer`.
         graph: Whether the exchange of a step is traced, and then runs as a graph. That takes less
             time in many steps of few learners; tracing takes the longer the more there are.
-        local_steps: As for `gc.CompressedOptimizer`.
+        local_steps: As for `gc.CompressedOptimizer`, but not `"auto"`.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
@@ -97,7 +103,7 @@ class Learners:
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
         method = checked_method(compressors.get(compressor))
-        settings = LocalSteps.of(local_steps)
+        settings = checked_local_steps(local_steps)
         if settings:
             check_can_be_local(model.optimizer, None, precondition)
             check_method(method)

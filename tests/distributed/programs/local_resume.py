@@ -1,6 +1,5 @@
 """Two workers save within a round; three go on from there, and from a save of one: FOLDER."""
 
-import tensorflow as tf
 from local_training import Trained, gradients
 
 import tf_gradcomp as gc
@@ -12,8 +11,7 @@ FOLDER = argument(1)
 def rounds_until(step):
     """Returns variables that are exchanged in each step from this one on, and their checkpoint."""
     trained = Trained("top_k(density=0.1)", lambda: gc.LocalSteps([(0, 3), (step, 1)]))
-    weights = [variable.value for variable in trained.variables]
-    return trained, tf.train.Checkpoint(optimizer=trained.optimizer, variables=weights)
+    return trained, trained.checkpoint()
 
 
 def go_on(path, step):

@@ -6,7 +6,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-import tensorflow as tf
 from common import scalar
 from local_training import RATE, WARM_UPS, Trained, gradients
 
@@ -74,7 +73,7 @@ def momentum(folder):
             warm = Trained(method, lambda: None).on(gradients(8)[:2])
             trained = Trained(method, lambda: 3)
             path = f"{folder}/worker_{RANK}/synchronous"
-            checkpoint_of(trained).read(checkpoint_of(warm).write(path))
+            trained.checkpoint().read(warm.checkpoint().write(path))
         seen[case] = [trained.seen()]
         for begin in (2, 5):
             seen[case].append(trained.on(gradients(8)[begin : begin + 3]).seen())
@@ -139,12 +138,12 @@ def checkpoints(folder, method):
     """All workers save and restore amid a round, and go on as a job that never stopped."""
     make = lambda: gc.LocalSteps(3, outer=nesterov())  # noqa: E731
     trained = Trained(method, make).on(gradients(4))
-    path = checkpoint_of(trained).write(f"{folder}/worker_{RANK}/{method}")
+    path = trained.checkpoint().write(f"{folder}/worker_{RANK}/{method}")
     saved = trained.seen()
     other = Trained(method, make).on(gradients(2, seed=9))  # amid a round
-    checkpoint_of(other).read(path)
+    other.checkpoint().read(path)
     try:
-        checkpoint_of(Trained(method, lambda: None)).read(path)
+        Trained(method, lambda: None).checkpoint().read(path)
         refused = None
     except ValueError as error:
         refused = str(error)
@@ -156,11 +155,6 @@ def checkpoints(folder, method):
         "went on": trained.on(steps).seen(),
         "resumed": other.on(steps).seen(),
     }
-
-
-def checkpoint_of(trained):
-    values = [variable.value for variable in trained.variables]
-    return tf.train.Checkpoint(optimizer=trained.optimizer, variables=values)
 
 
 def other_number():

@@ -77,6 +77,10 @@ class Trained:
             self.step([tf.constant(gradient) for gradient in of_workers[RANK]])
         return self
 
+    def checkpoint(self):
+        values = [variable.value for variable in self.variables]
+        return tf.train.Checkpoint(optimizer=self.optimizer, variables=values)
+
     def seen(self):
         return {
             "values": [variable.numpy() for variable in self.variables],

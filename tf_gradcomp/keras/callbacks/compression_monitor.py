@@ -50,7 +50,9 @@ class CompressionMonitor(keras.callbacks.Callback):
     - `residual_norm`: the Euclidean norm of the residuals, at the end of each epoch;
     - `rounds`, with `local_steps`: the rounds since the start, over which the means above are;
     - `drift`, with `local_steps`: how far a worker's weights had moved from the common ones at the
-      end of the latest round, relative to their norm: the mean over the workers.
+      end of the latest round, relative to their norm: the mean over the workers;
+    - `steps_per_round`, with `local_steps`: the number of steps of the latest round that has begun,
+      unless it ends early.
 
     The progress bar shows `wire_ratio`, and `skipped_steps` once there are any.
 

@@ -12,6 +12,7 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common.facts import facts_of
 from tf_gradcomp.keras.common.inner import in_loss_scaler
 from tf_gradcomp.keras.common.round_lengths import (
+    AUTO,
     Schedule,
     checked_schedule,
     config_of_schedule,
@@ -19,6 +20,7 @@ from tf_gradcomp.keras.common.round_lengths import (
 )
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras
 
+_AT_MOST, _EXCHANGE_SHARE = 64, 0.1  # with "auto"
 _WAY_OUT = "Leave out local_steps, or use gc.MultiWorkerMirroredStrategy and Keras 3 with one "
 _WAY_OUT += "replica in each worker."
 
@@ -35,17 +37,22 @@ class LocalSteps:
         steps: The number of steps in a round. Or a schedule: a list of `(step, number)`, where a
             round has the number of the last pair whose step is reached when it begins, such as
             `[(0, 1), (500, 8), (2000, 32)]`; or a function that takes the step and returns the
-            number. All workers must have the same function.
+            number. All workers must have the same function. Or `"auto"`: the workers measure their
+            steps and exchanges, and choose.
         outer: A Keras optimizer that updates the common weights, its config or its name. None
             subtracts the mean, so that the common weights become the mean of the workers' weights.
         warmup_steps: The first so many steps of training are synchronous: the compressor exchanges
             gradients in each of them.
         residual_decay: At each round, the residual is multiplied by this number first. With 1
             nothing is lost; below 1, what has waited for many rounds fades.
+        at_most: With `"auto"`, the largest number of steps in a round; by default 64.
+        exchange_share: With `"auto"`, the largest share of the time that exchanges may take, if
+            `at_most` allows that; by default 0.1.
 
     Raises:
         TypeError: If `outer` is no optimizer.
-        ValueError: If a number is out of its range, or `outer` cannot be an outer optimizer.
+        ValueError: If a number is out of its range or has no meaning without `"auto"`, or `outer`
+            cannot be an outer optimizer.
     """
 
     def __init__(
@@ -54,6 +61,8 @@ class LocalSteps:
         outer: Any = None,
         warmup_steps: int = 0,
         residual_decay: float = 1.0,
+        at_most: int | None = None,
+        exchange_share: float | None = None,
     ) -> None:
         if not is_whole_number(warmup_steps, 0, 2**62):
             raise ValueError(
@@ -69,6 +78,31 @@ class LocalSteps:
         self.outer = _checked_outer(outer)
         self.warmup_steps = int(warmup_steps)
         self.residual_decay = float(residual_decay)
+        self.at_most, self.exchange_share = self._checked_limits(at_most, exchange_share)
+
+    def _checked_limits(
+        self, at_most: int | None, exchange_share: float | None
+    ) -> tuple[int | None, float | None]:
+        """Returns the limits of "auto", with its defaults; raises ValueError if they are none."""
+        if self.steps != AUTO:
+            if at_most is not None or exchange_share is not None:
+                raise ValueError(
+                    'LocalSteps: at_most and exchange_share are limits of steps="auto"; received '
+                    f"steps={self.steps!r}, at_most={at_most!r}, exchange_share={exchange_share!r}."
+                )
+            return None, None
+        at_most = _AT_MOST if at_most is None else at_most
+        exchange_share = _EXCHANGE_SHARE if exchange_share is None else exchange_share
+        if not is_whole_number(at_most, 1, 2**31):
+            raise ValueError(
+                f"LocalSteps: expected a whole number as at_most, at least 1; received {at_most!r}."
+            )
+        if not isinstance(exchange_share, float) or not 0 < exchange_share < 1:
+            raise ValueError(
+                "LocalSteps: expected an exchange_share between 0 and 1, such as 0.1; received "
+                f"{exchange_share!r}."
+            )
+        return int(at_most), exchange_share
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config, for `LocalSteps.of`."""
@@ -77,6 +111,8 @@ class LocalSteps:
             "outer": None if self.outer is None else keras.optimizers.serialize(self.outer),
             "warmup_steps": self.warmup_steps,
             "residual_decay": self.residual_decay,
+            "at_most": self.at_most,
+            "exchange_share": self.exchange_share,
         }
 
     @classmethod

@@ -1,9 +1,9 @@
-"""The number of steps in a round of local steps: constant, or by a schedule."""
+"""The number of steps in a round of local steps: constant, by a schedule, or left to workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -11,11 +11,13 @@ import tensorflow as tf
 from tf_gradcomp.compressors.per_variable import is_whole_number
 from tf_gradcomp.keras.common.version import keras
 
-Schedule: TypeAlias = int | Sequence[Sequence[int]] | Callable[[int], int]
+AUTO = "auto"
+Schedule: TypeAlias = Literal["auto"] | int | Sequence[Sequence[int]] | Callable[[int], int]
 
 _EXPECTED = (
     "LocalSteps: expected a whole number of steps, at least 1; or a list of (step, number), of "
-    "which the first has step 0, with steps ascending; or a function of the step. Received "
+    "which the first has step 0, with steps ascending; or a function of the step; or 'auto'. "
+    "Received "
 )
 
 
@@ -27,7 +29,7 @@ def checked_schedule(steps: Any) -> Schedule:
     """
     if isinstance(steps, Mapping):
         steps = keras.saving.deserialize_keras_object(dict(steps))
-    if callable(steps):
+    if callable(steps) or (isinstance(steps, str) and steps == AUTO):
         return steps
     if is_whole_number(steps, 1, 2**31):
         return int(steps)
@@ -60,7 +62,7 @@ def length_at(schedule: Schedule, step: tf.Tensor) -> tf.Tensor:
     """Returns the number of steps of a round that begins now.
 
     Args:
-        schedule: As `checked_schedule` returns it.
+        schedule: As `checked_schedule` returns it; not "auto".
         step: int64 scalar, the steps of training until now.
     """
     if callable(schedule):

@@ -28,6 +28,7 @@ from tf_gradcomp.keras.common.pseudo_gradients import (
 )
 from tf_gradcomp.keras.common.residual_units import ResidualUnits, forget_earlier_gradients
 from tf_gradcomp.keras.common.round_lengths import length_at
+from tf_gradcomp.keras.common.round_times import RoundTimes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Rounds:
         self._exchange, self._variables = exchange, exchanged
         with tf.init_scope():
             self._own = self._group.create(lambda: _new_variables(exchanged))
+            self._times = RoundTimes.of(settings, self._group)
         self._of_weights, self._steps = self._local(units.of_weights), self._local(units.steps)
         self._finished_at: list[int] = []
         self._finish = tf.function(self._finish_on_all, autograph=False)
@@ -127,8 +129,13 @@ class Rounds:
 
     def measures(self) -> dict[str, float]:
         """Returns what `CompressionMonitor` logs."""
-        rounds, drifted = self._local(self._own.rounds), self._local(self._own.drift)
-        return {"rounds": int(rounds.numpy()), "drift": float(drifted.numpy())}
+        own = self._own
+        rounds, drifted, length = map(self._local, (own.rounds, own.drift, own.length))
+        return {
+            "rounds": int(rounds.numpy()),
+            "drift": float(drifted.numpy()),
+            "steps_per_round": int(length.numpy()),
+        }
 
     def _steps_of_training(self) -> tf.Tensor:
         """Returns the number of steps of training until now."""
@@ -177,6 +184,8 @@ class Rounds:
         self._of_weights.assign(True)
         count_skip(self._exchange.skipped_steps, finite)
         self.count_step()
+        if self._times:
+            self._times.end_step(finite)
         with tf.control_dependencies([position.assign_add(1)]):
             due = tf.greater_equal(position.read_value(), self._local(self._own.length))
         tf.cond(due, self._end, lambda: None)
@@ -185,7 +194,10 @@ class Rounds:
     def _begin(self) -> None:
         for start, weight in zip(self._start, self._weights, strict=True):
             start.assign(weight.read_value())
-        length = length_at(self._settings.steps, self._steps_of_training())
+        if self._times:
+            length = self._times.length
+        else:
+            length = length_at(self._settings.steps, self._steps_of_training())
         self._local(self._own.length).assign(length)
 
     def _end(self) -> None:
@@ -212,7 +224,10 @@ class Rounds:
             slot.assign(finite_or_zero(slot.read_value()))
 
     def _exchange_shares(self, shares: list[Any]) -> tuple[list[Any], tf.Tensor]:
-        return self._exchange.reduce(shares, self._variables)
+        if self._times is None:
+            return self._exchange.reduce(shares, self._variables)
+        vote = self._exchange.reduce_and_vote
+        return self._times.measured(lambda votes: vote(shares, self._variables, votes), shares)
 
     def _finish_on_all(self) -> None:
         def on_replica() -> None:
@@ -242,6 +257,8 @@ class Rounds:
         averaged = [v for v in self._statistics() if tf.as_dtype(v.dtype).is_floating]
         self._average([self._local(variable) for variable in (self._own.drift, *averaged)])
         self._finished_at = [self._exchange.exchanges, 0]
+        if self._times:
+            self._times.pause()
 
     def _average(self, variables: Sequence[tf.Variable]) -> None:
         """Averages variables over the workers on which they are finite, entry by entry."""
@@ -270,6 +287,8 @@ class Rounds:
     def abandon(self) -> None:
         """Begins a new round at the next step, from the weights that this worker has then."""
         self._local(self._own.position).assign(0)
+        if self._times:
+            self._times.pause()
 
     def give_back(self) -> None:
         """Gives the weights what a larger job has left in the residuals; for the only replica."""

@@ -76,8 +76,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             their `"mean"`, for a loss that is a mean over the rows of its replica, as of programs
             for PyTorch's DDP. None: the sum under a strategy, the mean under Horovod.
         local_steps: How many steps each worker takes on weights of its own before the workers
-            exchange how far they have moved; or a `gc.LocalSteps` with further settings. None: the
-            workers exchange gradients in each step. See docs/local_steps.md.
+            exchange how far they have moved; or `"auto"`, by which the workers choose; or a
+            `gc.LocalSteps` with further settings. None: the workers exchange gradients in each
+            step. See docs/local_steps.md.
 
     Raises:
         ImportError: If Horovod is asked for, and is not there.
