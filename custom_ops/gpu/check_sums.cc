@@ -149,7 +149,8 @@ Status CheckPowerSgd(DriverQueue* queue) {
   if (!status.ok()) return status;
   std::vector<float> total = cpu.right;
   for (float& value : total) value *= 2;
-  cpu.method.Reduce(cpu.left.data(), cpu.right.data(), total.data(), Pointers(&cpu.reduced));
+  cpu.method.Reduce({cpu.left.data(), cpu.right.data()}, {cpu.left.data(), total.data()},
+                    Pointers(&cpu.reduced));
   ReduceOnGpu(on_gpu, cpu.left.data(), cpu.right.data(), total.data(), reduced, queue);
   if (!AreEqual(residuals, cpu.residuals, queue) || !AreEqual(reduced, cpu.reduced, queue)) {
     return {"products of factors are not the CPU's"};

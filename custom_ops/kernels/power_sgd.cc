@@ -48,7 +48,19 @@ double Length(const A* values, int64_t size) {
   return std::sqrt(Dot(values, values, size));
 }
 
-// Gram-Schmidt, twice over: once leaves too much of the columns before if little is left of this.
+// Adds a block's part of P or Q to the whole; the first part begins it.
+void AddPart(Columns<const float> part, int64_t rank, int64_t size, bool first,
+             Columns<float> whole) {
+  for (int64_t k = 0; k < rank; ++k) {
+    const float* from = part.values + k * part.stride;
+    float* to = whole.values + k * whole.stride;
+    for (int64_t i = 0; i < size; ++i) to[i] = first ? from[i] : to[i] + from[i];
+  }
+}
+
+}  // namespace
+
+// Twice over: once leaves too much of the columns before if little is left of this.
 void OrthonormalizeColumns(int64_t rows, int64_t rank, float* columns) {
   std::vector<double> column(rows);
   for (int64_t k = 0; k < rank; ++k) {
@@ -66,17 +78,40 @@ void OrthonormalizeColumns(int64_t rows, int64_t rank, float* columns) {
   }
 }
 
-// Adds a block's part of P or Q to the whole; the first part begins it.
-void AddPart(Columns<const float> part, int64_t rank, int64_t size, bool first,
-             Columns<float> whole) {
+bool CanMultiplyColumns(int64_t rows, int64_t rank, const float* columns) {
+  for (int64_t j = 0; j < rows; ++j) {
+    float sum = 0;
+    for (int64_t k = 0; k < rank; ++k) sum += 2 * std::fabs(columns[k * rows + j]);
+    if (!std::isfinite(sum)) return false;
+  }
+  return true;
+}
+
+void TakeColumns(const float* factor, int64_t rows, int64_t stride, int64_t rank,
+                 std::mt19937* random, float* columns) {
   for (int64_t k = 0; k < rank; ++k) {
-    const float* from = part.values + k * part.stride;
-    float* to = whole.values + k * whole.stride;
-    for (int64_t i = 0; i < size; ++i) to[i] = first ? from[i] : to[i] + from[i];
+    float* column = columns + k * rows;
+    for (int64_t j = 0; j < rows; ++j) column[j] = factor[j * stride + k];
+    if (std::any_of(column, column + rows, [](float value) { return value != 0; })) continue;
+    for (int64_t j = 0; j < rows; ++j) {
+      column[j] = static_cast<float>(static_cast<int32_t>((*random)())) * 0x1p-31f;
+    }
   }
 }
 
-}  // namespace
+void StoreColumns(const float* columns, int64_t rows, int64_t stride, int64_t rank, float* factor) {
+  for (int64_t k = 0; k < rank; ++k) {
+    const float* column = columns + k * rows;
+    const double length = Length(column, rows);
+    const double scale = length > 0 ? 1 / length : 0;
+    for (int64_t j = 0; j < rows; ++j) {
+      factor[j * stride + k] = static_cast<float>(column[j] * scale);
+    }
+  }
+  for (int64_t j = 0; j < rows && rank < stride; ++j) {
+    std::fill(factor + j * stride + rank, factor + (j + 1) * stride, 0.0f);
+  }
+}
 
 Status CheckRanks(const std::vector<int64_t>& ranks, int64_t num_tensors) {
   if (static_cast<int64_t>(ranks.size()) == num_tensors) return {};
@@ -190,17 +225,9 @@ std::vector<float> PowerSgd::Start(const std::vector<const float*>& factors, int
   std::vector<float> start(right_size_);
   std::mt19937 random(static_cast<uint32_t>(step));  // gives the same numbers everywhere
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const int64_t rank = tensors_[i].rank;
-    const int64_t size = tensors_[i].columns;
-    const int64_t stride = tensors_[i].factor_columns;
-    for (int64_t k = 0; k < rank; ++k) {
-      float* column = start.data() + right_begin_[i] + k * size;
-      for (int64_t j = 0; j < size; ++j) column[j] = factors[i][j * stride + k];
-      if (std::any_of(column, column + size, [](float value) { return value != 0; })) continue;
-      for (int64_t j = 0; j < size; ++j) {
-        column[j] = static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f;
-      }
-    }
+    const PowerSgdTensor& tensor = tensors_[i];
+    TakeColumns(factors[i], tensor.columns, tensor.factor_columns, tensor.rank, &random,
+                start.data() + right_begin_[i]);
   }
   return start;
 }
@@ -228,15 +255,17 @@ bool PowerSgd::Orthonormalize(float* left) const {
   return true;
 }
 
-void PowerSgd::ComputeRight(const float* left, float* right) const {
+bool PowerSgd::ComputeRight(const float* left, float* right) const {
   Parts parts(blocks_.size());
+  std::atomic<bool> finite{true};
   ForEachBlock([&](int64_t i, const Block& block, const PowerSgdTensor& tensor) {
     if (tensor.rank == 0) return;
     const float* from = left + left_begin_[block.tensor] + block.row;
     parts[i].resize(tensor.rank * Padded(block.columns));
-    ForEachTile(block, [&](Tile* tile, int64_t row) {
+    const bool block_finite = ForEachTile(block, [&](Tile* tile, int64_t row) {
       AddTimesLeft(*tile, {from + row, tensor.rows}, tensor.rank, {parts[i].data(), tile->width});
     });
+    if (!block_finite) finite = false;
   });
   const IeeeArithmetic ieee;
   for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -245,6 +274,7 @@ void PowerSgd::ComputeRight(const float* left, float* right) const {
     AddPart({parts[i].data(), Padded(block.columns)}, tensor.rank, block.columns, block.row == 0,
             {right + right_begin_[block.tensor] + block.column, tensor.columns});
   }
+  return finite;
 }
 
 bool PowerSgd::CanMultiply(const float* right) const {
@@ -256,14 +286,7 @@ bool PowerSgd::CanMultiply(const float* right) const {
 
 bool PowerSgd::CanMultiply(int64_t index, const float* right) const {
   const PowerSgdTensor& tensor = tensors_[index];
-  for (int64_t j = 0; j < tensor.columns; ++j) {
-    float sum = 0;
-    for (int64_t k = 0; k < tensor.rank; ++k) {
-      sum += 2 * std::fabs(right[right_begin_[index] + k * tensor.columns + j]);
-    }
-    if (!std::isfinite(sum)) return false;
-  }
-  return true;
+  return CanMultiplyColumns(tensor.columns, tensor.rank, right + right_begin_[index]);
 }
 
 void PowerSgd::FlagProducts(float* right) const {
@@ -272,30 +295,32 @@ void PowerSgd::FlagProducts(float* right) const {
   }
 }
 
-void PowerSgd::Reduce(const float* left, const float* right, const float* total,
+void PowerSgd::Reduce(const Factors& own, const Factors& total,
                       const std::vector<float*>& reduced) const {
   ForEachBlock([&](int64_t, const Block& block, const PowerSgdTensor& tensor) {
-    const float* from = left + left_begin_[block.tensor];
     float* to = reduced[block.tensor];
-    if (tensor.rank > 0) return ReduceBlock(block, from, right, total, to);
+    if (tensor.rank > 0) return ReduceBlock(block, own, total, to);
+    const float* from = total.left + left_begin_[block.tensor];
     std::copy_n(from + block.column, block.columns, to + block.column);
     std::fill_n(tensor.residual + block.column, block.columns, 0.0f);
   });
 }
 
-void PowerSgd::ReduceBlock(const Block& block, const float* left, const float* right,
-                           const float* total, float* reduced) const {
+void PowerSgd::ReduceBlock(const Block& block, const Factors& own, const Factors& total,
+                           float* reduced) const {
   const PowerSgdTensor& tensor = tensors_[block.tensor];
-  const std::vector<float> own = PaddedRight(block, right);
-  const std::vector<float> sum = PaddedRight(block, total);
+  const std::vector<float> own_right = PaddedRight(block, own.right);
+  const std::vector<float> total_right = PaddedRight(block, total.right);
+  const int64_t left = left_begin_[block.tensor] + block.row;
   Tile product;
   product.width = Padded(block.columns);
   ForEachTile(block, [&](Tile* rest, int64_t row) {
-    const Columns<const float> rows = {left + block.row + row, tensor.rows};
     product.rows = rest->rows;
     std::fill_n(product.values, product.rows * product.width, 0.0f);
-    AddProduct(rows, {own.data(), product.width}, tensor.rank, -1, rest);
-    AddProduct(rows, {sum.data(), product.width}, tensor.rank, 1, &product);
+    AddProduct({own.left + left + row, tensor.rows}, {own_right.data(), product.width},
+               tensor.rank, -1, rest);
+    AddProduct({total.left + left + row, tensor.rows}, {total_right.data(), product.width},
+               tensor.rank, 1, &product);
     for (int64_t i = 0; i < rest->rows; ++i) {
       const int64_t at = (block.row + row + i) * tensor.columns + block.column;
       std::copy_n(rest->values + i * rest->width, block.columns, tensor.residual + at);
@@ -330,20 +355,9 @@ void PowerSgd::Keep(const std::vector<char>& too_large) const {
 void PowerSgd::StoreFactors(const float* total, const std::vector<float*>& factors) const {
   const IeeeArithmetic ieee;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const int64_t rank = tensors_[i].rank;
-    const int64_t size = tensors_[i].columns;
-    const int64_t stride = tensors_[i].factor_columns;
-    for (int64_t k = 0; k < rank; ++k) {
-      const float* column = total + right_begin_[i] + k * size;
-      const double length = Length(column, size);
-      const double scale = length > 0 ? 1 / length : 0;
-      for (int64_t j = 0; j < size; ++j) {
-        factors[i][j * stride + k] = static_cast<float>(column[j] * scale);
-      }
-    }
-    for (int64_t j = 0; j < size && rank < stride; ++j) {
-      std::fill(factors[i] + j * stride + rank, factors[i] + (j + 1) * stride, 0.0f);
-    }
+    const PowerSgdTensor& tensor = tensors_[i];
+    StoreColumns(total + right_begin_[i], tensor.columns, tensor.factor_columns, tensor.rank,
+                 factors[i]);
   }
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "common.h"
@@ -42,6 +43,21 @@ Status CheckRanks(const std::vector<int64_t>& ranks, int64_t num_tensors);
 // One sentence on a rank that a tensor can't be sent with.
 Status CheckRank(int64_t tensor, int64_t rank, int64_t rows, int64_t columns);
 
+// Gram-Schmidt, in place, on columns one after another. One that depends on those before it becomes
+// zero.
+void OrthonormalizeColumns(int64_t rows, int64_t rank, float* columns);
+
+// Whether the product of such columns with the transpose of orthonormal ones is finite.
+bool CanMultiplyColumns(int64_t rows, int64_t rank, const float* columns);
+
+// Copies the first `rank` columns of a factor, [rows, stride]. In place of a column of zeros, which
+// would stay so for ever, come pseudo-random values.
+void TakeColumns(const float* factor, int64_t rows, int64_t stride, int64_t rank,
+                 std::mt19937* random, float* columns);
+
+// The other way round: scales the columns to length 1. Those behind the rank become zeros.
+void StoreColumns(const float* columns, int64_t rows, int64_t stride, int64_t rank, float* factor);
+
 class PowerSgd {
  public:
   PowerSgd(const std::vector<PowerSgdTensor>& tensors, ParallelFor parallel_for);
@@ -50,9 +66,8 @@ class PowerSgd {
   int64_t left_size() const { return left_size_; }
   int64_t right_size() const { return right_size_; }
 
-  // The factors as Q is: they are the first `rank` columns of [columns, factor_columns]. In place of
-  // a column of zeros, which would stay so for ever, come pseudo-random values that are the same for
-  // one `step` on all replicas.
+  // The factors as Q is: see TakeColumns. The random values are the same for one `step` on all
+  // replicas.
   std::vector<float> Start(const std::vector<const float*>& factors, int64_t step) const;
 
   // P = M start. Returns whether all of M is finite; if not, the flag is NaN.
@@ -62,8 +77,8 @@ class PowerSgd {
   // Returns whether all of `left` is finite; if not, nothing is done.
   bool Orthonormalize(float* left) const;
 
-  // Q = M^T P.
-  void ComputeRight(const float* left, float* right) const;
+  // Q = M^T P. Returns whether all of M is finite, but for tensors that are sent whole.
+  bool ComputeRight(const float* left, float* right) const;
 
   // Whether P Q^T is finite for any orthonormal P.
   bool CanMultiply(const float* right) const;
@@ -71,10 +86,15 @@ class PowerSgd {
   // Puts a NaN into each Q for which it is not, which will be seen in the sum.
   void FlagProducts(float* right) const;
 
-  // reduced = P total^T, or what was summed whole; residual = M - P right^T, or zeros. `reduced`
-  // may be where the gradient is.
-  void Reduce(const float* left, const float* right, const float* total,
-              const std::vector<float*>& reduced) const;
+  // What a replica sends, or what all replicas do.
+  struct Factors {
+    const float* left;
+    const float* right;
+  };
+
+  // reduced = P Q^T of the total, or what was summed whole; residual = M - P Q^T of the own factors,
+  // or zeros. `reduced` may be where the gradient is.
+  void Reduce(const Factors& own, const Factors& total, const std::vector<float*>& reduced) const;
 
   // The tensors whose sum of P is not finite, or its product with the sum of Q, though all replicas
   // are: those sums would be as large in the next step.
@@ -84,8 +104,7 @@ class PowerSgd {
   void Keep(const std::vector<char>& too_large) const;
 
   // factor = total, its columns scaled to length 1: that changes no product, and whatever the scale
-  // of gradients, P has it, too. Columns behind the rank become zeros: where the rank grows again,
-  // they begin anew.
+  // of gradients, P has it, too. Where a rank grows again, columns behind it begin anew.
   void StoreFactors(const float* total, const std::vector<float*>& factors) const;
 
  private:
@@ -106,7 +125,7 @@ class PowerSgd {
   template <typename Work>
   bool ForEachTile(const Block& block, const Work& work) const;
   std::vector<float> PaddedRight(const Block& block, const float* right) const;
-  void ReduceBlock(const Block& block, const float* left, const float* right, const float* total,
+  void ReduceBlock(const Block& block, const Factors& own, const Factors& total,
                    float* reduced) const;
 
   const std::vector<PowerSgdTensor> tensors_;

@@ -12,112 +12,11 @@
 #include "host_tensors.h"
 #include "op_on_device.h"
 #include "op_support.h"
+#include "power_sgd_inputs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gradcomp {
 namespace {
-
-int64_t ColumnsOf(const TensorShape& shape) {
-  return shape.dims() == 0 ? 1 : shape.dim_size(shape.dims() - 1);
-}
-
-int64_t RowsOf(const TensorShape& shape) {
-  return shape.num_elements() == 0 ? 0 : shape.num_elements() / ColumnsOf(shape);
-}
-
-// The inputs are residuals, gradients, factors if the op has any, the op's own inputs, and the ranks.
-class PowerSgdInputs {
- public:
-  // The variables of an op, locked as long as this lives: residuals, then factors.
-  struct Work {
-    std::vector<int64_t> ranks;
-    LockedResiduals variables;
-  };
-
-  absl::Status ReadAttributes(OpKernelConstruction* context, bool has_factors, int num_own_inputs) {
-    has_factors_ = has_factors;
-    TF_RETURN_IF_ERROR(context->GetAttr("N", &num_tensors_));
-    const int num_others = own_index(num_own_inputs) - 2 * num_tensors_ + 1;
-    return CheckOneGradientEach(context, num_tensors_, num_others);
-  }
-
-  absl::Status Begin(OpKernelContext* context, Work* work) const {
-    TF_RETURN_IF_ERROR(GetSettings(context, context->num_inputs() - 1, "ranks", &work->ranks));
-    TF_RETURN_IF_ERROR(ToTensorFlow(CheckRanks(work->ranks, num_tensors_)));
-    const int num_factors = has_factors_ ? num_tensors_ : 0;
-    TF_RETURN_IF_ERROR(
-        work->variables.Lock(context, {{0, num_tensors_, "residual"},
-                                       {2 * num_tensors_, num_factors, "factor"}}));
-    TF_RETURN_IF_ERROR(CheckGradientShapes(context, work->variables, num_tensors_));
-    for (int i = 0; i < num_tensors_; ++i) {
-      const TensorShape& shape = work->variables.shape(i);
-      TF_RETURN_IF_ERROR(
-          ToTensorFlow(CheckRank(i, work->ranks[i], RowsOf(shape), ColumnsOf(shape))));
-    }
-    return has_factors_ ? CheckFactors(*work) : absl::OkStatus();
-  }
-
-  // On the op's device. Variables may be shared as long as they are only read.
-  std::vector<PowerSgdTensor> Tensors(OpKernelContext* context, const Work& work) const {
-    std::vector<PowerSgdTensor> tensors;
-    const std::vector<Source> sources = SourcesOf(context, work.variables, num_tensors_);
-    for (int i = 0; i < num_tensors_; ++i) tensors.push_back(TensorOf(work, i, sources[i]));
-    return tensors;
-  }
-
-  // On the host, with the variables' data there.
-  absl::Status TensorsOnHost(Work* work, bool writes, HostTensors* host,
-                             std::vector<PowerSgdTensor>* tensors,
-                             std::vector<float*>* factors) const {
-    std::vector<Source> sources;
-    TF_RETURN_IF_ERROR(host->Sources(&work->variables, num_tensors_, writes, &sources, factors));
-    for (int i = 0; i < num_tensors_; ++i) tensors->push_back(TensorOf(*work, i, sources[i]));
-    return absl::OkStatus();
-  }
-
-  // An own input, a vector of `size` elements that errors call `name`.
-  absl::Status GetVector(OpKernelContext* context, int own_input, const char* name, int64_t size,
-                         const float** values) const {
-    const Tensor& tensor = context->input(own_index(own_input));
-    if (tensor.shape() != TensorShape({size})) {
-      return InvalidArgument(name, " has shape ", tensor.shape().DebugString(), "; expected [", size,
-                             "] for these tensors and ranks");
-    }
-    *values = tensor.flat<float>().data();
-    return absl::OkStatus();
-  }
-
-  int own_index(int i) const { return (has_factors_ ? 3 : 2) * num_tensors_ + i; }
-  int num_tensors() const { return num_tensors_; }
-
- private:
-  // A factor may have more columns than the rank; of a tensor that is sent whole, also none at all.
-  absl::Status CheckFactors(const Work& work) const {
-    for (int i = 0; i < num_tensors_; ++i) {
-      const int64_t rank = work.ranks[i];
-      const int64_t columns = ColumnsOf(work.variables.shape(i));
-      const TensorShape& shape = work.variables.shape(num_tensors_ + i);
-      if (rank == 0 && shape == TensorShape({0})) continue;
-      if (shape.dims() == 2 && shape.dim_size(0) == columns && shape.dim_size(1) >= rank) continue;
-      return InvalidArgument("factor ", i, " has shape ", shape.DebugString(), "; expected [",
-                             columns, ",", rank, "], or more columns", rank == 0 ? ", or [0]" : "");
-    }
-    return absl::OkStatus();
-  }
-
-  PowerSgdTensor TensorOf(const Work& work, int i, const Source& source) const {
-    const TensorShape& shape = work.variables.shape(i);
-    int64_t factor_columns = 0;
-    if (has_factors_ && work.variables.shape(num_tensors_ + i).dims() == 2) {
-      factor_columns = work.variables.shape(num_tensors_ + i).dim_size(1);
-    }
-    return {source.residual, source.gradient, source.type,   RowsOf(shape),
-            ColumnsOf(shape), work.ranks[i],  factor_columns};
-  }
-
-  bool has_factors_;
-  int num_tensors_;
-};
 
 class PowerSgdLeftWork : public PowerSgdInputs {
  public:
@@ -129,7 +28,7 @@ class PowerSgdLeftWork : public PowerSgdInputs {
   };
 
   absl::Status ReadAttributes(OpKernelConstruction* context) {
-    return PowerSgdInputs::ReadAttributes(context, true, 1);
+    return PowerSgdInputs::ReadAttributes(context, FactorInputs::kRight, 1);
   }
 
   absl::Status Read(OpKernelContext* context, Step* step) const {
@@ -210,7 +109,7 @@ class PowerSgdRightWork : public PowerSgdInputs {
   };
 
   absl::Status ReadAttributes(OpKernelConstruction* context) {
-    return PowerSgdInputs::ReadAttributes(context, false, 1);
+    return PowerSgdInputs::ReadAttributes(context, FactorInputs::kNone, 1);
   }
 
   absl::Status Read(OpKernelContext* context, Step* step) const {
@@ -275,7 +174,7 @@ class PowerSgdReduceWork : public PowerSgdInputs {
   };
 
   absl::Status ReadAttributes(OpKernelConstruction* context) {
-    return PowerSgdInputs::ReadAttributes(context, true, 5);
+    return PowerSgdInputs::ReadAttributes(context, FactorInputs::kRight, 5);
   }
 
   // Writes the output `all_finite`, too.
@@ -300,21 +199,16 @@ class PowerSgdReduceWork : public PowerSgdInputs {
     std::vector<PowerSgdTensor> tensors;
     std::vector<float*> factors;
     TF_RETURN_IF_ERROR(TensorsOnHost(&step->work, /*writes=*/true, &host, &tensors, &factors));
-    std::vector<float*> reduced(num_tensors());
-    for (int i = 0; i < num_tensors(); ++i) {
-      const TensorShape& shape = step->work.variables.shape(i);
-      TF_RETURN_IF_ERROR(host.Output(i, shape, &reduced[i], /*in_place_of=*/num_tensors() + i));
-    }
+    std::vector<float*> reduced;
+    TF_RETURN_IF_ERROR(ReducedOnHost(step->work, &host, &reduced));
     const PowerSgd method(tensors, ThreadPool(context));
     if (step->finite) {
-      method.Reduce(step->left, step->right, step->right_sum, reduced);
+      method.Reduce({step->left, step->right}, {step->left, step->right_sum}, reduced);
       method.StoreFactors(step->right_sum, factors);
       return host.Finish();
     }
     if (step->keep) method.Keep(method.TooLarge(step->left, step->right_sum));
-    for (int i = 0; i < num_tensors(); ++i) {
-      std::fill_n(reduced[i], step->work.variables.shape(i).num_elements(), 0.0f);
-    }
+    FillWithZeros(step->work, reduced);
     return host.Finish();
   }
 

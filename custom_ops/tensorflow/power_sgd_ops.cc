@@ -66,12 +66,23 @@ absl::Status RightShape(InferenceContext* c) {
 
 absl::Status ReduceShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckGradientShapes(c));
-  Lengths lengths;
+  Lengths lengths;  // not used: checks the ranks
   TF_RETURN_IF_ERROR(GetLengths(c, &lengths));
   int num_tensors;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
   for (int i = 0; i < num_tensors; ++i) c->set_output(i, c->input(num_tensors + i));
   c->set_output(num_tensors, c->Scalar());
+  return absl::OkStatus();
+}
+
+// How long the summed vector is depends on the factors, too.
+absl::Status ProjectShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckGradientShapes(c));
+  int num_tensors;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &num_tensors));
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  c->set_output(1, c->Vector(num_tensors));
+  c->set_output(2, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -96,6 +107,27 @@ GRADCOMP_RESIDUALS_OP("PowerSgdReduce")
     .Input("left: float")
     .Input("right: float")
     .Input("right_sum: float")
+    .Input("keep: bool")
+    .Input("finite: bool")
+    .Input("ranks: int64")
+    .Output("reduced: N * float")
+    .Output("all_finite: bool")
+    .SetShapeFn(ReduceShape);
+
+GRADCOMP_RESIDUALS_OP("PowerSgdProject")
+    .Input("factors: N * resource")
+    .Input("step: int64")
+    .Input("ranks: int64")
+    .Output("own: float")
+    .Output("tensor_bytes: int64")
+    .Output("finite: bool")
+    .SetShapeFn(ProjectShape);
+
+GRADCOMP_RESIDUALS_OP("PowerSgdReduceProjected")
+    .Input("factors: N * resource")
+    .Input("step: int64")
+    .Input("own: float")
+    .Input("total: float")
     .Input("keep: bool")
     .Input("finite: bool")
     .Input("ranks: int64")

@@ -68,7 +68,8 @@ void CheckStep(GradientType type, const std::vector<unsigned>& seeds) {
   const std::vector<float> product(left.begin() + 1, left.end());
   CHECK(method.Orthonormalize(left.data()));
   method.ComputeRight(left.data(), right.data());
-  method.Reduce(left.data(), right.data(), total.data(), Pointers(&expected.reduced));
+  method.Reduce({left.data(), right.data()}, {left.data(), total.data()},
+                Pointers(&expected.reduced));
   for (unsigned seed : seeds) {
     Replica replica(kShapes, type);
     EmulatedQueue queue(kKernels, seed);

@@ -1,5 +1,6 @@
 // PowerSGD's kernels by themselves, under sanitizers, beside plain loops in double.
 #include "../kernels/power_sgd.h"
+#include "../kernels/power_sgd_alternating.h"
 
 #include <cmath>
 #include <limits>
@@ -80,7 +81,8 @@ struct Step {
     CHECK(method->Orthonormalize(left.data()));
     method->ComputeRight(left.data(), right.data());
     CHECK(method->CanMultiply(right.data()));
-    method->Reduce(left.data(), right.data(), right.data(), Pointers(&reduced));
+    const PowerSgd::Factors sent = {left.data(), right.data()};
+    method->Reduce(sent, sent, Pointers(&reduced));
     method->StoreFactors(right.data(), Pointers(&factors));
   }
 
@@ -227,8 +229,8 @@ void ReducedMayBeWhereTheGradientIs() {
   step.method->ComputeLeft(step.Start(), step.left.data());
   step.method->Orthonormalize(step.left.data());
   step.method->ComputeRight(step.left.data(), step.right.data());
-  step.method->Reduce(step.left.data(), step.right.data(), step.right.data(),
-                      Pointers(&step.gradients));
+  const PowerSgd::Factors sent = {step.left.data(), step.right.data()};
+  step.method->Reduce(sent, sent, Pointers(&step.gradients));
   CHECK(step.gradients == expected.reduced);
   CHECK(step.residuals == expected.residuals);
 }
@@ -295,6 +297,61 @@ void ProductsThatMayOverflowAreSeen() {
   CHECK(step.right[16] == 0);  // of the next tensor
 }
 
+// A step of one replica by ACP-SGD; each residual of the step before goes on.
+struct AlternatingStep : Step<float> {
+  explicit AlternatingStep(int64_t threads) : Step(kShapes, GradientType::kFloat, threads) {
+    for (size_t i = 0; i < kShapes.size(); ++i) {
+      const Shape& shape = kShapes[i];
+      factors[i].resize((shape.rows + shape.columns) * shape.rank);
+      tensors.push_back({residuals[i].data(), gradients[i].data(), GradientType::kFloat, shape.rows,
+                         shape.columns, shape.rank, shape.rank});
+    }
+  }
+
+  void Run(int64_t threads) {
+    const AlternatingPowerSgd method(tensors, Pointers(&factors), kStep, Threads(threads));
+    sent.assign(method.size(), 0);
+    CHECK(method.Project(sent.data()));
+    CHECK(method.CanReduce(sent.data()));
+    method.Reduce(sent.data(), sent.data(), Pointers(&reduced));
+  }
+
+  std::vector<PowerSgdTensor> tensors;
+  std::vector<float> sent;
+};
+
+void AlternatingKeepsWhatItDoesNotSend() {
+  AlternatingStep step(2);
+  for (int number = 0; number < 3; ++number) {
+    const std::vector<std::vector<float>> before = step.residuals;
+    step.Run(2);
+    for (size_t i = 0; i < kShapes.size(); ++i) {
+      for (size_t j = 0; j < before[i].size(); ++j) {
+        const double had = before[i][j] + step.gradients[i][j];
+        CHECK(Near(step.residuals[i][j] + step.reduced[i][j], had, 1e-4));
+      }
+      const int64_t lefts = kShapes[i].rows * kShapes[i].rank;
+      for (size_t j = 0; j < step.factors[i].size(); ++j) {
+        const bool is_left = static_cast<int64_t>(j) < lefts;
+        CHECK(is_left == (number % 2 == 0) || step.factors[i][j] == 0);
+      }
+    }
+  }
+}
+
+void ThreadsDoNotChangeAlternatingSteps() {
+  AlternatingStep expected(1);
+  AlternatingStep step(3);
+  for (int number = 0; number < 2; ++number) {
+    expected.Run(1);
+    step.Run(3);
+    CHECK(step.sent == expected.sent);
+    CHECK(step.residuals == expected.residuals);
+    CHECK(step.reduced == expected.reduced);
+    CHECK(step.factors == expected.factors);
+  }
+}
+
 }  // namespace
 }  // namespace gradcomp
 
@@ -309,4 +366,6 @@ int main() {
   RUN(KeepingAddsTheGradients);
   RUN(WhatIsTooLargeOnlyAsASumIsNotKept);
   RUN(ProductsThatMayOverflowAreSeen);
+  RUN(AlternatingKeepsWhatItDoesNotSend);
+  RUN(ThreadsDoNotChangeAlternatingSteps);
 }

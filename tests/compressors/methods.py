@@ -18,7 +18,7 @@ from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
 from tests.compressors.gathered import gathered
 from tests.compressors.lgc_oracle import lgc_oracle
 from tests.compressors.lockstep import Arrays, Outcome, State
-from tests.compressors.power_sgd_oracle import power_sgd_oracle
+from tests.compressors.power_sgd_oracle import alternating_oracle, power_sgd_oracle
 from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
 from tests.compressors.sidco_oracle import sidco_oracle
 from tests.compressors.top_k_oracle import top_k_added, top_k_oracle
@@ -195,6 +195,18 @@ def power_sgd_with(label: str, **settings: Any) -> Method:
     )
 
 
+def alternating_with(label: str, **settings: Any) -> Method:
+    return Method(
+        f"PowerSGD, alternating{label}",
+        PowerSGD(**settings, alternate=True),
+        alternating_oracle,
+        header_bytes=4,
+        tolerance=1e-5,
+        sends_equals_at_once=False,
+        sends_less=True,
+    )
+
+
 def sidco_with(label: str, **settings: Any) -> Method:
     return Method(
         f"SIDCo{label}",
@@ -261,4 +273,6 @@ METHODS = [
     power_sgd_with(", rank 7", rank=7),
     power_sgd_with(", whole", rank=None),
     power_sgd_with(", overrides", rank={"convolution": 2}, overrides={"_0": 3, "_4": None}),
+    alternating_with(""),
+    alternating_with(", overrides", rank={"convolution": 2}, overrides={"_0": 3, "_4": None}),
 ]

@@ -11,7 +11,7 @@ from tests.compressors.lockstep import Arrays, Outcome, State
 from tests.reference import power_sgd
 from tf_gradcomp.compressors import PowerSGD
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.power_sgd import FACTOR
+from tf_gradcomp.compressors.power_sgd import ALTERNATING_FACTOR, FACTOR
 from tf_gradcomp.policy import GradientSpec
 
 
@@ -68,6 +68,56 @@ def power_sgd_oracle(
         for rank, spec in zip(ranks, specs, strict=True)
     ]
     tensor_bytes = 4 * np.array(elements, np.int64)
+    return Outcome([reduced] * size, [all(finite)] * size, after, payloads, [tensor_bytes] * size)
+
+
+def alternating_oracle(
+    compressor: PowerSGD,
+    specs: Sequence[GradientSpec],
+    state: Sequence[State],
+    gradients: Sequence[Arrays],
+    step: int,
+    settings: Sequence[int] | None = None,
+) -> Outcome:
+    """Computes one step with `alternate`; tensors that send P, or all of themselves, come first."""
+    ranks = settings or compressor.settings(specs)
+    sums = [
+        [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
+        for of_one, grads in zip(state, gradients, strict=True)
+    ]
+    finite = [all(np.isfinite(array).all() for array in of_one) for of_one in sums]
+    size, factors = len(sums), state[0][ALTERNATING_FACTOR]
+    in_force = [power_sgd.in_force(*of_one) for of_one in zip(factors, ranks, strict=True)]
+    tensors = list(zip(*sums, strict=True))
+    rights = [power_sgd.sends_right(t[0], f) for t, f in zip(tensors, in_force, strict=True)]
+    order = sorted(range(len(specs)), key=lambda i: rights[i])
+    halves = power_sgd.start([power_sgd.known(tensors[i][0], in_force[i]) for i in order], step)
+    steps = {
+        i: power_sgd.alternate(tensors[i], half, right=rights[i])
+        for i, half in zip(order, halves, strict=True)
+    }
+    payloads = []
+    for replica, is_finite in enumerate(finite):
+        sent = [steps[i].sent[replica].ravel().astype(np.float32) for i in order]
+        for array in sent:
+            if not np.isfinite(array).all():
+                array[0] = np.nan
+        payloads.append(np.concatenate([np.float32([0 if is_finite else np.nan]), *sent]))
+    tensor_bytes = np.array([4 * steps[i].sent[0].size for i in range(len(specs))], np.int64)
+    if all(finite):
+        reduced = as_float32(steps[i].reduced for i in range(len(specs)))
+        factors = as_float32(power_sgd.stored(steps[i].factor, f) for i, f in enumerate(factors))
+        residuals = [
+            as_float32(steps[i].residuals[replica] for i in range(len(specs)))
+            for replica in range(size)
+        ]
+    else:
+        reduced = [np.zeros(spec.shape, np.float32) for spec in specs]
+        residuals = [
+            own if is_finite else of_one[RESIDUAL]
+            for of_one, own, is_finite in zip(state, sums, finite, strict=True)
+        ]
+    after = [{RESIDUAL: of_one, ALTERNATING_FACTOR: factors} for of_one in residuals]
     return Outcome([reduced] * size, [all(finite)] * size, after, payloads, [tensor_bytes] * size)
 
 

@@ -11,6 +11,7 @@ from tests.compressors.methods import (
     CHUNKED,
     Method,
     adacomp_with,
+    alternating_with,
     few_bits,
     power_sgd_with,
     qsgd_with,
@@ -67,16 +68,19 @@ PLANS = [
             (short_top_k_with, ", 2 bits in chunks", {"value_bits": 2, "chunk": 64}),
         )
     ],
-    (
-        power_sgd_with("", rank=6),
-        [
-            [4, 6, 0, 4, 3, 0, 1, 0],
-            [2, 0, 0, 1, 3, 0, 2, 0],
-            [5, 6, 0, 6, 0, 0, 6, 0],
-            [0] * 8,
-            [6, 5, 0, 2, 4, 0, 3, 0],
-        ],
-    ),
+    *[
+        (
+            make("", rank=6),
+            [
+                [4, 6, 0, 4, 3, 0, 1, 0],
+                [2, 0, 0, 1, 3, 0, 2, 0],
+                [5, 6, 0, 6, 0, 0, 6, 0],
+                [0] * 8,
+                [6, 5, 0, 2, 4, 0, 3, 0],
+            ],
+        )
+        for make in (power_sgd_with, alternating_with)
+    ],
     (Method("ScaleCom", ScaleCom(), scalecom_oracle, **CHUNKED), CHUNK_SIZES),
     (Method("ScaleCom, filtered", ScaleCom(beta=0.25), scalecom_oracle, **CHUNKED), CHUNK_SIZES),
     (few_bits(16, overrides={"_1": None}), CHUNK_SIZES),

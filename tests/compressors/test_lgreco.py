@@ -30,7 +30,7 @@ from tf_gradcomp.compressors import (
 from tf_gradcomp.compressors.base import GRADIENT_SUM, RESIDUAL
 from tf_gradcomp.compressors.between_steps import Hooks
 from tf_gradcomp.compressors.lgreco.planner import LayerPlanner
-from tf_gradcomp.compressors.power_sgd import FACTOR
+from tf_gradcomp.compressors.power_sgd import ALTERNATING_FACTOR, FACTOR
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.replica_step import ReplicaStep
 from tf_gradcomp.exchange.setup import Candidate, Method
@@ -45,6 +45,7 @@ METHODS = [
     (QSGD(4), [2, 3, 8]),
     (TopK(0.01), [0.001, 0.01, 0.1]),
     (PowerSGD(3), [1, 2, 6]),
+    (PowerSGD(3, alternate=True), [1, 2, 6]),
     (ScaleCom(40), [16, 32, 90]),
 ]
 every_method = pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_steps_by_five_plans_in_one_trace_are_the_methods_with_these_settings(me
     choices = [lgreco.choices(spec) for spec in specs]
     wide = method
     if method.name == "power_sgd":  # with room for all ranks
-        wide = PowerSGD(6, overrides={"layer_4": 3})
+        wide = PowerSGD(6, overrides={"layer_4": 3}, alternate=method.alternate)
     settings = tf.Variable(own, dtype=tf.int64)
     by_plan = Lockstep(lgreco, specs, 2, graph=True)
     right = Lockstep(wide, specs, 2, graph=True, settings=settings)
@@ -314,20 +315,30 @@ def resumed(before, compressor):
     return after
 
 
-def test_a_resumed_job_has_plan_and_sums_and_as_many_columns_of_factors_as_it_can_use():
-    before = job(LGreCo(PowerSGD(3)))
+@pytest.mark.parametrize(
+    ("alternate", "name", "rows"),
+    [(False, FACTOR, 30), (True, ALTERNATING_FACTOR, 40 + 30)],
+    ids=["", "alternating"],
+)
+def test_a_resumed_job_has_plan_and_sums_and_as_many_columns_of_factors_as_it_can_use(
+    alternate, name, rows
+):
+    def lgreco(rank):
+        return LGreCo(PowerSGD(rank, alternate=alternate))
+
+    before = job(lgreco(3))
     install_in(before.optimizer.exchange, [5, -1])
     for step in range(2):
         before.step(gradients_at(step))
-    factor = copies(before.strategy, before.optimizer.exchange.state[FACTOR][0])[0]
+    factor = copies(before.strategy, before.optimizer.exchange.state[name][0])[0]
     assert factor.any(0).tolist() == [True] * 5 + [False]
     for rank, in_force, columns in ((3, 5, 6), (2, 2, 4), (6, 5, 8)):  # rank 2 goes up to 4
-        after = resumed(before, LGreCo(PowerSGD(rank)))
+        after = resumed(before, lgreco(rank))
         exchange = after.optimizer.exchange
         assert exchange.plan_in_force().settings[0] == in_force
-        for own in copies(after.strategy, exchange.state[FACTOR][0]):
+        for own in copies(after.strategy, exchange.state[name][0]):
             width = min(6, columns)
-            assert own.shape == (30, columns)
+            assert own.shape == (rows, columns)
             np.testing.assert_array_equal(own[:, :width], factor[:, :width])
             assert not own[:, width:].any()
         total = copies(after.strategy, exchange.state[GRADIENT_SUM][0])[0]
@@ -335,9 +346,9 @@ def test_a_resumed_job_has_plan_and_sums_and_as_many_columns_of_factors_as_it_ca
         np.testing.assert_array_equal(total, expected)
     after.step(gradients_at(2))
     after.assert_replicas_equal()
-    plain = job(PowerSGD(3))
+    plain = job(lgreco(3).method)
     plain.step(gradients_at(0))
-    exchange = resumed(plain, LGreCo(PowerSGD(3))).optimizer.exchange
+    exchange = resumed(plain, lgreco(3)).optimizer.exchange
     assert exchange.plan_in_force().settings == PowerSGD(3).settings(exchange.specs)
 
 

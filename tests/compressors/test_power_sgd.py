@@ -9,8 +9,14 @@ from tests.compressors.methods import METHODS
 from tests.compressors.test_conformance import conserved
 from tf_gradcomp.compressors import PowerSGD
 from tf_gradcomp.compressors.base import RESIDUAL
-from tf_gradcomp.compressors.power_sgd import FACTOR
+from tf_gradcomp.compressors.power_sgd import ALTERNATING_FACTOR, FACTOR
 from tf_gradcomp.policy import GradientSpec
+
+both = pytest.mark.parametrize(
+    ("compressor", "name"),
+    [(PowerSGD(), FACTOR), (PowerSGD(alternate=True), ALTERNATING_FACTOR)],
+    ids=["", "alternating"],
+)
 
 
 def spec(*shape, path="dense/kernel"):
@@ -125,17 +131,18 @@ def test_ranks_out_of_range_are_refused(rank):
         PowerSGD(rank)
 
 
+@both
 @pytest.mark.parametrize("scale", [2.0**-100, 2.0**60], ids=["tiny", "huge"])
-def test_the_scale_of_gradients_changes_nothing_else(scale):
+def test_the_scale_of_gradients_changes_nothing_else(compressor, name, scale):
     steps = [[[normal(90, 60, seed=3 * seed + i)] for i in range(3)] for seed in range(4)]
-    plain, scaled = (lockstep_of(PowerSGD(), steps[0]) for _ in range(2))
+    plain, scaled = (lockstep_of(compressor, steps[0]) for _ in range(2))
     scale = np.float32(scale)
     for gradients in steps:
         expected = plain.step(gradients)
         actual = scaled.step([[scale * g for g in of_one] for of_one in gradients])
         assert_equal_bits(actual.reduced[0][0], scale * expected.reduced[0][0])
         assert_equal_bits(actual.residuals[1][0], scale * expected.residuals[1][0])
-        assert_equal_bits(actual.state[0][FACTOR][0], expected.state[0][FACTOR][0])
+        assert_equal_bits(actual.state[0][name][0], expected.state[0][name][0])
 
 
 @pytest.mark.parametrize("true_rank", [1, 3, 4])
@@ -180,13 +187,14 @@ def test_steps_without_a_gradient_do_not_end_the_exchange():
     assert_close(lockstep.step(gradients).reduced[0][0], total, terms=50 + 40)
 
 
-def test_with_the_same_gradient_it_comes_close_to_the_best_of_its_rank():
+@both
+def test_with_the_same_gradient_it_comes_close_to_the_best_of_its_rank(compressor, name):
     gradient = normal(100, 80) * 0.8 ** np.arange(80, dtype=np.float32)
     singular = np.linalg.svd(gradient, compute_uv=False)
     best = np.sqrt(np.sum(singular[4:] ** 2))
     errors = []
-    lockstep = lockstep_of(PowerSGD(), [[gradient]])
-    for _ in range(20):
+    lockstep = lockstep_of(compressor, [[gradient]])
+    for _ in range(40):
         (residual,) = lockstep.state[0][RESIDUAL]
         (reduced,) = lockstep.step([[gradient - residual]]).reduced[0]
         errors.append(np.linalg.norm(gradient - reduced))
@@ -194,11 +202,12 @@ def test_with_the_same_gradient_it_comes_close_to_the_best_of_its_rank():
     assert errors[-1] == pytest.approx(best, rel=0.01)
 
 
-def test_what_is_shared_is_equal_on_all_replicas():
+@both
+def test_what_is_shared_is_equal_on_all_replicas(compressor, name):
     gradients = [[normal(70, 60, seed=seed), normal(3, 3, 9, 20, seed=9)] for seed in range(3)]
-    outcome = lockstep_of(PowerSGD(), gradients).step(gradients)
+    outcome = lockstep_of(compressor, gradients).step(gradients)
     for other in outcome.state[1:]:
-        for factor, expected in zip(other[FACTOR], outcome.state[0][FACTOR], strict=True):
+        for factor, expected in zip(other[name], outcome.state[0][name], strict=True):
             assert_equal_bits(factor, expected)
 
 
@@ -229,9 +238,10 @@ def test_what_overflows_skips_the_step_and_is_dropped(values, is_given):
     assert lockstep.step(warm_up).finite == [True] * len(values)
 
 
-def test_a_skipped_step_changes_no_factor():
+@both
+def test_a_skipped_step_changes_no_factor(compressor, name):
     gradients = [[normal(60, 50, seed=seed)] for seed in range(2)]
-    lockstep = lockstep_of(PowerSGD(), gradients)
+    lockstep = lockstep_of(compressor, gradients)
     before = lockstep.step(gradients).state
     bad = [[gradients[0][0].copy()], gradients[1]]
     bad[0][0][59, 49] = np.inf
@@ -240,7 +250,87 @@ def test_a_skipped_step_changes_no_factor():
     assert_equal_bits(outcome.state[0][RESIDUAL][0], before[0][RESIDUAL][0])
     assert_equal_bits(outcome.state[1][RESIDUAL][0], before[1][RESIDUAL][0] + gradients[1][0])
     for replica in range(2):
-        assert_equal_bits(outcome.state[replica][FACTOR][0], before[replica][FACTOR][0])
+        assert_equal_bits(outcome.state[replica][name][0], before[replica][name][0])
+
+
+def halves(outcome, rows):
+    """Returns whether P, and whether Q, of the first tensor is known after a step."""
+    (factor, *_) = outcome.state[0][ALTERNATING_FACTOR]
+    return bool(factor[:rows].any()), bool(factor[rows:].any())
+
+
+def test_alternating_sends_one_of_the_factors_in_one_request():
+    gradients = [[normal(90, 60), normal(3, 3, 16, 32), normal(40)]] * 2
+    alternating = PowerSGD(alternate=True)
+    plain = lockstep_of(PowerSGD(), gradients).step(gradients).tensor_bytes[0]
+    lockstep = lockstep_of(alternating, gradients)
+    outcomes = [lockstep.step(gradients) for _ in range(4)]
+    assert [halves(outcome, 90) for outcome in outcomes] == [(True, False), (False, True)] * 2
+    lengths = [4 * (outcome.payloads[0].size - 1) for outcome in outcomes]
+    assert [int(of_one.tensor_bytes[0].sum()) for of_one in outcomes] == lengths
+    assert [of_one.payload_bytes[0] - 4 for of_one in outcomes] == lengths
+    assert list(outcomes[0].tensor_bytes[0]) == [16 * 90, 16 * 9 * 16, 4 * 40]
+    assert list(outcomes[1].tensor_bytes[0]) == [16 * 60, 16 * 32, 4 * 40]
+    assert lengths[0] + lengths[1] == plain.sum() + 4 * 40
+    assert alternating.payload_bytes(specs_of(gradients[0])) == (lengths[0] + lengths[1]) // 2
+
+
+def test_alternating_does_not_take_turns_by_the_number_of_the_step():
+    """The others may be steps of other variables."""
+    gradients = [[normal(50, 40)]]
+    lockstep = lockstep_of(PowerSGD(alternate=True), gradients)
+    seen = []
+    for _ in range(4):
+        seen.append(halves(lockstep.step(gradients), 50))
+        lockstep.skip_a_step()
+    assert seen == [(True, False), (False, True)] * 2
+
+
+@pytest.mark.parametrize("true_rank", [1, 3, 4])
+def test_alternating_sends_a_gradient_of_no_higher_rank_within_two_steps(true_rank):
+    gradients = [[low_rank(300, 200, true_rank, seed)] for seed in (5, 5)]
+    lockstep = lockstep_of(PowerSGD(alternate=True), gradients)
+    sent = lockstep.step(gradients).reduced[0][0]
+    outcome = lockstep.step(gradients)
+    total = 4 * gradients[0][0]
+    scale = np.abs(total).max() * 200  # of the sums of products
+    assert_close(sent + outcome.reduced[0][0], total, terms=300 + 200, scale=scale)
+    assert np.abs(outcome.residuals[0][0]).max() < rounding(scale, terms=300 + 200)
+
+
+@pytest.mark.parametrize("steps_before", [1, 2], ids=["Q is sent", "P is sent"])
+@pytest.mark.parametrize("values", [[2e38, 2e38], [2e38, -2e38]], ids=["the sum", "the own"])
+def test_what_overflows_as_alternating_sends_it_is_dropped(values, steps_before):
+    """Products with P or Q, or their sum, are too large."""
+    warm_up = [[normal(64, 64, seed=i), normal(9)] for i in range(2)]
+    lockstep = lockstep_of(PowerSGD(alternate=True), warm_up)
+    for _ in range(steps_before):
+        before = lockstep.step(warm_up).state
+    gradients = [[np.full((64, 64), value, np.float32), normal(9)] for value in values]
+    outcome = lockstep.step(gradients)
+    assert outcome.finite == [False, False]
+    for old, new in zip(before, outcome.state, strict=True):
+        assert not new[RESIDUAL][0].any()
+        assert_equal_bits(new[RESIDUAL][1], normal(9))
+        assert_equal_bits(new[ALTERNATING_FACTOR][0], old[ALTERNATING_FACTOR][0])
+    assert lockstep.step(warm_up).finite == [True, True]
+
+
+def test_alternating_begins_anew_after_a_step_without_a_gradient():
+    zeros = [[np.zeros((50, 40), np.float32)]] * 2
+    gradients = [[normal(50, 40, seed=seed)] for seed in range(2)]
+    lockstep = lockstep_of(PowerSGD(alternate=True), gradients)
+    assert not lockstep.step(zeros).state[0][ALTERNATING_FACTOR][0].any()
+    for known in [(True, False), (False, True)]:
+        outcome = lockstep.step(gradients)
+        assert halves(outcome, 50) == known
+        assert outcome.state[0][ALTERNATING_FACTOR][0].any(axis=0).all()
+
+
+@pytest.mark.parametrize("alternate", [None, 1, "yes"], ids=repr)
+def test_alternate_is_a_bool(alternate):
+    with pytest.raises(ValueError, match="PowerSGD: alternate must be True or False; received"):
+        PowerSGD(alternate=alternate)
 
 
 def test_ten_million_elements_in_a_matrix():

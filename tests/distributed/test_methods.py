@@ -15,10 +15,10 @@ SUMMING = {"no_compression": 1, "cast": 2, "bfloat16": 2}
 METHODS = compressors.names()
 # By sums and broadcasts; a job that gathers is killed in test_two_level.py.
 RATE, STEPS = 0.1, 8
-STATES = ["adacomp", "cast", "lgc", "lgreco", "power_sgd"]  # each keeps other state
+STATES = ["adacomp", "alternating", "cast", "lgc", "lgreco", "power_sgd"]  # each keeps other state
 
 quick = pytest.mark.quick("CompressedOptimizer")
-every_method = pytest.mark.parametrize("method", [*METHODS, "bfloat16", "warmed up"])
+every_method = pytest.mark.parametrize("method", [*METHODS, "bfloat16", "warmed up", "alternating"])
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,7 @@ SETTINGS = [
     "qsgd(bits=2, bucket_size=32)",
     "qsgd(bits={'vector': 4})",
     "power_sgd(rank=1)",
+    "power_sgd(rank=1, alternate=True)",
     "lgreco(method='adacomp(bin_sizes=3)')",
 ]
 # Methods that are not among `SETTINGS` are drawn with their own.

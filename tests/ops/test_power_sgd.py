@@ -319,6 +319,60 @@ def test_sums_of_another_size(call):
         call(lambda: replica.reduce(left, right, tf.zeros([81])))()
 
 
+class Alternating(Replica):
+    """One replica whose factors have P above Q."""
+
+    def __init__(self, shapes, ranks):
+        super().__init__(shapes, ranks)
+        self.factors = [
+            tf.Variable(tf.zeros([np.prod(shape[:-1]) + shape[-1], rank] if rank else [0]))
+            for shape, rank in zip(shapes, ranks, strict=True)
+        ]
+
+    @property
+    def state(self):
+        return self.residuals, self.gradients, self.factors, 0
+
+    def project(self):
+        return ops.power_sgd_project(*self.state, ranks=self.ranks)
+
+    def reduce_projected(self, own, total, keep=True, finite=True):
+        return ops.power_sgd_reduce_projected(
+            *self.state, own, total, keep=keep, finite=finite, ranks=self.ranks
+        )
+
+
+def test_lengths_of_projections_depend_on_factors_and_are_known_in_no_graph():
+    replica = Alternating([(30, 40), (7,)], [2, 0])
+
+    @tf.function(autograph=False)
+    def step():
+        own, tensor_bytes, _ = replica.project()
+        reduced, _ = replica.reduce_projected(own, own)
+        assert own.shape.as_list() == [None]
+        assert tensor_bytes.shape == [2]
+        assert [tensor.shape for tensor in reduced] == [[30, 40], [7]]
+        return tensor_bytes
+
+    assert [step().numpy().tolist() for _ in range(3)] == [[240, 28], [320, 28], [240, 28]]
+
+
+def test_wrong_arguments_of_projections_leave_the_variables_as_they_were(call):
+    replica = Alternating([(30, 40)], [2])
+    before = replica.residuals[0].numpy()
+    own, *_ = replica.project()
+    with pytest.raises(WRONG, match=r"own has shape \[60\]; expected \[61\] for these"):
+        call(lambda: replica.reduce_projected(own[1:], own))()
+    with pytest.raises(WRONG, match=r"total has shape \[62\]; expected \[61\]"):
+        call(lambda: replica.reduce_projected(own, tf.zeros([62])))()
+    with pytest.raises(WRONG, match=r"keep has shape \[1\]; expected a scalar"):
+        call(lambda: replica.reduce_projected(own, own, keep=[True]))()
+    assert_same_bits(replica.residuals[0].numpy(), before)
+    replica.factors = [tf.Variable(tf.zeros([40, 2]))]
+    with pytest.raises(WRONG, match=r"factor 0 has shape \[40,2\]; expected \[70,2\], or more"):
+        call(lambda: replica.project())()
+
+
 def test_decisions_that_are_no_scalars(call):
     replica = Replica([(30, 40)], [2])
     left, right = tf.zeros([61]), tf.zeros([80])

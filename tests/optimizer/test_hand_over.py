@@ -143,6 +143,49 @@ def test_another_beta_of_scalecoms_filter_loses_nothing(old, new):
         assert_close(of_all, total, terms=12, steps=4, scale=3 * SUM_OF_TWO / min(old, new))
 
 
+ALTERNATING = "power_sgd(rank=1, alternate=True)"
+
+
+@pytest.mark.parametrize("after", [ALTERNATING, "power_sgd(rank=1)", "top_k(density=0.2)"])
+@pytest.mark.parametrize("before", [ALTERNATING, "power_sgd(rank=1)"])
+def test_alternating_loses_nothing_where_variables_miss_steps_and_replicas_join(before, after):
+    job = Job(2, sgd, before)
+    totals = dict.fromkeys(PATHS, ZEROS)
+    for step, names in enumerate([("a", "b"), ("a",), ("b",), ("a", "b"), ("a",)]):
+        given = [dict(zip(PATHS, of_one, strict=True)) for of_one in gradients_at(step, 2)]
+        job.step([[of_one[name] for name in names] for of_one in given], names)
+        for name in names:
+            totals[name] = totals[name] + sum(of_one[name] for of_one in given)
+    other = job.resumed(3, sgd, after)
+    if after == before == ALTERNATING:
+        for factors in (job, other):
+            known = [of_each(factors, "alternating_factor", name) for name in PATHS]
+            # "a" has taken part in four steps, and "b" in three.
+            assert [[bool(f[:20].any()) for f in of_all] for of_all in known] == [
+                [False] * factors.replicas,
+                [True] * factors.replicas,
+            ]
+    for _ in range(2):
+        other.step([[ZEROS, ZEROS]] * 3)
+    for i, name in enumerate(PATHS):
+        of_all = other.left(name) - other.variables[i].numpy()
+        # A step rounds products of rows and of columns; a third of a residual is summed again.
+        assert_close(of_all, totals[name], terms=20 + 3 + 4, steps=7, scale=4 * SUM_OF_TWO)
+
+
+def test_alternating_sends_all_of_a_variable_with_a_gradient_in_every_other_step():
+    """By the numbers of the steps, it would always be the turn of the same factor."""
+    job = Job(2, sgd, ALTERNATING)
+    gradient = np.outer(np.arange(20), [1, 2, 3]).astype("float32")
+    job.step([[gradient, gradient]] * 2)
+    job.step([[gradient]] * 2, ["a"])
+    assert job.left("b").any()
+    job.step([[gradient, gradient]] * 2)
+    scale = 4 * gradient.max() * 20
+    assert_close(job.left("b"), ZEROS, terms=20 + 3, steps=3, scale=scale)
+    assert_close(-job.variables[1].numpy(), 4 * gradient, terms=20 + 3, steps=3, scale=scale)
+
+
 @pytest.mark.parametrize("form", ["store", "checkpoint"])
 @pytest.mark.parametrize(("before", "after"), [*itertools.product([1, 2, 3], repeat=2)])
 def test_a_round_of_accumulation_goes_on_in_the_next_job(tmp_path, form, before, after):
@@ -337,8 +380,8 @@ def test_the_sum_of_gradients_that_are_planned_with_is_divided_as_they_are():
     assert_close(total, expected, of_adam())
 
 
-def of_each(job, name):
-    return copies(job.strategy, job.optimizer.exchange.state[name][0])
+def of_each(job, name, variable="a"):
+    return copies(job.strategy, job.optimizer.exchange.state[name][PATHS.index(variable)])
 
 
 def test_velocities_are_divided_and_multiplied_as_gradients_are():

@@ -113,6 +113,10 @@ def test_powersgds_error_is_the_tail_of_the_singular_values(shape):
     np.testing.assert_allclose(planned.errors, [tail[rank] if rank else 0 for rank in ranks], 1e-6)
     sizes = [4 * rank * sum(matrix.shape) if rank else 4 * matrix.size for rank in ranks]
     assert planned.bytes.tolist() == sizes
+    alternating = table_of(PowerSGD(alternate=True), ranks, spec=spec)
+    assert alternating.errors.tolist() == planned.errors.tolist()
+    halved = [size / 2 if rank else size for size, rank in zip(sizes, ranks, strict=True)]
+    assert alternating.bytes.tolist() == halved
 
 
 def test_powersgds_error_of_a_huge_matrix_is_near_the_best(monkeypatch):

@@ -47,6 +47,63 @@ def step(tensors: Sequence[np.ndarray], factor: np.ndarray) -> Step:
     )
 
 
+class Alternated(NamedTuple):
+    """The results of one step of ACP-SGD for one tensor; all float64."""
+
+    sent: list[np.ndarray]  # by replica: P or Q, [r, n] or [r, m]; or the tensor
+    reduced: np.ndarray  # in the tensor's shape
+    residuals: list[np.ndarray]  # by replica, in the tensor's shape
+    factor: np.ndarray  # [n + m, r], P above Q, for the next step; one of both is zeros
+
+
+def sends_right(tensor: np.ndarray, factor: np.ndarray) -> bool:
+    """Returns whether P is known from the step before, so that Q is sent.
+
+    Args:
+        tensor: Seen as [n, m], m being the last axis.
+        factor: [n + m, r], or [0], to send the tensor whole.
+    """
+    return bool(factor.size) and bool(factor[: len(factor) - tensor.shape[-1]].any())
+
+
+def known(tensor: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Returns the half of the factor that is known: P if Q is sent, and Q if P is sent."""
+    if not factor.size:
+        return factor
+    rows = len(factor) - tensor.shape[-1]
+    return factor[:rows] if sends_right(tensor, factor) else factor[rows:]
+
+
+def alternate(tensors: Sequence[np.ndarray], columns: np.ndarray, *, right: bool) -> Alternated:
+    """One step of all replicas by ACP-SGD (Zhang et al., ICDCS 2023).
+
+    Args:
+        tensors: By replica, residual plus gradient.
+        columns: The known half of the factor, without columns of zeros; [0] to send tensors whole.
+        right: Whether that half is P.
+    """
+    if columns.size == 0:
+        zeros = [np.zeros(tensor.shape) for tensor in tensors]
+        return Alternated(list(tensors), sum(tensors, np.zeros(())), zeros, columns)
+    shape = tensors[0].shape
+    matrices = [tensor.reshape(-1, shape[-1]).astype(np.float64) for tensor in tensors]
+    basis = orthonormal(columns)
+
+    def product(sent: np.ndarray) -> np.ndarray:
+        return (basis @ sent.T if right else sent @ basis.T).reshape(shape)
+
+    sent = [(matrix.T if right else matrix) @ basis for matrix in matrices]
+    total = sum(sent)
+    lengths = np.linalg.norm(total, axis=0)
+    halves = [np.zeros_like(basis), total / np.where(lengths > 0, lengths, 1)]
+    return Alternated(
+        [of_one.T for of_one in sent],
+        product(total),
+        [m.reshape(shape) - product(of_one) for m, of_one in zip(matrices, sent, strict=True)],
+        np.concatenate(halves if right else halves[::-1]),
+    )
+
+
 def in_force(stored: np.ndarray, rank: int) -> np.ndarray:
     """The factor that counts at this rank, [m, r] or [0], of one that is kept as [m, R] or [0]."""
     return stored[:, :rank] if rank else np.zeros(0)

@@ -25,7 +25,7 @@ _PLACES = 100_000  # where the noise of a step may begin
 # From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
 # it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
 _RESIDUAL = 3.0  # standard deviation, in standard deviations of a step's gradients
-_WARM_UP, _REPEATS = 10, 5
+_WARM_UP, _REPEATS = 10, 6  # even, for what alternating PowerSGD sends differs in every other step
 _MANY_UPDATES = 100_000  # Adam's bias correction is over
 
 

@@ -26,6 +26,8 @@ from tf_gradcomp.compressors.sums import unless_empty
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 FACTOR = "factor"
+ALTERNATING_FACTOR = "alternating_factor"
+FACTORS = (FACTOR, ALTERNATING_FACTOR)
 SENT_WHOLE = 0  # in place of a rank, to the ops
 LARGEST_GRAM = 2048  # rows of a matrix whose eigenvalues are computed
 _POWER_ITERATIONS = 5
@@ -45,33 +47,46 @@ class PowerSGD(Plannable):
     and residual three times. Vectors are summed whole, as float32, and so are matrices whose two
     factors have half as many entries as the matrix, or more.
 
+    With `alternate=True` (ACP-SGD), a step sends one of the two factors, and the next step the
+    other one. The factor that is not sent is the last sum of it, which all replicas know. That
+    halves the bytes, communicates once in a step, and reads gradient and residual twice. The
+    approximation is a little worse, because the known factor is one step old.
+
     Args:
         rank: r, at least 1, for all variables or by layer kind (see `gc.Policy`; kinds not named
             keep the default). A larger one follows dense training more closely; start with 4 for
             convolutional networks, with 32 for Transformers. A kind with None is summed whole.
         overrides: Rank or None by regular expression over variable paths, with precedence over
             `rank`; the first expression that is found anywhere in the path counts.
+        alternate: Whether a step sends one factor only, in turns. On a GPU, the residual is then
+            copied to the host in each step.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
-        ValueError: If a rank or a layer kind is out of range, or a pattern is not a regular
-            expression.
+        ValueError: If a rank or a layer kind is out of range, a pattern is not a regular
+            expression, or `alternate` is no bool.
 
     Reference:
         Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-        Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727
+        Optimization", NeurIPS 2019, https://arxiv.org/abs/1905.13727; and for `alternate` Zhang et
+        al., "Evaluation and Optimization of Gradient Compression for Distributed Deep Learning",
+        ICDCS 2023, https://arxiv.org/abs/2306.08881
     """
 
     name = "power_sgd"
-    has_gpu_kernels = True
 
     def __init__(
         self,
         rank: int | Mapping[str, int | None] | None = 4,
         overrides: Mapping[str, int | None] | None = None,
+        alternate: bool = False,
         **warmup: Any,
     ) -> None:
         super().__init__(**warmup)
+        if not isinstance(alternate, bool):
+            raise ValueError(f"PowerSGD: alternate must be True or False; received {alternate!r}.")
+        self.alternate = alternate
+        self.has_gpu_kernels = not alternate
         self.rank = PerVariable("PowerSGD: rank", rank, _DEFAULT_RANKS, overrides, _expected_rank)
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
@@ -83,9 +98,15 @@ class PowerSGD(Plannable):
         return [_effective(spec, self.rank.of(spec)) for spec in specs]
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int:
-        """Returns the bytes of both factors, and of the tensors that are sent whole."""
+        """Returns the bytes of the factors, and of the tensors that are sent whole.
+
+        With `alternate`, they are the mean of two steps.
+        """
         ranks = tf.constant(self.settings(specs), tf.int64)
-        return int(tf.reduce_sum(_tensor_bytes(specs, ranks)))
+        of_each = _tensor_bytes(specs, ranks)
+        if self.alternate:
+            of_each = tf.where(ranks > SENT_WHOLE, of_each // 2, of_each)
+        return int(tf.reduce_sum(of_each))
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
         """Ranks; by default, from half of its own to twice it. 0, whole, for those too large."""
@@ -98,14 +119,19 @@ class PowerSGD(Plannable):
         return distinct(_effective(spec, value) for value in values)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """The residual, and the factor [m, r] of the next step; [0] for variables sent whole."""
+        """The residual, and a factor for the next step: see `state_for`."""
         return self.state_for(spec, self.settings([spec]))
 
     def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
-        """The residual, and a factor with as many columns as the largest rank."""
+        """The residual, and a factor with as many columns as the largest rank.
+
+        The factor is [m, r], or [n + m, r] with `alternate`. It is [0] for variables sent whole.
+        """
         rank = max(settings)
-        shape = (_matrix(spec)[1], rank) if rank else (0,)
-        return {**super().state(spec), FACTOR: StateSpec(shape, shared=True)}
+        rows, columns = _matrix(spec)
+        name, length = (ALTERNATING_FACTOR, rows + columns) if self.alternate else (FACTOR, columns)
+        shape = (length, rank) if rank else (0,)
+        return {**super().state(spec), name: StateSpec(shape, shared=True)}
 
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
@@ -120,18 +146,22 @@ class PowerSGD(Plannable):
         matrix = values.reshape(-1, spec.shape[-1]).astype(np.float64)
         captured = np.cumsum(_captured(matrix, max(settings)))
         total = sum_of_squares(matrix)
+        factors = 1 if self.alternate else 2
 
         def cost(rank: int) -> Cost:
             if rank == SENT_WHOLE:
                 return whole(spec)
-            return 4.0 * rank * sum(matrix.shape), math.sqrt(max(0.0, total - captured[rank - 1]))
+            sent = 2.0 * factors * rank * sum(matrix.shape)
+            return sent, math.sqrt(max(0.0, total - captured[rank - 1]))
 
         return [cost(rank) for rank in settings]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:
-        """Sums the left factors, then the right ones (paper, Algorithms 1 and 2)."""
-        residuals, factors, gradients = inputs.residuals, inputs.state[FACTOR], inputs.gradients
+        """Sums left factors, then right ones (paper, Algorithms 1 and 2); or one of both."""
         ranks = self.settings_in_force(inputs)
+        if self.alternate:
+            return (yield from _sum_one_factor(inputs, ranks))
+        residuals, factors, gradients = inputs.residuals, inputs.state[FACTOR], inputs.gradients
         left, own_finite = ops.power_sgd_left(
             residuals, gradients, factors, inputs.step, ranks=ranks
         )
@@ -155,8 +185,22 @@ class PowerSGD(Plannable):
         return {
             "rank": self.rank.by_kind,
             "overrides": self.rank.overrides,
+            "alternate": self.alternate,
             **super().get_config(),
         }
+
+
+def _sum_one_factor(
+    inputs: ExchangeInputs, ranks: tf.Tensor
+) -> Generator[AllReduce, tf.Tensor, Exchanged]:
+    """Sums of each variable the factor whose turn it is."""
+    state = (inputs.residuals, inputs.gradients, inputs.state[ALTERNATING_FACTOR], inputs.step)
+    own, tensor_bytes, own_finite = ops.power_sgd_project(*state, ranks=ranks)
+    total = yield AllReduce(own)
+    reduced, finite = ops.power_sgd_reduce_projected(
+        *state, own, total, keep=own_finite, finite=inputs.finite, ranks=ranks
+    )
+    return Exchanged(reduced, finite, tensor_bytes)
 
 
 def _tensor_bytes(specs: Sequence[GradientSpec], ranks: tf.Tensor) -> tf.Tensor:

@@ -32,7 +32,13 @@ from tf_gradcomp.ops.leader_selection import (
 from tf_gradcomp.ops.library import LibraryError, library_info
 from tf_gradcomp.ops.pass_if_equal import pass_if_equal
 from tf_gradcomp.ops.payload import payload_read, payload_write, payloads_finite
-from tf_gradcomp.ops.power_sgd import power_sgd_left, power_sgd_reduce, power_sgd_right
+from tf_gradcomp.ops.power_sgd import (
+    power_sgd_left,
+    power_sgd_project,
+    power_sgd_reduce,
+    power_sgd_reduce_projected,
+    power_sgd_right,
+)
 from tf_gradcomp.ops.precondition import SecondMoments, precondition
 from tf_gradcomp.ops.qsgd import qsgd_decode, qsgd_encode, qsgd_errors, qsgd_put_back
 from tf_gradcomp.ops.sign_sgd import sign_sgd_decode, sign_sgd_encode, sign_sgd_put_back
@@ -71,7 +77,9 @@ __all__ = [
     "payload_write",
     "payloads_finite",
     "power_sgd_left",
+    "power_sgd_project",
     "power_sgd_reduce",
+    "power_sgd_reduce_projected",
     "power_sgd_right",
     "precondition",
     "qsgd_decode",

@@ -16,6 +16,19 @@ tensor of rank 0 is sent whole. With E the residual, G the gradient and Q the fa
     Q <- S, columns scaled to length 1
 
 All replicas compute the same bits from the sums. Results do not depend on the number of threads.
+
+ACP-SGD (Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed Deep
+Learning", ICDCS 2023, https://arxiv.org/abs/2306.08881) sums once in each step. The factor is
+[n + m, R], P above Q. Only the side that the last sum gave has its columns there; the other side is
+zeros.
+
+    Q known: Q <- orthonormal columns of Q, P = M Q      `power_sgd_project`, summed
+    P known: P <- orthonormal columns of P, Q = M^T P    `power_sgd_project`, summed
+    reduced = P Q^T with the sum                         `power_sgd_reduce_projected`
+    E <- M - P Q^T with the own product
+    the factor becomes the sum, columns scaled to length 1
+
+Each tensor takes turns by its own factor, whatever other tensors and skipped steps do.
 """
 
 from __future__ import annotations
@@ -134,6 +147,84 @@ def power_sgd_reduce(
         left=left,
         right=right,
         right_sum=right_sum,
+        keep=keep,
+        finite=finite,
+        ranks=tensor_of(ranks),
+    )
+
+
+def power_sgd_project(
+    residuals: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    factors: Sequence[tf.Tensor | tf.Variable],
+    step: tf.Tensor | int,
+    *,
+    ranks: Settings,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Computes a replica's contribution to the only sum of ACP-SGD, and changes no variable.
+
+    Pseudo-random values from -1 to 1 replace each zero column of the known side. They depend on
+    `step` and the factors alone.
+
+    Args:
+        residuals: As for `power_sgd_left`.
+        gradients: As for `power_sgd_left`.
+        factors: float32 variables or their resource handles, of shape [n + m, R] with R of r or
+            more; equal on all replicas. [0] is allowed for a tensor that is sent whole.
+        step: int64 scalar, the same on all replicas.
+        ranks: As for `power_sgd_left`.
+
+    Returns:
+        own, float32 [1 + elements]: a flag, 0 or NaN where residual plus gradient is not finite
+        anywhere; then P as [r, n] of each tensor that sends it, or the tensor itself; then Q as
+        [r, m] of the other tensors. Also the bytes of each tensor in it, int64 [tensors]; and
+        finite, bool scalar: whether the flag is 0.
+    """
+    return library.load().power_sgd_project(
+        residuals=handles_of(residuals),
+        gradients=list(gradients),
+        factors=handles_of(factors),
+        step=tf.convert_to_tensor(step, tf.int64),
+        ranks=tensor_of(ranks),
+    )
+
+
+def power_sgd_reduce_projected(
+    residuals: Sequence[tf.Tensor | tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    factors: Sequence[tf.Tensor | tf.Variable],
+    step: tf.Tensor | int,
+    own: tf.Tensor,
+    total: tf.Tensor,
+    *,
+    keep: tf.Tensor | bool,
+    finite: tf.Tensor | bool,
+    ranks: Settings,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Multiplies the factors, and updates residuals and factors.
+
+    Args:
+        residuals: As for `power_sgd_left`; updated in place.
+        gradients: As for `power_sgd_left`.
+        factors: As for `power_sgd_project`; updated in place. Columns after the first r become
+            zero.
+        step: As for `power_sgd_project`.
+        own: From `power_sgd_project`.
+        total: float32, `own` summed over the replicas.
+        keep: As for `power_sgd_reduce`.
+        finite: As for `power_sgd_reduce`.
+        ranks: As for `power_sgd_left`.
+
+    Returns:
+        As `power_sgd_reduce` does.
+    """
+    return library.load().power_sgd_reduce_projected(
+        residuals=handles_of(residuals),
+        gradients=list(gradients),
+        factors=handles_of(factors),
+        step=tf.convert_to_tensor(step, tf.int64),
+        own=own,
+        total=total,
         keep=keep,
         finite=finite,
         ranks=tensor_of(ranks),

@@ -39,6 +39,7 @@ METHODS = {
     **{name: name for name in compressors.names()},
     "bfloat16": compressors.Cast("bfloat16"),
     "warmed up": compressors.ScaleCom(20, value_bits=16, warmup_steps=BAD_STEP + 2),
+    "alternating": compressors.PowerSGD(2, alternate=True),
 }
 
 

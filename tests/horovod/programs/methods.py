@@ -27,6 +27,7 @@ METHODS = {
     "lgreco": compressors.LGreCo("top_k"),
     "bfloat16": compressors.Cast("bfloat16"),
     "warmed up": compressors.ScaleCom(20, warmup_steps=BAD_STEP + 2),
+    "alternating": compressors.PowerSGD(alternate=True),
 }
 
 

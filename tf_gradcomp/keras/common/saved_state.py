@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_gradcomp.adam.preconditioner import SECOND_MOMENT
 from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
-from tf_gradcomp.compressors.power_sgd import FACTOR
+from tf_gradcomp.compressors.power_sgd import FACTORS
 from tf_gradcomp.exchange.exchange import GradientExchange
 
 OF_WEIGHTS = "residual_of_weights"  # true where the residual is of local steps
@@ -110,7 +110,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     for name, variable in state.items():
         fresh = np.ones if name == "residual_scale" else np.zeros
         value = np.asarray(store[name] if name in taken else fresh(variable.shape))
-        if _kind(name) == FACTOR:
+        if _kind(name) in FACTORS:
             value = _of_width(value, variable.shape)
         exchange.saving.assign(variable, value)
 
