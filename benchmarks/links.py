@@ -4,7 +4,8 @@
                             └ bridge, its namespace ┘
 
 Both ends of each veth are shaped, so that what a worker sends is limited and what it receives.
-It is of the standard library alone: the workers of other frameworks import it as well.
+Where links have a delay, or lose packets, a cable of `relay.py` takes the place of each veth. This
+module is of the standard library alone: the workers of other frameworks import it as well.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+
+import relay
 
 SPEEDS = {"10 Mbit/s": "10mbit", "100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit"}
 UNSHAPED = "unshaped"
@@ -26,7 +30,7 @@ LOOPBACK = "loopback"
 
 # A larger burst would let a compressed step leave at line rate.
 _TBF = ("burst", "16k", "latency", "50ms")
-_INTERFACE = "veth"
+_INTERFACE = "veth"  # also of a cable's near end
 # Horovod asks for the address of its host's name: it has to be one in this network.
 _NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
 _HEADERS = 14 + 20 + 32  # Ethernet, IPv4, and TCP with timestamps: of each packet
@@ -115,16 +119,29 @@ class Network:
     def _namespace(self, worker: int) -> str:
         return f"{self.name}-{worker}"
 
-    def create(self) -> None:
-        """Makes the namespaces and what connects them."""
-        _run("ip", "netns", "add", self._bridge)
+    @property
+    def _namespaces(self) -> list[str]:
+        return [self._bridge, *map(self._namespace, range(self.workers))]
+
+    def create(self, delay: float, loss: float) -> AbstractContextManager[None]:
+        """Makes the namespaces and what connects them; returns the context in which it works."""
+        for namespace in self._namespaces:
+            _run("ip", "netns", "add", namespace)
+        ends = [(_INTERFACE, self._namespace(i), _port(i)) for i in range(self.workers)]
+        if delay or loss:
+            of_relay = [relay.Cable(*three) for three in ends]
+            return relay.cables(self._bridge, of_relay, delay, loss)
+        for near, worker, far in ends:
+            peer = ["peer", "name", near, "netns", worker]
+            _run("ip", "-n", self._bridge, "link", "add", far, "type", "veth", *peer)
+        return contextlib.nullcontext()
+
+    def connect(self) -> None:
+        """Gives all workers their addresses, and connects their cables."""
         _run("ip", "-n", self._bridge, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", self._bridge, "link", "set", "dev", "bridge", "up")
         for i, host in enumerate(self.hosts or ()):
             worker, port = self._namespace(i), _port(i)
-            peer = ["peer", "name", _INTERFACE, "netns", worker]
-            _run("ip", "netns", "add", worker)
-            _run("ip", "-n", self._bridge, "link", "add", port, "type", "veth", *peer)
             _run("ip", "-n", self._bridge, "link", "set", "dev", port, "master", "bridge", "up")
             _run("ip", "-n", worker, "addr", "add", f"{host}/24", "dev", _INTERFACE)
             for interface in ("lo", _INTERFACE):
@@ -133,21 +150,23 @@ class Network:
     def remove(self) -> None:
         """Removes what was made of it; with a namespace go the interfaces in it."""
         there = {entry["name"] for entry in json.loads(_run("ip", "-json", "netns") or "[]")}
-        for namespace in (self._bridge, *map(self._namespace, range(self.workers))):
+        for namespace in self._namespaces:
             if namespace in there:
                 _run("ip", "netns", "del", namespace)
 
 
-def missing() -> str:
-    """Why there can be no shaped links here; empty if there can."""
+def missing(delay: float = 0.0, loss: float = 0.0) -> str:
+    """Why there can be no such shaped links here; empty if there can."""
     if os.geteuid() != 0:
         return "Only root can make network namespaces."
     commands = [command for command in ("ip", "tc", "unshare") if not shutil.which(command)]
     if commands:
         absent = " and no ".join(commands)
         return f"There is no {absent} here; Debian has them in iproute2 and util-linux."
+    if (delay or loss) and relay.missing():
+        return f"Links cannot be delayed here: {relay.missing()}"
     try:
-        with network(1) as probe:
+        with network(1, delay, loss) as probe:
             probe.shape("100 Mbit/s")
     except OSError as error:  # in a container, say
         return f"Links cannot be shaped here: {error}."
@@ -155,17 +174,24 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def network(workers: int) -> Iterator[Network]:
-    """A network of namespaces, for as long as the block lasts, however it ends."""
+def network(workers: int, delay: float = 0.0, loss: float = 0.0) -> Iterator[Network]:
+    """A network of namespaces, for as long as the block lasts, however it ends.
+
+    Args:
+        workers: The number of workers.
+        delay: Seconds by which a packet between two workers arrives later.
+        loss: Share of these packets that do not arrive.
+    """
     made = Network(workers, f"gradcomp-{os.getpid()}-{workers}")
-    with _ending_by_exception():
+    with _ending_by_exception(), contextlib.ExitStack() as cleaned_up:
+        cleaned_up.callback(made.remove)
         try:
-            made.create()
+            cleaned_up.enter_context(made.create(delay, loss))
+            made.connect()
             yield made
         finally:
             for signum in _ENDING:
                 signal.signal(signum, signal.SIG_IGN)
-            made.remove()
 
 
 @contextlib.contextmanager

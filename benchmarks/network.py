@@ -19,7 +19,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from cells import Cell
 from machine import processor
 from mallocs import SETTINGS, malloc_option
 from output import show
-from placed import placed_job, shared_out_threads
+from placed import measured_links, placed_job, shared_out_threads
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from turns import Plan
@@ -82,12 +82,8 @@ class Bench:
 
     def _measure_links(self, network: links.Network, cells: Sequence[Cell]) -> None:
         names = list(dict.fromkeys(link for cell in cells for link in cell.links))
-
-        def on_line(worker: int, stream: str, line: str) -> None:
-            if (worker, stream) == (0, "stdout"):
-                self.raw.append({"workers": network.workers, **json.loads(line)})
-
-        self._run("raw_link.py", Plan("raw link", (), names, network), sys.executable, on_line)
+        found = measured_links(network, names)
+        self.raw += [{"workers": network.workers, **of_link} for of_link in found]
 
     def _measure(self, network: links.Network, cell: Cell) -> None:
         for framework, contenders in cell.by_framework.items():
@@ -112,20 +108,15 @@ class Bench:
                 self._progress.update(self._bar, description=what, advance=1)
                 self._progress.console.print(what)
 
-        self._run("worker.py", plan, python, on_line)
-        self.records += json.loads(Path(plan.output).read_text())
-
-    def _run(
-        self, program: str, plan: Plan, python: str, on_line: Callable[[int, str, str], None]
-    ) -> None:
         plan.network.shape(links.UNSHAPED)  # workers start by sending all weights
         threads = self._settings.threads or shared_out_threads(plan.network.workers)
-        command = [python, str(HERE / program), plan.to_text()]
+        command = [python, str(HERE / "worker.py"), plan.to_text()]
         variables = SETTINGS[self._settings.malloc]
         with placed_job(command, plan.network, threads, on_line, variables) as job:
             result = job.run()
         if result.exit_code:
-            raise click.ClickException("\n".join([f"{program}:", *result.summary()]))
+            raise click.ClickException("\n".join(["worker.py:", *result.summary()]))
+        self.records += json.loads(Path(plan.output).read_text())
 
 
 def version(module: str, python: str = sys.executable) -> str:

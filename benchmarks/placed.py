@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from links import Network
+from turns import Plan
 
 from tf_gradcomp.launch import LocalJob
 
@@ -37,6 +42,27 @@ def placed_job(
         hosts=network.hosts,
         on_line=on_line,
     )
+
+
+def measured_links(network: Network, links: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns what `raw_link.py` measures on each link, between two workers of the network.
+
+    Raises:
+        RuntimeError: If it fails.
+    """
+    measured = []
+
+    def on_line(worker: int, stream: str, line: str) -> None:
+        if (worker, stream) == (0, "stdout"):
+            measured.append(json.loads(line))
+
+    program = Path(__file__).with_name("raw_link.py")
+    command = [sys.executable, str(program), Plan("raw link", (), links, network).to_text()]
+    with placed_job(command, network, None, on_line) as job:
+        result = job.run()
+    if result.exit_code:
+        raise RuntimeError("\n".join([f"{program.name}:", *result.summary()]))
+    return measured
 
 
 def cores() -> int:

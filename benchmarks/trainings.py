@@ -69,7 +69,10 @@ TRANSFORMER = Task("transformer", "transformer_lm.py", *_BITS, optimizers=("adam
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training: which it is, and the record that the example program wrote of it."""
+    """One training: which it is, and the record that the example program wrote of it.
+
+    With `local_steps`, workers exchange once in so many steps.
+    """
 
     task: Task
     workers: int
@@ -77,12 +80,21 @@ class Run:
     compressor: str
     seed: int
     record: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    local_steps: int = 0
 
     @property
     def name(self) -> str:
         """The run's name, and its file's."""
-        parts = (self.task.name, f"{self.workers}workers", self.optimizer, self.compressor)
+        parts = [self.task.name, f"{self.workers}workers", self.optimizer, self.compressor]
+        parts += [f"{self.local_steps}local"] if self.local_steps else []
         return "-".join([*parts, f"seed{self.seed}"])
+
+    @property
+    def method(self) -> str:
+        """The compressor and the number of local steps, as a table has them."""
+        if not self.local_steps:
+            return self.compressor
+        return f"{self.compressor}, {self.local_steps} local steps"
 
     @property
     def files_without_exchange(self) -> list[str]:
@@ -91,7 +103,7 @@ class Run:
 
     @property
     def chosen(self) -> str:
-        """The method that it trained by, which with `auto` is its choice."""
+        """The compressor that it trained with, which with `auto` is its choice."""
         return self.record.get("compressor") or self.compressor
 
     @property
@@ -296,4 +308,6 @@ def _command(run: Run) -> list[str]:
     settings = ["--compressor", run.compressor, "--seed", str(run.seed)]
     if len(run.task.optimizers) > 1:
         settings += ["--optimizer", run.optimizer]
+    if run.local_steps:
+        settings += ["--local-steps", str(run.local_steps)]
     return [sys.executable, str(_EXAMPLES / run.task.program), *settings]

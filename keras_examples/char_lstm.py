@@ -56,6 +56,7 @@ def train(
     *,
     compressor: str,
     precondition: str | None,
+    local_steps: int | None,
     horovod: bool,
     epochs: int,
     steps_per_epoch: int,
@@ -81,6 +82,7 @@ def train(
                 make_optimizer(optimizer, learning_rate),
                 compressor,
                 precondition=precondition,
+                local_steps=local_steps,
                 group=job.group,
             )
         )
@@ -122,6 +124,7 @@ def simulation_task(
 @click.command(context_settings={"show_default": True})
 @common.compressor_option
 @common.precondition_option
+@common.local_steps_option
 @common.horovod_option
 @click.option("--epochs", default=20)
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)

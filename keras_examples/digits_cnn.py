@@ -49,8 +49,10 @@ def train(
     *,
     compressor: str,
     precondition: str | None,
+    local_steps: int | None,
     horovod: bool,
     epochs: int,
+    steps_per_epoch: int | None,
     batch_size: int,
     optimizer: str,
     learning_rate: float | None,
@@ -72,7 +74,7 @@ def train(
         .apply(lambda batches: job.own_part(batches, batch_size))
         .repeat()  # makes an epoch start faster on several workers
     )
-    steps_per_epoch = len(train_x) // batch_size
+    steps_per_epoch = steps_per_epoch or len(train_x) // batch_size
     validation = tf.data.Dataset.from_tensor_slices(test).batch(batch_size)
 
     with job.strategy.scope():  # (2) in here, what belongs to the model is created
@@ -82,6 +84,7 @@ def train(
                 make_optimizer(optimizer, learning_rate),
                 compressor,
                 precondition=precondition,
+                local_steps=local_steps,
                 group=job.group,
             ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -110,18 +113,25 @@ def train(
         )
 
 
+def compiled_model(
+    image_shape: tuple[int, ...], optimizer: keras.optimizers.Optimizer
+) -> keras.Model:
+    model = build_model(image_shape, classes=10)
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
 def simulation_task(
     batch_size: int = 64, seed: int = 0, optimizer: str = "adam"
 ) -> gc.simulation.Task:
     """For `gradcomp simulate digits_cnn.py`: the same training, by learners in one process."""
     keras.utils.set_random_seed(seed)
     train, test = common.load_images("digits", seed)
-    model = build_model(train[0].shape[1:], classes=10)
-    model.compile(
-        optimizer=make_optimizer(optimizer),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
+    model = compiled_model(train[0].shape[1:], make_optimizer(optimizer))
     batches = (
         tf.data.Dataset.from_tensor_slices(train)
         .shuffle(len(train[0]), seed=seed)
@@ -152,8 +162,10 @@ def make_callbacks(job: common.Job, checkpoints: str | None) -> list[keras.callb
 @click.command(context_settings={"show_default": True})
 @common.compressor_option
 @common.precondition_option
+@common.local_steps_option
 @common.horovod_option
 @click.option("--epochs", default=30)
+@click.option("--steps-per-epoch", type=int, help="By default, as many as see each image once.")
 @click.option("--batch-size", default=64, help="Rows of a batch, of all workers together.")
 @click.option("--optimizer", type=click.Choice(list(LEARNING_RATES)), default="adam")
 @click.option("--learning-rate", type=float, help="By default 0.001 for Adam, 0.05 for SGD.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import math
 import pydoc_data.topics
@@ -29,12 +30,15 @@ def load(path: str | None) -> tuple[np.ndarray, np.ndarray]:
     """A text as indices into `ALPHABET`: what to train on, and what is held out.
 
     Args:
-        path: A file of one's own, whose last tenth (at most 20,000 characters) is held out. Without
-            it, the text is what this Python has with it: the topics of its `help()` and the source
-            of its standard library, as 1.5 million characters. Other versions of Python differ.
+        path: A file of one's own, also one that gzip has compressed. Its last tenth (at most 20,000
+            characters) is held out. Without it, the text is what this Python has with it: the
+            topics of its `help()` and the source of its standard library, as 1.5 million
+            characters. Other versions of Python differ.
     """
     if path is not None:
-        text = _codes(Path(path).read_text(errors="ignore"))
+        opened = gzip.open if path.endswith(".gz") else open
+        with opened(path, "rt", errors="ignore") as file:
+            text = _codes(file.read())
         held_out = min(_HELD_OUT_CHARACTERS, len(text) // 10)
         return text[:-held_out], text[-held_out:]
     documents = _python_documents()

@@ -80,6 +80,7 @@ def train(
     *,
     compressor: str,
     precondition: str | None,
+    local_steps: int | None,
     epochs: int,
     steps_per_epoch: int,
     batch_size: int,
@@ -99,7 +100,9 @@ def train(
     with strategy.scope():  # (2) in here, what belongs to the model is created
         optimizer = make_optimizer(epochs * steps_per_epoch, learning_rate)
         model = compiled_model(
-            gc.CompressedOptimizer(optimizer, compressor, precondition=precondition)  # (3)
+            gc.CompressedOptimizer(  # (3) around your optimizer
+                optimizer, compressor, precondition=precondition, local_steps=local_steps
+            )
         )
     fitted = model.fit(
         texts.shuffled(text, batch_size, seed),
@@ -136,6 +139,7 @@ def simulation_task(batch_size: int = 32, seed: int = 0) -> gc.simulation.Task:
 @click.command(context_settings={"show_default": True})
 @common.compressor_option
 @common.precondition_option
+@common.local_steps_option
 @click.option("--epochs", default=EPOCHS, help="The learning rate is zero at their end.")
 @click.option("--steps-per-epoch", default=STEPS_PER_EPOCH)
 @click.option("--batch-size", default=32, help="Sequences of a batch, of all workers together.")

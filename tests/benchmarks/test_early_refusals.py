@@ -3,6 +3,7 @@
 import convergence
 import layerwise
 import links
+import local_steps_accuracy
 import network
 import pytest
 import time_to_accuracy
@@ -31,6 +32,16 @@ PROGRAMS = {
         ["digits", "--seeds", "2"],
         "time-to-accuracy/curves/digits-2workers-adam-adacomp-seed1.json",
     ),
+    "time to accuracy, local steps on a delayed link": (
+        time_to_accuracy.main,
+        ["digits", "--local-steps", "16", "--local-compressor", "top_k", "--delay", "20"],
+        "time-to-accuracy/100mbit-20ms/digits-2workers-adam-top_k-16local-seed0.json",
+    ),
+    "local steps": (
+        local_steps_accuracy.main,
+        ["--only", "digits-*"],
+        "local-steps/digits-4learners-16steps-nesterov-top-k-seed2.json",
+    ),
     "network": (network.main, [], "tuned/network.json"),
     "layerwise": (layerwise.main, ["families", "digits"], "layerwise-digits.md"),
     "time to accuracy": (
@@ -46,9 +57,10 @@ def _nothing_runs(monkeypatch):
     def run(*_, **__):
         raise AssertionError("it began")
 
-    monkeypatch.setattr(links, "missing", lambda: "")
+    monkeypatch.setattr(links, "missing", lambda *_: "")
     monkeypatch.setattr(links, "network", run)
     monkeypatch.setattr(layerwise, "trained", run)
+    monkeypatch.setattr(local_steps_accuracy, "train", run)
     monkeypatch.setattr(network.Bench, "run_all", run)
     monkeypatch.setattr(trainings.Bench, "run_all", run)
 

@@ -1,20 +1,25 @@
 """Links of known speed: that they are, and that nothing is left of them."""
 
-import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 
 import links
 import pytest
-from turns import Plan
+import relay
+from placed import measured_links
 
 from tests.benchmarks.conftest import BENCHMARKS
-from tf_gradcomp.launch import LocalJob
 
 WHY_NOT = links.missing()
 shaped = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+WHY_NO_DELAY = links.missing(0.001)
+delayed = pytest.mark.skipif(bool(WHY_NO_DELAY), reason=WHY_NO_DELAY)
 
 
 def namespaces():
@@ -22,33 +27,68 @@ def namespaces():
 
 
 def measured(network, names):
-    lines = []
-    command = [sys.executable, str(BENCHMARKS / "raw_link.py")]
-    with LocalJob(
-        [*command, Plan("raw link", (), names, network).to_text()],
-        network.workers,
-        worker_prefix=network.prefixes,
-        hosts=network.hosts,
-        on_line=lambda worker, stream, line: lines.append(line),
-    ) as job:
-        result = job.run()
-    assert result.exit_code == 0, result.summary()
-    return {said["link"]: said["Mbit/s"] for said in map(json.loads, lines)}
+    return {of_link["link"]: of_link for of_link in measured_links(network, names)}
 
 
 @pytest.mark.alone
 @shaped
 def test_links_carry_as_their_names_say_beside_each_other():
     with links.network(2) as network:
-        speeds = measured(network, ["10 Mbit/s", "100 Mbit/s", links.UNSHAPED, "100 Mbit/s"])
+        found = measured(network, ["10 Mbit/s", "100 Mbit/s", links.UNSHAPED, "100 Mbit/s"])
+    speeds = {link: of_link["Mbit/s"] for link, of_link in found.items()}
     assert 5 < speeds["100 Mbit/s"] / speeds["10 Mbit/s"] < 20
     assert speeds[links.UNSHAPED] > 2 * speeds["100 Mbit/s"]
 
 
 def test_the_loopback_can_be_measured_as_well():
     network = links.Network(2)
-    assert measured(network, [links.LOOPBACK])[links.LOOPBACK] > 0
+    assert measured(network, [links.LOOPBACK])[links.LOOPBACK]["Mbit/s"] > 0
     assert network.counters().carried > 0
+
+
+@delayed
+def test_a_relay_delays_what_workers_send_each_other():
+    with links.network(2, delay=0.02) as network:
+        (of_link,) = measured_links(network, [links.UNSHAPED])
+        assert namespaces().count(network.name) == 3
+    assert of_link["ms"] >= 2 * 20
+    assert of_link["Mbit/s"] > 0
+    assert network.name not in namespaces()
+
+
+DELAY, LOSS, FRAMES = 0.1, 0.3, 200
+
+
+def test_a_relay_delays_and_drops_one_direction_of_a_cable():
+    (near, near_end), (far, far_end) = (
+        socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
+    )
+    near_end.setblocking(False)
+    far_end.setblocking(False)
+    pipe, stop = os.pipe()
+    ends = [(near_end.fileno(), far_end.fileno())]
+    chance = random.Random(7)
+    carrying = threading.Thread(target=relay.carry, args=(ends, DELAY, LOSS, chance, pipe))
+    carrying.start()
+    try:
+        sent = {}
+        for i in range(FRAMES):
+            sent[i] = time.monotonic()
+            near.send(bytes([i]))
+            far.send(bytes([i]))
+        back = [near.recv(1)[0] for _ in range(FRAMES)]
+        same = random.Random(7)
+        kept = [i for i in range(FRAMES) if same.random() >= LOSS]
+        arrived = {far.recv(1)[0]: time.monotonic() for _ in kept}
+    finally:
+        os.close(stop)
+        carrying.join()
+        os.close(pipe)
+    assert back == list(range(FRAMES))
+    assert list(arrived) == kept
+    assert all(arrived[i] - sent[i] >= DELAY for i in kept)
+    for one in (near, near_end, far, far_end):
+        one.close()
 
 
 @shaped
@@ -98,6 +138,9 @@ def test_it_says_what_it_cannot_do(monkeypatch):
     nothing = "There is no ip and no tc and no unshare here; "
     assert links.missing() == f"{nothing}Debian has them in iproute2 and util-linux."
     monkeypatch.setattr(links.shutil, "which", lambda command: command)
+    monkeypatch.setattr(relay, "_TUN", "/dev/nothing")
+    nothing = "Links cannot be delayed here: There is no /dev/nothing here."
+    assert links.missing(0.02) == nothing
     monkeypatch.setattr(links, "_run", refuse)
     assert links.missing() == "Links cannot be shaped here: ip: Operation not permitted."
 

@@ -6,27 +6,29 @@ import json
 import click
 import pytest
 import time_to_accuracy
+import time_to_accuracy_report as report
 import trainings
 from click.testing import CliRunner
 from links import Network
-from time_to_accuracy import DENSE, FREE, Pace
+from time_to_accuracy import Pace
+from time_to_accuracy_report import DENSE, FREE
 from trainings import DIGITS, TEXT, TRANSFORMER, Run
 
 FREE_PACE = Pace(FREE, FREE, 0.05)
 
 
-def run(task, compressor, curve, seconds_per_step, seed=0, chosen=None):
+def run(task, compressor, curve, seconds_per_step, seed=0, chosen=None, local_steps=0):
     history = {task.metric: curve, "seconds_per_step": [seconds_per_step] * len(curve)}
     record = {"history": history, "steps_per_epoch": 10, "compressor": chosen, "traffic": None}
-    return Run(task, 2, "adam", compressor, seed, record)
+    return Run(task, 2, "adam", compressor, seed, record, local_steps)
 
 
 def compared(*runs, within=0.0):
     """The rows of dense runs, of the same on a free network, and of others."""
     dense = (one for one in runs if one.compressor == DENSE)
     free = [time_to_accuracy.at_pace(one, FREE_PACE) for one in dense]
-    rows = time_to_accuracy.compare([*runs, *free], within)
-    return {(row["compressor"], row["seed"]): row for row in rows}
+    rows = report.compare([*runs, *free], within)
+    return {(row["method"], row["seed"]): row for row in rows}
 
 
 def test_it_is_when_the_figure_is_reached_first():
@@ -52,7 +54,7 @@ def test_a_free_network_saves_all_but_computing():
 def test_a_mean_over_the_last_epochs_may_be_reached_before_the_end():
     dense = run(DIGITS, DENSE, [0.5, 0.9, 0.97, 0.96, 0.98, 0.97], 1.0)
     assert dense.quality == pytest.approx(95.6)
-    assert time_to_accuracy.seconds_to(dense, dense.quality) == 30
+    assert report.seconds_to(dense, dense.quality) == 30
 
 
 @pytest.mark.parametrize(("task", "best", "near"), [(TEXT, 2.0, 2.04), (DIGITS, 1.0, 0.96)])
@@ -67,7 +69,7 @@ def test_what_is_never_reached_is_said():
     rows = compared(run(TEXT, DENSE, [2.0], 1.0), run(TEXT, "top_k", [3.0, 2.1], 0.1))
     row = rows["top_k", 0]
     assert row["seconds"] is None
-    table = time_to_accuracy.markdown("", [row])
+    table = report.markdown("", [row])
     assert "| top_k | 0 | 2.000 | never |  |  | 2.100 | 100.0 |" in table
 
 
@@ -78,12 +80,12 @@ def test_seeds_are_averaged_and_a_choice_is_named():
         *(run(TEXT, "auto", [2.0], 0.1 * (seed + 1), seed, chosen[seed]) for seed in (0, 1)),
         *(run(TEXT, "qsgd", [2.0 + seed], 0.1, seed) for seed in (0, 1)),
     )
-    means = {row["compressor"]: row for row in time_to_accuracy.means(list(rows.values()))}
+    means = {row["method"]: row for row in report.means(list(rows.values()))}
     assert means["auto"]["seconds"] == pytest.approx(1.5)
     assert means["auto"]["times faster"] == pytest.approx(20 / 1.5)
     assert means["auto"]["of a free network's"] == pytest.approx(1 / 1.5)
     assert means["qsgd"]["seconds"] is means["qsgd"]["times faster"] is None  # not in both
-    assert "| auto: adacomp, cast | mean |" in time_to_accuracy.markdown("", means.values())
+    assert "| auto: adacomp, cast | mean |" in report.markdown("", means.values())
 
 
 def test_a_link_gives_each_curve_its_pace():
@@ -102,11 +104,33 @@ def test_a_link_gives_each_curve_its_pace():
     assert [one.curve[-1] for one in runs] == [2.5, 3.5, 2.4, 3.4, 2.5, 3.5]
 
 
+def test_local_steps_are_methods_of_their_own():
+    curves = [
+        run(TEXT, DENSE, [4.0, 2.5], 0.0),
+        run(TEXT, "top_k", [3.0, 2.5], 0.0),
+        run(TEXT, "top_k", [3.5, 2.4], 0.0, local_steps=16),
+    ]
+    link = [Pace(DENSE, DENSE, 1.0), Pace("top_k", "top_k", 0.5), FREE_PACE]
+    link.append(Pace("top_k", "top_k", 0.1, 16))
+    runs = time_to_accuracy.placed_on(link, curves)
+    rows = {row["method"]: row["seconds"] for row in report.compare(runs)}
+    assert rows == pytest.approx({DENSE: 20, "top_k": 10, FREE: 1, "top_k, 16 local steps": 2})
+    assert curves[2].name == "text-2workers-adam-top_k-16local-seed0"
+
+
+@pytest.mark.parametrize(
+    ("local_steps", "epochs", "steps"), [(0, 30, 22), (16, 21, 32), (64, 10, 64), (1000, 2, 1000)]
+)
+def test_epochs_are_whole_rounds(local_steps, epochs, steps):
+    setting = time_to_accuracy.SETTINGS["digits"]
+    assert setting.in_rounds(30, local_steps) == (epochs, steps)
+
+
 def test_plot(tmp_path):
     dense = run(TEXT, DENSE, [4.0, 2.5], 1.0)
     free = time_to_accuracy.at_pace(dense, FREE_PACE)
     runs = [dense, free, run(TEXT, "adacomp", [3.0, 2.4], 0.1)]
-    time_to_accuracy.plot(runs, "100 Mbit/s", tmp_path / "curves.png")
+    report.plot(runs, "100 Mbit/s", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 

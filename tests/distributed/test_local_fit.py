@@ -46,6 +46,16 @@ def test_rounds_are_counted_and_logged(jobs):
         assert all(ratio > 1 for ratio in seen["logs"]["compression_ratio"])
 
 
+def test_logs_of_a_step_are_those_of_the_latest_exchange(jobs):
+    first, second = (job["in_fit"]["losses"] for job in jobs)
+    assert first == second
+    # Exchanges are in steps 1, 4 and 10; those after steps 5 and 7 are seen in the next step.
+    latest = [1, 1, 1, 4, 4, 6, 6, 8, 8, 10]
+    assert first == [first[step - 1] for step in latest]
+    assert len(set(first)) == len(set(latest))
+    assert first[-1] == pytest.approx(jobs[0]["in_fit"]["logs"]["loss"][-1], rel=1e-6)
+
+
 def test_best_weights_that_are_restored_are_those_that_were_validated(jobs):
     for job in jobs:
         seen = job["in_fit"]

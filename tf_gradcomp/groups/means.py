@@ -1,30 +1,45 @@
 """Means and sums over the replicas of what metrics have in a step.
 
 One collective for all of them, in a group of its own: it starts as soon as they are known, mostly
-while gradients are still computed, and gradients don't wait for it.
+while gradients are still computed, and gradients don't wait for it. With local steps, it follows an
+exchange, and other steps have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_gradcomp import tf_private
+from tf_gradcomp.groups.own_values import out_of_scope
+
+# A graph does not keep the variables that it uses.
+_kept: weakref.WeakKeyDictionary[tf.Graph, list[tf.Variable]] = weakref.WeakKeyDictionary()
 
 
-def means_over_replicas(strategy: tf.distribute.Strategy, values: Any) -> Any:
+def means_over_replicas(
+    strategy: tf.distribute.Strategy, values: Any, exchanges: Sequence[tf.Variable] = ()
+) -> Any:
     """Returns the mean of each value of a nested structure over all replicas.
 
     The means keep the shapes and the float dtypes; they are float64 for all other dtypes, as
     `Strategy.reduce` returns them.
+
+    Args:
+        strategy: The strategy.
+        values: The values.
+        exchanges: Numbers of exchanges until now, equal on all workers. If there are some, the
+            means are those of the latest step in which one of these numbers was new.
     """
     parts = _parts(strategy, tf.nest.flatten(values))
     dtypes = [some[0].dtype for some in parts]
     means = [
         tf.cast(total / strategy.num_replicas_in_sync, dtype if dtype.is_floating else tf.float64)
-        for total, dtype in zip(_sums(strategy, parts), dtypes, strict=True)
+        for total, dtype in zip(_sums(strategy, parts, exchanges), dtypes, strict=True)
     ]
     return tf.nest.pack_sequence_as(values, means)
 
@@ -69,7 +84,9 @@ def _number(part: Any) -> tf.Tensor:
 
 
 def _sums(
-    strategy: tf.distribute.Strategy, parts: Sequence[Sequence[tf.Tensor]]
+    strategy: tf.distribute.Strategy,
+    parts: Sequence[Sequence[tf.Tensor]],
+    exchanges: Sequence[tf.Variable] = (),
 ) -> list[tf.Tensor]:
     """The sums over all workers, as float64, of what the replicas of this one have."""
     if not parts:
@@ -80,6 +97,26 @@ def _sums(
         flat = [tf.reshape(total, [-1]) for total in own]
         packed = tf.concat(flat, 0)
         if tf_private.in_multi_worker_mode(strategy):
-            packed = tf_private.sum_over_workers(strategy, packed)
+            total = functools.partial(tf_private.sum_over_workers, strategy, packed)
+            seldom = exchanges and packed.shape.is_fully_defined() and not tf.executing_eagerly()
+            packed = _latest(total, packed.shape, exchanges) if seldom else total()
         split = tf.split(packed, [tf.size(total) for total in flat])
         return [tf.reshape(total, tf.shape(like)) for total, like in zip(split, own, strict=True)]
+
+
+def _latest(
+    total: Callable[[], tf.Tensor], shape: tf.TensorShape, exchanges: Sequence[tf.Variable]
+) -> tf.Tensor:
+    """Returns the total of the latest step in which the number of exchanges was new."""
+    latest, seen = out_of_scope(
+        lambda: (tf.Variable(tf.zeros(shape, tf.float64)), tf.Variable(-1, dtype=tf.int64))
+    )
+    _kept.setdefault(tf.compat.v1.get_default_graph(), []).extend([latest, seen])
+    now = tf.add_n([number.read_value() for number in exchanges])
+
+    def renew() -> None:
+        latest.assign(total())
+        seen.assign(now)
+
+    tf.cond(tf.not_equal(now, seen), renew, lambda: None)
+    return latest.read_value()

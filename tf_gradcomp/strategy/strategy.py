@@ -46,6 +46,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         group: All replicas of the strategy.
         compressed_all_reduce: The exchanges; None if the strategy does not compress gradients.
         saves: Coordinates the workers when they save.
+        rare_exchanges: The numbers of exchanges of optimizers that took local steps in the latest
+            call of `run`.
         gradient_agreement: Compares the variables that have gradients if nothing is compressed.
         agreed_variables: A context in which workers do not compare the variables they create.
     """
@@ -98,6 +100,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
+        self.rare_exchanges: list[tf.Variable] = []
         self.saves = Saves(self.group)
         self.gradient_agreement = GradientAgreement(self.group)
         self.group.agree(
@@ -199,6 +202,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         self._check_before_start("running the first step")
         self._started = True
+        self.rare_exchanges = []
         if not tf_private.in_loop_or_eager() and not hasattr(fn, "python_function"):
             fn = _after_its_arguments(fn)
         return super().run(fn, *args, **kwargs)

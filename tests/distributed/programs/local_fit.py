@@ -35,10 +35,11 @@ class Seen(keras.callbacks.Callback):
 
     def __init__(self):
         super().__init__()
-        self.steps, self.epochs, self.validated = [], [], []
+        self.steps, self.epochs, self.validated, self.losses = [], [], [], []
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps.append(digest(self.model.trainable_variables))
+        self.losses.append(float(logs["loss"]))
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append(digest(self.model.variables))
@@ -78,7 +79,8 @@ def in_fit():
         "steps": seen.steps,
         "epochs": seen.epochs,
         "validated": seen.validated,
-        "logs": {name: logs[name] for name in ("rounds", "drift", "compression_ratio")},
+        "losses": seen.losses,
+        "logs": {name: logs[name] for name in ("loss", "rounds", "drift", "compression_ratio")},
         "exchanges": exchange_of(model).exchanges,
         "iterations": scalar(model.optimizer.iterations),
         "values": before,

@@ -118,9 +118,14 @@ class Rounds:
         """The number of steps of training before the first round."""
         return self._settings.warmup_steps
 
+    @property
+    def exchanges(self) -> tf.Variable:
+        """The number of exchanges until now."""
+        return self._local(self._exchange.step)
+
     def warms_up(self) -> tf.Tensor:
         """Returns whether the next step is synchronous."""
-        return tf.less(self._local(self._exchange.step), self._settings.warmup_steps)
+        return tf.less(self.exchanges, self._settings.warmup_steps)
 
     @property
     def position(self) -> int:

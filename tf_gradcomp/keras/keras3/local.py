@@ -12,6 +12,7 @@ from tf_gradcomp.exchange.gradients import native
 from tf_gradcomp.keras.common.rounds import Rounds
 from tf_gradcomp.keras.keras3 import keras_private
 from tf_gradcomp.keras.keras3.loss_scale import update_loss_scale
+from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 
 def check_no_constraints(variables: Sequence[keras.Variable]) -> None:
@@ -69,6 +70,8 @@ def step(
         rounds.count_step()
         synchronous(strategy, scaler, grads, variables)
 
+    if isinstance(strategy, CheckedStrategy):
+        strategy.rare_exchanges.append(rounds.exchanges)
     if rounds.warmup_steps:
         tf.cond(rounds.warms_up(), together, locally)
     else:

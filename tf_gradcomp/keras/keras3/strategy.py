@@ -52,10 +52,14 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
 def means_of_step(
     strategy: tf.distribute.Strategy, outputs: Any, original: Callable[[], Any]
 ) -> Any:
-    """Returns the means over the replicas of what a step of `fit` returned."""
+    """Returns the means over the replicas of what a step of `fit` returned.
+
+    With local steps, they are those of the latest step with an exchange: a collective in each step
+    would have workers wait for each other in each step.
+    """
     if not isinstance(strategy, CheckedStrategy) or strategy.num_replicas_in_sync == 1:
         return original()
-    return means_over_replicas(strategy, outputs)
+    return means_over_replicas(strategy, outputs, strategy.rare_exchanges)
 
 
 @contextlib.contextmanager

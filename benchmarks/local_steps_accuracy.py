@@ -1,0 +1,345 @@
+"""Trains with local steps and dense, on equal numbers of samples, and compares.
+
+    GRADCOMP_DATA=FOLDER python benchmarks/local_steps_accuracy.py
+    python benchmarks/local_steps_accuracy.py --only "digits-*" --seeds 1
+    python benchmarks/local_steps_accuracy.py --reuse     # goes on where it was interrupted
+    python benchmarks/local_steps_accuracy.py --short --only "digits-*"
+
+Learners in one process (`gc.simulation.Learners`) take rounds of 4, 16 and 64 steps, with the mean
+of the weights and with Nesterov momentum outside, by several compressors. They are compared with
+dense training, and with dense training on batches that are as many times larger as a round has
+steps: it exchanges as seldom. That has the learning rate of dense training, or a rate that grows
+with the root of the batch, as Adam's should.
+
+FOLDER has `shakespeare.txt.gz`, and `mnist.npz` where Keras cannot download it. Each run leaves a
+record, and the tables are written after each. Bytes are those of a mean step and worker: what a
+learner gives to be sent, and what a ring of workers sends, each beside dense training. "Within 1 %"
+is of the metric: 1 % less accuracy, or 1 % more bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import itertools
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import click
+import keras
+import numpy as np
+import tensorflow as tf
+from local_steps_tables import DENSE, compare, markdown
+from machine import processor
+from output import show
+from rich.console import Console
+from trainings import DIGITS, RESULTS, TEXT, TRANSFORMER, Task
+
+import tf_gradcomp as gc
+from tf_gradcomp.cli.options import results_folder, results_options
+from tf_gradcomp.cli.simulate import OUTER
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
+
+import char_lstm
+import common
+import digits_cnn
+import texts
+import transformer_lm
+
+ROUNDS = (4, 16, 64)
+LONGEST = 64  # of all rounds; the number of steps is a multiple of it
+COMPRESSORS = {
+    "none": "no_compression",
+    "adacomp": "adacomp",
+    "top-k": "top_k(density=0.05, value_bits=2, chunk=128)",
+}
+LEARNERS = (4, 2, 8)
+SHORT_STEPS = 128
+WORTH_TRACING = 25  # exchanges of each learner
+DATA = "GRADCOMP_DATA"
+
+Rows = tuple[np.ndarray, np.ndarray]
+Made = tuple[keras.Model, Rows, Rows]
+
+
+def _images(name: str, seed: int, rate: float, _steps: int) -> Made:
+    train, test = common.load_images(name, seed)
+    optimizer = digits_cnn.make_optimizer("adam", rate * digits_cnn.LEARNING_RATES["adam"])
+    return digits_cnn.compiled_model(train[0].shape[1:], optimizer), train, test
+
+
+def _lstm(file: str | None, _seed: int, rate: float, _steps: int) -> Made:
+    text, held_out = texts.load(file and str(Path(os.environ[DATA], file)))
+    optimizer = char_lstm.make_optimizer("adam", rate * char_lstm.LEARNING_RATES["adam"])
+    return char_lstm.compiled_model(optimizer), texts.sequences(text), texts.sequences(held_out)
+
+
+def _transformer(_seed: int, rate: float, steps: int) -> Made:
+    text, held_out = texts.load(None)
+    optimizer = transformer_lm.make_optimizer(steps, rate * transformer_lm.LEARNING_RATE)
+    model = transformer_lm.compiled_model(optimizer)
+    return model, texts.sequences(text), texts.sequences(held_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A task to train.
+
+    Attributes:
+        make: Returns the model, compiled, and the rows to train with and to validate on, given a
+            seed, a factor of the learning rate, and the number of steps.
+        reading: How to read the task's quality from the held-out metric.
+        steps: The number of steps of dense training: whole rounds of all lengths.
+        every: After so many steps, the model is evaluated.
+        file: Its file in the folder of data, if it needs one.
+    """
+
+    make: Callable[[int, float, int], Made]
+    reading: Task
+    steps: int
+    every: int
+    file: str | None = None
+
+
+_SHAKESPEARE = "shakespeare.txt.gz"
+WORKLOADS = {
+    "digits": Workload(functools.partial(_images, "digits"), DIGITS, 704, 64),
+    "mnist": Workload(
+        functools.partial(_images, "mnist"), dataclasses.replace(DIGITS, last=1), 960, 192
+    ),
+    "shakespeare": Workload(
+        functools.partial(_lstm, _SHAKESPEARE), TEXT, 1280, 256, file=_SHAKESPEARE
+    ),
+    "python": Workload(functools.partial(_lstm, None), TEXT, 1280, 256),
+    "transformer": Workload(_transformer, TRANSFORMER, 1280, 256),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Attributes:
+        task: Name of the workload.
+        learners: The number of learners; 1 for dense training, which is equal for all numbers.
+        seed: Seed of the weights and the order of the rows.
+        steps: The number of steps in a round; 1 for dense training.
+        outer: Name of the outer optimizer.
+        compressor: A key of `COMPRESSORS`.
+        warmup_steps: The number of synchronous steps before the first round.
+        batch: How many times the batch is larger than the task's.
+        rate: How many times the learning rate is.
+    """
+
+    task: str
+    learners: int
+    seed: int
+    steps: int = 1
+    outer: str = "average"
+    compressor: str = "none"
+    warmup_steps: int = 0
+    batch: int = 1
+    rate: float = 1.0
+
+    @property
+    def training(self) -> str:
+        """The job's name without task, learners and seed."""
+        if self.steps > 1:
+            warm_up = f"-warmup{self.warmup_steps}" if self.warmup_steps else ""
+            return f"{self.steps}steps-{self.outer}-{self.compressor}{warm_up}"
+        larger = f"-batch{self.batch}" if self.batch > 1 else ""
+        return f"{DENSE}{larger}" + (f"-rate{self.rate:g}" if self.rate != 1 else "")
+
+    @property
+    def name(self) -> str:
+        """The name of the job, and of its record."""
+        return f"{self.task}-{self.learners}learners-{self.training}-seed{self.seed}"
+
+
+def jobs_of(
+    learners: int,
+    task: str,
+    seed: int,
+    rounds: Sequence[int],
+    compressors: Sequence[str],
+    warmup_steps: int,
+) -> Iterator[Job]:
+    """Yields dense training, that with local steps, and dense training on larger batches."""
+    yield Job(task, 1, seed)
+    for steps, outer, compressor in itertools.product(rounds, OUTER, compressors):
+        yield Job(task, learners, seed, steps, outer, compressor, warmup_steps)
+    for times in rounds:
+        for rate in (1.0, math.sqrt(times)):
+            yield Job(task, 1, seed, batch=times, rate=rate)
+
+
+def steps_of(job: Job, steps: int | None) -> int:
+    """Returns the number of steps of a job that has the samples of so many dense steps."""
+    return (steps or WORKLOADS[job.task].steps) // job.batch
+
+
+def train(job: Job, steps: int | None) -> dict[str, Any]:
+    """Trains on as many samples as so many dense steps have; returns the record."""
+    workload = WORKLOADS[job.task]
+    total = steps_of(job, steps)
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(job.seed)
+    model, rows, held_out = workload.make(job.seed, job.rate, total)
+    local = {"steps": job.steps, "outer": OUTER[job.outer], "warmup_steps": job.warmup_steps}
+    learners = gc.simulation.Learners(
+        model,
+        job.learners,
+        COMPRESSORS[job.compressor],
+        graph=total / job.steps + job.warmup_steps > WORTH_TRACING * job.learners,
+        local_steps=local if job.steps > 1 else None,
+    )
+    batches = (
+        tf.data.Dataset.from_tensor_slices(rows)
+        .shuffle(len(rows[0]), seed=job.seed)
+        .repeat()
+        .batch(job.batch * workload.reading.batch_size)
+    )
+    reports, curve = [], []
+    start = time.perf_counter()
+    for step, (x, y) in enumerate(batches.take(total), 1):
+        reports.append(learners.train_on_batch(x, y))
+        if step * job.batch % workload.every == 0 or step == total:
+            learners.synchronize()
+            seen = model.evaluate(*held_out, batch_size=500, verbose=0, return_dict=True)
+            curve.append(seen[workload.reading.metric.removeprefix("val_")])
+    return {
+        **dataclasses.asdict(job),
+        "training": job.training,
+        "training_steps": total,
+        "curve": curve,
+        "quality": workload.reading.scale * statistics.mean(curve[-workload.reading.last :]),
+        "dense_bytes": reports[0].dense_bytes,
+        "payload_bytes": statistics.mean(report.payload_bytes for report in reports),
+        "sent_bytes": statistics.mean(report.sent_bytes for report in reports),
+        "seconds": time.perf_counter() - start,
+        "processor": processor(),
+    }
+
+
+def _check_data(tasks: Iterable[str]) -> None:
+    for task in tasks:
+        file = WORKLOADS[task].file
+        if file and not Path(os.environ.get(DATA, ""), file).is_file():
+            raise click.UsageError(
+                f"{task} reads {file} in the folder that the environment's {DATA} names, and it is "
+                f"not in {os.environ.get(DATA)!r}. Set {DATA}, or choose other tasks by --only."
+            )
+
+
+def _check_reused(folder: Path, files: Mapping[Job, str], steps: int | None) -> None:
+    for job, file in files.items():
+        if (folder / file).exists():
+            trained = json.loads((folder / file).read_text())["training_steps"]
+            if trained != steps_of(job, steps):
+                raise click.UsageError(
+                    f"'{folder / file}' cannot be taken by --reuse: it is of {trained} steps, not "
+                    f"of {steps_of(job, steps)}; give another folder by --results."
+                )
+
+
+def _check_steps(_context: Any, _option: Any, steps: int | None) -> int | None:
+    if steps and steps % LONGEST:
+        raise click.BadParameter(f"expected whole rounds: a multiple of {LONGEST}.")
+    return steps
+
+
+def _check_rounds(_context: Any, _option: Any, rounds: Sequence[int]) -> Sequence[int]:
+    for steps in rounds:
+        if LONGEST % steps:
+            raise click.BadParameter(f"expected numbers of steps that divide {LONGEST}.")
+    return rounds
+
+
+_ONLY = 'Only runs whose name matches, such as "digits-4learners-*-seed0". Give it several times.'
+_TRAINING = f"Of dense training, in place of {min(w.steps for w in WORKLOADS.values())} or more."
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--only", multiple=True, metavar="PATTERN", help=_ONLY)
+@click.option(
+    "--rounds",
+    multiple=True,
+    default=ROUNDS,
+    type=click.IntRange(2, LONGEST),
+    callback=_check_rounds,
+    help="Steps of a round. Give it several times to compare.",
+)
+@click.option("--learners", multiple=True, default=LEARNERS, type=click.IntRange(min=2))
+@click.option(
+    "--compressor", multiple=True, default=list(COMPRESSORS), type=click.Choice(list(COMPRESSORS))
+)
+@click.option("--seeds", default=3, type=click.IntRange(min=1), help="How many: 0, 1, ...")
+@click.option("--warmup-steps", default=0, type=click.IntRange(min=0))
+@click.option("--training-steps", type=click.IntRange(min=1), callback=_check_steps, help=_TRAINING)
+@click.option("--short", is_flag=True, help=f"Take {SHORT_STEPS} steps, two learners and a seed.")
+@results_options(str(RESULTS))
+@click.option("--reuse", is_flag=True, help="Take runs that are there already.")
+def main(
+    only: Sequence[str],
+    rounds: Sequence[int],
+    learners: Sequence[int],
+    compressor: Sequence[str],
+    seeds: int,
+    warmup_steps: int,
+    training_steps: int | None,
+    short: bool,
+    results: Path,
+    overwrite: bool,
+    reuse: bool,
+) -> None:
+    if short:
+        learners, seeds, training_steps = (2,), 1, SHORT_STEPS
+    wanted = itertools.product(learners, WORKLOADS, range(seeds))
+    listed = [job for one in wanted for job in jobs_of(*one, rounds, compressor, warmup_steps)]
+    jobs = [
+        job
+        for job in dict.fromkeys(listed)
+        if not only or any(fnmatch.fnmatch(job.name, pattern) for pattern in only)
+    ]
+    if not jobs:
+        raise click.UsageError(f"No run matches {', '.join(only)}; one is {listed[0].name}.")
+    _check_data(dict.fromkeys(job.task for job in jobs))
+    for job in jobs:
+        batch = WORKLOADS[job.task].reading.batch_size
+        if batch % job.learners:
+            raise click.UsageError(f"{job.learners} learners cannot share {batch} rows equally.")
+    tables = [f"local-steps.{suffix}" for suffix in ("json", "md")]
+    files = {job: f"local-steps/{job.name}.json" for job in jobs}
+    kept = [] if reuse else list(files.values())
+    folder = results_folder(results, [*tables, *kept], overwrite or reuse)
+    (folder / "local-steps").mkdir(exist_ok=True)
+    _check_reused(folder, files, training_steps)
+    readings = {task: workload.reading for task, workload in WORKLOADS.items()}
+    records, text = [], ""
+    for number, (job, file) in enumerate(files.items(), 1):
+        if not (folder / file).exists():
+            record = train(job, training_steps)
+            (folder / file).write_text(json.dumps(record, indent=1) + "\n")
+            said = f"{record['quality']:.3f}, {record['seconds']:.0f} s"
+            print(f"{number} of {len(jobs)}: {job.name}: {said}", flush=True)
+        records.append(json.loads((folder / file).read_text()))
+        rows = compare(records, readings)
+        text = markdown(rows, readings)
+        (folder / tables[0]).write_text(json.dumps(rows, indent=1) + "\n")
+        (folder / tables[1]).write_text(text)
+    show(Console(), text, [folder / file for file in tables])
+
+
+if __name__ == "__main__":
+    main()
