@@ -23,28 +23,34 @@ class Learners:
         self.common = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
         self.own = [[keras.Variable(v) for v in self.common] for _ in range(WORKERS)]
         self.inner = [inner() for _ in range(WORKERS)]
-        self.outer = outer() if outer else None
+        # Each variable's own outer optimizer counts the updates of this variable.
+        self.outer = [outer() for _ in SHAPES] if outer else None
 
     def round(self, steps):
         """Takes local steps on the learners' gradients, and averages how far they have moved."""
+        return self.take(steps).exchange(*range(len(SHAPES)))
+
+    def take(self, steps):
+        """Takes local steps on the learners' gradients."""
         for of_workers in steps:
             for i, shares in enumerate(of_workers):
                 if shares is None:  # a step that this worker skips
                     continue
                 # A worker's gradient is its share of the sum.
                 self.inner[i].apply([WORKERS * share for share in shares], self.own[i])
-        moved = [
-            np.mean([start - np.asarray(own[i]) for own in self.own], 0)
-            for i, start in enumerate(np.asarray(v) for v in self.common)
-        ]
-        if self.outer:
-            self.outer.apply(moved, self.common)
-        else:
-            for variable, mean in zip(self.common, moved, strict=True):
-                variable.assign(variable - mean)
-        for own in self.own:
-            for variable, value in zip(own, self.common, strict=True):
-                variable.assign(value)
+        return self
+
+    def exchange(self, *places):
+        """Averages how far some variables of the learners have moved."""
+        for place in places:
+            common, each = self.common[place], [own[place] for own in self.own]
+            mean = np.mean([np.asarray(common) - np.asarray(own) for own in each], 0)
+            if self.outer:
+                self.outer[place].apply([mean], [common])
+            else:
+                common.assign(common - mean)
+            for own in each:
+                own.assign(common)
         return self
 
     @property

@@ -237,10 +237,19 @@ def test_job_without_local_steps_takes_no_norms_of_differences_of_weights(tmp_pa
     assert not np.any(synchronous.optimizer.exchange.job_state["gradient_norms"])
 
 
-def test_three_workers_go_on_where_two_have_saved_within_a_round(resumed):
-    two, three = resumed
+# The exchanges before: a whole round, and one that the save ends early; or three steps with two
+# fragments each, and an early end of both. The exchanges after: three rounds of one step; a cycle
+# of three steps with two fragments, and an early end of the first; or a round of three steps.
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by", "before", "after"),
+    [("rounds", "rounds", 2, 3), ("fragments", "fragments", 8, 3), ("fragments", "whole", 8, 1)],
+)
+def test_three_workers_go_on_where_two_have_saved_within_a_round(
+    resumed, saved_by, resumed_by, before, after
+):
+    two, three = [worker[saved_by] for worker in resumed[0]], [w[resumed_by] for w in resumed[1]]
     saved = two[0]
-    assert saved["exchanges"] == 2  # a whole round, and one that the save ended early
+    assert saved["exchanges"] == before
     assert np.any(saved["residuals"][0])
     total = np.float32(two[0]["residuals"][0]) + np.float32(two[1]["residuals"][0])
     end = [job["end"] for job in three]
@@ -249,7 +258,7 @@ def test_three_workers_go_on_where_two_have_saved_within_a_round(resumed):
         assert job["restored"]["iterations"] == saved["iterations"]
         assert_close(job["restored"]["residuals"][0], total / 3)
         assert job["end"]["values"] == end[0]["values"]
-        assert job["end"]["exchanges"] == 2 + 3
+        assert job["end"]["exchanges"] == before + after
     # What was sent and what waits is what plain SGD would have done.
     steps = gradients(3, seed=5, workers=3)
     for i in range(2):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tf_gradcomp as gc
-from tests.bounds import rounding, training
+from tests.bounds import of_adam, rounding, training
 from tests.distributed.local_learners import (
     RATE,
     SHAPES,
@@ -241,9 +241,60 @@ def test_saving_ends_the_round_and_a_restored_job_goes_on_alike(jobs, method):
         assert seen["resumed"]["exchanges"] == seen["went on"]["exchanges"] == 4
 
 
+@pytest.mark.parametrize("case", range(3))
+def test_fragments_are_exchanged_in_turn(jobs, case):
+    outer = (
+        None,
+        lambda: keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True),
+        lambda: keras.optimizers.Adam(0.5),
+    )[case]
+    steps, learners = gradients(7), Learners(sgd, outer)
+    # After two of three steps the first variable is exchanged, after all three the second one.
+    learners.take(steps[:2]).exchange(0).take(steps[2:3]).exchange(1)
+    learners.take(steps[3:5]).exchange(0).take(steps[5:6]).exchange(1).take(steps[6:])
+    apart, common = [[np.asarray(v) for v in own] for own in learners.own], learners.values
+    learners.exchange(0, 1)
+    bound = rounding(8.0, of_adam(), steps=3) if case == 2 else 0
+    for rank, job in enumerate(jobs):
+        seen = job["fragments"][case]
+        for one, expected in zip(seen, (apart[rank], common, learners.values), strict=True):
+            for actual, value in zip(one["values"], expected, strict=True):
+                np.testing.assert_allclose(np.float32(actual), value, rtol=0, atol=bound)
+        assert seen[2]["values"] == jobs[0]["fragments"][case][2]["values"]
+        assert [one["exchanges"] for one in seen] == [4, 4, 6]
+        assert [one["rounds"] for one in seen] == [4, 4, 6]
+        assert seen[2]["drift"] == jobs[0]["fragments"][case][2]["drift"] > 0
+
+
+def test_a_fragment_keeps_its_residual_while_others_are_exchanged(jobs):
+    steps, seen = gradients(6), [job["decaying_fragments"] for job in jobs]
+    for place, due in enumerate(([0, 2, 4], [1, 3, 5])):
+        common, waits = np.zeros(SHAPES[place], np.float32), 0.0
+        for begin, end in zip([0, *(step + 1 for step in due)], due, strict=False):
+            moved = RATE * sum(g[place] for s in steps[begin : end + 1] for g in s)
+            now = np.float32(seen[0][end]["values"][place])
+            left = sum(np.float32(one[end]["residuals"][place]) for one in seen)
+            np.testing.assert_array_equal(common - now, 0.5 * waits + moved - left)
+            if end < 5:  # the other fragment is exchanged in between
+                assert seen[0][end + 1]["residuals"][place] == seen[0][end]["residuals"][place]
+            common, waits = now, left
+        assert np.any(waits)
+
+
+def test_an_overflow_costs_a_worker_the_round_of_that_fragment_alone(jobs):
+    steps = gradients(4)
+    moved = [4.0 * sum(g[place] for s in steps for g in s) for place in range(2)]
+    moved[1] -= 4.0 * sum(of_workers[1][1] for of_workers in steps[:2])
+    for job in jobs:
+        assert_equal(job["overflowing_fragment"]["values"], [-one for one in moved])
+    assert [job["overflowing_fragment"]["skipped"] for job in jobs] == [0, 1]
+
+
 def test_workers_with_rounds_of_different_lengths_are_told(jobs):
     for job in jobs:
-        assert "local_steps' steps" in job["other_number"]
+        by_length, by_fragments = job["other_number"]
+        assert "local_steps' steps" in by_length
+        assert "local_steps' fragments" in by_fragments
 
 
 def test_settings_are_checked():
@@ -262,6 +313,10 @@ def test_settings_are_checked():
     for share in (0.0, 1.0, 10, "a tenth"):
         with pytest.raises(ValueError, match="expected an exchange_share between 0 and 1"):
             gc.LocalSteps("auto", exchange_share=share)
+    with pytest.raises(ValueError, match="exchanges parts of them; give a number of steps"):
+        gc.LocalSteps("auto", fragments=2)
+    with pytest.raises(ValueError, match="expected a whole number of fragments"):
+        gc.LocalSteps(2, fragments=0)
     with pytest.raises(ValueError, match="residual_decay between 0 and 1"):
         gc.LocalSteps(2, residual_decay=1.5)
     with pytest.raises(TypeError, match="expected a Keras optimizer as outer"):
@@ -305,7 +360,7 @@ def test_learners_plan_and_train_in_rounds():
 
 
 def test_config_is_that_of_the_settings():
-    settings = gc.LocalSteps(4, keras.optimizers.SGD(0.7, momentum=0.9), 10, 0.95)
+    settings = gc.LocalSteps(4, keras.optimizers.SGD(0.7, momentum=0.9), 10, 0.95, fragments=3)
     optimizer = gc.CompressedOptimizer(keras.optimizers.SGD(), local_steps=settings)
     config = optimizer.get_config()
     again = gc.CompressedOptimizer.from_config(config)

@@ -163,6 +163,7 @@ ROWS = {
     "[local steps](docs/local_steps.md)": (
         [
             f"{STRATEGY}local_steps.py::test_workers_average_what_they_learn_in_a_round",
+            f"{STRATEGY}local_steps.py::test_fragments_are_exchanged_in_turn",
             f"{STRATEGY}local_fit.py::test_workers_differ_within_rounds_and_agree_after_each_epoch",
         ],
         NOT_THERE,

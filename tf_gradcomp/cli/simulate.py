@@ -110,6 +110,12 @@ class Simulated:
     help="With --local-steps: exchange in each of the first so many steps.",
 )
 @click.option(
+    "--fragments",
+    default=1,
+    type=click.IntRange(min=1),
+    help="With --local-steps: exchange one of so many parts of the variables at a time.",
+)
+@click.option(
     "--epochs", default=10, type=click.IntRange(min=1), help="Train for so many epochs each time."
 )
 @click.option(
@@ -135,6 +141,7 @@ def simulate(
     local_steps: Sequence[int],
     outer: str,
     warmup_steps: int,
+    fragments: int,
     epochs: int,
     batch_size: int | None,
     seeds: int,
@@ -182,7 +189,7 @@ def simulate(
                 raise click.UsageError(
                     f"{program} returned {type(made).__name__}; expected a gc.simulation.Task."
                 )
-            local = _Local(steps, outer, warmup_steps) if steps else None
+            local = _Local(steps, outer, warmup_steps, fragments) if steps else None
             runs.append(_run(made, name, count, seed, precondition, local, epochs, progress))
             # After each, for those behind it may be interrupted.
             so_far = [dataclasses.asdict(run) for run in runs]
@@ -228,6 +235,7 @@ class _Local(NamedTuple):
     steps: int
     outer: str
     warmup_steps: int
+    fragments: int
 
     def settings(self) -> dict[str, Any]:
         """Returns a config of `gc.LocalSteps`."""
@@ -271,6 +279,8 @@ def _run(
     method = compressor
     if local:
         compressor = f"{compressor}, {local.steps} local steps, {local.outer}"
+        if local.fragments > 1:
+            compressor += f", {local.fragments} fragments"
     label = f"{compressor}, {learners} learners, seed {seed}"
     steps = epochs * task.steps_per_epoch
     bar = progress.add_task(label, total=steps, loss="")

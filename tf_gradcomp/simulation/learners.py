@@ -14,18 +14,15 @@ import tensorflow as tf
 from tf_gradcomp import compressors, tf_private
 from tf_gradcomp.compressors.base import RESIDUAL
 from tf_gradcomp.compressors.per_variable import is_whole_number
-from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import check_no_overwriting, native
-from tf_gradcomp.exchange.setup import Candidate, Method
 from tf_gradcomp.exchange.sparse import is_large
 from tf_gradcomp.exchange.step import Observe, StepResult
 from tf_gradcomp.groups.communicator import Sent, measures_per_step
-from tf_gradcomp.groups.lockstep import LockstepGroup
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
-from tf_gradcomp.keras.common.precondition import AUTO, preconditioner_for
+from tf_gradcomp.keras.common.precondition import AUTO
 from tf_gradcomp.keras.common.round_lengths import Schedule
 from tf_gradcomp.keras.common.version import keras, keras_module
 from tf_gradcomp.policy import LayerPolicy
@@ -37,6 +34,7 @@ from tf_gradcomp.simulation.checks import (
     shares,
 )
 from tf_gradcomp.simulation.lent_moments import LentMoments
+from tf_gradcomp.simulation.new_exchange import new_exchange
 from tf_gradcomp.simulation.rounds import LearnersRounds
 from tf_gradcomp.simulation.similarity import Comparison, StepReport
 
@@ -109,7 +107,7 @@ class Learners:
             check_method(method)
             precondition = None
         self.model = model
-        self.exchange = _exchange(model, learners, method, policy, precondition)
+        self.exchange = new_exchange(model, learners, method, policy, precondition)
         receiver = settings.outer if settings else in_loss_scaler(model.optimizer)[-1]
         check_keeps_zeros(receiver, method, self.exchange.specs, learners)
         check_no_overwriting(model.trainable_variables, learners)
@@ -175,11 +173,9 @@ class Learners:
             rounds.step(learner, functools.partial(self._gradients, *share), self._apply_own)
             for learner, share in enumerate(of_each)
         ]
-        finite, due = rounds.advance()
         comparison = Comparison(self.residuals) if similarity else None
-        reduced = None
-        if due or similarity:
-            reduced = rounds.end(functools.partial(self._exchanged, comparison=comparison))
+        exchange = functools.partial(self._exchanged, comparison=comparison)
+        finite, reduced = rounds.advance(exchange, end_all=similarity)
         return self._report(losses, reduced, comparison, finite=finite)
 
     def _exchanged(
@@ -200,13 +196,14 @@ class Learners:
         """Returns the report of a step; `reduced` is None if nothing was exchanged."""
         sent = reduced.sent if reduced else [Sent.nothing()]
         specs = self.exchange.specs
-        exchanged = _present(reduced.gradients) if reduced else range(len(specs))
+        # A round exchanges all that there is, be it in several steps.
+        some = _present(reduced.gradients) if reduced and not self._rounds else range(len(specs))
         return StepReport(
             loss=float(np.sum(losses)),
             finite=finite,
             payload_bytes=float(np.mean([of_one.payload_bytes for of_one in sent])),
             sent_bytes=float(np.mean([of_one.sent_bytes for of_one in sent])),
-            dense_bytes=sum(4 * specs[i].elements for i in exchanged),
+            dense_bytes=sum(4 * specs[i].elements for i in some),
             residual_norm=float(self._residual_norm()),
             similarity=comparison.measure(reduced.gradients) if comparison and reduced else None,
         )
@@ -216,8 +213,8 @@ class Learners:
 
         `fit` does so at the end of each epoch.
         """
-        if self._rounds and self._rounds.position:
-            self._rounds.end(functools.partial(self._exchanged, comparison=None))
+        if self._rounds:
+            self._rounds.end_all(functools.partial(self._exchanged, comparison=None))
 
     def fit(
         self,
@@ -380,23 +377,6 @@ class Learners:
     def _mean_residual_norm(self) -> tf.Tensor:
         norms = [tf.linalg.global_norm(of_one) if of_one else 0.0 for of_one in self.residuals]
         return tf.reduce_mean(norms)
-
-
-def _exchange(
-    model: keras.Model,
-    learners: int,
-    method: compressors.Compressor,
-    policy: LayerPolicy | None,
-    precondition: str | None,
-) -> GradientExchange:
-    preconditioner = None
-    if learners > 1:
-        preconditioner = preconditioner_for(model.optimizer, method, precondition)
-    chosen, group = Candidate(method, preconditioner), LockstepGroup(learners)
-    one = Method(repr(method), [chosen], lambda *_: chosen, preconditioner)
-    exchange = GradientExchange(one, policy, lambda: group)
-    exchange.build(model.trainable_variables)
-    return exchange
 
 
 def _present(gradients: Sequence[Gradient]) -> list[int]:

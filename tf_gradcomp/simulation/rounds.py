@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times
 from tf_gradcomp.exchange.step import StepResult, count_skip
+from tf_gradcomp.groups.communicator import Sent
 from tf_gradcomp.groups.group import Member
+from tf_gradcomp.keras.common.fragments import due_after, split
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.pseudo_gradients import (
     beside_residuals,
@@ -25,36 +29,40 @@ from tf_gradcomp.keras.common.version import keras, keras_module
 
 keras_private = keras_module("keras_private")
 
+Reduce: TypeAlias = Callable[[list[list[Any]]], StepResult]
+
 
 class LearnersRounds:
     """Does for learners in one process what `Rounds` does for a worker.
 
     The model takes the weights and the optimizer's state of one learner after another. Between two
-    steps it has those of the first learner, and between two rounds the common weights.
+    steps it has those of the first learner, and where no round has begun the common weights.
 
     Args:
         model: Compiled with a plain optimizer, which is built.
         settings: The settings.
         exchange: The exchange of the learners.
-
-    Attributes:
-        position: How many steps of the round are done.
     """
 
     def __init__(
         self, model: keras.Model, settings: LocalSteps, exchange: GradientExchange
     ) -> None:
-        self.position = 0
         self._settings, self._exchange = settings, exchange
         self._size = exchange.group.size
         self._variables = model.trainable_variables
+        elements = [spec.elements for spec in exchange.specs]
+        self._fragments = split(elements, settings.fragments)
+        self._begun: set[int] = set()  # the numbers of the fragments whose round has begun
+        self._updates = [0] * len(self._fragments)  # of the outer optimizer
+        if settings.outer is not None:
+            settings.outer.build(self._variables)
         self._weights = [native(variable) for variable in self._variables]
         slots = [native(variable) for variable in keras_private.own_variables(model.optimizer)]
         self._swapped = [*self._weights, *slots]
         self._each: list[list[tf.Tensor]] = []
         self._start: list[tf.Tensor] = []
         self._has_begun = False
-        self._length = 0
+        self._position = self._length = 0  # in a cycle, in which each fragment is exchanged once
         self._steps = 0  # of training
         self._finite = True
 
@@ -78,8 +86,7 @@ class LearnersRounds:
         """
         if learner == 0:
             self._finite = True
-            if self.position == 0:
-                self._begin()
+            self._begin()
         _assign(self._swapped, self._each[learner])
         loss, own = gradients()
         pairs = zip(own, self._variables, strict=True)
@@ -97,13 +104,19 @@ class LearnersRounds:
         return loss
 
     def _begin(self) -> None:
-        common = _read(self._swapped)
-        self._start = common[: len(self._weights)]
+        fresh = set(range(len(self._fragments))) - self._begun
+        if fresh:
+            common = _read(self._swapped)
+            self._each = self._each or [common] * self._size
+            self._start = self._start or common[: len(self._weights)]
+            for place in itertools.chain.from_iterable(self._fragments[i] for i in fresh):
+                self._start[place] = common[place]
+            self._begun |= fresh
         if not self._has_begun:
             self._steps = self._exchange.exchanges
-        self._length = int(length_at(self._settings.steps, tf.constant(self._steps, tf.int64)))
-        if not self._each:
-            self._each = [common] * self._size
+        if self._position == 0:
+            steps = tf.constant(self._steps, tf.int64)
+            self._length = int(length_at(self._settings.steps, steps))
 
     def _with_residuals(
         self, learner: int, grads: Sequence[Any], variables: Sequence[Any], finite: tf.Tensor
@@ -113,51 +126,86 @@ class LearnersRounds:
         every = beside_residuals(grads, variables, self._variables, finite)
         return self._exchange.take_residuals(every, self._variables, self._size, member=member)
 
-    def advance(self) -> tuple[bool, bool]:
-        """Ends the step of all learners.
+    def advance(self, reduce: Reduce, *, end_all: bool) -> tuple[bool, StepResult | None]:
+        """Ends the step of all learners, and the rounds that are over.
+
+        Args:
+            reduce: Exchanges the learners' pseudo-gradients: None for variables of other fragments.
+            end_all: Whether all rounds end now.
 
         Returns:
-            Whether the gradients of all learners were finite, and whether the round ends now.
+            Whether the gradients of all learners were finite, and what was exchanged, if anything.
         """
         self._has_begun = True
-        self.position += 1
+        self._position += 1
         self._steps += 1
         _assign(self._swapped, self._each[0])
         count_skip(self._exchange.skipped_steps, tf.constant(self._finite))
-        return self._finite, self.position >= self._length
+        count, now = len(self._fragments), self._position
+        due = [i for i in range(count) if due_after(i, count, self._length) == now]
+        self._position %= self._length
+        ended = [self._end(number, reduce) for number in due]
+        if end_all:
+            ended += self.end_all(reduce)
+        return self._finite, _together(ended) if ended else None
 
-    def end(self, reduce: Callable[[list[list[Any]]], StepResult]) -> StepResult:
-        """Ends the round.
+    def end_all(self, reduce: Reduce) -> list[StepResult]:
+        """Ends all rounds that have begun; `reduce` is as for `advance`."""
+        self._position = 0
+        return [self._end(number, reduce) for number in sorted(self._begun)]
 
-        Args:
-            reduce: Exchanges the learners' pseudo-gradients.
-        """
-        count = len(self._weights)
+    def _end(self, number: int, reduce: Reduce) -> StepResult:
+        places, count = self._fragments[number], len(self._weights)
+        start = [self._start[place] for place in places]
         shares = []
         for learner, own in enumerate(self._each):
-            share, counts = local_share(self._start, own[:count], self._size)
-            shares.append(share)
+            share, counts = local_share(start, [own[place] for place in places], self._size)
+            given = dict(zip(places, share, strict=True))
+            shares.append([given.get(place) for place in range(count)])
             if not counts:
                 self._each[learner] = [*own[:count], *map(finite_or_zero, own[count:])]
+        residuals = self._exchange.residuals
         for learner in range(self._size):
-            own = [self._exchange.group.local(one, learner) for one in self._exchange.residuals]
+            own = [self._exchange.group.local(residuals[i], learner) for i in places if residuals]
             decay(own, self._settings)
-        _assign(self._weights, self._start)
+        weights = [self._weights[place] for place in places]
+        _assign(weights, start)
         reduced = reduce(shares)
         if reduced.finite:
-            self._update(reduced.gradients)
-        common = _read(self._weights)
-        self._each = [[*common, *own[count:]] for own in self._each]
-        self.position = 0
+            self._update(number, [reduced.gradients[place] for place in places])
+        common = dict(zip(places, _read(weights), strict=True))
+        self._each = [[common.get(i, value) for i, value in enumerate(own)] for own in self._each]
+        self._begun.remove(number)
         return reduced
 
-    def _update(self, means: Sequence[Any]) -> None:
-        outer = self._settings.outer
-        if outer is not None:
-            outer.apply_gradients(list(zip(means, self._variables, strict=True)))
+    def _update(self, number: int, means: Sequence[Any]) -> None:
+        outer, places = self._settings.outer, self._fragments[number]
+        if outer is None:
+            for place, mean in zip(places, means, strict=True):
+                self._weights[place].assign_sub(mean)
             return
-        for weight, mean in zip(self._weights, means, strict=True):
-            weight.assign_sub(mean)
+        # As `Rounds` does, for each fragment has a number of updates of its own.
+        total = int(outer.iterations)
+        if max(self._updates) != total:
+            self._updates = [total] * len(self._updates)
+        outer.iterations.assign(self._updates[number])
+        outer.apply_gradients(list(zip(means, [self._variables[i] for i in places], strict=True)))
+        self._updates[number] += 1
+        outer.iterations.assign(max(self._updates))
+
+
+def _together(results: Sequence[StepResult]) -> StepResult:
+    """Returns the result of several exchanges of different variables."""
+    gradients = [
+        next((own for own in of_one if own is not None), None)
+        for of_one in zip(*(result.gradients for result in results), strict=True)
+    ]
+    sent = [
+        functools.reduce(Sent.plus, of_one, Sent.nothing())
+        for of_one in zip(*(result.sent for result in results), strict=True)
+    ]
+    finite = tf.reduce_all([result.finite for result in results])
+    return StepResult(gradients, finite, sent)
 
 
 def _read(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:

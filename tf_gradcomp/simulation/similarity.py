@@ -34,7 +34,7 @@ class Similarity:
 
 
 class Comparison:
-    """Compares learners in one step."""
+    """Compares learners in one step, which may have several exchanges, each of some variables."""
 
     def __init__(self, residuals: Sequence[Sequence[tf.Variable]]) -> None:
         self._of_all = residuals
@@ -46,10 +46,11 @@ class Comparison:
 
         def note(places: Sequence[int], steps: list[ReplicaStep]) -> list[ReplicaStep]:
             steps = [dataclasses.replace(s, inputs=s.inputs.preconditioned()) for s in steps]
-            self._numbers = [numbers[place] for place in places]
+            own = [numbers[place] for place in places]
             of_learners = [step.inputs.gradients for step in steps]
-            of_learners += [of_one for of_one in self._residuals() if of_one]
-            self._wanted = [
+            of_learners += [of_one for of_one in self._residuals(own) if of_one]
+            self._numbers += own
+            self._wanted += [
                 tf.add_n([tf.cast(part, tf.float32) for part in parts])
                 for parts in zip(*of_learners, strict=True)
             ]
@@ -64,13 +65,13 @@ class Comparison:
         reduced = [sparse.dense(gradients[number]) for number in self._numbers]
         return Similarity(
             union_density(reduced),
-            mean_cosine_distance(self._residuals()),
+            mean_cosine_distance(self._residuals(self._numbers)),
             hamming_distance(reduced, self._wanted),
         )
 
-    def _residuals(self) -> list[list[tf.Variable]]:
-        """Returns the residuals of each learner, of the gradients that are compared."""
-        return [[of_one[i] for i in self._numbers] if of_one else [] for of_one in self._of_all]
+    def _residuals(self, numbers: Sequence[int]) -> list[list[tf.Variable]]:
+        """Returns each learner's residuals of some gradients."""
+        return [[of_one[i] for i in numbers] if of_one else [] for of_one in self._of_all]
 
 
 def union_density(reduced: Sequence[tf.Tensor]) -> float:

@@ -157,13 +157,46 @@ def checkpoints(folder, method):
     }
 
 
+def fragments():
+    """Two cycles of three steps, each fragment with a variable, and rounds that end early."""
+    seen = []
+    for outer in (lambda: None, nesterov, lambda: keras.optimizers.Adam(0.5)):
+        make = lambda outer=outer: gc.LocalSteps(3, outer(), fragments=5)  # noqa: E731
+        trained = Trained("no_compression", make).on(gradients(7))
+        seen.append([trained.seen()])
+        with trained.optimizer.exchange.saving.as_finished():
+            seen[-1].append(trained.seen())
+        trained.optimizer.synchronize()
+        seen[-1].append(trained.seen())
+    return seen
+
+
+def decaying_fragments():
+    """Each variable's residual and sent values, after each exchange of a fragment."""
+    settings = gc.LocalSteps(2, residual_decay=0.5, fragments=2)
+    trained = Trained("top_k(density=0.1)", lambda: settings)
+    return [trained.on([step]).seen() for step in gradients(6)]
+
+
+def overflowing_fragment():
+    """The second variable of worker 1 overflows in the second step, after which it is exchanged."""
+    steps = gradients(4)
+    steps[1][1][1][0] = 1e38
+    settings = gc.LocalSteps(2, fragments=2)
+    trained = Trained("no_compression", lambda: settings, lambda: keras.optimizers.SGD(4.0))
+    trained.on(steps).optimizer.synchronize()
+    return trained.seen()
+
+
 def other_number():
-    """Workers with rounds of different lengths."""
-    try:
-        Trained("no_compression", lambda: 2 + RANK)
-    except gc.WorkersDisagreeError as error:
-        return str(error)
-    return None
+    """Workers with rounds of different lengths, and with other fragments."""
+    seen = []
+    for settings in ({"steps": 2 + RANK}, {"steps": 2, "fragments": 1 + RANK}):
+        try:
+            Trained("no_compression", lambda settings=settings: gc.LocalSteps(**settings))
+        except gc.WorkersDisagreeError as error:
+            seen.append(str(error))
+    return seen
 
 
 report(
@@ -181,6 +214,9 @@ report(
                 scaled,
                 chosen,
                 chief_saves_alone,
+                fragments,
+                decaying_fragments,
+                overflowing_fragment,
             )
         },
         "momentum": momentum(argument(1)),

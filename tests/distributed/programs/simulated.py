@@ -21,17 +21,18 @@ METHODS = {
     "top_k": gc.compressors.TopK(0.1, momentum=0.5),
     "warmed up": gc.compressors.ScaleCom(8, value_bits=4, warmup_steps=7),
 }
-LOCAL = "local steps"
-METHODS[LOCAL] = gc.compressors.TopK(0.1)
+FRAGMENTS = {"local steps": 1, "fragments": 3}
+METHODS["local steps"] = gc.compressors.TopK(0.1)
+METHODS["fragments"] = gc.compressors.ScaleCom(8)
 learners = int(argument(2))
 
 
 def settings_of(name):
     """Rounds of four steps after a warm-up of three, of which each epoch has six."""
-    if name != LOCAL:
+    if name not in FRAGMENTS:
         return {"precondition": "auto"}
     outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-    return {"local_steps": gc.LocalSteps(4, outer, warmup_steps=3)}
+    return {"local_steps": gc.LocalSteps(4, outer, 3, fragments=FRAGMENTS[name])}
 
 
 def build(compressor):

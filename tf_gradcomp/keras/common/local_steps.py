@@ -48,6 +48,9 @@ class LocalSteps:
         at_most: With `"auto"`, the largest number of steps in a round; by default 64.
         exchange_share: With `"auto"`, the largest share of the time that exchanges may take, if
             `at_most` allows that; by default 0.1.
+        fragments: The number of parts of about equal size into which the variables are divided.
+            Each part is exchanged once in `steps` steps, and the parts take turns at equal
+            distances. So an exchange sends that many times fewer bytes. A variable is not divided.
 
     Raises:
         TypeError: If `outer` is no optimizer.
@@ -63,6 +66,7 @@ class LocalSteps:
         residual_decay: float = 1.0,
         at_most: int | None = None,
         exchange_share: float | None = None,
+        fragments: int = 1,
     ) -> None:
         if not is_whole_number(warmup_steps, 0, 2**62):
             raise ValueError(
@@ -74,10 +78,16 @@ class LocalSteps:
                 "LocalSteps: expected a residual_decay between 0 and 1; "
                 f"received {residual_decay!r}."
             )
+        if not is_whole_number(fragments, 1, 2**31):
+            raise ValueError(
+                "LocalSteps: expected a whole number of fragments, at least 1; "
+                f"received {fragments!r}."
+            )
         self.steps = checked_schedule(steps)
         self.outer = _checked_outer(outer)
         self.warmup_steps = int(warmup_steps)
         self.residual_decay = float(residual_decay)
+        self.fragments = int(fragments)
         self.at_most, self.exchange_share = self._checked_limits(at_most, exchange_share)
 
     def _checked_limits(
@@ -91,6 +101,11 @@ class LocalSteps:
                     f"steps={self.steps!r}, at_most={at_most!r}, exchange_share={exchange_share!r}."
                 )
             return None, None
+        if self.fragments > 1:
+            raise ValueError(
+                'LocalSteps: steps="auto" measures exchanges of all variables, and fragments='
+                f"{self.fragments} exchanges parts of them; give a number of steps or a schedule."
+            )
         at_most = _AT_MOST if at_most is None else at_most
         exchange_share = _EXCHANGE_SHARE if exchange_share is None else exchange_share
         if not is_whole_number(at_most, 1, 2**31):
@@ -113,6 +128,7 @@ class LocalSteps:
             "residual_decay": self.residual_decay,
             "at_most": self.at_most,
             "exchange_share": self.exchange_share,
+            "fragments": self.fragments,
         }
 
     @classmethod

@@ -17,8 +17,8 @@ class ResidualUnits(tf.Module):
     Attributes:
         of_weights: bool, whether it is a difference of weights. It is of gradients without local
             steps, and so during a warm-up.
-        steps: int64, the steps of training that jobs with `local_steps` have counted. A job without
-            has only counted its exchanges.
+        steps: int64, the steps of training that jobs with `local_steps` have counted. It is 0 after
+            a job without, which has only counted its exchanges, one in each step.
 
     Args:
         group: The replicas.
@@ -33,6 +33,8 @@ class ResidualUnits(tf.Module):
         self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
         if not local:
             tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), _refuse_weights)
+            none = tf.constant(0, tf.int64)
+            tf_private_files.save_as(self.steps, lambda: none, lambda steps: None)
 
 
 def _refuse_weights(of_weights: tf.Tensor) -> None:

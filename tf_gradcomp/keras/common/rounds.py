@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -14,9 +15,10 @@ from tf_gradcomp import tf_private, tf_private_files
 from tf_gradcomp.adam.handover import InnerState
 from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times, with_gradients_to_exchange
-from tf_gradcomp.exchange.state import own_variable, shared_variable
+from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.exchange.step import count_skip
 from tf_gradcomp.groups.strategy_group import StrategyGroup
+from tf_gradcomp.keras.common.fragments import Fragment, due_after, split
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.pseudo_gradients import (
     beside_residuals,
@@ -35,19 +37,20 @@ from tf_gradcomp.keras.common.round_times import RoundTimes
 class _Variables:
     """The variables of rounds that no checkpoint holds: it is written between two rounds.
 
+    In a cycle, each fragment of the variables is exchanged once. A single fragment has all
+    variables, and its rounds are the cycles.
+
     Attributes:
-        position: How many steps of the round are done.
-        length: How many the round has.
-        rounds: How many rounds have ended since the program started.
-        drift: This worker's drift in the latest round. After `finish`, the mean over the workers.
-        start: The common weights at the start of the round.
+        position: How many steps of the cycle are done.
+        length: How many the cycle has.
+        rounds: How many rounds have ended since the program started, of all fragments together.
+        fragments: The fragments, in the order in which they are exchanged.
     """
 
     position: tf.Variable
     length: tf.Variable
     rounds: tf.Variable
-    drift: tf.Variable
-    start: list[tf.Variable]
+    fragments: list[Fragment]
 
 
 class Rounds:
@@ -63,6 +66,7 @@ class Rounds:
         inner: Returns the inner optimizer's state of some variables, on one of the process's
             replicas.
         slots: Returns all variables of the inner optimizer.
+        outer_steps: The outer optimizer's count of updates; None without an outer optimizer.
         statistics: Returns variables that are not trained, and averaged when a round ends early.
     """
 
@@ -75,18 +79,19 @@ class Rounds:
         update: Callable[[tf.distribute.Strategy, Sequence[Any], Sequence[Any]], None],
         inner: Callable[[Sequence[Any], int], InnerState | None],
         slots: Callable[[], Sequence[Any]],
+        outer_steps: Any,
         statistics: Callable[[], Sequence[Any]],
     ) -> None:
         known = {id(spec) for spec in with_gradients_to_exchange(exchange.specs)}
-        pairs = zip(variables, exchange.specs, strict=True)
-        exchanged = [variable for variable, spec in pairs if id(spec) in known]
+        places = [i for i, spec in enumerate(exchange.specs) if id(spec) in known]
         self._settings = settings
         self._group = cast(StrategyGroup, exchange.group)  # others are refused before
         self._update, self._inner = update, inner
         self._slots, self._statistics = slots, statistics
-        self._exchange, self._variables = exchange, exchanged
+        self._outer_steps = outer_steps
+        self._exchange, self._variables = exchange, [variables[i] for i in places]
         with tf.init_scope():
-            self._own = self._group.create(lambda: _new_variables(exchanged))
+            self._own = self._group.create(lambda: self._new_variables(variables, places))
             self._times = RoundTimes.of(settings, self._group)
         self._of_weights, self._steps = self._local(units.of_weights), self._local(units.steps)
         self._finished_at: list[int] = []
@@ -98,20 +103,26 @@ class Rounds:
             native(units.of_weights), self._of_weights.read_value, self._restore_unit
         )
 
+    def _new_variables(self, variables: Sequence[Any], places: Sequence[int]) -> _Variables:
+        elements = [self._exchange.specs[place].elements for place in places]
+        residuals, fragments = self._exchange.residuals, []
+        for own in split(elements, self._settings.fragments):
+            numbers = [places[i] for i in own]
+            kept = [residuals[number] for number in numbers] if residuals else []
+            fragments.append(Fragment(self._group, [variables[n] for n in numbers], kept))
+        return _Variables(
+            position=shared_variable(0, tf.int64, "steps_in_cycle"),
+            length=shared_variable(0, tf.int64, "steps_of_cycle"),
+            rounds=shared_variable(0, tf.int64, "rounds"),
+            fragments=fragments,
+        )
+
     def _restore_unit(self, of_weights: tf.Tensor) -> None:
         self._of_weights.assign(of_weights)
         self.abandon()
 
     def _local(self, variable: Any) -> tf.Variable:
         return self._group.local(native(variable), 0)
-
-    @property
-    def _weights(self) -> list[tf.Variable]:
-        return [self._local(variable) for variable in self._variables]
-
-    @property
-    def _start(self) -> list[tf.Variable]:
-        return [self._local(variable) for variable in self._own.start]
 
     @property
     def warmup_steps(self) -> int:
@@ -129,22 +140,21 @@ class Rounds:
 
     @property
     def position(self) -> int:
-        """The number of steps since the round began."""
+        """The number of steps since the cycle began."""
         return int(self._local(self._own.position).numpy())
 
     def measures(self) -> dict[str, float]:
         """Returns what `CompressionMonitor` logs."""
         own = self._own
-        rounds, drifted, length = map(self._local, (own.rounds, own.drift, own.length))
-        return {
-            "rounds": int(rounds.numpy()),
-            "drift": float(drifted.numpy()),
-            "steps_per_round": int(length.numpy()),
-        }
+        rounds, length = (int(self._local(one).numpy()) for one in (own.rounds, own.length))
+        drifted = np.mean([fragment.drift.numpy() for fragment in own.fragments])
+        return {"rounds": rounds, "drift": float(drifted), "steps_per_round": length}
 
     def _steps_of_training(self) -> tf.Tensor:
         """Returns the number of steps of training until now."""
-        return tf.maximum(self._steps, self._local(self._exchange.step))
+        exchanges = self._local(self._exchange.step)
+        # Only a job that has counted no steps has exchanged once in each.
+        return tf.where(tf.equal(self._steps, 0), exchanges, self._steps)
 
     def count_step(self, *, counts: tf.Tensor | bool = True) -> None:
         """Counts a step of training, if it `counts`; called before its exchange."""
@@ -158,7 +168,7 @@ class Rounds:
         variables: Sequence[Any],
         take: Callable[[Sequence[Any], Sequence[Any]], None],
     ) -> tf.Tensor:
-        """Takes a local step, and ends the round if this was the last one.
+        """Takes a local step, and ends the rounds of which this was the last one.
 
         Args:
             grads: The replica's share of the gradients.
@@ -170,7 +180,9 @@ class Rounds:
             A bool scalar, whether the replica's gradients were finite.
         """
         position = self._local(self._own.position)
-        tf.cond(tf.equal(position, 0), self._begin, lambda: None)
+        tf.cond(tf.equal(position, 0), self._begin_cycle, lambda: None)
+        for fragment in self._own.fragments:
+            fragment.begin()
         grads = [times(gradient, self._group.size) for gradient in grads]
         finite = all_finite(grads)
 
@@ -191,52 +203,87 @@ class Rounds:
         self.count_step()
         if self._times:
             self._times.end_step(finite)
-        with tf.control_dependencies([position.assign_add(1)]):
-            due = tf.greater_equal(position.read_value(), self._local(self._own.length))
-        tf.cond(due, self._end, lambda: None)
+        self._end_due(position)
         return finite
 
-    def _begin(self) -> None:
-        for start, weight in zip(self._start, self._weights, strict=True):
-            start.assign(weight.read_value())
+    def _begin_cycle(self) -> None:
         if self._times:
             length = self._times.length
         else:
             length = length_at(self._settings.steps, self._steps_of_training())
         self._local(self._own.length).assign(length)
 
-    def _end(self) -> None:
+    def _end_due(self, position: tf.Variable) -> None:
+        """Counts the step, and ends the rounds that are over."""
+        length = self._local(self._own.length).read_value()
+        with tf.control_dependencies([position.assign_add(1)]):
+            now = position.read_value()
+        fragments = self._own.fragments
+        for number, fragment in enumerate(fragments):
+            fragment.steps.assign_add(1)
+            due = tf.equal(now, due_after(number, len(fragments), length))
+            tf.cond(due, functools.partial(self._end, fragment), lambda: None)
+        position.assign(tf.where(tf.less(now, length), now, tf.zeros_like(now)))
+
+    def _end(self, fragment: Fragment) -> None:
         strategy = tf.distribute.get_strategy()
-        own, weights = self._own, [one.read_value() for one in self._weights]
-        start = [one.read_value() for one in self._start]
+        weights = [one.read_value() for one in fragment.weights]
+        start = [one.read_value() for one in fragment.start]
         shares, counts = local_share(start, weights, self._group.size)
-        self._local(own.drift).assign(drift(start, weights))
+        fragment.drift.assign(drift(start, weights))
         count_skip(self._exchange.skipped_steps, counts)
         tf.cond(counts, lambda: None, self._mend_slots)
-        decay(map(self._local, self._exchange.residuals), self._settings)
-        means, finite = self._group.each_replica(self._exchange_shares, args=(shares,))
+        decay(fragment.residuals, self._settings)
+        exchange = functools.partial(self._exchange_shares, variables=fragment.variables)
+        means, finite = self._group.each_replica(exchange, args=(shares,))
         finite = strategy.experimental_local_results(finite)[0]
         with tf.control_dependencies([finite]):
-            for weight, value in zip(self._weights, start, strict=True):
+            for weight, value in zip(fragment.weights, start, strict=True):
                 weight.assign(value)
-        tf.cond(finite, lambda: self._update(strategy, means, self._variables), lambda: None)
-        self._local(own.position).assign(0)
-        self._local(own.rounds).assign_add(1)
+        tf.cond(finite, lambda: self._update_common(strategy, means, fragment), lambda: None)
+        fragment.steps.assign(0)
+        self._local(self._own.rounds).assign_add(1)
+
+    def _update_common(
+        self, strategy: tf.distribute.Strategy, means: Sequence[Any], fragment: Fragment
+    ) -> None:
+        """Has the outer optimizer update a fragment by the fragment's own number of updates.
+
+        Adam's bias correction and schedules go by that number. The optimizer itself has the largest
+        number of all fragments, and so has a checkpoint.
+        """
+        if self._outer_steps is None:
+            self._update(strategy, means, fragment.variables)
+            return
+        steps, of_all = self._local(self._outer_steps), [one.updates for one in self._own.fragments]
+        total = steps.read_value()
+        # A checkpoint or the program may have set the optimizer's number.
+        is_known = tf.equal(tf.reduce_max(tf.stack(of_all)), total)
+        for updates in of_all:
+            updates.assign(tf.where(is_known, updates, total))
+        steps.assign(fragment.updates)
+        self._update(strategy, means, fragment.variables)
+        fragment.updates.assign(steps)
+        steps.assign(tf.maximum(total, steps))
 
     def _mend_slots(self) -> None:
         """Lets a worker whose weights overflowed train on: its momentum may have done so, too."""
         for slot in map(self._local, self._slots()):
             slot.assign(finite_or_zero(slot.read_value()))
 
-    def _exchange_shares(self, shares: list[Any]) -> tuple[list[Any], tf.Tensor]:
+    def _exchange_shares(
+        self, shares: list[Any], variables: Sequence[Any]
+    ) -> tuple[list[Any], tf.Tensor]:
         if self._times is None:
-            return self._exchange.reduce(shares, self._variables)
+            return self._exchange.reduce(shares, variables)
         vote = self._exchange.reduce_and_vote
-        return self._times.measured(lambda votes: vote(shares, self._variables, votes), shares)
+        return self._times.measured(lambda votes: vote(shares, variables, votes), shares)
 
-    def _finish_on_all(self) -> None:
+    def _finish_on_all(self, number: int) -> None:
+        fragment = self._own.fragments[number]
+
         def on_replica() -> None:
-            tf.distribute.get_replica_context().merge_call(lambda strategy: self._end())
+            tf.distribute.get_replica_context().merge_call(lambda strategy: self._end(fragment))
 
         self._group.strategy.run(on_replica)
 
@@ -245,10 +292,10 @@ class Rounds:
     @property
     def pending(self) -> bool:
         """Returns whether the workers' weights differ, because a round has begun."""
-        return self.position > 0
+        return any(fragment.has_begun for fragment in self._own.fragments)
 
     def finish(self) -> None:
-        """Ends the round now, and averages statistics; all workers call it between the same steps.
+        """Ends all rounds now, and averages statistics; all workers call it between the same steps.
 
         Raises:
             WorkersDisagreeError: If the other workers do something else, or are at another step.
@@ -257,10 +304,14 @@ class Rounds:
         if self._group.size == 1 or steps == self._finished_at:
             return
         self._group.agree({"next action": "ending a round", "exchanges and steps": steps})
-        if self.pending:
-            self._finish()
+        fragments = self._own.fragments
+        for number, fragment in enumerate(fragments):
+            if fragment.has_begun:
+                self._finish(number)
+        self._local(self._own.position).assign(0)
         averaged = [v for v in self._statistics() if tf.as_dtype(v.dtype).is_floating]
-        self._average([self._local(variable) for variable in (self._own.drift, *averaged)])
+        drifts = [fragment.drift for fragment in fragments]
+        self._average([*drifts, *map(self._local, averaged)])
         self._finished_at = [self._exchange.exchanges, 0]
         if self._times:
             self._times.pause()
@@ -279,19 +330,24 @@ class Rounds:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Within this context, this worker has the common weights of the start of the round."""
-        own = [weight.read_value() for weight in self._weights]
-        for weight, start in zip(self._weights, self._start, strict=True):
+        """Within this context, this worker has the common weights of the start of each round."""
+        begun = [fragment for fragment in self._own.fragments if fragment.has_begun]
+        weights = [weight for fragment in begun for weight in fragment.weights]
+        starts = [start for fragment in begun for start in fragment.start]
+        own = [weight.read_value() for weight in weights]
+        for weight, start in zip(weights, starts, strict=True):
             weight.assign(start.read_value())
         try:
             yield
         finally:
-            for weight, value in zip(self._weights, own, strict=True):
+            for weight, value in zip(weights, own, strict=True):
                 weight.assign(value)
 
     def abandon(self) -> None:
-        """Begins a new round at the next step, from the weights that this worker has then."""
+        """Begins new rounds at the next step, from the weights that this worker has then."""
         self._local(self._own.position).assign(0)
+        for fragment in self._own.fragments:
+            fragment.steps.assign(0)
         if self._times:
             self._times.pause()
 
@@ -301,8 +357,8 @@ class Rounds:
         def give() -> None:
             zeros = [tf.zeros(v.shape, v.dtype) for v in self._variables]
             left = self._exchange.take_residuals(zeros, self._variables)
-            for weight, rest in zip(self._weights, left, strict=True):
-                weight.assign_sub(rest)
+            for variable, rest in zip(self._variables, left, strict=True):
+                self._local(variable).assign_sub(rest)
             forget_earlier_gradients(self._exchange)
             self._of_weights.assign(False)
 
@@ -314,17 +370,3 @@ def measures_of_rounds(optimizer: Any) -> dict[str, float]:
     rounds = optimizer.rounds
     several = rounds is not None and optimizer.exchange.group.size > 1
     return rounds.measures() if rounds and several else {}
-
-
-def _new_variables(trained: Sequence[Any]) -> _Variables:
-    start = [
-        own_variable(tf.zeros(v.shape, v.dtype), f"{v.path.replace('/', '_')}_start", True)
-        for v in trained
-    ]
-    return _Variables(
-        position=shared_variable(0, tf.int64, "steps_in_round"),
-        length=shared_variable(0, tf.int64, "steps_of_round"),
-        rounds=shared_variable(0, tf.int64, "rounds"),
-        drift=own_variable(0.0, "drift", True),
-        start=start,
-    )

@@ -144,9 +144,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         update = functools.partial(local.update_common, self.outer_optimizer)
         units, slots = self._residual_units, lambda: keras_private.own_variables(self._core)
         of_inner = (self._inner_state, slots)
-        self.rounds = Rounds(
-            settings, self.exchange, units, variables, update, *of_inner, self._statistics
-        )
+        outer_steps = getattr(self.outer_optimizer, "iterations", None)
+        others = (outer_steps, self._statistics)
+        self.rounds = Rounds(settings, self.exchange, units, variables, update, *of_inner, *others)
 
     def _index_of(self, variable: keras.Variable) -> int:
         return keras_private.variable_index(self, variable)

@@ -1,0 +1,114 @@
+"""Fragments: parts of a model's variables, of which each has rounds of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tf_gradcomp.exchange.gradients import native
+from tf_gradcomp.exchange.state import own_variable, shared_variable
+from tf_gradcomp.groups.strategy_group import StrategyGroup
+
+Number = TypeVar("Number", int, tf.Tensor)
+
+
+def split(elements: Sequence[int], count: int) -> list[list[int]]:
+    """Returns the places of the variables of each fragment; fragments have nearly equal sizes.
+
+    A variable stays whole. So there are never more fragments than variables.
+
+    Args:
+        elements: The number of elements of each variable.
+        count: How many fragments are wanted.
+    """
+    fragments: list[list[int]] = [[] for _ in range(max(1, min(count, len(elements))))]
+    for place in sorted(range(len(elements)), key=lambda one: -elements[one]):
+        smallest = min(fragments, key=lambda own: (sum(elements[i] for i in own), len(own)))
+        smallest.append(place)
+    return sorted(map(sorted, fragments))
+
+
+def due_after(number: int, fragments: int, length: Number) -> Number:
+    """Returns the step of a cycle of `length` steps after which a fragment is exchanged.
+
+    The fragments are spread evenly over the cycle, and the last one comes at its end. If there are
+    more fragments than steps, some steps exchange several.
+    """
+    return ((number + 1) * length + fragments - 1) // fragments
+
+
+class Fragment:
+    """Variables that are exchanged together, and the state of their round.
+
+    No checkpoint holds this state: it is written when no round has begun.
+
+    Args:
+        group: The replicas; they create the state.
+        variables: The variables.
+        residuals: What the exchange keeps for them; empty if the method keeps nothing.
+
+    Attributes:
+        variables: The variables.
+    """
+
+    def __init__(
+        self, group: StrategyGroup, variables: Sequence[Any], residuals: Sequence[tf.Variable]
+    ) -> None:
+        self.variables = variables
+        self._group, self._residuals = group, residuals
+        self._start = [
+            own_variable(tf.zeros(v.shape, v.dtype), f"{v.path.replace('/', '_')}_start", True)
+            for v in variables
+        ]
+        self._steps = shared_variable(0, tf.int64, "steps_in_round")
+        self._drift = own_variable(0.0, "drift", True)
+        self._updates = shared_variable(0, tf.int64, "outer_updates")
+
+    def _local(self, variable: Any) -> tf.Variable:
+        return self._group.local(native(variable), 0)
+
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """Returns this worker's copies of the variables."""
+        return [self._local(variable) for variable in self.variables]
+
+    @property
+    def residuals(self) -> list[tf.Variable]:
+        """Returns this worker's residuals."""
+        return [self._local(residual) for residual in self._residuals]
+
+    @property
+    def start(self) -> list[tf.Variable]:
+        """Returns the common weights at the start of the round."""
+        return [self._local(start) for start in self._start]
+
+    @property
+    def steps(self) -> tf.Variable:
+        """Returns how many steps of the round are done."""
+        return self._local(self._steps)
+
+    @property
+    def drift(self) -> tf.Variable:
+        """Returns this worker's drift in the latest round; after an early end, the mean of all."""
+        return self._local(self._drift)
+
+    @property
+    def updates(self) -> tf.Variable:
+        """Returns how often the outer optimizer has updated the variables."""
+        return self._local(self._updates)
+
+    @property
+    def has_begun(self) -> bool:
+        """Returns whether the workers' weights differ, because a round has begun."""
+        return bool(self.steps.numpy() > 0)
+
+    def begin(self) -> None:
+        """Takes the weights as the common ones, unless the round has begun."""
+
+        def take() -> None:
+            for start, weight in zip(self.start, self.weights, strict=True):
+                start.assign(weight.read_value())
+
+        tf.cond(tf.equal(self.steps, 0), take, lambda: None)
