@@ -50,7 +50,7 @@ if not HAS_ADDONS:  # tf_keras: a few, as its code is that of Keras 2.15
     BY_HOROVOD = ["AdamW", "clipnorm", "EMA"]
     METHODS_BY_HOROVOD = [
         *("Adam:adacomp", "SGD:adacomp:scaled", "AdamW:top_k", "SGD:scalecom", "SGD:power_sgd"),
-        *("SGD:qsgd", "SGD:sign_sgd", "SGD:random_k", "SGD:sidco", "SGD:cast"),
+        *("SGD:qsgd", "SGD:sign_sgd", "SGD:random_k", "SGD:sidco", "SGD:max_norm", "SGD:cast"),
         "SGD:power_sgd(alternate=True)",
     ]
     METHODS = [*METHODS_BY_HOROVOD, "legacy Adam:adacomp"]
