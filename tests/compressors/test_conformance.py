@@ -208,7 +208,7 @@ def test_ragged_last_bin(method):
 
 @every_class
 def test_many_tensors(method):
-    shapes = [(i % 17, 3) if i % 2 else (i % 11,) for i in range(400)]
+    shapes = [(i % 17, 3) if i % 2 else (i % 11,) for i in range(100)]
     assert_as_oracle(method, [random_gradients(shapes, 2, seed=seed) for seed in range(2)])
 
 
@@ -279,8 +279,8 @@ def test_only_what_would_have_been_sent_is_dropped_with_such_a_sum(method):
 
 
 @every_class
-def test_ten_million_elements(method):
-    shape = (10_000_019,)
+def test_millions_of_elements(method):
+    shape = (2_000_003,)  # many blocks of each kernel
     gradients = random_gradients([shape], 1, scale=1e-3) * 2
     lockstep = Lockstep(method.compressor, specs_of(gradients[0]), 2)
     for _ in range(2):

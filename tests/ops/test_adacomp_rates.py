@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_gradcomp import ops
 
-SIZE, STEPS, AVERAGED = 200_000, 400, 99
+SIZE, STEPS, AVERAGED = 50_000, 400, 99
 NOISE = {
     "gaussian": lambda rng: rng.normal(scale=0.3, size=SIZE),
     "laplace": lambda rng: rng.laplace(scale=0.3, size=SIZE),

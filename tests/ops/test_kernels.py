@@ -38,7 +38,7 @@ def binaries(tmp_path_factory):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_native_test_passes(binaries, program):
-    seconds = ["2"] if program.startswith("fuzz_") else []
+    seconds = ["1"] if program.startswith("fuzz_") else []
     result = subprocess.run(
         [str(binaries / program), *seconds], capture_output=True, text=True, check=False
     )

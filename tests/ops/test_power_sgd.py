@@ -407,7 +407,7 @@ print("digest", hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts
 
 def test_results_do_not_depend_on_the_number_of_threads():
     digests = set()
-    for threads in (1, 2, 4):
+    for threads in (1, 4):
         (worker,) = run_workers(PROGRAM, 1, [threads])
         digests.add(worker.stdout.split("digest ")[1])
     assert len(digests) == 1

@@ -135,7 +135,6 @@ def test_bad_arguments_are_refused(changes, message):
         ops.knapsack(**{"sizes": SIZES, "errors": ERRORS, "default": [1, 1, 1], **changes})
 
 
-@pytest.mark.alone
 def test_the_op_plans_a_large_model_in_a_fraction_of_numpys_time():
     sizes, errors = random_case(np.random.default_rng(2), 160, 100)
     default = [50] * 160

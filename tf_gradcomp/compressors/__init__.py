@@ -12,7 +12,6 @@ from tf_gradcomp.compressors.base import (
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.lgc.method import LGC
 from tf_gradcomp.compressors.lgreco.method import LGreCo
-from tf_gradcomp.compressors.max_norm import MaxNormQuantization
 from tf_gradcomp.compressors.no_compression import NoCompression
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import Phased
@@ -38,7 +37,6 @@ __all__ = [
     "HasSettings",
     "JobStateSpec",
     "LGreCo",
-    "MaxNormQuantization",
     "NoCompression",
     "Phased",
     "Plannable",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
-from tf_gradcomp.compressors.max_norm import MaxNormQuantization
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import in_turn
 from tf_gradcomp.compressors.protocols import Delays
@@ -39,7 +38,7 @@ def check_keeps_zeros(
         return
     for stage in in_turn(compressor):
         method = getattr(stage, "method", stage)
-        if not _leaves_zeros(method, matrices):
+        if not _delays_any(method, matrices):
             continue
         raise ValueError(
             f"{type(optimizer).__name__} makes NaN of gradients that are zero in a whole row and "
@@ -48,9 +47,7 @@ def check_keeps_zeros(
         )
 
 
-def _leaves_zeros(method: Compressor, specs: Sequence[GradientSpec]) -> bool:
-    if isinstance(method, MaxNormQuantization) and any(method.settings(specs)):
-        return True  # it rounds many entries to zero
+def _delays_any(method: Compressor, specs: Sequence[GradientSpec]) -> bool:
     if isinstance(method, Delays):
         return any(method.delayed(specs))
     if not isinstance(method, HasSettings) or method.delays_unless is None:
