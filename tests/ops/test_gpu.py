@@ -74,7 +74,7 @@ def run(fake_gpu, *parts, **env):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("capability", [70, 75, 80, 90, 120])
+@pytest.mark.parametrize("capability", [70, 120])  # no kernel depends on it
 def test_nvrtc_compiles_the_kernels(capability):
     assert gpu.compile_for(capability) == ""
 
