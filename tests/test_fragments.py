@@ -58,7 +58,7 @@ class Streaming:
         self.fragments = fragments
         self.common = [value.copy() for value in values]
         self.own = [[value.copy() for value in values] for _ in range(LEARNERS)]
-        self.position = self.exchanges = 0
+        self.position = self.exchanges = self.elements = 0
 
     def step(self, x, y, length):
         """Takes a step of a cycle of so many steps."""
@@ -75,6 +75,7 @@ class Streaming:
     def exchange(self, fragment):
         self.exchanges += 1
         for place in fragment:
+            self.elements += self.common[place].size
             mean = np.mean([self.common[place] - own[place] for own in self.own], 0)
             self.common[place] -= mean / 2
             for own in self.own:
@@ -96,10 +97,12 @@ def test_each_fragment_is_exchanged_at_its_own_steps(schedule, count):
         if not isinstance(schedule, int) and expected.position == 0:
             length = next(n for begin, n in reversed(schedule) if begin <= step)
         report = learners.train_on_batch(x, y)
-        before = expected.exchanges
+        before = expected.exchanges, expected.elements
         expected.step(x, y, length)
         assert_equal(model.get_weights(), expected.own[0])
-        assert (report.payload_bytes > 0) == (expected.exchanges > before)
+        # Each exchange also has a flag and a tag, of a word each.
+        exchanges, elements = expected.exchanges - before[0], expected.elements - before[1]
+        assert 0 <= report.payload_bytes - 4 * elements <= 4 * 2 * exchanges
         assert report.dense_bytes == 4 * sum(v.size for v in expected.common)
     learners.synchronize()
     for fragment in fragments:

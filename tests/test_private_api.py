@@ -79,6 +79,10 @@ def test_launcher_and_all_gather_of(workers):
     assert [worker["all_gather_of"] for worker in workers] == [[0, 10, 1, 10]] * 2
 
 
+def test_coordinating(workers):
+    assert [worker["coordinating"] for worker in workers] == [20500] * 2
+
+
 def test_launcher_of_workers(workers):
     assert [worker["launcher_of_workers"] for worker in workers] == [[3, 20]] * 2
 

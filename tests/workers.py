@@ -58,6 +58,8 @@ from tf_gradcomp.launch import LocalJob
 PYTHON = (sys.executable, "-I", "-S", preloaded.__file__)  # needs `server` in the environment
 
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1"}  # for an op; workers share few cores
+# The tests of lost workers would take longer with the library's own timeout.
+_SOON = {"GRADCOMP_HEARTBEAT_TIMEOUT": "10"}
 _SERVERS = 2
 _TAIL_LINES = 40
 # Longer than TensorFlow needs to notice a lost worker, so that its error is seen as well.
@@ -162,7 +164,7 @@ class Job:
         self._job = LocalJob(
             [*PYTHON, str(program), *map(str, args)],
             n,
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": python_path(), **(env or {})},
+            env={**os.environ, **ONE_THREAD, **_SOON, "PYTHONPATH": python_path(), **(env or {})},
             worker_env=[
                 {"RESULT_PATH": str(report), "PRELOADED": server(index % _SERVERS), **extra}
                 for index, (report, extra) in enumerate(zip(self._reports, own_env, strict=True))

@@ -144,6 +144,23 @@ def launch_broadcast(launcher_: Any, value: tf.Tensor, is_root: tf.Tensor) -> tf
         )
 
 
+@contextlib.contextmanager
+def coordinating(heartbeat_timeout: float) -> Iterator[None]:
+    """Within this context, the workers that connect lose one that is silent for so many seconds.
+
+    TensorFlow has no public setting for this, and takes 10 seconds.
+    """
+    context = _context.context()
+    context.configure_coordination_service = functools.partial(
+        context.configure_coordination_service,
+        heartbeat_timeout_in_ms=round(1000 * heartbeat_timeout),
+    )
+    try:
+        yield
+    finally:
+        del context.configure_coordination_service
+
+
 def allow_collectives_in_loops(strategy: tf.distribute.Strategy) -> None:
     """Lets the strategy's collectives run within a loop or branch of a `tf.function`.
 

@@ -13,7 +13,8 @@ inline constexpr uint32_t kPayloadMagic = 0x43474654;  // "TFGC"
 inline constexpr uint16_t kPayloadVersion = 2;
 inline constexpr uint32_t kNonFiniteFlag = 1;
 
-// Python writes the payloads of ScaleCom, LGC and SIDCo: their numbers are also in ops/payload.py.
+// Python writes the payloads of the methods from ScaleCom on: their numbers are also in
+// ops/payload.py.
 enum class Method : uint16_t {
   kAdaComp = 1,
   kQsgd = 2,
@@ -22,6 +23,7 @@ enum class Method : uint16_t {
   kScaleCom = 5,
   kLgc = 6,
   kSidCo = 7,
+  kMaxNorm = 8,
 };
 
 struct PayloadHeader {

@@ -492,6 +492,12 @@ def test_another_compressor_is_told_to_the_workers(program):
         assert gradcomp("run", "-n", "1", *args, path, env=env).stdout == f"[worker 0] {says}\n"
 
 
+def test_the_heartbeat_timeout_is_told_to_the_workers(program):
+    path = program("print(os.environ.get('GRADCOMP_HEARTBEAT_TIMEOUT'))")
+    told = gradcomp("run", "-n", "1", "--heartbeat-timeout", "120", path).stdout
+    assert told == "[worker 0] 120\n"
+
+
 def test_threads_are_left_alone_unless_asked_for(program):
     path = program("print(os.environ.get('TF_NUM_INTRAOP_THREADS'))")
     assert gradcomp("run", "-n", "1", path).stdout == "[worker 0] None\n"

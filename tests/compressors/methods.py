@@ -18,6 +18,7 @@ from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
 from tests.compressors.gathered import gathered
 from tests.compressors.lgc_oracle import lgc_oracle
 from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.compressors.max_norm_oracle import max_norm_oracle
 from tests.compressors.power_sgd_oracle import alternating_oracle, power_sgd_oracle
 from tests.compressors.quantized_oracles import qsgd_oracle, sign_sgd_oracle
 from tests.compressors.sidco_oracle import sidco_oracle
@@ -30,6 +31,7 @@ from tf_gradcomp.compressors import (
     Cast,
     Compressor,
     LGreCo,
+    MaxNormQuantization,
     NoCompression,
     PowerSGD,
     RandomK,
@@ -217,6 +219,17 @@ def sidco_with(label: str, **settings: Any) -> Method:
     )
 
 
+def max_norm_with(label: str, **settings: Any) -> Method:
+    return Method(
+        f"MaxNormQuantization{label}",
+        MaxNormQuantization(**settings),
+        max_norm_oracle,
+        header_bytes=56,
+        sends_equals_at_once=False,
+        sends_less=True,
+    )
+
+
 METHODS = [
     adacomp_with(""),
     adacomp_with(", bins of 7", bin_sizes=7),
@@ -242,6 +255,11 @@ METHODS = [
     qsgd_with(", 5 bits, vectors too", bits={"dense": 5, "vector": 3}, bucket_size=96, seed=7),
     qsgd_with(", 8 bits in large buckets", bits=8, bucket_size=2080),
     qsgd_with(", overrides", bits=None, overrides={"_0": 7, "_2": 6, "_3": None}),
+    max_norm_with(""),
+    max_norm_with(", a pair", bits=(2, 6)),
+    max_norm_with(
+        ", a third", bits=8, density=0.3, overrides={"_0": (3, 5), "_2": 2, "_3": None}, seed=7
+    ),
     top_k_with(""),
     top_k_with(", a third", density=0.3),
     top_k_with(", whole", density=None),

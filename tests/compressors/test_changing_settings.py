@@ -13,6 +13,7 @@ from tests.compressors.methods import (
     adacomp_with,
     alternating_with,
     few_bits,
+    max_norm_with,
     power_sgd_with,
     qsgd_with,
     random_k_oracle,
@@ -50,6 +51,10 @@ PLANS = [
     (
         qsgd_with(""),
         [[4] * 8, [2, 3, 4, 5, 6, 7, 8, 0], [0] * 8, [8, 0, 2, 0, 3, 0, 4, 5], [3] * 8],
+    ),
+    (
+        max_norm_with("", density=0.3),
+        [[4] * 8, [2, 3, 4, 5, 6, 7, 8, 2], [8] * 8, [5, 2, 2, 7, 3, 3, 4, 5], [3] * 8],
     ),
     *[
         (

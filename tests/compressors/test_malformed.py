@@ -61,9 +61,10 @@ def of_rank(inputs):
         AllGather(WORDS, same_length=True),
         lambda inputs: AllGather(tf.zeros([inputs.rank], tf.int32)),
         AllReduce(tf.zeros([2], tf.bfloat16)),
+        AllReduce(tf.zeros([2], tf.int64)),
         Broadcast(WORDS, tf.constant(0)),
     ],
-    ids=["nothing", "gather", "equal", "different", "sum", "broadcast"],
+    ids=["nothing", "gather", "equal", "different", "sum", "whole numbers", "broadcast"],
 )
 def test_well_formed_ones_pass(request_):
     assert step(Asks(request_)).finite == [True, True]

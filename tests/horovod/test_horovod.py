@@ -20,7 +20,9 @@ quick = pytest.mark.quick("Horovod", "custom training loop")
 
 METHODS = [*compressors.names(), "bfloat16", "warmed up", "alternating"]
 # One of each kind of collective, and those that plan or learn; two ranks run all methods.
-METHODS_OF_THREE = ["adacomp", "lgc", "lgreco", "no_compression", "power_sgd", "qsgd", "scalecom"]
+METHODS_OF_THREE = [
+    *("adacomp", "lgc", "lgreco", "max_norm", "no_compression", "power_sgd", "qsgd", "scalecom"),
+]
 OPTIMIZERS = [
     "SGD",
     "sums",

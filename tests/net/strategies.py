@@ -26,6 +26,7 @@ WHOLE = [
     "scalecom(rates=None)",
     "power_sgd(rank=None)",
     "qsgd(bits=None)",
+    "max_norm(bits=None)",
 ]
 SENDING_THE_LARGEST = [
     "adacomp(bin_sizes=3)",
@@ -48,6 +49,8 @@ SETTINGS = [
     "scalecom(rates=4, value_bits=4)",
     "qsgd(bits=2, bucket_size=32)",
     "qsgd(bits={'vector': 4})",
+    "max_norm(bits=2)",
+    "max_norm(bits=(2, 6), density=0.5)",
     "power_sgd(rank=1)",
     "power_sgd(rank=1, alternate=True)",
     "lgreco(method='adacomp(bin_sizes=3)')",

@@ -1,5 +1,7 @@
 """Error tables hold the bytes and the errors of the methods themselves."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +12,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors import (
     QSGD,
     AdaComp,
+    MaxNormQuantization,
     PowerSGD,
     ScaleCom,
     TopK,
@@ -95,12 +98,22 @@ def test_bad_arguments_of_qsgds_errors_are_refused(bits, bucket_size, message):
         ops.qsgd_errors(gradient_of(), bits, bucket_size=bucket_size, stochastic=True)
 
 
-def test_the_error_of_stochastic_rounding_is_the_expected_one():
-    planned = table_of(QSGD(), [2, 4, 8])
+@pytest.mark.parametrize(
+    ("method", "off"),
+    [
+        (QSGD, 5e-3),
+        (MaxNormQuantization, 5e-3),
+        # The largest entry of all counts, and not of those that are drawn.
+        (functools.partial(MaxNormQuantization, density=0.25), 0.1),
+    ],
+    ids=["QSGD", "MaxNormQuantization", "a quarter"],
+)
+def test_the_error_of_stochastic_rounding_is_the_expected_one(method, off):
+    planned = table_of(method(), [2, 4, 8])
     for bits, size, error in zip(*planned[:3], strict=True):
-        sent, left = zip(*[simulated(QSGD(bits, seed=seed)) for seed in range(10)], strict=True)
+        sent, left = zip(*[simulated(method(bits, seed=seed)) for seed in range(10)], strict=True)
         assert {size} == set(sent)
-        np.testing.assert_allclose(error, np.sqrt(np.mean(np.square(left))), rtol=5e-3)
+        np.testing.assert_allclose(error, np.sqrt(np.mean(np.square(left))), rtol=off)
 
 
 @pytest.mark.parametrize("shape", [(40, 300), (300, 40), SHAPE, (64, 64)])
@@ -136,6 +149,7 @@ def test_a_low_rank_gradient_misses_nothing_at_its_rank():
 
 
 METHODS = [(TopK(), 30), (PowerSGD(), 2), (QSGD(), 4), (AdaComp(), 50), (ScaleCom(), 25)]
+METHODS.append((MaxNormQuantization(), 4))
 
 
 @pytest.mark.parametrize(("compressor", "setting"), METHODS)

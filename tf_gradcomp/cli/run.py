@@ -12,7 +12,7 @@ import click
 
 from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, Threads, Workers, print_json
-from tf_gradcomp.environment import COMPRESSOR
+from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT
 from tf_gradcomp.launch import Rank, gpus_of_workers, horovod_ranks, scheduled
 
 
@@ -59,6 +59,13 @@ from tf_gradcomp.launch import Rank, gpus_of_workers, horovod_ranks, scheduled
     help="End the whole job after this time, with exit code 124.",
 )
 @click.option(
+    "--heartbeat-timeout",
+    type=Seconds(min=1),
+    metavar="SECONDS",
+    help="Take a worker that is silent for so long for lost; 60 by default. A worker, or its "
+    "virtual machine, may pause for half of it. It sets GRADCOMP_HEARTBEAT_TIMEOUT for them.",
+)
+@click.option(
     "--threads-per-worker",
     type=Threads(),
     help="Give each worker's TensorFlow operations so many threads, or 'auto' to share the cores "
@@ -97,6 +104,7 @@ def run(
     verbose: bool,
     grace: float,
     timeout: float | None,
+    heartbeat_timeout: float | None,
     threads_per_worker: int | str | None,
     gpus_per_worker: int | None,
     compressor: str | None,
@@ -131,6 +139,8 @@ def run(
     env = {**os.environ, **thread_settings(threads_per_worker, workers, place)}
     if compressor is not None:
         env[COMPRESSOR] = compressor
+    if heartbeat_timeout is not None:
+        env[HEARTBEAT_TIMEOUT] = f"{heartbeat_timeout:g}"
     if place:
         result = run_rank(
             place, command, env, output, grace, timeout, all_to_stderr=as_json, verbose=verbose

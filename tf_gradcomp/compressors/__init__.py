@@ -12,6 +12,7 @@ from tf_gradcomp.compressors.base import (
 from tf_gradcomp.compressors.cast import Cast
 from tf_gradcomp.compressors.lgc.method import LGC
 from tf_gradcomp.compressors.lgreco.method import LGreCo
+from tf_gradcomp.compressors.max_norm import MaxNormQuantization
 from tf_gradcomp.compressors.no_compression import NoCompression
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import Phased
@@ -37,6 +38,7 @@ __all__ = [
     "HasSettings",
     "JobStateSpec",
     "LGreCo",
+    "MaxNormQuantization",
     "NoCompression",
     "Phased",
     "Plannable",

@@ -11,7 +11,7 @@ from tf_gradcomp.compressors.base import Exchanged
 from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Request
 from tf_gradcomp.policy import GradientSpec
 
-_SUMMED = (tf.float32, tf.float16, tf.bfloat16)
+_SUMMED = (tf.float32, tf.float16, tf.bfloat16, tf.int64)
 
 
 def checked(

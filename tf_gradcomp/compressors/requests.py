@@ -25,7 +25,7 @@ class AllReduce(NamedTuple):
     `values`, and the sum of the metadata behind them.
     """
 
-    values: tf.Tensor  # [n], float32, float16 or bfloat16; n is equal on all replicas, not 0
+    values: tf.Tensor  # [n], float32, float16, bfloat16 or int64; n is equal on all replicas, not 0
     metadata: tf.Tensor | None = None  # [m], of the same dtype; the exchange adds them
 
 

@@ -19,7 +19,8 @@ from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Re
 
 Result = TypeVar("Result")
 
-_EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8}  # whole numbers up to 2^bits
+# Whole numbers up to 2^bits are exact. Those for int64 are computed as float32.
+_EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8, tf.int64: 24}
 _TAG_BITS = 22
 DIFFERENT = (
     "Replicas of this job add up different things: they are at different steps, or exchange "

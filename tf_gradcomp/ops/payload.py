@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.ops import library
 from tf_gradcomp.ops.coding import Settings, tensor_of
 
-TOP_K, SCALECOM, LGC, SIDCO = 4, 5, 6, 7  # numbers of methods
+TOP_K, SCALECOM, LGC, SIDCO, MAX_NORM = 4, 5, 6, 7, 8  # numbers of methods
 _FLAGS = 8  # the header word with the flags
 
 

@@ -22,6 +22,7 @@ from tf_gradcomp.groups.alone import check_not_of_horovod
 from tf_gradcomp.groups.own_values import reads_own
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy, checked_policy
+from tf_gradcomp.strategy import heartbeat as heartbeats
 from tf_gradcomp.strategy.compressed_all_reduce import CompressedAllReduce
 from tf_gradcomp.strategy.own_memory import in_own_memory
 from tf_gradcomp.strategy.saves import Saves
@@ -64,8 +65,10 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         policy: LayerPolicy | None = None,
         *,
         two_level: bool = True,
+        heartbeat_timeout: float | None = None,
     ) -> None:
         self._install_patches()
+        heartbeat_timeout = heartbeats.heartbeat_timeout(heartbeat_timeout)
         if cluster_resolver is None and read_tf_config() is None:
             check_not_of_horovod()
         used = None
@@ -78,7 +81,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "compressor=gc.compressors.AdaComp()."
             )
         try:
-            super().__init__(cluster_resolver, communication_options)
+            with tf_private.coordinating(heartbeat_timeout):
+                super().__init__(cluster_resolver, communication_options)
         except RuntimeError as error:
             if "program startup" not in str(error):
                 raise
@@ -111,6 +115,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "kind of device": _kind_of(self.extended.worker_devices[0]),
                 "compressor of the strategy": repr(used),
                 "two_level": two_level,
+                "heartbeat_timeout": heartbeat_timeout,
             }
         )
 

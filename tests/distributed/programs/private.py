@@ -4,17 +4,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 from common import dense_model, digits
+from tensorflow.python.eager import context
 
 from tests.ranks import RANK, report
 from tf_gradcomp import tf_private, tf_private_data, tf_private_files
 
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with tf_private.coordinating(20.5):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def replica_call(fn):
     """Returns the result of `fn(context)` in this worker's replica, in a graph."""
     run = tf.function(lambda: strategy.run(lambda: fn(tf.distribute.get_replica_context())))
     return run().numpy()
+
+
+def coordinating():
+    """Returns the milliseconds of silence after which a worker is lost."""
+    return context.context().coordination_service.heartbeat_timeout_in_ms
 
 
 def all_gather_of():
@@ -175,6 +182,7 @@ def on_initial_values():
 
 
 CHECKS = (
+    coordinating,
     is_collective,
     in_multi_worker_mode,
     host_all_gather,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_gradcomp.compressors.base import Compressor
+from tf_gradcomp.compressors.max_norm import MaxNormQuantization
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.compressors.phased import in_turn
 from tf_gradcomp.compressors.protocols import Delays
@@ -38,7 +39,7 @@ def check_keeps_zeros(
         return
     for stage in in_turn(compressor):
         method = getattr(stage, "method", stage)
-        if not _delays_any(method, matrices):
+        if not _leaves_zeros(method, matrices):
             continue
         raise ValueError(
             f"{type(optimizer).__name__} makes NaN of gradients that are zero in a whole row and "
@@ -47,7 +48,9 @@ def check_keeps_zeros(
         )
 
 
-def _delays_any(method: Compressor, specs: Sequence[GradientSpec]) -> bool:
+def _leaves_zeros(method: Compressor, specs: Sequence[GradientSpec]) -> bool:
+    if isinstance(method, MaxNormQuantization) and any(method.settings(specs)):
+        return True  # it rounds many entries to zero
     if isinstance(method, Delays):
         return any(method.delayed(specs))
     if not isinstance(method, HasSettings) or method.delays_unless is None:

@@ -49,11 +49,15 @@ class MultiWorkerMirroredStrategy(CheckedStrategy):
         two_level: Whether, where each worker has several replicas (GPUs), those of a worker sum
             their gradients, and the workers exchange these sums, compressed by `compressor` or by
             `CompressedOptimizer`. If not, each replica exchanges with all others by itself.
+        heartbeat_timeout: The number of seconds after which TensorFlow takes a silent worker for
+            lost, and ends the others; at least 1. The default is what the environment variable
+            GRADCOMP_HEARTBEAT_TIMEOUT says, or else 60. A worker reports twice in this time, so it
+            may pause for half of it. All workers must have the same number.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If TF_CONFIG or `compressor` is not valid, or `policy` is given without
-            `compressor`.
+        ValueError: If TF_CONFIG, `compressor` or `heartbeat_timeout` is not valid, or `policy` is
+            given without `compressor`.
         RuntimeError: If, with several workers, TensorFlow has been at work before.
         WorkersDisagreeError: If workers have other versions or settings.
     """

@@ -1,0 +1,33 @@
+"""Workers that stop for a while and go on, as in a virtual machine that is moved."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.workers import result, run_workers
+
+pytestmark = pytest.mark.oldest
+PROGRAM = Path(__file__).parent / "programs/pauses.py"
+TENSORFLOWS_TIMEOUT = 10  # seconds
+
+
+def train(paused, seconds, timeout, check=True):
+    env = {"GRADCOMP_HEARTBEAT_TIMEOUT": str(timeout)}
+    return run_workers(PROGRAM, 2, [paused, seconds], env=env, check=check)
+
+
+@pytest.fixture(scope="module")
+def without_a_pause():
+    return [result(worker) for worker in train(1, 0, timeout=60)]
+
+
+@pytest.mark.parametrize("paused", [0, 1])
+def test_a_pause_beyond_tensorflows_timeout_changes_nothing(without_a_pause, paused):
+    workers = train(paused, TENSORFLOWS_TIMEOUT + 2, timeout=60)
+    assert [result(worker) for worker in workers] == without_a_pause
+
+
+def test_a_pause_beyond_the_given_timeout_ends_the_job():
+    survivor = train(1, 8, timeout=2, check=False)[0]
+    assert survivor.returncode != 0
+    assert "stopped sending heartbeats" in survivor.stderr

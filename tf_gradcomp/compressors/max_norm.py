@@ -1,0 +1,372 @@
+"""Max-norm quantization: entries are rounded to levels of one scale, so that codes are summed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tf_gradcomp import ops
+from tf_gradcomp.compressors.base import Exchanged, ExchangeInputs
+from tf_gradcomp.compressors.per_variable import PerVariable, is_number, is_whole_number
+from tf_gradcomp.compressors.plannable import Cost, Plannable, distinct, is_planned
+from tf_gradcomp.compressors.requests import AllGather, AllReduce, Request
+from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
+from tf_gradcomp.ops.chunks import MAX_CHUNK_SIZE
+from tf_gradcomp.ops.payload import MAX_NORM
+from tf_gradcomp.policy import LAYER_KINDS, VECTOR, GradientSpec
+
+MIN_BITS, MAX_BITS, MAX_FINER_BITS = 2, 8, 16
+SENT_WHOLE = 0  # in place of bits
+_DEFAULT_BITS = {**dict.fromkeys(LAYER_KINDS, 4), VECTOR: 8}
+_WORD_BITS = 63  # of an int64 that is never negative
+_SMALLEST = 1e-35  # of a scale; fractions of smaller ones would be denormal
+_PHILOX = 1  # TensorFlow's number of the generator
+_MOST_BLOCKS = 2**40  # of random numbers for a variable
+_STEPS = 2.0 ** np.arange(MAX_FINER_BITS + 1, dtype=np.float32) - 1  # units in a scale, by bits
+
+Bits: TypeAlias = int | Sequence[int]
+
+
+class MaxNormQuantization(Plannable):
+    """Quantization to a few bits per entry, in a unit that all replicas share, so codes are summed.
+
+    The unit is the largest magnitude of a variable over all replicas, divided by 2^bits - 1. Each
+    replica rounds its residual plus gradient up or down at random to whole numbers of the unit;
+    what rounding takes off stays in the residual. The whole numbers of all replicas are summed in
+    int64 words. Each number has room for its sum in a word, so no sum is rounded or overflows.
+
+    Use it where QSGD would suit, on 4 replicas or more: the bytes that a replica sends hardly grow
+    with their number. The largest magnitudes, one float32 for each variable, are gathered
+    in a collective of their own. It is plain TensorFlow, and takes longer to encode than QSGD.
+
+    Args:
+        bits: Of a magnitude; a sign comes on top. From 2 to 8, for all layer kinds but vectors
+            (biases, normalization), which take 8; or by layer kind (see `gc.Policy`; kinds not
+            named keep the defaults). A pair such as (2, 6) has two units: codes have 2 bits, and an
+            entry takes the unit of 6 bits if its code in it has 2 bits on all replicas. That takes
+            one more sum, of a flag for each entry. A kind with None, and a variable of one entry,
+            is summed whole, as float32.
+        density: The share of the entries that is sent in a step, from 1/65536 to 1: one entry of
+            each 1 / density, drawn at random and the same on all replicas, as by `RandomK`. The
+            others wait in the residual. None: all.
+        overrides: Bits, a pair or None by regular expression over variable paths, with precedence
+            over `bits`; the first expression that is found anywhere in the path counts.
+        seed: Seed of the random numbers. Those for rounding also depend on the step, the replica
+            and the entry.
+        **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
+
+    Raises:
+        ValueError: If bits, the density, the seed or a layer kind are out of range, or a pattern is
+            not a regular expression.
+
+    Reference:
+        Vineeth S, "Quantization for Distributed Optimization", 2021,
+        https://arxiv.org/abs/2109.12497. There, one scale serves the whole model, nothing is kept
+        in a residual, and the unit of an entry depends on how it was rounded, which biases it.
+    """
+
+    name = "max_norm"
+
+    def __init__(
+        self,
+        bits: Bits | Mapping[str, Bits | None] | None = 4,
+        density: float | None = None,
+        overrides: Mapping[str, Bits | None] | None = None,
+        seed: int = 0,
+        **warmup: Any,
+    ) -> None:
+        super().__init__(**warmup)
+        if bits is not None and not isinstance(bits, Mapping):
+            bits = {kind: bits for kind in LAYER_KINDS if kind != VECTOR}
+        self.bits: PerVariable[Bits] = PerVariable(
+            "MaxNormQuantization: bits", bits, _DEFAULT_BITS, overrides, _expected_bits
+        )
+        if density is not None and not (is_number(density) and 1 / MAX_CHUNK_SIZE <= density <= 1):
+            raise ValueError(
+                "MaxNormQuantization: density must be a number from 1/65536 to 1, or None; "
+                f"received {density!r}."
+            )
+        if not is_whole_number(seed, 0, 2**63 - 1):
+            raise ValueError(
+                "MaxNormQuantization: seed must be a whole number from 0 to 2^63 - 1; received "
+                f"{seed!r}."
+            )
+        self.density = density
+        self._seed = seed
+        self._chunk_size = round(1 / (density or 1))
+
+    def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
+        """Bits of a code of each variable; 0 if it is sent whole."""
+        return [(self._bits(spec) or (SENT_WHOLE,))[0] for spec in specs]
+
+    def delayed(self, specs: Sequence[GradientSpec]) -> list[bool]:
+        """Returns True for variables of which most entries are not chosen."""
+        return [self._chunk_size > 1 and spec.elements > 1 for spec in specs]
+
+    def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
+        """Numbers of bits; by default, from half of its own to twice it. A pair is not planned."""
+        units = self._bits(spec)
+        if len(units) != 1 or not is_planned(spec):
+            return None
+        if values is None:
+            (bits,) = units
+            values = range(max(MIN_BITS, bits // 2), min(MAX_BITS, 2 * bits) + 1)
+        self.bits.check_choices(values)
+        for value in values:
+            if not isinstance(value, int):
+                raise ValueError(
+                    "MaxNormQuantization: bits among the choices must be whole numbers; received "
+                    f"{value!r}."
+                )
+        return distinct(values)
+
+    def costs(
+        self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
+    ) -> list[Cost]:
+        """Returns bytes, and roots of the expected squares of errors."""
+        entries = self._entries(spec)
+        sent = entries / max(1, values.size)  # the share
+        magnitudes = np.abs(values, dtype=np.float64)
+        squares, largest = float(np.sum(np.square(magnitudes))), magnitudes.max(initial=0.0)
+
+        def cost(bits: int) -> Cost:
+            rounding = 0.0
+            if bits != SENT_WHOLE and largest != 0:
+                steps = 2**bits - 1
+                up = magnitudes / largest * steps
+                up -= np.floor(up)
+                rounding = float(np.sum(up * (1 - up))) * (largest / steps) ** 2
+            error = math.sqrt((1 - sent) * squares + sent * rounding)
+            return float(self._bytes(spec, bits, replicas)), error
+
+        return list(map(cost, settings))
+
+    def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
+        """Agrees on the scales, and sums codes in the units that they give."""
+        specs, replicas = inputs.specs, inputs.size
+        own = self.settings(specs)
+        settings = own if inputs.settings is None else tf.unstack(inputs.settings, len(own))
+        chunked = ops.Chunked(inputs.residuals, inputs.gradients, [self._chunk_size] * len(own))
+        _, own_finite = ops.chunk_select(chunked, lead=False)
+        offsets = ops.chunk_draw(chunked, inputs.step, seed=self._seed)
+        taken = ops.chunk_take(chunked, offsets, own_finite)
+        parts = tf.split(taken, [*map(self._entries, specs), 1])[:-1]
+        coded = [number for number, bits in enumerate(own) if bits != SENT_WHOLE]
+        whole = [number for number in range(len(own)) if number not in coded]
+
+        values = [parts[number] for number in coded]
+        scales, finite = yield from self._scales(inputs, values, own_finite)
+        shares = list(map(tf.math.divide_no_nan, values, scales))
+        bits = [settings[number] for number in coded]
+        finer = [self._bits(specs[number])[1:] for number in coded]
+        chosen = yield from _choose_units(shares, bits, finer, replicas)
+        codes = [
+            _rounded(share * tf.gather(_STEPS, of_one), self._uniform(inputs, number, share.shape))
+            for number, share, of_one in zip(coded, shares, chosen, strict=True)
+        ]
+        sums = yield from _sum(
+            [code + tf.gather(_STEPS, coarse) for code, coarse in zip(codes, bits, strict=True)],
+            [_code_width(coarse, replicas) for coarse in bits],
+        )
+        given = [tf.where(finite, parts[number], 0.0) for number in whole]
+        answer = yield from unless_empty(tf.concat([tf.zeros([0]), *given], 0), AllReduce)
+
+        totals = dict(zip(whole, _split(answer, given), strict=True))
+        rests = dict(zip(whole, map(tf.zeros_like, given), strict=True))
+        for i, number in enumerate(coded):
+            # Not a constant: a graph would multiply the scale by its inverse, and the largest code
+            # would not be exactly the scale.
+            steps = tf.where(finite, tf.gather(_STEPS, chosen[i]), 1.0)
+            total = tf.cast(sums[i] - replicas * (2 ** bits[i] - 1), tf.float32)
+            totals[number] = scales[i] * (total / steps)
+            rests[number] = values[i] - scales[i] * (codes[i] / steps)
+        total, fits = unless_too_large(_joined(totals), finite)
+        reduced, finite = ops.chunk_apply(
+            chunked,
+            offsets,
+            tf.concat([total, [0.0]], 0),
+            own_finite,
+            tf.logical_and(finite, inputs.finite),
+            rests=_joined(rests),
+        )
+        counted = [self._bytes(*of_one, replicas) for of_one in zip(specs, settings, strict=True)]
+        tensor_bytes = tf.convert_to_tensor(counted, tf.int64)
+        return Exchanged(reduced, tf.logical_and(finite, fits), tensor_bytes)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "bits": _as_lists(self.bits.by_kind),
+            "density": self.density,
+            "overrides": _as_lists(self.bits.overrides),
+            "seed": self._seed,
+            **super().get_config(),
+        }
+
+    def _bits(self, spec: GradientSpec) -> tuple[int, ...]:
+        """Returns the bits of each of a variable's units, the coarse one first; () for whole."""
+        bits = self.bits.of(spec)
+        if bits is None or spec.elements == 1:
+            return ()
+        return (bits,) if isinstance(bits, int) else tuple(bits)
+
+    def _entries(self, spec: GradientSpec) -> int:
+        """Returns how many entries of a variable are sent in a step."""
+        return -(-spec.elements // self._chunk_size)
+
+    def _bytes(self, spec: GradientSpec, bits: Any, replicas: int) -> Any:
+        """Returns the bytes of a variable; `bits`, and so the bytes, may be a tensor."""
+        entries, units = self._entries(spec), self._bits(spec)
+        if not units:
+            return 4 * entries
+        widths = [_code_width(bits, replicas)] + [_flag_width(replicas)] * (len(units) - 1)
+        return 4 + sum(8 * _words(entries, width) for width in widths)
+
+    def _scales(
+        self, inputs: ExchangeInputs, values: Sequence[tf.Tensor], own_finite: tf.Tensor
+    ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
+        """Returns the largest magnitudes over all replicas, and whether all replicas are finite.
+
+        If one is not, the step is skipped, and scales are zeros, with which zeros are sent.
+        """
+        header: dict[str, Any] = {
+            "settings": self.settings_in_force(inputs),
+            "method": MAX_NORM,
+            "fingerprint": self.fingerprint(inputs.specs),
+        }
+        # An empty tensor has 0.
+        maxima = [tf.maximum(0.0, tf.reduce_max(tf.abs(value))) for value in values]
+        body = tf.bitcast(tf.stack(maxima) if maxima else tf.zeros([0]), tf.int32)
+        payload = ops.payload_write(body, inputs.step, own_finite, **header)
+        payloads = yield AllGather(payload, same_length=True)
+        bodies, finite, _ = ops.payload_read(payloads, inputs.step, **header)
+        scales = tf.reduce_max(tf.bitcast(bodies, tf.float32), 0)
+        scales = tf.where(tf.logical_and(finite, scales >= _SMALLEST), scales, 0.0)
+        return tf.unstack(scales, len(values)), finite
+
+    def _uniform(self, inputs: ExchangeInputs, number: int, shape: tf.TensorShape) -> tf.Tensor:
+        """Returns random numbers from 0 to 1, by seed, replica, step, tensor and entry alone."""
+        replica = tf.bitwise.left_shift(tf.cast(inputs.rank, tf.int64), 32)
+        key = tf.bitwise.bitwise_xor(tf.constant(self._seed, tf.int64), replica)
+        counter = tf.stack([tf.constant(number * _MOST_BLOCKS, tf.int64), inputs.step])
+        return tf.raw_ops.StatelessRandomUniformV2(
+            shape=shape,
+            key=tf.cast(key[tf.newaxis], tf.uint64),
+            counter=tf.cast(counter, tf.uint64),
+            alg=_PHILOX,
+            dtype=tf.float32,
+        )
+
+
+def _expected_bits(bits: Any) -> str:
+    first, *finer = bits if isinstance(bits, (list, tuple)) and bits else [bits]
+    good = is_whole_number(first, MIN_BITS, MAX_BITS) and len(finer) <= 1
+    if good and all(is_whole_number(one, first + 1, MAX_FINER_BITS) for one in finer):
+        return ""
+    return (
+        f"a whole number from {MIN_BITS} to {MAX_BITS}, or a pair of one and a larger one of up to "
+        f"{MAX_FINER_BITS}"
+    )
+
+
+def _as_lists(values: Mapping[str, Bits | None]) -> dict[str, int | list[int] | None]:
+    """Returns the values as JSON has them."""
+    return {
+        name: value if value is None or isinstance(value, int) else list(value)
+        for name, value in values.items()
+    }
+
+
+def _choose_units(
+    shares: Sequence[tf.Tensor], bits: Sequence[Any], finer: Sequence[Sequence[int]], replicas: int
+) -> Generator[AllReduce, tf.Tensor, list[Any]]:
+    """Returns the bits by which the scale is divided: of a tensor, or with a pair of each entry.
+
+    The choice depends on the value and not on how it is rounded, so what is sent is right on
+    average.
+    """
+    chosen = list(bits)
+    pairs = [number for number, more in enumerate(finer) if more]
+    flags = [
+        tf.cast(tf.abs(shares[i]) * _STEPS[finer[i][0]] > tf.gather(_STEPS, bits[i]), tf.float32)
+        for i in pairs
+    ]
+    counts = yield from _sum(flags, [_flag_width(replicas)] * len(pairs))
+    for number, count in zip(pairs, counts, strict=True):
+        coarse = tf.cast(bits[number], tf.int64)
+        chosen[number] = tf.where(count > 0, coarse, tf.constant(finer[number][0], tf.int64))
+    return chosen
+
+
+def _rounded(positions: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
+    """Returns one of the two nearest whole numbers, on average the position; float32.
+
+    A position that is a whole number is returned as it is.
+    """
+    below = tf.floor(positions)
+    return below + tf.cast(uniform < positions - below, tf.float32)
+
+
+def _code_width(bits: Any, replicas: int) -> Any:
+    """Returns the bits of a sum of codes, each from 0 to 2 (2^bits - 1)."""
+    return bits + 1 + (replicas - 1).bit_length()
+
+
+def _flag_width(replicas: int) -> int:
+    return replicas.bit_length()
+
+
+def _words(entries: int, width: Any) -> Any:
+    return -(-entries // (_WORD_BITS // width))
+
+
+def _sum(
+    numbers: Sequence[tf.Tensor], widths: Sequence[Any]
+) -> Generator[AllReduce, tf.Tensor, list[tf.Tensor]]:
+    """Sums whole numbers, exactly.
+
+    Args:
+        numbers: float32 vectors, 0 or more.
+        widths: For each vector, the bits that its sums have at most; a number or a scalar tensor.
+
+    Returns:
+        int64 vectors.
+    """
+    words = list(map(_packed, numbers, widths))
+    answer = yield from unless_empty(tf.concat([tf.zeros([0], tf.int64), *words], 0), AllReduce)
+    return [
+        _unpacked(part, width, number.shape.num_elements())
+        for part, width, number in zip(_split(answer, words), widths, numbers, strict=True)
+    ]
+
+
+def _packed(numbers: tf.Tensor, width: Any) -> tf.Tensor:
+    """Packs whole numbers into int64 words; neighbours are in neighbouring words."""
+    entries = numbers.shape.num_elements()
+    lanes, words = _WORD_BITS // width, _words(entries, width)
+    padded = tf.pad(tf.cast(numbers, tf.int64), [[0, lanes * words - entries]])
+    shifted = tf.bitwise.left_shift(tf.reshape(padded, [lanes, words]), _shifts(width))
+    return tf.reduce_sum(shifted, 0)
+
+
+def _unpacked(words: tf.Tensor, width: Any, entries: int) -> tf.Tensor:
+    shifted = tf.bitwise.right_shift(words[tf.newaxis], _shifts(width))
+    return tf.reshape(tf.bitwise.bitwise_and(shifted, 2**width - 1), [-1])[:entries]
+
+
+def _shifts(width: Any) -> tf.Tensor:
+    """Returns the lowest bit of each number in a word; int64 [lanes, 1]."""
+    return (tf.range(_WORD_BITS // width, dtype=tf.int64) * width)[:, tf.newaxis]
+
+
+def _split(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns parts of a vector, as long as other vectors."""
+    return tf.split(vector, list(map(tf.size, like))) if like else []
+
+
+def _joined(by_number: Mapping[int, tf.Tensor]) -> tf.Tensor:
+    """Returns vectors behind each other, in the order of their numbers."""
+    return tf.concat([by_number[number] for number in sorted(by_number)], 0)
