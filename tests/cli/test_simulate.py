@@ -235,6 +235,7 @@ def test_fewer_bytes_in_the_table_are_those_of_the_verdict():
         (":without_a_seed", [], "takes no seed; expected a function of batch_size and seed"),
         ("", ["-n", "4", "-n", "3"], "3 learners cannot share batches of 64"),
         ("", ["-c", "auto"], "'auto' chooses by the network, and a simulation has none"),
+        ("", ["--local-steps", "auto"], "'auto' measures a network, and a simulation has none"),
         ("", ["--results", __file__], "test_simulate.py' is a file"),
         ("", ["--results", "/dev/null/here"], "cannot be made"),
     ],
