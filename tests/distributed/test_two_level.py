@@ -14,7 +14,8 @@ from tests.bounds import assert_close, training
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs" / "two_level.py"
-TRAINED = ["no_compression", "adacomp", "scalecom", "table", "handed over", "eager"]
+LOCAL = ["rounds", "outer", "warm-up"]  # in which each process has an inner optimizer of its own
+TRAINED = ["no_compression", "adacomp", "scalecom", "table", "handed over", "eager", *LOCAL]
 CHECKS = [*TRAINED, "lgreco"]  # which rounds at random, so that a last bit may become a large one
 FORMATS = [".weights.h5", "tf"]
 # SGD(0.1) moves a weight in 8 steps by at most 5.7 times what it does in one, by its momentum of
@@ -95,9 +96,35 @@ def test_sends_the_bytes_of_one_replica_in_each_process(two_level, one_replica, 
 
 @pytest.mark.parametrize("check", [*CHECKS, "auto", "mixed_float16"])
 def test_all_replicas_have_bit_equal_weights_and_slots(two_level, check):
-    digests = [digest for worker in two_level for digest in worker[check]["replicas"]]
-    assert len(digests) == 4
-    assert len(set(digests)) == 1
+    each = [worker[check]["replicas"] for worker in two_level]
+    assert [len(digests) for digests in each] == [2, 2]
+    assert [len(set(digests)) for digests in each] == [1, 1]
+    assert each[0] == each[1] or check in LOCAL
+    assert two_level[0][check].get("values") == two_level[1][check].get("values")
+
+
+@pytest.mark.parametrize("check", LOCAL)
+def test_only_the_process_of_a_replica_that_is_not_finite_skips_a_local_step(two_level, check):
+    assert [worker[check]["skipped"] for worker in two_level] == [0, 1]
+
+
+def test_processes_differ_within_a_round_and_their_replicas_do_not(two_level):
+    first, second = (worker["within"] for worker in two_level)
+    for seen in (first, second):
+        assert len(set(seen["apart"])) == 1
+        assert seen["undone"] == seen["common"] == first["common"]
+    assert len({first["apart"][0], second["apart"][0], first["common"][0]}) == 3
+
+
+def test_statistics_are_means_over_all_replicas_on_which_they_are_finite(two_level, one_replica):
+    for workers, mean in ((two_level, (0 + 1 + 3) / 3), (one_replica, 0)):
+        for worker in workers:
+            np.testing.assert_allclose(worker["statistics"], np.float32(mean), rtol=1e-6)
+
+
+def test_local_steps_of_replicas_that_exchange_by_themselves_are_refused(flat):
+    for worker in flat:
+        assert "two_level=False" in worker["refused"]
 
 
 @pytest.mark.parametrize(

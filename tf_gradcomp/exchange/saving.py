@@ -46,6 +46,13 @@ class Unfinished(Protocol):
         """Forgets the work, because a checkpoint overwrites what it has changed."""
 
 
+class Counter(Protocol):
+    """A variable, or another number that is equal on all processes."""
+
+    def numpy(self) -> Any:
+        """Returns the number."""
+
+
 class _Summed(NamedTuple):
     """A variable that each replica of a group has for itself.
 
@@ -75,7 +82,7 @@ class Saving:
     def __init__(self, group: Group) -> None:
         self.group = group
         self._summed: dict[int, _Summed] = {}
-        self._counters: list[tf.Variable] = []
+        self._counters: list[Counter] = []
         self._sums: dict[int, np.ndarray] = {}
         self._collected_at: list[int] | None = None
         self._all_save = False
@@ -93,7 +100,7 @@ class Saving:
     def take_over(
         self,
         variables: Iterable[Any],
-        counters: Sequence[tf.Variable],
+        counters: Sequence[Counter],
         unused: Callable[[], bool] = lambda: False,
         group: Group | None = None,
         *,

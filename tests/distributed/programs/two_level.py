@@ -44,7 +44,14 @@ def data():
 
 
 def built(
-    optimizer, compressor, seed=0, policy=None, precondition="auto", dtype="float32", **compile_args
+    optimizer,
+    compressor,
+    seed=0,
+    policy=None,
+    precondition="auto",
+    dtype="float32",
+    local_steps=lambda: None,
+    **compile_args,
 ):
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
@@ -59,7 +66,9 @@ def built(
         ]
         model = keras.Sequential(layers)
         if not BY_STRATEGY:
-            optimizer = gc.CompressedOptimizer(optimizer(), compressor, policy, precondition)
+            optimizer = gc.CompressedOptimizer(
+                optimizer(), compressor, policy, precondition, local_steps=local_steps()
+            )
         else:
             optimizer = optimizer()
         model.compile(optimizer, classification_loss(), **compile_args)
@@ -155,6 +164,51 @@ def taken_over():
     return [np.asarray(accumulator.value) for accumulator in model.optimizer.variables[-5:]]
 
 
+def rounds(**settings):
+    nesterov = keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True)
+    return gc.LocalSteps(3, nesterov, **settings)
+
+
+def within_a_round():
+    """The weights of each replica, in a round of which one step is done, and undone."""
+    model = built(sgd(), "top_k", local_steps=lambda: 3)
+    optimizer, weights = model.optimizer, model.trainable_variables
+
+    @tf.function
+    def step():
+        def of_one():
+            rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+            gradient = tf.cast(rank + 1, tf.float32)
+            optimizer.apply([tf.fill(v.shape, gradient) for v in weights], weights)
+
+        strategy.run(of_one)
+
+    def seen():
+        each = [strategy.experimental_local_results(variable.value) for variable in weights]
+        return [digest(of_one) for of_one in zip(*each, strict=True)]
+
+    common = seen()
+    step()
+    with optimizer.exchange.saving.as_finished():
+        undone = seen()
+    return {"common": common, "apart": seen(), "undone": undone}
+
+
+def statistics():
+    """Each replica has its own number in all statistics, and one of them is not finite."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+        model.compile(gc.CompressedOptimizer(sgd()(), local_steps=3), "mse")
+        model.optimizer.build(model.trainable_variables)
+    each = [strategy.experimental_local_results(v.value) for v in model.non_trainable_variables]
+    for copies in each:
+        for i, copy in enumerate(copies):
+            number = REPLICAS * RANK + i
+            copy.assign(np.full(4, np.inf if number == REPLICAS else number))
+    model.optimizer.synchronize(model)
+    return [copy.numpy() for copies in each for copy in copies]
+
+
 def of_any_way():
     """Runs the checks that suit one replica in each process, too."""
     scalecom = gc.compressors.ScaleCom(20, warmup_steps=2)
@@ -166,6 +220,11 @@ def of_any_way():
         "lgreco": planned(),
         "handed over": handed_over(),
         "taken over": taken_over(),
+        "rounds": train(sgd(momentum=0.9), "no_compression", local_steps=lambda: 3),
+        "outer": train(adam(gradient_accumulation_steps=2), "top_k", local_steps=rounds),
+        "warm-up": train(sgd(), "top_k", local_steps=lambda: rounds(warmup_steps=2)),
+        "within": within_a_round(),
+        "statistics": statistics(),
         # A job with several replicas in each process does this eagerly, the other one in a graph.
         "eager": train(sgd(momentum=0.9), "no_compression", 2, run_eagerly=REPLICAS > 1),
     }
@@ -234,6 +293,14 @@ def in_a_branch(gradients, variables):
     )
 
 
+def local_steps_refused():
+    try:
+        built(sgd(), "adacomp", local_steps=lambda: 3)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def error_in_a_branch():
     try:
         by_hand(in_a_branch)
@@ -267,7 +334,7 @@ def main():
         report(seen)
         return
     if FLAT:
-        report({"adacomp": trained_and_saved()})
+        report({"adacomp": trained_and_saved(), "refused": local_steps_refused()})
         return
     seen = {"loaded": load(), **of_any_way(), "means": means_of_a_step()}
     if REPLICAS > 1:

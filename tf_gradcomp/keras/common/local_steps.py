@@ -21,8 +21,7 @@ from tf_gradcomp.keras.common.round_lengths import (
 from tf_gradcomp.keras.common.version import IS_KERAS_2, keras
 
 _AT_MOST, _EXCHANGE_SHARE = 64, 0.1  # with "auto"
-_WAY_OUT = "Leave out local_steps, or use gc.MultiWorkerMirroredStrategy and Keras 3 with one "
-_WAY_OUT += "replica in each worker."
+_WAY_OUT = "Leave out local_steps, or use gc.MultiWorkerMirroredStrategy and Keras 3."
 
 
 class LocalSteps:
@@ -200,8 +199,11 @@ def check_can_be_local(inner: Any, group: Group | None, precondition: str | None
         problem = "Keras 2's optimizers cannot take them"
     elif group and not group.by_strategy:
         problem = "Horovod's ranks cannot take them"
-    elif group and (group.local_size > 1 or group.all_replicas.size != group.size):
-        problem = "a worker with several replicas cannot take them"
+    elif group and group.local_size > 1:
+        problem = (
+            "the replicas of a worker exchange by themselves here, because there is only one "
+            "worker or the strategy has two_level=False"
+        )
     elif precondition == "local":
         problem = (
             'precondition="local" is for gradients, and rounds exchange differences of weights'

@@ -160,7 +160,12 @@ class Rounds:
         """Counts a step of training, if it `counts`; called before its exchange."""
         self._steps.assign(self._steps_of_training() + tf.cast(counts, tf.int64))
 
-    # The next methods run across replicas, of which each process has one.
+    # The next methods run across replicas, once in each worker.
+
+    def of_worker(self, grads: Sequence[Any]) -> list[Any]:
+        """Returns the sums of gradients over the replicas of this worker."""
+        sums = self._group.each_replica(lambda own: own, args=(grads,))
+        return [tf.distribute.get_strategy().experimental_local_results(one)[0] for one in sums]
 
     def step(
         self,
@@ -171,13 +176,13 @@ class Rounds:
         """Takes a local step, and ends the rounds of which this was the last one.
 
         Args:
-            grads: The replica's share of the gradients.
+            grads: The worker's share of the gradients.
             variables: Their variables.
-            take: `take(grads, variables)` has the inner optimizer apply gradients on this replica
+            take: `take(grads, variables)` has the inner optimizer apply gradients on this worker
                 alone.
 
         Returns:
-            A bool scalar, whether the replica's gradients were finite.
+            A bool scalar, whether the worker's gradients were finite.
         """
         position = self._local(self._own.position)
         tf.cond(tf.equal(position, 0), self._begin_cycle, lambda: None)
@@ -229,7 +234,7 @@ class Rounds:
         strategy = tf.distribute.get_strategy()
         weights = [one.read_value() for one in fragment.weights]
         start = [one.read_value() for one in fragment.start]
-        shares, counts = local_share(start, weights, self._group.size)
+        shares, counts = local_share(start, weights, self._group.all_replicas.size)
         fragment.drift.assign(drift(start, weights))
         count_skip(self._exchange.skipped_steps, counts)
         tf.cond(counts, lambda: None, self._mend_slots)
@@ -310,23 +315,27 @@ class Rounds:
                 self._finish(number)
         self._local(self._own.position).assign(0)
         averaged = [v for v in self._statistics() if tf.as_dtype(v.dtype).is_floating]
-        drifts = [fragment.drift for fragment in fragments]
-        self._average([*drifts, *map(self._local, averaged)])
+        self._average([*(fragment.drift for fragment in fragments), *averaged])
         self._finished_at = [self._exchange.exchanges, 0]
         if self._times:
             self._times.pause()
 
-    def _average(self, variables: Sequence[tf.Variable]) -> None:
-        """Averages variables over the workers on which they are finite, entry by entry."""
-        own = np.concatenate([np.float64(variable.numpy()).ravel() for variable in variables])
-        finite = np.isfinite(own)
+    def _average(self, variables: Sequence[Any]) -> None:
+        """Averages variables over the replicas on which they are finite, entry by entry."""
+        strategy = self._group.strategy
+        copies = [strategy.experimental_local_results(native(variable)) for variable in variables]
+        own = [np.stack([np.float64(copy.numpy()).ravel() for copy in each]) for each in copies]
+        sums = [np.where(np.isfinite(values), values, 0.0).sum(0) for values in own]
+        counts = [np.isfinite(values).sum(0) for values in own]
         with tf.device("CPU:0"):
-            flat = tf.constant(np.stack([np.where(finite, own, 0.0), finite]))
-            total, workers = tf_private.sum_over_workers(self._group.strategy, flat).numpy()
-        means = np.divide(total, workers, out=own, where=workers > 0)
-        ends = np.cumsum([variable.shape.num_elements() for variable in variables])[:-1]
-        for variable, mean in zip(variables, np.split(means, ends), strict=True):
-            variable.assign(mean.reshape(variable.shape).astype(variable.dtype.as_numpy_dtype))
+            flat = tf.constant(np.stack([np.concatenate(sums), np.concatenate(counts)]))
+            total, replicas = tf_private.sum_over_workers(strategy, flat).numpy()
+        means = np.concatenate([values[0] for values in own])
+        np.divide(total, replicas, out=means, where=replicas > 0)
+        ends = np.cumsum([values.shape[1] for values in own])[:-1]
+        for each, mean in zip(copies, np.split(means, ends), strict=True):
+            for copy in each:
+                copy.assign(mean.reshape(copy.shape).astype(copy.dtype.as_numpy_dtype))
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:

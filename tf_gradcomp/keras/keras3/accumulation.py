@@ -12,6 +12,24 @@ from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.groups.group import Group
 
 
+class Accumulated:
+    """The number of gradients that each replica has added up since the last update.
+
+    It is equal on all workers, also where one has skipped a local step that others took.
+
+    Args:
+        counter: Counts the inner optimizer's steps, of which some only accumulate.
+        steps: How many of these make one update.
+    """
+
+    def __init__(self, counter: tf.Variable, steps: int) -> None:
+        self._counter, self._steps = counter, steps
+
+    def numpy(self) -> int:
+        """Returns the number."""
+        return int(self._counter.numpy()) % self._steps
+
+
 class Accumulation(tf.Module):
     """The sums of each replica's gradients since the last update.
 

@@ -38,10 +38,9 @@ def update_common(
             strategy.extended.call_for_each_replica(outer.apply, args=(means, variables))
         return
     for mean, variable in zip(means, variables, strict=True):
-        own, weight = (
-            strategy.experimental_local_results(one)[0] for one in (mean, native(variable))
-        )
-        weight.assign_sub(own)
+        own = strategy.experimental_local_results(mean)[0]
+        for weight in strategy.experimental_local_results(native(variable)):
+            weight.assign_sub(own)
 
 
 def step(
@@ -60,8 +59,7 @@ def step(
             strategy.extended.call_for_each_replica(core.apply, args=(own, their_variables))
 
     def locally() -> None:
-        own = [strategy.experimental_local_results(gradient)[0] for gradient in grads]
-        finite = rounds.step(own, variables, take)
+        finite = rounds.step(rounds.of_worker(grads), variables, take)
         tf.cond(finite, lambda: None, lambda: begin_accumulation_anew(core))
         if scaler is not None:
             update_loss_scale(scaler, finite)

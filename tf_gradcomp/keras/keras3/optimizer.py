@@ -27,7 +27,7 @@ from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.rounds import Rounds
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
 from tf_gradcomp.keras.keras3 import averages, keras_private, local
-from tf_gradcomp.keras.keras3.accumulation import Accumulation
+from tf_gradcomp.keras.keras3.accumulation import Accumulated, Accumulation
 from tf_gradcomp.keras.keras3.loss_scale import unscaled, update_loss_scale
 
 
@@ -128,7 +128,7 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
             inner = keras_private.accumulators(self._core)
             replicas = self.group.all_replicas
             accumulation = Accumulation(variables, steps, self._index_of, inner, replicas)
-            counters = [native(keras_private.step_counter(self._core))]
+            counters = [Accumulated(native(keras_private.step_counter(self._core)), steps)]
             sums = accumulation.accumulators
             self.exchange.saving.take_over(sums, counters, group=replicas)
             self._accumulation = accumulation  # only now may a checkpoint restore it
