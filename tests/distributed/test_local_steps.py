@@ -297,6 +297,11 @@ def test_workers_with_rounds_of_different_lengths_are_told(jobs):
         assert "local_steps' fragments" in by_fragments
 
 
+def test_outer_optimizer_that_is_not_of_the_strategy_is_refused(jobs):
+    for job in jobs:
+        assert "outer optimizer was created outside of the strategy's scope" in job["outside"]
+
+
 def test_settings_are_checked():
     for settings in ({"steps": 0}, {"steps": 2.5}, {"steps": 2, "warmup_steps": -1}):
         with pytest.raises(ValueError, match="expected a whole number"):

@@ -189,13 +189,13 @@ def check_no_overwriting(variables: Sequence[Any], replicas: int) -> None:
         )
 
 
-def check_created_in_scope(step_counter: Any) -> None:
-    """Refuses an inner optimizer that is not of the strategy in scope."""
+def check_created_in_scope(step_counter: Any, role: str = "inner") -> None:
+    """Refuses an optimizer inside another that is not of the strategy in scope."""
     extended = tf.distribute.get_strategy().extended
     if not extended.variable_created_in_scope(native(step_counter)):
         raise ValueError(
-            "CompressedOptimizer: the inner optimizer was created outside of the strategy's scope, "
-            "and replicas would share its state; create it inside `with strategy.scope():`."
+            f"CompressedOptimizer: the {role} optimizer was created outside of the strategy's "
+            "scope, and replicas would share its state; create it inside `with strategy.scope():`."
         )
 
 

@@ -19,10 +19,10 @@ RESUMED = ["top_k(density=0.1)", "no_compression"]
 
 def as_data_parallel(method):
     """Rounds of one step, and no local steps at all."""
-    settings = gc.LocalSteps(1, outer=keras.optimizers.SGD(1.0))
     steps = gradients(4)
+    rounds = lambda: gc.LocalSteps(1, outer=keras.optimizers.SGD(1.0))  # noqa: E731
     return {
-        "rounds": Trained(method, lambda: settings).on(steps).seen(),
+        "rounds": Trained(method, rounds).on(steps).seen(),
         "gradients": Trained(method, lambda: None).on(steps).seen(),
     }
 
@@ -188,6 +188,15 @@ def overflowing_fragment():
     return trained.seen()
 
 
+def outside_of_the_scope():
+    settings = gc.LocalSteps(2, keras.optimizers.SGD())
+    try:
+        Trained("no_compression", lambda: settings)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def other_number():
     """Workers with rounds of different lengths, and with other fragments."""
     seen = []
@@ -222,5 +231,6 @@ report(
         "momentum": momentum(argument(1)),
         "checkpoints": {method: checkpoints(argument(1), method) for method in RESUMED},
         "other_number": other_number(),
+        "outside": outside_of_the_scope(),
     }
 )

@@ -220,9 +220,10 @@ def of_any_way():
         "lgreco": planned(),
         "handed over": handed_over(),
         "taken over": taken_over(),
-        "rounds": train(sgd(momentum=0.9), "no_compression", local_steps=lambda: 3),
-        "outer": train(adam(gradient_accumulation_steps=2), "top_k", local_steps=rounds),
-        "warm-up": train(sgd(), "top_k", local_steps=lambda: rounds(warmup_steps=2)),
+        "rounds": train(sgd(), "top_k", local_steps=lambda: rounds(warmup_steps=2)),
+        "updates": train(
+            adam(gradient_accumulation_steps=2), "no_compression", local_steps=lambda: 3
+        ),
         "within": within_a_round(),
         "statistics": statistics(),
         # A job with several replicas in each process does this eagerly, the other one in a graph.

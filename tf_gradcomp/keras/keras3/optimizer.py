@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_gradcomp.exchange.gradients import (
     all_finite,
     as_tensors,
+    check_created_in_scope,
     check_given,
     check_no_overwriting,
     check_one_for_each,
@@ -139,12 +140,15 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
     def _build_rounds(self, settings: LocalSteps, variables: Sequence[keras.Variable]) -> None:
         if not self.passes_through():
             local.check_no_constraints(variables)
-        if self.outer_optimizer is not None:
-            self.outer_optimizer.build(variables)
-        update = functools.partial(local.update_common, self.outer_optimizer)
+        outer = self.outer_optimizer
+        if outer is not None:
+            if not self.passes_through():
+                check_created_in_scope(keras_private.step_counter(outer), "outer")
+            outer.build(variables)
+        update = functools.partial(local.update_common, outer)
         units, slots = self._residual_units, lambda: keras_private.own_variables(self._core)
         of_inner = (self._inner_state, slots)
-        outer_steps = getattr(self.outer_optimizer, "iterations", None)
+        outer_steps = getattr(outer, "iterations", None)
         others = (outer_steps, self._statistics)
         self.rounds = Rounds(settings, self.exchange, units, variables, update, *of_inner, *others)
 
