@@ -24,6 +24,7 @@ ROOMS = [
     "adam",
     "chief",
     "whole_files",
+    "noted_saves",
     "checkpoints",
     "groups",
     "exchange",

@@ -628,6 +628,19 @@ def test_know_callbacks_of_fit(monkeypatch):
     assert not hooks.callbacks_of_fit()
 
 
+def test_on_train_begin(monkeypatch):
+    class_, seen, callback = callback_list.CallbackList, [], keras.callbacks.Callback()
+    monkeypatch.setattr(class_, "on_train_begin", class_.on_train_begin)
+    hooks.on_train_begin(seen.append)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = np.zeros((1, 1))
+    model.fit(data, data, verbose=0, callbacks=[callback])
+    model.evaluate(data, data, verbose=0)
+    assert len(seen) == 1
+    assert callback in seen[0]
+
+
 def test_initial_place(tmp_path):
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

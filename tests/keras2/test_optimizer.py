@@ -20,6 +20,7 @@ from tf_gradcomp.keras.common.hooks import (
     know_callbacks_of_fit,
     on_epochs,
     on_logs,
+    on_train_begin,
     on_train_function,
 )
 from tf_gradcomp.keras.keras2 import hooks, keras_private, patches
@@ -459,6 +460,16 @@ def test_know_callbacks_of_fit(monkeypatch):
     given = [keras.callbacks.Callback(), _Listed()]
     small_model("sgd").fit(np.zeros((4, 2), "int32"), np.zeros(4), verbose=0, callbacks=given)
     assert given[1].listed[:2] == given
+
+
+def test_on_train_begin(monkeypatch):
+    class_, seen, callback = keras.callbacks.CallbackList, [], keras.callbacks.Callback()
+    monkeypatch.setattr(class_, "on_train_begin", class_.on_train_begin)
+    on_train_begin(seen.append)
+    data = np.zeros((4, 2), "int32"), np.zeros(4)
+    small_model("sgd").fit(*data, verbose=0, callbacks=[callback])
+    assert len(seen) == 1
+    assert callback in seen[0]
 
 
 def test_on_sums_of_steps(monkeypatch):

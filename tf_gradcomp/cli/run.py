@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import click
 
 from tf_gradcomp.cli.job import GRACE, report_end, run_job, run_rank
 from tf_gradcomp.cli.options import Seconds, Threads, Workers, print_json
+from tf_gradcomp.cli.restarts import run_restarting
 from tf_gradcomp.environment import COMPRESSOR, HEARTBEAT_TIMEOUT
-from tf_gradcomp.launch import Rank, gpus_of_workers, horovod_ranks, scheduled
+from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, scheduled
 
 
 @click.command(
@@ -57,6 +59,15 @@ from tf_gradcomp.launch import Rank, gpus_of_workers, horovod_ranks, scheduled
     type=Seconds(min=0, min_open=True),
     metavar="SECONDS",
     help="End the whole job after this time, with exit code 124.",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Start the job again, so many times at most, when a worker has died. The program must "
+    "resume by itself, as with gc.callbacks.BackupAndRestore.",
 )
 @click.option(
     "--heartbeat-timeout",
@@ -104,6 +115,7 @@ def run(
     verbose: bool,
     grace: float,
     timeout: float | None,
+    max_restarts: int,
     heartbeat_timeout: float | None,
     threads_per_worker: int | str | None,
     gpus_per_worker: int | None,
@@ -133,6 +145,7 @@ def run(
     _refuse_nested_start()
     place = scheduled()
     check_scheduled(place, workers, horovod, gpus_per_worker is not None)
+    _check_restarts(place, max_restarts)
     workers = 1 if place else _given(workers, args)
     gpus = _gpus(workers, gpus_per_worker, horovod) if gpus_per_worker else None
     command = [sys.executable, *program_command(program, module), *args]
@@ -141,27 +154,33 @@ def run(
         env[COMPRESSOR] = compressor
     if heartbeat_timeout is not None:
         env[HEARTBEAT_TIMEOUT] = f"{heartbeat_timeout:g}"
-    if place:
-        result = run_rank(
-            place, command, env, output, grace, timeout, all_to_stderr=as_json, verbose=verbose
-        )
-    else:
+    started, shown_tails = time.monotonic(), output == "all"
+
+    def run_once(more: Mapping[str, str]) -> JobResult:
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+        every = {**env, **more}
+        if place:
+            return run_rank(
+                place, command, every, output, grace, left, all_to_stderr=as_json, verbose=verbose
+            )
         with _ranks(workers) if horovod else nullcontext() as ranks:
-            result = run_job(
+            return run_job(
                 command,
                 workers,
-                env,
+                every,
                 output,
                 grace,
-                timeout,
+                left,
                 ranks or gpus,
                 tf_config=not horovod,
                 all_to_stderr=as_json,
                 verbose=verbose,
             )
-    report_end(result, shown_tails=output == "all")
+
+    result, before = run_restarting(run_once, max_restarts, shown_tails=shown_tails)
+    report_end(result, shown_tails=shown_tails)
     if as_json:
-        print_json(result.as_dict())
+        print_json({**result.as_dict(), "restarts": len(before)})
     sys.exit(result.exit_code)
 
 
@@ -183,6 +202,15 @@ def check_scheduled(
         raise click.UsageError(
             f"{started}: ranks of Horovod need no gradcomp run; start the program itself, by "
             "python."
+        )
+
+
+def _check_restarts(place: Rank | None, most: int) -> None:
+    if place is not None and most:
+        raise click.UsageError(
+            f"{place.scheduler} has started this process, and ends all others when one fails: "
+            "leave out --max-restarts, and have the scheduler start the whole job again, as Slurm "
+            "does by scontrol requeue."
         )
 
 

@@ -98,6 +98,16 @@ def callbacks_of_fit() -> Sequence[keras.callbacks.Callback]:
     return _callbacks.get()
 
 
+def on_train_begin(look: Callable[[Sequence[keras.callbacks.Callback]], None]) -> None:
+    """Has `look` called with all callbacks of `fit` where it begins."""
+
+    def hooked(original: Any, self: Any, logs: Mapping[str, Any] | None = None) -> None:
+        look(self.callbacks)
+        original(self, logs)
+
+    replace(keras.callbacks.CallbackList, "on_train_begin", hooked)
+
+
 def on_epochs(
     begin: Callable[[keras.Model], None],
     end: Callable[[keras.Model], None],

@@ -12,8 +12,10 @@ from tf_gradcomp.keras.common.hooks import (
     know_callbacks_of_fit,
     on_epochs,
     on_logs,
+    on_train_begin,
     on_train_function,
 )
+from tf_gradcomp.keras.common.restarts import tell_if_nothing_is_saved
 from tf_gradcomp.keras.common.strategy import check_batches, check_trains
 from tf_gradcomp.keras.keras2 import hooks, strategy
 from tf_gradcomp.keras.keras2.keras_private import PACKAGE
@@ -43,6 +45,12 @@ PATCHES = (
         "Keras gives a callback no way to the list that it is in.",
         "test_know_callbacks_of_fit",
         know_callbacks_of_fit,
+    ),
+    Patch(
+        ("tf.keras.callbacks.CallbackList.on_train_begin",),
+        "No callback is asked whether any of them saves.",
+        "test_on_train_begin",
+        lambda: on_train_begin(tell_if_nothing_is_saved),
     ),
     Patch(
         (f"{_ENGINE}.training.reduce_per_replica",),

@@ -13,9 +13,11 @@ from tf_gradcomp.keras.common.hooks import (
     know_callbacks_of_fit,
     on_epochs,
     on_logs,
+    on_train_begin,
     on_train_function,
 )
 from tf_gradcomp.keras.common.reading import GeneratorReader
+from tf_gradcomp.keras.common.restarts import tell_if_nothing_is_saved
 from tf_gradcomp.keras.common.strategy import check_batches, check_trains
 from tf_gradcomp.keras.keras3 import averages, backups, keras_private, loss_scale, strategy
 from tf_gradcomp.keras.keras3.hooks import files as on_files
@@ -96,6 +98,12 @@ TRAINING = (
         "Keras gives a callback no way to the list that it is in.",
         "test_know_callbacks_of_fit",
         know_callbacks_of_fit,
+    ),
+    Patch(
+        (f"{_CALLBACKS}.on_train_begin",),
+        "No callback is asked whether any of them saves.",
+        "test_on_train_begin",
+        lambda: on_train_begin(tell_if_nothing_is_saved),
     ),
     Patch(
         (f"{_GENERATORS}.__init__", f"{_EPOCHS}._get_iterator", f"{_EPOCHS}._enumerate_iterator"),

@@ -1,0 +1,64 @@
+"""Starts a job again when one of its workers has died."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+
+import click
+
+from tf_gradcomp.cli.job import report_end
+from tf_gradcomp.environment import SAVES
+from tf_gradcomp.launch import JobResult
+
+Run = Callable[[Mapping[str, str]], JobResult]
+
+
+def run_restarting(run: Run, most: int, *, shown_tails: bool) -> tuple[JobResult, list[JobResult]]:
+    """Runs a job, and runs it again when a worker has died.
+
+    A job that has saved nothing in two runs, one after the other, would die for ever.
+
+    Args:
+        run: Runs the job once, with some more environment for its workers.
+        most: How many times it is run again at most.
+        shown_tails: As for `report_end`.
+
+    Returns:
+        The end to report: that of the last run, or of the first of two that saved nothing. And the
+        ends of all runs before the last.
+    """
+    if most == 0:
+        return run({}), []
+    before: list[JobResult] = []
+    without_progress: JobResult | None = None
+    with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
+        while True:
+            saved = os.stat(saves.name).st_size
+            result = run({SAVES: saves.name})
+            if not _died(result):
+                return result, before
+            if os.stat(saves.name).st_size > saved:
+                without_progress = None
+            elif without_progress is not None:
+                _say("two runs died without a save, so another would die, too.")
+                return without_progress, before
+            else:
+                without_progress = result
+            if len(before) == most:
+                _say(f"--max-restarts allows no more than {most}.")
+                return result, before
+            report_end(result, shown_tails=shown_tails)
+            before.append(result)
+            nothing = "" if os.stat(saves.name).st_size else ", from zero: nothing has been saved"
+            _say(f"restart {len(before)} of {most}{nothing}.")
+
+
+def _died(result: JobResult) -> bool:
+    by_user = result.stop_signal is not None or result.timed_out is not None
+    return result.first_failure is not None and not by_user
+
+
+def _say(what: str) -> None:
+    click.secho(f"gradcomp: {what}", err=True, fg="yellow")
