@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
+from tests.compressors.count_sketch_oracle import count_sketch_oracle
 from tests.compressors.gathered import gathered
 from tests.compressors.lgc_oracle import lgc_oracle
 from tests.compressors.lockstep import Arrays, Outcome, State
@@ -30,6 +31,7 @@ from tf_gradcomp.compressors import (
     AdaComp,
     Cast,
     Compressor,
+    CountSketch,
     LGreCo,
     MaxNormQuantization,
     NoCompression,
@@ -230,6 +232,17 @@ def max_norm_with(label: str, **settings: Any) -> Method:
     )
 
 
+def count_sketch_with(label: str, **settings: Any) -> Method:
+    return Method(
+        f"CountSketch{label}",
+        CountSketch(**settings),
+        count_sketch_oracle,
+        header_bytes=4,
+        padding=4 * 5,  # of the tensors' shares of the sketch
+        sends_equals_at_once=False,
+    )
+
+
 METHODS = [
     adacomp_with(""),
     adacomp_with(", bins of 7", bin_sizes=7),
@@ -255,6 +268,8 @@ METHODS = [
     qsgd_with(", 5 bits, vectors too", bits={"dense": 5, "vector": 3}, bucket_size=96, seed=7),
     qsgd_with(", 8 bits in large buckets", bits=8, bucket_size=2080),
     qsgd_with(", overrides", bits=None, overrides={"_0": 7, "_2": 6, "_3": None}),
+    count_sketch_with(""),
+    count_sketch_with(", a row", density=0.05, rows=1, columns=2, candidates=2, seed=5),
     max_norm_with(""),
     max_norm_with(", a pair", bits=(2, 6)),
     max_norm_with(

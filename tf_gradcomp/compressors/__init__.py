@@ -10,6 +10,7 @@ from tf_gradcomp.compressors.base import (
     StateSpec,
 )
 from tf_gradcomp.compressors.cast import Cast
+from tf_gradcomp.compressors.count_sketch import CountSketch
 from tf_gradcomp.compressors.lgc.method import LGC
 from tf_gradcomp.compressors.lgreco.method import LGreCo
 from tf_gradcomp.compressors.max_norm import MaxNormQuantization
@@ -33,6 +34,7 @@ __all__ = [
     "Auto",
     "Cast",
     "Compressor",
+    "CountSketch",
     "ExchangeInputs",
     "Exchanged",
     "HasSettings",
