@@ -172,7 +172,12 @@ def make_callbacks(job: common.Job, checkpoints: str | None) -> list[keras.callb
 @click.option(
     "--seed", default=0, help="Seed of the split, the weights and the order of the images."
 )
-@click.option("--dataset", type=click.Choice(common.IMAGES), default="digits")
+@click.option(
+    "--dataset",
+    type=click.Choice(common.IMAGES),
+    default="digits",
+    help="Keras downloads all but digits, unless GRADCOMP_DATA names a folder that has them.",
+)
 @click.option("--checkpoints", metavar="FOLDER", help="Save the best model and a backup there.")
 @common.history_option
 def main(**settings: Any) -> None:
