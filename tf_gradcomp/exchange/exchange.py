@@ -318,10 +318,6 @@ class GradientExchange(HookedExchange, tf.Module):
         traffic = self.setup.variables.traffic
         return traffic.read(self.group.local(traffic.totals, 0), paths)
 
-    def residual_norm(self) -> float:
-        """Returns the norm of the residuals of this process's first replica; 0 without any."""
-        return norm([self.group.local(r, 0).read_value() for r in self.residuals])
-
     def _agreed_numbers(self, gradients: Gradients, variables: Sequence[Any]) -> list[int]:
         """Returns the places of variables once all workers have gradients for the same ones."""
         numbers = self._numbers.of(variables)
@@ -334,6 +330,11 @@ class GradientExchange(HookedExchange, tf.Module):
 
     def _after_change(self) -> None:
         self.saving.recollect()
+
+
+def residual_norm(exchange: GradientExchange) -> float:
+    """Returns the norm of the residuals of this process's first replica; 0 without any."""
+    return norm([exchange.group.local(r, 0).read_value() for r in exchange.residuals])
 
 
 def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import rich.console
 
 from tf_gradcomp.chief import is_chief
-from tf_gradcomp.exchange.exchange import GradientExchange
+from tf_gradcomp.exchange.exchange import GradientExchange, residual_norm
 from tf_gradcomp.exchange.traffic import Traffic
 from tf_gradcomp.groups.communicator import measures_per_step
 from tf_gradcomp.groups.notices import tell_user
@@ -106,7 +106,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Adds to the epoch's logs."""
         exchange = self._built_exchange()
         if exchange and logs is not None:
-            logs.update(self._measures(exchange), residual_norm=exchange.residual_norm())
+            logs.update(self._measures(exchange), residual_norm=residual_norm(exchange))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Prints the table."""
