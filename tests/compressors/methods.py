@@ -14,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.compressors.arc_top_k_oracle import arc_top_k_oracle
 from tests.compressors.chunked_oracles import random_k_oracle, scalecom_oracle
 from tests.compressors.count_sketch_oracle import count_sketch_oracle
 from tests.compressors.gathered import gathered
@@ -29,6 +30,7 @@ from tf_gradcomp.compressors import (
     LGC,
     QSGD,
     AdaComp,
+    ArcTopK,
     Cast,
     Compressor,
     CountSketch,
@@ -211,6 +213,16 @@ def alternating_with(label: str, **settings: Any) -> Method:
     )
 
 
+def arc_top_k_with(label: str, **settings: Any) -> Method:
+    return Method(
+        f"ArcTopK{label}",
+        ArcTopK(**settings),
+        arc_top_k_oracle,
+        header_bytes=4,
+        sends_equals_at_once=False,
+    )
+
+
 def sidco_with(label: str, **settings: Any) -> Method:
     return Method(
         f"SIDCo{label}",
@@ -261,6 +273,9 @@ METHODS = [
     ),
     few_bits(16),
     few_bits(4, beta=0.25, overrides={"_1": None, "_2": 7}),
+    arc_top_k_with(""),
+    arc_top_k_with(", small blocks", density=0.3, rank=2, block=8, overrides={"_0": None}),
+    arc_top_k_with(", whole", density=None),
     Method("RandomK", RandomK(), random_k_oracle, **CHUNKED, sends_less=True),
     qsgd_with(""),
     qsgd_with(", to the nearest", stochastic=False),

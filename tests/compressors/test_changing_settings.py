@@ -12,6 +12,7 @@ from tests.compressors.methods import (
     Method,
     adacomp_with,
     alternating_with,
+    arc_top_k_with,
     few_bits,
     max_norm_with,
     power_sgd_with,
@@ -23,7 +24,14 @@ from tests.compressors.methods import (
 )
 from tests.compressors.test_conformance import assert_as_oracle, random_gradients
 from tests.replicas import names_without_turns
-from tf_gradcomp.compressors import ExchangeInputs, HasSettings, PowerSGD, RandomK, ScaleCom, get
+from tf_gradcomp.compressors import (
+    ExchangeInputs,
+    HasSettings,
+    PowerSGD,
+    RandomK,
+    ScaleCom,
+    get,
+)
 from tf_gradcomp.compressors.power_sgd import FACTOR
 from tf_gradcomp.compressors.protocols import conversation, settings_in_force
 from tf_gradcomp.exchange.state import handles, new_state
@@ -86,6 +94,16 @@ PLANS = [
         )
         for make in (power_sgd_with, alternating_with)
     ],
+    (
+        arc_top_k_with("", rank=2, block=8),
+        [
+            [6, 5, 1, 12, 3, 0, 9, 1],
+            [300, 1, 7, 601, 9, 0, 2, 5],
+            [1] * 5 + [0, 1, 1],
+            [4, 300, 2, 7, 3, 0, 462, 4],
+            [6, 5, 1, 12, 3, 0, 9, 1],
+        ],
+    ),
     (Method("ScaleCom", ScaleCom(), scalecom_oracle, **CHUNKED), CHUNK_SIZES),
     (Method("ScaleCom, filtered", ScaleCom(beta=0.25), scalecom_oracle, **CHUNKED), CHUNK_SIZES),
     (few_bits(16, overrides={"_1": None}), CHUNK_SIZES),

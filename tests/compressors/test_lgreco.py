@@ -17,6 +17,7 @@ from tf_gradcomp.advice.choice import choose
 from tf_gradcomp.compressors import (
     QSGD,
     AdaComp,
+    ArcTopK,
     Auto,
     Cast,
     ExchangeInputs,
@@ -47,6 +48,7 @@ METHODS = [
     (PowerSGD(3), [1, 2, 6]),
     (PowerSGD(3, alternate=True), [1, 2, 6]),
     (ScaleCom(40), [16, 32, 90]),
+    (ArcTopK(0.1, block=16), [0.05, 0.1, 0.3]),
 ]
 every_method = pytest.mark.parametrize(
     ("method", "values"), METHODS, ids=[method.name for method, _ in METHODS]

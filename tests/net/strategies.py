@@ -27,6 +27,7 @@ WHOLE = [
     "power_sgd(rank=None)",
     "qsgd(bits=None)",
     "max_norm(bits=None)",
+    "arc_top_k(density=None)",
 ]
 SENDING_THE_LARGEST = [
     "adacomp(bin_sizes=3)",
@@ -54,6 +55,7 @@ SETTINGS = [
     "max_norm(bits=(2, 6), density=0.5)",
     "power_sgd(rank=1)",
     "power_sgd(rank=1, alternate=True)",
+    "arc_top_k(density=0.3, rank=1, block=2)",
     "lgreco(method='adacomp(bin_sizes=3)')",
 ]
 # Methods that are not among `SETTINGS` are drawn with their own.

@@ -12,6 +12,7 @@ from tf_gradcomp import ops
 from tf_gradcomp.compressors import (
     QSGD,
     AdaComp,
+    ArcTopK,
     MaxNormQuantization,
     PowerSGD,
     ScaleCom,
@@ -148,8 +149,10 @@ def test_a_low_rank_gradient_misses_nothing_at_its_rank():
     assert (errors < 1e-6 * np.linalg.norm(gradient)).all()
 
 
-METHODS = [(TopK(), 30), (PowerSGD(), 2), (QSGD(), 4), (AdaComp(), 50), (ScaleCom(), 25)]
-METHODS.append((MaxNormQuantization(), 4))
+METHODS = [
+    *((TopK(), 30), (PowerSGD(), 2), (QSGD(), 4), (MaxNormQuantization(), 4)),
+    *((AdaComp(), 50), (ScaleCom(), 25), (ArcTopK(), 2)),
+]
 
 
 @pytest.mark.parametrize(("compressor", "setting"), METHODS)

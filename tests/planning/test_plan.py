@@ -8,6 +8,7 @@ from tests.planning.models import resnet18, resnet50, specs
 from tf_gradcomp.compressors import (
     QSGD,
     AdaComp,
+    ArcTopK,
     PowerSGD,
     ScaleCom,
     TopK,
@@ -19,7 +20,15 @@ from tf_gradcomp.policy import DENSE, VECTOR, GradientSpec
 
 SHAPES = [(3, 3, 16, 32), (32,), (288, 64), (64, 100), (64, 1000), (20, 20), (2000,)]
 PLANNED = [0, 2, 3, 4]
-METHODS = [TopK(), PowerSGD(), QSGD(), QSGD(stochastic=False), AdaComp(), ScaleCom(50)]
+METHODS = [
+    TopK(),
+    PowerSGD(),
+    QSGD(),
+    QSGD(stochastic=False),
+    AdaComp(),
+    ScaleCom(50),
+    ArcTopK(0.1, block=16),
+]
 
 
 def gradients_of(shapes, decay=0.7):

@@ -1,6 +1,7 @@
 """The compression methods, one in each file, and how to name, save and load them."""
 
 from tf_gradcomp.compressors.adacomp import AdaComp
+from tf_gradcomp.compressors.arc_top_k import ArcTopK
 from tf_gradcomp.compressors.auto import Auto, methods_of
 from tf_gradcomp.compressors.base import (
     Compressor,
@@ -31,6 +32,7 @@ __all__ = [
     "LGC",
     "QSGD",
     "AdaComp",
+    "ArcTopK",
     "Auto",
     "Cast",
     "Compressor",

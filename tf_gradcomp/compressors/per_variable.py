@@ -129,9 +129,9 @@ class HasSettings(Compressor):
             specs: What is known of each variable's gradient.
 
         Returns:
-            Numbers as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, elements
-            in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. A step may bring other ones:
-            see `ExchangeInputs.settings`.
+            Numbers as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, blocks
+            of ArcTopK, elements in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. A step
+            may bring other ones: see `ExchangeInputs.settings`.
         """
 
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:

@@ -39,6 +39,7 @@ METHODS = {
     **{name: name for name in compressors.names()},
     "bfloat16": compressors.Cast("bfloat16"),
     "warmed up": compressors.ScaleCom(20, value_bits=16, warmup_steps=BAD_STEP + 2),
+    "arc_top_k": compressors.ArcTopK(0.2, rank=2, block=8),
     "alternating": compressors.PowerSGD(2, alternate=True),
 }
 

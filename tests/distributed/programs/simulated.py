@@ -12,6 +12,7 @@ BATCH, STEPS, EPOCHS = 30, 6, 2
 METHODS = {
     **{name: gc.compressors.get(name) for name in method_names()},
     "adacomp": gc.compressors.AdaComp(bin_sizes=20),
+    "arc_top_k": gc.compressors.ArcTopK(0.2, rank=2, block=8),
     # The autoencoder itself is trained in neither: that would magnify what rounding differs in.
     "lgc": gc.compressors.LGC(density=0.1, dense_steps=4, overrides={"kernel": 0.1}),
     "lgreco": gc.compressors.LGreCo(gc.compressors.QSGD()),

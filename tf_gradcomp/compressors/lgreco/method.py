@@ -57,8 +57,8 @@ class LGreCo(HasSettings):
 
     Args:
         method: A compressor with a setting that differs by variable, its name or its config:
-            `PowerSGD`, `QSGD`, `MaxNormQuantization`, `TopK`, `AdaComp` or `ScaleCom`. It takes no
-            warm-up of its own.
+            `PowerSGD`, `QSGD`, `MaxNormQuantization`, `TopK`, `AdaComp`, `ScaleCom` or `ArcTopK`.
+            It takes no warm-up of its own.
         choices: The values of the method's main setting among which plans choose, for all layers
             alike and as its constructor takes them. By default, for each layer a range around its
             own: half of it to twice as many for ranks and bits, and a tenth to ten times for
@@ -229,7 +229,7 @@ def _checked(method: Any) -> Plannable:
     if not isinstance(method, Plannable):
         raise ValueError(
             f"LGreCo: {method!r} has no setting that can be planned for each layer; use "
-            "'power_sgd', 'qsgd', 'max_norm', 'top_k', 'adacomp' or 'scalecom'."
+            "'power_sgd', 'qsgd', 'max_norm', 'top_k', 'adacomp', 'scalecom' or 'arc_top_k'."
         )
     if takes_turns(method):
         raise ValueError(
