@@ -430,10 +430,12 @@ def exchange(gradients, devices, compressor):
         Method(repr(method), [Candidate(method, adam)], choose, adam), policy
     )
     exchanging = Dividing(compressor=compressor)
+    steppers = [
+        stepper(exchanging.strategy, exchanging.reduce, graph=graph) for graph in (True, False)
+    ]
     reduced = []
     for number, step in enumerate(gradients):
-        by = stepper(exchanging.strategy, exchanging.reduce, graph=number % 2 == 0)
-        by(step)
+        steppers[number % 2](step)
         reduced += [] if number % 2 == 0 else exchanging.reduced[0] + exchanging.reduced[1]
     state = [one for of_all in exchanging.exchange.state.values() for one in of_all]
     return [value.numpy() for value in reduced] + [copies(exchanging.strategy, s) for s in state]
