@@ -103,8 +103,9 @@ class Run:
 
     @property
     def chosen(self) -> str:
-        """The compressor that it trained with, which with `auto` is its choice."""
-        return self.record.get("compressor") or self.compressor
+        """The compressor that it trained with: as requested, or the choice of `auto`."""
+        choice = self.record.get("compressor") if self.compressor.startswith("auto") else None
+        return choice or self.compressor
 
     @property
     def curve(self) -> np.ndarray:

@@ -118,6 +118,13 @@ def test_local_steps_are_methods_of_their_own():
     assert curves[2].name == "text-2workers-adam-top_k-16local-seed0"
 
 
+def test_only_the_choice_of_auto_takes_the_place_of_what_was_asked_for():
+    recorded = "top_k(density={'dense': 0.05})"  # records have all settings
+    asked, auto = "top_k(density=0.05)", "auto"
+    chosen = [run(TEXT, name, [4.0], 1.0, chosen=recorded).chosen for name in (asked, auto)]
+    assert chosen == [asked, recorded]
+
+
 @pytest.mark.parametrize(
     ("local_steps", "epochs", "steps"), [(0, 30, 22), (16, 21, 32), (64, 10, 64), (1000, 2, 1000)]
 )
