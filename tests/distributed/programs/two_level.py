@@ -220,7 +220,7 @@ def of_any_way():
         "lgreco": planned(),
         "handed over": handed_over(),
         "taken over": taken_over(),
-        "rounds": train(sgd(), "top_k", local_steps=lambda: rounds(warmup_steps=2)),
+        "rounds": train(sgd(), "top_k", local_steps=lambda: rounds(warmup_steps=2, fragments=2)),
         "updates": train(
             adam(gradient_accumulation_steps=2), "no_compression", local_steps=lambda: 3
         ),
