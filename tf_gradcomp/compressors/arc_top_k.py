@@ -32,7 +32,7 @@ _DEFAULT_DENSITY = 0.02
 
 
 class ArcTopK(Plannable):
-    """Sums the blocks that are largest in the sum; ScaleCom is as accurate with as many bytes.
+    """Sums the blocks that are largest in the sum; on eight replicas, level with ScaleCom.
 
     Each variable is cut into blocks of consecutive entries. A replica sums the entries of a block,
     with random signs, in `rank` groups. The replicas sum these sketches, and estimate the norms of
