@@ -258,36 +258,36 @@ class _Variable:
         return cls(spec, residual, tf.reshape(total, [-1]), sent, block, rank)
 
     @property
-    def count(self) -> int:
+    def _count(self) -> int:
         """The number of its blocks."""
         return -(-self.spec.elements // self.block)
 
     @property
-    def is_whole(self) -> bool:
+    def _is_whole(self) -> bool:
         """Returns whether it is sent whole."""
         return isinstance(self.sent, int) and self.sent == SENT_WHOLE
 
     @property
     def sketch_size(self) -> int:
         """The numbers in its sketch."""
-        return 0 if self.is_whole else self.count * self.rank
+        return 0 if self._is_whole else self._count * self.rank
 
     @property
     def sent_size(self) -> tf.Tensor | int:
         """The number of float32 values that are sent."""
-        return self.spec.elements if self.is_whole else self._sent_blocks * self.block
+        return self.spec.elements if self._is_whole else self._sent_blocks * self.block
 
     @property
     def _sent_blocks(self) -> tf.Tensor | int:
         if isinstance(self.sent, int):
-            return min(self.sent, self.count)
-        return tf.minimum(self.sent, self.count)
+            return min(self.sent, self._count)
+        return tf.minimum(self.sent, self._count)
 
     def sketch(self, signs: tf.Tensor) -> tf.Tensor:
         """Returns sums of each block's entries, in groups: float32 [sketch_size]."""
-        if self.is_whole:
+        if self._is_whole:
             return tf.zeros([0])
-        groups = [self.count, self.block // self.rank, self.rank]
+        groups = [self._count, self.block // self.rank, self.rank]
         return tf.reshape(tf.reduce_sum(tf.reshape(self._matrix() * signs, groups), 1), [-1])
 
     def choose(self, sketch: tf.Tensor) -> tf.Tensor:
@@ -295,9 +295,9 @@ class _Variable:
 
         Where norms are equal, the first blocks are chosen.
         """
-        if self.is_whole:
+        if self._is_whole:
             return tf.zeros([0], tf.int32)
-        numbers = tf.cast(tf.reshape(sketch, [self.count, self.rank]), tf.float32)
+        numbers = tf.cast(tf.reshape(sketch, [self._count, self.rank]), tf.float32)
         # Squares of the smallest numbers would vanish, and those of the largest would overflow.
         scaled = tf.math.divide_no_nan(numbers, tf.reduce_max(tf.abs(numbers)))
         scores = tf.reduce_sum(tf.square(scaled), 1)
@@ -306,13 +306,13 @@ class _Variable:
 
     def take(self, blocks: tf.Tensor) -> tf.Tensor:
         """Returns what is sent: float32 [sent_size]."""
-        if self.is_whole:
+        if self._is_whole:
             return self.total
         return tf.reshape(tf.gather(self._matrix(), blocks), [-1])
 
     def without(self, blocks: tf.Tensor) -> tf.Tensor:
         """Returns the total with zeros in place of what is sent."""
-        if self.is_whole:
+        if self._is_whole:
             return tf.zeros_like(self.total)
         zeros = tf.zeros([tf.size(blocks), self.block])
         rest = tf.tensor_scatter_nd_update(self._matrix(), blocks[:, tf.newaxis], zeros)
@@ -320,9 +320,9 @@ class _Variable:
 
     def spread(self, values: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:
         """Returns a gradient of zeros but for what was sent."""
-        if not self.is_whole:
+        if not self._is_whole:
             rows = tf.reshape(values, [-1, self.block])
-            total = tf.scatter_nd(blocks[:, tf.newaxis], rows, [self.count, self.block])
+            total = tf.scatter_nd(blocks[:, tf.newaxis], rows, [self._count, self.block])
             values = tf.reshape(total, [-1])[: self.spec.elements]
         return tf.reshape(values, self.spec.shape)
 
@@ -333,8 +333,8 @@ class _Variable:
 
     def _matrix(self) -> tf.Tensor:
         """The total with a block in each row; zeros fill the last one."""
-        missing = self.count * self.block - self.spec.elements
-        return tf.reshape(tf.pad(self.total, [[0, missing]]), [self.count, self.block])
+        missing = self._count * self.block - self.spec.elements
+        return tf.reshape(tf.pad(self.total, [[0, missing]]), [self._count, self.block])
 
 
 def _joined(vectors: Sequence[tf.Tensor], finite: tf.Tensor) -> tf.Tensor:
