@@ -56,6 +56,13 @@ def test_logs_of_a_step_are_those_of_the_latest_exchange(jobs):
     assert first[-1] == pytest.approx(jobs[0]["in_fit"]["logs"]["loss"][-1], rel=1e-6)
 
 
+def test_a_worker_that_traces_its_step_alone_waits_for_nobody(jobs):
+    first, second = (job["on_batches"] for job in jobs)
+    assert first == second
+    latest = [1, 1, 1, 4, 4, 4, 7, 7]  # steps with an exchange
+    assert first == [first[step - 1] for step in latest]
+
+
 def test_best_weights_that_are_restored_are_those_that_were_validated(jobs):
     for job in jobs:
         seen = job["in_fit"]

@@ -147,7 +147,9 @@ def _known_settings(method: type[Any]) -> list[str]:
 def _expected(given: str, known: Sequence[str]) -> str:
     """The word "expected", after a question for the known names that are much like the given."""
     plain = {_letters(name): name for name in known}
-    near = difflib.get_close_matches(_letters(given), list(plain), cutoff=_ALIKE)
+    letters = _letters(given)
+    near = difflib.get_close_matches(letters, list(plain), cutoff=_ALIKE)
+    near = [letters] if letters in near else near
     if not near:
         return "expected"
     return f"did you mean {' or '.join(repr(plain[name]) for name in near)}? Expected"

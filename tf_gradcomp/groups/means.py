@@ -8,7 +8,6 @@ exchange, and other steps have none.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +16,39 @@ import tensorflow as tf
 from tf_gradcomp import tf_private
 from tf_gradcomp.groups.own_values import out_of_scope
 
-# A graph does not keep the variables that it uses.
-_kept: weakref.WeakKeyDictionary[tf.Graph, list[tf.Variable]] = weakref.WeakKeyDictionary()
+
+class RareExchanges:
+    """Exchanges that are not in every step, and the sums of the latest step that had one.
+
+    All traces of a step share the sums: one worker may trace its step alone, for a batch of another
+    shape, and must not be alone in a collective then.
+
+    Args:
+        number: How many exchanges there were, int64; equal on all workers.
+    """
+
+    def __init__(self, number: tf.Variable) -> None:
+        self.number = number
+        self._kept: dict[tuple[int, int], tuple[tf.Variable, tf.Variable]] = {}
+
+    def latest(self, size: int, several: int) -> tuple[tf.Variable, tf.Variable]:
+        """Returns the latest sums, float64 [size], and the number of exchanges that they are of.
+
+        `several` is how many optimizers the number is of.
+        """
+        key = size, several
+        if key not in self._kept:
+            self._kept[key] = out_of_scope(
+                lambda: (
+                    tf.Variable(tf.zeros([size], tf.float64)),
+                    tf.Variable(-1, dtype=tf.int64),
+                )
+            )
+        return self._kept[key]
 
 
 def means_over_replicas(
-    strategy: tf.distribute.Strategy, values: Any, exchanges: Sequence[tf.Variable] = ()
+    strategy: tf.distribute.Strategy, values: Any, exchanges: Sequence[RareExchanges] = ()
 ) -> Any:
     """Returns the mean of each value of a nested structure over all replicas.
 
@@ -32,8 +58,7 @@ def means_over_replicas(
     Args:
         strategy: The strategy.
         values: The values.
-        exchanges: Numbers of exchanges until now, equal on all workers. If there are some, the
-            means are those of the latest step in which one of these numbers was new.
+        exchanges: If given, the means are those of the latest step that had an exchange.
     """
     parts = _parts(strategy, tf.nest.flatten(values))
     dtypes = [some[0].dtype for some in parts]
@@ -86,7 +111,7 @@ def _number(part: Any) -> tf.Tensor:
 def _sums(
     strategy: tf.distribute.Strategy,
     parts: Sequence[Sequence[tf.Tensor]],
-    exchanges: Sequence[tf.Variable] = (),
+    exchanges: Sequence[RareExchanges] = (),
 ) -> list[tf.Tensor]:
     """The sums over all workers, as float64, of what the replicas of this one have."""
     if not parts:
@@ -99,20 +124,17 @@ def _sums(
         if tf_private.in_multi_worker_mode(strategy):
             total = functools.partial(tf_private.sum_over_workers, strategy, packed)
             seldom = exchanges and packed.shape.is_fully_defined() and not tf.executing_eagerly()
-            packed = _latest(total, packed.shape, exchanges) if seldom else total()
+            packed = _latest(total, packed.shape[0], exchanges) if seldom else total()
         split = tf.split(packed, [tf.size(total) for total in flat])
         return [tf.reshape(total, tf.shape(like)) for total, like in zip(split, own, strict=True)]
 
 
 def _latest(
-    total: Callable[[], tf.Tensor], shape: tf.TensorShape, exchanges: Sequence[tf.Variable]
+    total: Callable[[], tf.Tensor], size: int, exchanges: Sequence[RareExchanges]
 ) -> tf.Tensor:
     """Returns the total of the latest step in which the number of exchanges was new."""
-    latest, seen = out_of_scope(
-        lambda: (tf.Variable(tf.zeros(shape, tf.float64)), tf.Variable(-1, dtype=tf.int64))
-    )
-    _kept.setdefault(tf.compat.v1.get_default_graph(), []).extend([latest, seen])
-    now = tf.add_n([number.read_value() for number in exchanges])
+    latest, seen = exchanges[0].latest(size, len(exchanges))
+    now = tf.add_n([one.number.read_value() for one in exchanges])
 
     def renew() -> None:
         latest.assign(total())

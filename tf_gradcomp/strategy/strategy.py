@@ -19,6 +19,7 @@ from tf_gradcomp.exchange.setup import Method
 from tf_gradcomp.groups import carriers, handshake
 from tf_gradcomp.groups.agreement import GradientAgreement
 from tf_gradcomp.groups.alone import check_not_of_horovod
+from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.own_values import reads_own
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.policy import LayerPolicy, checked_policy
@@ -47,8 +48,8 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         group: All replicas of the strategy.
         compressed_all_reduce: The exchanges; None if the strategy does not compress gradients.
         saves: Coordinates the workers when they save.
-        rare_exchanges: The numbers of exchanges of optimizers that took local steps in the latest
-            call of `run`.
+        rare_exchanges: The exchanges of optimizers that took local steps in the latest call of
+            `run`.
         gradient_agreement: Compares the variables that have gradients if nothing is compressed.
         agreed_variables: A context in which workers do not compare the variables they create.
     """
@@ -104,7 +105,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._started = False
         _strategies.add(self)
         self._known: dict[int, tf.Tensor] = {}
-        self.rare_exchanges: list[tf.Variable] = []
+        self.rare_exchanges: list[RareExchanges] = []
         self.saves = Saves(self.group)
         self.gradient_agreement = GradientAgreement(self.group)
         self.group.agree(

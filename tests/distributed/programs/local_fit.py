@@ -5,7 +5,7 @@ import numpy as np
 from common import Setup, digits, scalar, state_digest
 
 import tf_gradcomp as gc
-from tests.ranks import argument, digest, exchange_of, report
+from tests.ranks import RANK, argument, digest, exchange_of, report
 
 BATCH, STEPS = 32, 5
 FOLDER = argument(1)
@@ -111,8 +111,16 @@ def with_steps_per_execution(steps):
     return {"values": values(model), "exchanges": exchange_of(model).exchanges}
 
 
+def on_batches():
+    """Returns the losses of batches, of which worker 1 has a short one within a round."""
+    model = setup.model(build, optimizer)
+    rows = [BATCH // 2 if step == 2 and RANK == 1 else BATCH for step in range(8)]
+    return [float(model.train_on_batch(x[:number], y[:number])) for number in rows]
+
+
 report(
     {
+        "on_batches": on_batches(),
         "in_fit": in_fit(),
         "resumed": resumed(),
         "per_execution": [with_steps_per_execution(steps) for steps in (1, 4)],

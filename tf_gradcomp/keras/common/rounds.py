@@ -17,6 +17,7 @@ from tf_gradcomp.exchange.exchange import GradientExchange
 from tf_gradcomp.exchange.gradients import all_finite, native, times, with_gradients_to_exchange
 from tf_gradcomp.exchange.state import shared_variable
 from tf_gradcomp.exchange.step import count_skip
+from tf_gradcomp.groups.means import RareExchanges
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.fragments import Fragment, due_after, split
 from tf_gradcomp.keras.common.local_steps import LocalSteps
@@ -68,6 +69,9 @@ class Rounds:
         slots: Returns all variables of the inner optimizer.
         outer_steps: The outer optimizer's count of updates; None without an outer optimizer.
         statistics: Returns variables that are not trained, and averaged when a round ends early.
+
+    Attributes:
+        exchanges: The exchanges that end rounds, and those of the warm-up.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Rounds:
             self._own = self._group.create(lambda: self._new_variables(variables, places))
             self._times = RoundTimes.of(settings, self._group)
         self._of_weights, self._steps = self._local(units.of_weights), self._local(units.steps)
+        self.exchanges = RareExchanges(self._local(exchange.step))
         self._finished_at: list[int] = []
         self._finish = tf.function(self._finish_on_all, autograph=False)
         exchange.saving.take_over([], [self._local(self._own.position)])
@@ -129,14 +134,9 @@ class Rounds:
         """The number of steps of training before the first round."""
         return self._settings.warmup_steps
 
-    @property
-    def exchanges(self) -> tf.Variable:
-        """The number of exchanges until now."""
-        return self._local(self._exchange.step)
-
     def warms_up(self) -> tf.Tensor:
         """Returns whether the next step is synchronous."""
-        return tf.less(self.exchanges, self._settings.warmup_steps)
+        return tf.less(self.exchanges.number, self._settings.warmup_steps)
 
     @property
     def position(self) -> int:
