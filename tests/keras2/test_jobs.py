@@ -28,7 +28,7 @@ METHODS = [
     *("legacy Adam:adacomp", "legacy Nadam:adacomp", "MovingAverage:adacomp"),
     *("Lookahead:scalecom", "MultiOptimizer:adacomp", "loss scale:adacomp"),
     *("SGD:adacomp:scaled", "legacy SGD:top_k:scaled"),
-    "SGD:auto",
+    "SGD:auto",  # the other methods are run with tf_keras
 ]
 METHODS_BY_HOROVOD = ["Adam:adacomp", "MovingAverage:adacomp", "SGD:adacomp:scaled"]
 AS_THEY_ARE = ["SGD::scaled", "legacy SGD::scaled", "MovingAverage"]
@@ -48,10 +48,10 @@ if not HAS_ADDONS:  # tf_keras: a few, as its code is that of Keras 2.15
     WRAPPED = ["legacy Adam"]
     BY_STRATEGY = ["EMA"]
     BY_HOROVOD = ["AdamW", "clipnorm", "EMA"]
-    # One of each kind of exchange; Horovod's ranks run all methods with Keras 3.
     METHODS_BY_HOROVOD = [
-        *("Adam:adacomp", "SGD:adacomp:scaled", "SGD:scalecom"),
-        *("SGD:power_sgd(alternate=True)", "SGD:cast"),
+        *("Adam:adacomp", "SGD:adacomp:scaled", "AdamW:top_k", "SGD:scalecom", "SGD:power_sgd"),
+        *("SGD:qsgd", "SGD:sign_sgd", "SGD:random_k", "SGD:sidco", "SGD:max_norm"),
+        *("SGD:power_sgd(alternate=True)", "SGD:arc_top_k", "SGD:count_sketch", "SGD:cast"),
     ]
     METHODS = [*METHODS_BY_HOROVOD, "legacy Adam:adacomp"]
     AS_THEY_ARE = ["legacy SGD::scaled"]

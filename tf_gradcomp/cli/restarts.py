@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 
 import click
@@ -12,17 +14,20 @@ from tf_gradcomp.cli.job import report_end
 from tf_gradcomp.environment import SAVES
 from tf_gradcomp.launch import JobResult
 
-Run = Callable[[Mapping[str, str]], JobResult]
+Run = Callable[[float | None, Mapping[str, str]], JobResult]
 
 
-def run_restarting(run: Run, most: int, *, shown_tails: bool) -> tuple[JobResult, list[JobResult]]:
+def run_restarting(
+    run: Run, most: int, timeout: float | None = None, *, shown_tails: bool
+) -> tuple[JobResult, list[JobResult]]:
     """Runs a job, and runs it again when a worker has died.
 
     A job that has saved nothing in two runs, one after the other, would die for ever.
 
     Args:
-        run: Runs the job once, with some more environment for its workers.
+        run: Runs the job once, for so many seconds at most, with some more environment.
         most: How many times it is run again at most.
+        timeout: The number of seconds that all runs together may take.
         shown_tails: As for `report_end`.
 
     Returns:
@@ -30,13 +35,17 @@ def run_restarting(run: Run, most: int, *, shown_tails: bool) -> tuple[JobResult
         ends of all runs before the last.
     """
     if most == 0:
-        return run({}), []
+        return run(timeout, {}), []
+    started = time.monotonic()
     before: list[JobResult] = []
     without_progress: JobResult | None = None
     with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
         while True:
             saved = os.stat(saves.name).st_size
-            result = run({SAVES: saves.name})
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+            result = run(left, {SAVES: saves.name})
+            if result.timed_out is not None:
+                result = dataclasses.replace(result, timed_out=timeout)
             if not _died(result):
                 return result, before
             if os.stat(saves.name).st_size > saved:

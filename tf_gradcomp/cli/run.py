@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -154,10 +153,9 @@ def run(
         env[COMPRESSOR] = compressor
     if heartbeat_timeout is not None:
         env[HEARTBEAT_TIMEOUT] = f"{heartbeat_timeout:g}"
-    started, shown_tails = time.monotonic(), output == "all"
+    shown_tails = output == "all"
 
-    def run_once(more: Mapping[str, str]) -> JobResult:
-        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+    def run_once(left: float | None, more: Mapping[str, str]) -> JobResult:
         every = {**env, **more}
         if place:
             return run_rank(
@@ -177,7 +175,7 @@ def run(
                 verbose=verbose,
             )
 
-    result, before = run_restarting(run_once, max_restarts, shown_tails=shown_tails)
+    result, before = run_restarting(run_once, max_restarts, timeout, shown_tails=shown_tails)
     report_end(result, shown_tails=shown_tails)
     if as_json:
         print_json({**result.as_dict(), "restarts": len(before)})
