@@ -153,10 +153,10 @@ bool AdaCompEncoder::Run() {
   ForEachBlock([&](int64_t i, float* divided) {
     if (!Check(blocks_[i], divided)) finite = false;
   });
-  if (!finite || !SetScales(false)) return false;
+  if (!SetScales(false) || !finite) return false;  // from here on, all sums are finite
   // Backwards, because what the first pass has read last may still be in the cache.
   ForEachBlock([&](int64_t i, float* divided) { Send(&blocks_[blocks_.size() - 1 - i], divided); });
-  if (!SetScales(true)) return false;
+  SetScales(true);
   ForEachBlock([&](int64_t i, float*) {
     const Block& block = blocks_[i];
     const Tensor& tensor = tensors_[block.tensor];
@@ -203,7 +203,8 @@ bool AdaCompEncoder::Check(const Block& block, float* divided) const {
     const PreconditionTensor gradient = tensor.Preconditioned(strip, divided);
     if (gradient.second_moment) {
       const float largest = LargestMagnitude(gradient);
-      if (!std::isfinite(largest)) finite = false;
+      const float residual = LargestMagnitude(tensor.source.residual + strip.begin, strip.size);
+      if (!std::isfinite(largest) || !std::isfinite(residual)) finite = false;
       if (!finite || std::max(largest, 1.0f) < kNeverOverflows * gradient.adam.epsilon) return;
     }
     const BinRun run = RunOf(tensor, strip, ToAdd(gradient, divide).values);

@@ -43,4 +43,4 @@ def test_a_compressor_has_at_most_ten_members():
 
 def test_methods_that_can_be_planned():
     methods = {name for name in names() if name != "auto" and isinstance(get(name), Plannable)}
-    assert methods == {"adacomp", "max_norm", "power_sgd", "qsgd", "scalecom", "top_k"}
+    assert methods == {"adacomp", "arc_top_k", "max_norm", "power_sgd", "qsgd", "scalecom", "top_k"}

@@ -193,7 +193,17 @@ class GradientExchange(HookedExchange, tf.Module):
             finite = all_finite(gradients)
             count_skip(self.skipped_steps, finite)
             return self.flush(gradients, variables, inner=state), finite
-        result = self._reduced(gradients, variables, inner, state)
+        check_not_in_xla()
+        setup.group.check_current()
+        if not variables:
+            return [], tf.constant(True)
+        members, numbers = [setup.group.member()], self._agreed_numbers(gradients, variables)
+        gradients = self._sums_of_process(gradients, numbers)
+        if inner and setup.preconditioner:
+            gradients = inner.clip(gradients, variables)
+        updates = state.updates if state else None
+        with tf.control_dependencies([self._converted(members, numbers, gradients, state)]):
+            result = self.take_step(setup, members, numbers, [gradients], updates)
         return result.gradients, result.finite
 
     def reduce_and_vote(
@@ -206,29 +216,17 @@ class GradientExchange(HookedExchange, tf.Module):
             variables: As for `reduce`; at least one.
             votes: bool [votes], of this replica. The result has those that any replica has given.
         """
-        return self._reduced(gradients, variables, votes=votes)
-
-    def _reduced(
-        self,
-        gradients: Gradients,
-        variables: Sequence[Any],
-        inner: InnerOptimizer | None = None,
-        state: InnerState | None = None,
-        votes: tf.Tensor | None = None,
-    ) -> StepResult:
         check_not_in_xla()
         self.group.check_current()
-        if not variables:
-            return StepResult([], tf.constant(True), [])
-        setup, numbers = self.setup, self._agreed_numbers(gradients, variables)
-        names = [f"{setup.label}_{number}" for number in numbers]
-        gradients = setup.group.sums_of_processes(gradients, names)
-        if inner and setup.preconditioner:
-            gradients = inner.clip(gradients, variables)
-        members = [setup.group.member()]
-        updates = state.updates if state else None
-        with tf.control_dependencies([self._converted(members, numbers, gradients, state)]):
-            return self.take_step(setup, members, numbers, [gradients], updates, votes=votes)
+        members, numbers = [self.group.member()], self._agreed_numbers(gradients, variables)
+        gradients = self._sums_of_process(gradients, numbers)
+        with tf.control_dependencies([self._converted(members, numbers, gradients, None)]):
+            return self.take_step(self.setup, members, numbers, [gradients], votes=votes)
+
+    def _sums_of_process(self, gradients: Gradients, numbers: Sequence[int]) -> Gradients:
+        """Returns the gradients that this process exchanges, summed over its replicas."""
+        names = [f"{self.setup.label}_{number}" for number in numbers]
+        return self.group.sums_of_processes(gradients, names)
 
     def reduce_in_lockstep(
         self,
