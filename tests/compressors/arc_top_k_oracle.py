@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.compressors.lockstep import Arrays, Outcome, State, kept_residuals, sums_of
 from tests.reference import arc_top_k
 from tf_gradcomp.compressors import ArcTopK
 from tf_gradcomp.compressors.base import RESIDUAL
@@ -23,12 +23,8 @@ def arc_top_k_oracle(
 ) -> Outcome:
     block, rank = compressor.block, compressor.rank
     sent = settings or compressor.settings(specs)
-    sums = [
-        [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
-        for of_one, grads in zip(state, gradients, strict=True)
-    ]
+    sums, finite = sums_of(state, gradients)
     size = len(sums)
-    finite = [all(np.isfinite(array).all() for array in of_one) for of_one in sums]
     given = [
         own if is_finite else [np.zeros_like(array) for array in own]
         for own, is_finite in zip(sums, finite, strict=True)
@@ -67,10 +63,7 @@ def arc_top_k_oracle(
         ]
     else:
         reduced = [np.zeros(spec.shape, np.float32) for spec in specs]
-        after = [
-            own if is_finite else of_one[RESIDUAL]
-            for of_one, own, is_finite in zip(state, sums, finite, strict=True)
-        ]
+        after = kept_residuals(state, sums, finite)
     counts = [-(-spec.elements // block) for spec in specs]
     of_each = zip(specs, sent, counts, strict=True)
     tensor_bytes = [

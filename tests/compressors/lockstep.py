@@ -39,6 +39,25 @@ class Outcome(NamedTuple):
         return [of_one.get(RESIDUAL, []) for of_one in self.state]
 
 
+def sums_of(state: Sequence[State], gradients: Sequence[Arrays]) -> tuple[list[Arrays], list[bool]]:
+    """Returns each replica's residuals plus gradients, and whether they are finite."""
+    sums = [
+        [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
+        for of_one, grads in zip(state, gradients, strict=True)
+    ]
+    return sums, [all(np.isfinite(array).all() for array in of_one) for of_one in sums]
+
+
+def kept_residuals(
+    state: Sequence[State], sums: Sequence[Arrays], finite: Sequence[bool]
+) -> list[Arrays]:
+    """Returns each replica's residuals after a step that replicas skip."""
+    return [
+        own if is_finite else of_one[RESIDUAL]
+        for of_one, own, is_finite in zip(state, sums, finite, strict=True)
+    ]
+
+
 class End(NamedTuple):
     """The result of one replica's exchange, its payload, and the vectors that it gave."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tests.compressors.lockstep import Arrays, Outcome, State
+from tests.compressors.lockstep import Arrays, Outcome, State, kept_residuals, sums_of
 from tests.reference import power_sgd
 from tf_gradcomp.compressors import PowerSGD
 from tf_gradcomp.compressors.base import RESIDUAL
@@ -24,11 +24,7 @@ def power_sgd_oracle(
     settings: Sequence[int] | None = None,
 ) -> Outcome:
     ranks = settings or compressor.settings(specs)
-    sums = [
-        [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
-        for of_one, grads in zip(state, gradients, strict=True)
-    ]
-    finite = [all(np.isfinite(array).all() for array in of_one) for of_one in sums]
+    sums, finite = sums_of(state, gradients)
     size = len(sums)
     factors = state[0][FACTOR]
     in_force = [power_sgd.in_force(*of_one) for of_one in zip(factors, ranks, strict=True)]
@@ -50,10 +46,8 @@ def power_sgd_oracle(
         rights = [[one.rights[i].T for one in steps] for i in range(size)]
     else:
         reduced = [np.zeros(spec.shape, np.float32) for spec in specs]
-        after = [
-            {**of_one, RESIDUAL: own} if is_finite else of_one
-            for of_one, own, is_finite in zip(state, sums, finite, strict=True)
-        ]
+        kept = kept_residuals(state, sums, finite)
+        after = [{**of_one, RESIDUAL: own} for of_one, own in zip(state, kept, strict=True)]
         rights = [[np.zeros_like(factor) for factor in in_force]] * size
     flags = [[np.array(0 if is_finite else np.nan)] for is_finite in finite]
     lefts = [flag + of_one for flag, of_one in zip(flags, sums, strict=True)]
@@ -81,11 +75,7 @@ def alternating_oracle(
 ) -> Outcome:
     """Computes one step with `alternate`; tensors that send P, or all of themselves, come first."""
     ranks = settings or compressor.settings(specs)
-    sums = [
-        [e + g.astype(np.float32) for e, g in zip(of_one[RESIDUAL], grads, strict=True)]
-        for of_one, grads in zip(state, gradients, strict=True)
-    ]
-    finite = [all(np.isfinite(array).all() for array in of_one) for of_one in sums]
+    sums, finite = sums_of(state, gradients)
     size, factors = len(sums), state[0][ALTERNATING_FACTOR]
     in_force = [power_sgd.in_force(*of_one) for of_one in zip(factors, ranks, strict=True)]
     tensors = list(zip(*sums, strict=True))
@@ -113,10 +103,7 @@ def alternating_oracle(
         ]
     else:
         reduced = [np.zeros(spec.shape, np.float32) for spec in specs]
-        residuals = [
-            own if is_finite else of_one[RESIDUAL]
-            for of_one, own, is_finite in zip(state, sums, finite, strict=True)
-        ]
+        residuals = kept_residuals(state, sums, finite)
     after = [{RESIDUAL: of_one, ALTERNATING_FACTOR: factors} for of_one in residuals]
     return Outcome([reduced] * size, [all(finite)] * size, after, payloads, [tensor_bytes] * size)
 

@@ -19,7 +19,7 @@ Run = Callable[[float | None, Mapping[str, str]], JobResult]
 
 def run_restarting(
     run: Run, most: int, timeout: float | None = None, *, shown_tails: bool
-) -> tuple[JobResult, list[JobResult]]:
+) -> tuple[JobResult, int]:
     """Runs a job, and runs it again when a worker has died.
 
     A job that has saved nothing in two runs, one after the other, would die for ever.
@@ -31,13 +31,13 @@ def run_restarting(
         shown_tails: As for `report_end`.
 
     Returns:
-        The end to report: that of the last run, or of the first of two that saved nothing. And the
-        ends of all runs before the last.
+        The end to report: that of the last run, or of the first of two that saved nothing. And how
+        many times the job was run again.
     """
     if most == 0:
-        return run(timeout, {}), []
+        return run(timeout, {}), 0
     started = time.monotonic()
-    before: list[JobResult] = []
+    restarts = 0
     without_progress: JobResult | None = None
     with tempfile.NamedTemporaryFile(prefix="gradcomp-saves-") as saves:
         while True:
@@ -47,21 +47,21 @@ def run_restarting(
             if result.timed_out is not None:
                 result = dataclasses.replace(result, timed_out=timeout)
             if not _died(result):
-                return result, before
+                return result, restarts
             if os.stat(saves.name).st_size > saved:
                 without_progress = None
             elif without_progress is not None:
                 _say("two runs died without a save, so another would die, too.")
-                return without_progress, before
+                return without_progress, restarts
             else:
                 without_progress = result
-            if len(before) == most:
+            if restarts == most:
                 _say(f"--max-restarts allows no more than {most}.")
-                return result, before
+                return result, restarts
             report_end(result, shown_tails=shown_tails)
-            before.append(result)
+            restarts += 1
             nothing = "" if os.stat(saves.name).st_size else ", from zero: nothing has been saved"
-            _say(f"restart {len(before)} of {most}{nothing}.")
+            _say(f"restart {restarts} of {most}{nothing}.")
 
 
 def _died(result: JobResult) -> bool:

@@ -175,10 +175,10 @@ def run(
                 verbose=verbose,
             )
 
-    result, before = run_restarting(run_once, max_restarts, timeout, shown_tails=shown_tails)
+    result, restarts = run_restarting(run_once, max_restarts, timeout, shown_tails=shown_tails)
     report_end(result, shown_tails=shown_tails)
     if as_json:
-        print_json({**result.as_dict(), "restarts": len(before)})
+        print_json({**result.as_dict(), "restarts": restarts})
     sys.exit(result.exit_code)
 
 
