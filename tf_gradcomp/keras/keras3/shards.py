@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 import h5py
 
-from tf_gradcomp.whole_files import folder_beside, move, replacing
+from tf_gradcomp.whole_files import folder_beside, move
 
 
 def replace_shards(path: str, write: Callable[[str], Any]) -> None:
@@ -35,14 +34,12 @@ def replace_shards(path: str, write: Callable[[str], Any]) -> None:
         as_moved = {shard.name: to.name for shard, to in new.items()}
         new_list.write_text(json.dumps(_renamed(json.loads(content), as_moved), indent=4))
         move({os.fspath(source): os.fspath(to) for source, to in {**new, new_list: listed}.items()})
-    for shard in old:
-        if shard.name == f"{base}_00000.weights.h5":
-            empty = io.BytesIO()
-            h5py.File(empty, "w").close()
-            with replacing(os.fspath(shard)) as file:
-                file.write(empty.getbuffer())
-        else:
+        first = listed.with_name(f"{base}_00000.weights.h5")
+        for shard in old - {first}:
             shard.unlink(missing_ok=True)
+        if first in old:
+            h5py.File(empty := os.path.join(beside, "empty"), "w").close()
+            move({empty: os.fspath(first)})
 
 
 def _shards_of(listed: Path, base: str) -> set[Path]:
