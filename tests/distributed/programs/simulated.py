@@ -2,10 +2,11 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from common import Setup, digits
 
 import tf_gradcomp as gc
-from tests.ranks import argument, report
+from tests.ranks import RANK, SIZE, argument, report
 from tests.replicas import method_names
 
 BATCH, STEPS, EPOCHS = 30, 6, 2
@@ -49,43 +50,46 @@ def adam(compressor):
     return keras.optimizers.Adam(0.01, epsilon=1e-7 if planned else 0.05)
 
 
-class Weights(keras.callbacks.Callback):
-    """The weights after each step."""
+def batches(data):
+    """For each epoch, its batches."""
+    rows = np.arange(BATCH * STEPS).reshape(STEPS, BATCH)
+    return [[[values[of_batch] for values in data] for of_batch in rows]] * EPOCHS
 
-    def __init__(self):
-        super().__init__()
-        self.steps = []
 
-    def on_train_batch_end(self, batch, logs=None):
-        self.steps.append([np.asarray(v) for v in self.model.trainable_variables])
+def weights_of(model):
+    return [np.asarray(variable) for variable in model.trainable_variables]
 
 
 def real(name, compressor, data):
-    setup, seen = Setup("optimizer", compressor), Weights()
+    setup, steps = Setup("optimizer", compressor), []
     model = setup.model(
         lambda: build(compressor),
         lambda: setup.wrap(adam(compressor), **settings_of(name)),
     )
-    plans = gc.callbacks.LayerwisePlan(table=False)
-    model.fit(
-        *data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[plans, seen]
-    )
-    return {"steps": seen.steps, "plan": model.optimizer.exchange.plan_in_force()}
+    with setup.strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    train = tf.function(lambda *batch: setup.strategy.run(model.train_step, [batch]))
+    for epoch in batches(data):
+        for x, y in epoch:
+            train(*(np.split(values, SIZE)[RANK] for values in (x, y)))
+            steps.append(weights_of(model))
+        if name in FRAGMENTS:
+            model.optimizer.synchronize()
+        model.optimizer.exchange.plan_settings()
+    return {"steps": steps, "plan": model.optimizer.exchange.plan_in_force()}
 
 
 def simulated(name, compressor, data):
     model = Setup("alone").model(lambda: build(compressor), lambda: adam(compressor))
-    settings = settings_of(name)
-    group, seen = gc.simulation.Learners(model, learners, compressor, **settings), Weights()
-    seen.set_model(model)
-    x, y = data
-    for _ in range(EPOCHS):
-        for begin in range(0, BATCH * STEPS, BATCH):
-            group.train_on_batch(x[begin : begin + BATCH], y[begin : begin + BATCH])
-            seen.on_train_batch_end(begin)
+    group = gc.simulation.Learners(model, learners, compressor, **settings_of(name))
+    steps = []
+    for epoch in batches(data):
+        for x, y in epoch:
+            group.train_on_batch(x, y)
+            steps.append(weights_of(model))
         group.synchronize()
         group.exchange.plan_settings()
-    return {"steps": seen.steps, "plan": group.exchange.plan_in_force()}
+    return {"steps": steps, "plan": group.exchange.plan_in_force()}
 
 
 if __name__ == "__main__":
