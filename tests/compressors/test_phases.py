@@ -28,8 +28,10 @@ from tf_gradcomp.policy import GradientSpec
 FINE = np.float32(1 + 2**-20)  # which float16 cannot tell from 1
 
 
-class Counting(NoCompression):
+class Counting(NoCompression, registered=False):
     """Counts, for the job, the steps in which it had its turn."""
+
+    name = "counting"
 
     def job_state(self, specs):
         return {"turns": JobStateSpec((), "int64"), "seen": JobStateSpec((2,), shared=False)}
@@ -216,7 +218,9 @@ def test_stages_with_residuals_of_different_scales_are_refused(compressor):
 
 
 def test_a_phase_that_is_not_there_is_an_error():
-    class Beyond(InTurn):
+    class Beyond(InTurn, registered=False):
+        name = "beyond"
+
         def phase(self, step, job_state):
             return tf.constant(2)
 

@@ -43,10 +43,13 @@ def test_a_class_may_be_defined_again():
     assert type(compressors.get("halves")) is again
 
 
-def test_a_class_without_a_name_is_named_when_it_is_made():
-    class Nameless(compressors.Compressor):
+@pytest.mark.parametrize("base", [compressors.Compressor, compressors.TopK])
+def test_a_class_without_a_name_of_its_own_is_refused_when_it_is_made(base):
+    """A file of it would be read as its base class."""
+
+    class Nameless(base):
         def exchange(self, inputs):
             yield from ()
 
-    with pytest.raises(TypeError, match="Nameless has no `name`; give the class one"):
+    with pytest.raises(TypeError, match="Nameless has no `name` of its own; give the class one"):
         Nameless()

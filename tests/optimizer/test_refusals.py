@@ -72,6 +72,8 @@ def test_the_default_choice_with_adafactor_is_between_methods_that_it_can_follow
 
 def test_adafactor_is_refused_with_a_sparse_method_that_has_no_settings():
     class Late(gc.compressors.NoCompression, registered=False):
+        name = "late"
+
         def delayed(self, specs):
             return [spec.elements > 1 for spec in specs]
 

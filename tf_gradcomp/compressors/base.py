@@ -142,7 +142,7 @@ class Compressor(abc.ABC):
             setting of the same method, with a warm-up of its own or none, makes a schedule.
 
     Raises:
-        TypeError: If the class has no `name`.
+        TypeError: If the class has no `name` of its own.
         ValueError: If `warmup_steps` is negative, or `warmup` unknown or a choice between methods.
 
     Attributes:
@@ -173,8 +173,11 @@ class Compressor(abc.ABC):
                 f"{type(self).__name__}: warmup_steps must be a whole number, 0 or more; received "
                 f"{warmup_steps!r}."
             )
-        if not hasattr(self, "name"):
-            raise TypeError(f"{type(self).__name__} has no `name`; give the class one.")
+        if "name" not in vars(type(self)):
+            raise TypeError(
+                f"{type(self).__name__} has no `name` of its own; give the class one. A file or a "
+                "worker that finds the name of another class would use that class."
+            )
         self.warmup_steps = warmup_steps
         self.warmup: Compressor | None = registry.get(warmup) if warmup_steps else None
         if self.warmup is not None and not isinstance(self.warmup, Compressor):
