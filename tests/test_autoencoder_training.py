@@ -127,7 +127,7 @@ def test_it_is_the_network_of_the_method_and_can_be_saved(innovations, tmp_path)
     pattern = "parameter_server" if innovations else "all_reduce"
     compressor = gc.compressors.LGC(pattern, autoencoder=loaded)
     np.testing.assert_array_equal(compressor.architecture.weights, model.flat_weights())
-    with pytest.raises(ValueError, match=f"make one with innovations={not innovations}"):
+    with pytest.raises(ValueError, match=f"create a model with innovations={not innovations}"):
         gc.compressors.LGC("all_reduce" if innovations else "parameter_server", autoencoder=loaded)
 
 

@@ -284,7 +284,7 @@ def test_a_gradient_of_another_shape_than_its_variable_is_refused(given, shape):
     step = stepper(
         exchanging.strategy, lambda grads: exchanging.reduce([given(), grads[1]]), graph=False
     )
-    message = f"variable 'v0' has shape {shape}; expected (20, 30), that of the variable. Give the"
+    message = f"variable 'v0' has shape {shape}; expected (20, 30), the shape of the variable. Pass"
     with pytest.raises(ValueError, match=re.escape(message)):
         step([ones(1)] * 2)
 
@@ -503,7 +503,7 @@ def test_replicas_that_sum_slices_of_different_tables_end_with_an_error(rows):
         slices = tf.IndexedSlices(grads[0], tf.range(rows) % 4, tf.constant([4, 2]))
         exchange.reduce([slices], [tables[member.local_replica]])
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="add up different things"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sum different vectors"):
         stepper(strategy, reduce)([[np.ones((rows, 2), "float32")]] * 2)
 
 

@@ -35,7 +35,7 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
             program has initialized it.
 
     Returns:
-        True for the chief, and outside of any cluster; False for all other workers, parameter
+        True for the chief, and outside any cluster; False for all other workers, parameter
         servers and evaluators.
 
     Raises:
@@ -46,7 +46,7 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
 
 
 def this_worker(strategy: tf.distribute.Strategy | None = None) -> Worker | None:
-    """Returns this process' rank, as `is_chief` sees it; None outside of a job of several."""
+    """Returns this process' rank, as `is_chief` sees it; None outside a job of several."""
     task = _task_of(strategy)
     if task is not None:
         return Worker(f"{task.task_type}-{task.task_index}", task.is_chief)

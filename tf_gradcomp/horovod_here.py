@@ -11,7 +11,7 @@ _OWN_SIZE = "HOROVOD_SIZE"  # of Horovod's launcher, which starts nothing else
 _LAUNCHERS_SIZES = (_OWN_SIZE, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _ELASTIC = "HOROVOD_ELASTIC"
 HOW_TO_BUILD = (
-    "Horovod cannot be imported here: %s. It is built for the TensorFlow that is installed: "
+    "Horovod cannot be imported here: %s. Build Horovod for the installed TensorFlow: "
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation "
     "horovod==0.28.1 (it needs cmake and a C++ compiler; docs/horovod.md has the flags that "
     "newer versions of TensorFlow need)."

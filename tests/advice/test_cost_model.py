@@ -97,8 +97,10 @@ def test_it_says_what_to_use():
 def test_it_says_what_accuracy_it_does_not_promise():
     slow = prediction("dense", 0.1, 0.3)
     untried, worse = (prediction("qsgd", like_dense=known) for known in (None, False))
-    assert report.verdict([slow, untried]).endswith("trains like dense was not measured.")
-    assert report.verdict([slow, worse]).endswith("it trained less well than dense.")
+    assert report.verdict([slow, untried]).endswith(
+        "did not measure whether this method trains like dense."
+    )
+    assert report.verdict([slow, worse]).endswith("this method trained less well than dense.")
 
 
 @pytest.mark.parametrize("baseline_transfer", [0.0, 0.003])

@@ -82,7 +82,7 @@ def test_horovod_that_cannot_be_loaded_is_a_problem(run_info, monkeypatch, tmp_p
     done = run_info()
     assert done.exit_code == 1
     assert rows(done.output)["Horovod"] == "cannot be imported"
-    assert "undefined symbol. It is built for the TensorFlow" in done.output
+    assert "undefined symbol. Build Horovod for the installed TensorFlow" in done.output
 
 
 def fake_library(error, built_for, simd=None):

@@ -66,7 +66,7 @@ def test_tasks_that_are_not_in_blocks_are_refused():
     ("env", "rank"),
     [
         ({}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, outside of a step
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, outside a step
         (SLURM, ("srun", 2, 3, 1)),
         (SLURM | {"SLURM_PROCID": "1"}, ("srun", 1, 3, 2)),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),

@@ -492,7 +492,7 @@ def test_one_replica_has_nothing_to_plan():
         ({"method": RandomK()}, "has no setting that can be planned"),
         ({"method": "auto"}, "has no setting that can be planned"),
         ({"method": LGreCo()}, "has no setting that can be planned"),
-        ({"method": TopK(warmup_steps=3)}, "takes turns with others; give the warm-up to LGreCo"),
+        ({"method": TopK(warmup_steps=3)}, "takes turns with another method; give the warm-up to"),
         ({"choices": []}, "choices has no values"),
         ({"choices": [2, 0]}, "among the choices must be a whole number of at least 1"),
         ({"method": "top_k", "choices": [2.0]}, "a number above 0 and up to 1"),

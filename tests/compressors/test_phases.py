@@ -164,7 +164,9 @@ def test_only_the_steps_of_a_sparse_turn_are_delayed():
 
 
 def test_strategies_without_collectives_refuse_turns():
-    with pytest.raises(ValueError, match=r"another method in turn, needs collectives in a branch"):
+    with pytest.raises(
+        ValueError, match=r"a method that alternates with another, needs collectives in a branch"
+    ):
         Exchanging(strategy=mirrored(2))
 
 
@@ -229,7 +231,7 @@ def test_a_phase_that_is_not_there_is_an_error():
 
 
 def test_whole_numbers_that_are_not_shared_are_refused():
-    with pytest.raises(ValueError, match="int64 cannot be shared out"):
+    with pytest.raises(ValueError, match="int64 cannot be divided"):
         JobStateSpec(dtype="int64", shared=False)
 
 

@@ -31,7 +31,7 @@ def test_a_subclass_with_a_name_is_known_by_it_however_it_is_spelled():
 
 
 def test_a_name_that_another_method_has_is_refused():
-    with pytest.raises(ValueError, match=r"'AdaComp' of .*Halves is that of AdaComp already"):
+    with pytest.raises(ValueError, match=r"'AdaComp' of .*Halves is already taken by AdaComp"):
         subclass_named("AdaComp")
     assert type(compressors.get("adacomp")) is compressors.AdaComp
 

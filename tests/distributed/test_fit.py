@@ -146,10 +146,10 @@ def test_float8_layers_are_refused_where_keras_reduces():
     ("what", "message"),
     [
         ("model", "each of its 2 workers would train it alone"),
-        ("compile", "'loss/total' of a metric was created outside of the strategy's scope"),
+        ("compile", "'loss/total' of a metric was created outside the strategy's scope"),
         ("metric", "'own/total' of a metric was created outside"),
-        ("lora", "lora_kernel_a' was created outside of the scope"),
-        ("lora, with slots", "lora_kernel_a' was created outside of the scope"),
+        ("lora", "lora_kernel_a' was created outside the scope"),
+        ("lora, with slots", "lora_kernel_a' was created outside the scope"),
     ],
 )
 def test_what_is_created_outside_of_the_scope_is_refused(what, message):

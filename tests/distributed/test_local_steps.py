@@ -299,7 +299,7 @@ def test_workers_with_rounds_of_different_lengths_are_told(jobs):
 
 def test_outer_optimizer_that_is_not_of_the_strategy_is_refused(jobs):
     for job in jobs:
-        assert "outer optimizer was created outside of the strategy's scope" in job["outside"]
+        assert "outer optimizer was created outside the strategy's scope" in job["outside"]
 
 
 def test_settings_are_checked():

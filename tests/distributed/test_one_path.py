@@ -80,7 +80,7 @@ def test_a_checkpoint_of_variables_without_their_exchange_holds_the_sums(workers
 
 def test_a_save_that_has_not_found_an_exchange_is_an_error(workers):
     for worker in workers:
-        assert "the saved object does not lead to the exchange" in worker["alone"]["error"]
+        assert "the saved object does not contain the exchange" in worker["alone"]["error"]
 
 
 def test_logs_are_written_once(workers, folder):

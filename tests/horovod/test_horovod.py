@@ -327,7 +327,7 @@ def test_a_backup_holds_the_residuals_of_all(fitted):
         ("compression", "FP16Compressor"),
         ("strategy", "either by Horovod or by a strategy"),
         ("xla", "jit_compile=False"),
-        ("elastic", "Elastic Horovod is not supported.*start it again from a checkpoint"),
+        ("elastic", "Elastic Horovod is not supported.*restart it from a checkpoint"),
         ("no group", "one of 2 processes.*group=.horovod."),
     ],
 )

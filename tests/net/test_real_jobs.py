@@ -155,5 +155,5 @@ def test_a_worker_that_alone_trains_other_variables_later_ends_the_job():
     first, second = run_workers(LATER, 2, check=False)
     assert first.returncode != 0
     assert second.returncode != 0
-    assert "waited 15.0 seconds for the others" in first.stderr
+    assert "waited 15.0 seconds for the other workers" in first.stderr
     assert "gradient of 'left'" in first.stderr

@@ -206,7 +206,7 @@ def test_a_variable_that_it_was_not_built_for_is_refused(count, inner):
     with replicas.strategy.scope():
         stranger = keras.Variable(np.zeros(3, "float32"), name="stranger")
     step = stepper(replicas.strategy, lambda g: replicas.optimizer.apply(g, [stranger]))
-    message = "'stranger' is not among those whose gradients.*compile with a new Compressed"
+    message = "'stranger' is not among the variables whose gradients.*compile with a new Compressed"
     with pytest.raises(ValueError, match=message):
         step([[np.zeros(3, "float32")]] * count)
 
@@ -249,7 +249,7 @@ def test_a_variable_that_was_created_outside_of_the_scope_is_refused():
     outside = keras.Variable(np.zeros(3), name="outside")
     with mirrored(2).scope():
         optimizer = gc.CompressedOptimizer("sgd")
-        with pytest.raises(ValueError, match=r"'outside' was created outside of the scope"):
+        with pytest.raises(ValueError, match=r"'outside' was created outside the scope"):
             optimizer.build([outside])
 
 
@@ -407,7 +407,7 @@ def test_tpus_are_refused(monkeypatch):
 
 def test_an_optimizer_created_outside_of_the_scope_is_refused():
     optimizer = gc.CompressedOptimizer("adam")
-    with mirrored(2).scope(), pytest.raises(ValueError, match="outside of the strategy's scope"):
+    with mirrored(2).scope(), pytest.raises(ValueError, match="outside the strategy's scope"):
         optimizer.build(new_variables())
 
 
@@ -426,7 +426,7 @@ def test_a_policy_that_is_none_is_refused(made):
 
 def test_an_inner_optimizer_created_outside_of_the_scope_is_refused():
     inner = keras.optimizers.SGD()
-    with mirrored(2).scope(), pytest.raises(ValueError, match="outside of the strategy's scope"):
+    with mirrored(2).scope(), pytest.raises(ValueError, match="outside the strategy's scope"):
         gc.CompressedOptimizer(inner).build(new_variables())
 
 

@@ -21,8 +21,8 @@ _WIDTH = 120
 _TIMES = ("compute", "encode", "latency", "transfer", "decode", "step")
 _RESERVATION = {
     True: "",
-    False: " Where we measured it, it trained less well than dense.",
-    None: " Whether it trains like dense was not measured.",
+    False: " In our measurements, this method trained less well than dense.",
+    None: " We did not measure whether this method trains like dense.",
 }
 _MEASURED = {True: "yes", False: "no", None: "not tried"}
 _ACCURACY = (
@@ -95,7 +95,7 @@ def of_tables(paths: Sequence[str]) -> str:
         return ""
     return (
         f" The gradient of {', '.join(map(repr, paths))} was counted as dense: no_compression and "
-        "cast send the rows of a batch alone, and may be faster than that (docs/advise.md)."
+        "cast send only the rows of a batch, and may be faster than predicted (docs/advise.md)."
     )
 
 

@@ -63,7 +63,7 @@ class JobStateSpec:
     def __post_init__(self) -> None:
         if not self.shared and not tf.as_dtype(self.dtype).is_floating:
             raise ValueError(
-                f"JobStateSpec: {self.dtype} cannot be shared out among other numbers of replicas; "
+                f"JobStateSpec: {self.dtype} cannot be divided among another number of replicas; "
                 "use a float dtype, or shared=True."
             )
 

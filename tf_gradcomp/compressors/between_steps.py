@@ -81,7 +81,8 @@ class Hooks:
                 if type(hook) in self._hooks:
                     raise ValueError(
                         f"{compressor!r}: only one of its stages can be {type(stage).__name__}, "
-                        "because its state is that of the job; use another method in the others."
+                        "because its state belongs to the whole job; use another method in the "
+                        "other stages."
                     )
                 self._hooks[type(hook)] = hook
         if replicas == 1:

@@ -267,8 +267,8 @@ def _expected_bits(bits: Any) -> str:
     if good and all(is_whole_number(one, first + 1, MAX_FINER_BITS) for one in finer):
         return ""
     return (
-        f"a whole number from {MIN_BITS} to {MAX_BITS}, or a pair of one and a larger one of up to "
-        f"{MAX_FINER_BITS}"
+        f"a whole number from {MIN_BITS} to {MAX_BITS}, or a pair of such a number and a larger "
+        f"number up to {MAX_FINER_BITS}"
     )
 
 

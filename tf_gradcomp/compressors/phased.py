@@ -34,7 +34,7 @@ class Phased(Compressor):
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
         """Refuses, because the phases exchange."""
-        raise TypeError(f"{type(self).__name__} is made of phases, which exchange in its place.")
+        raise TypeError(f"{type(self).__name__} consists of phases, which exchange in its place.")
 
 
 def takes_turns(compressor: Compressor) -> bool:

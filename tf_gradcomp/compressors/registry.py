@@ -32,8 +32,8 @@ def register(class_: type[Any]) -> type[Any]:
     known = _classes.get(name)
     if known is not None and known.__qualname__ != class_.__qualname__:
         raise ValueError(
-            f"compressor: the name {class_.name!r} of {class_.__qualname__} is that of "
-            f"{known.__qualname__} already; choose another."
+            f"compressor: the name {class_.name!r} of {class_.__qualname__} is already taken by "
+            f"{known.__qualname__}; choose another name."
         )
     _classes[name] = class_
     return class_
@@ -167,7 +167,7 @@ def _settings(given: Sequence[ast.keyword]) -> dict[str, Any]:
         try:
             settings[str(setting.arg)] = ast.literal_eval(setting.value)
         except ValueError:
-            raise SyntaxError(f"{ast.unparse(setting.value)} is no plain value") from None
+            raise SyntaxError(f"{ast.unparse(setting.value)} is not a plain value") from None
     return settings
 
 

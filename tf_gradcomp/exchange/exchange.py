@@ -340,7 +340,8 @@ def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
     in_turn = any(map(takes_turns, compressors))
     if in_turn and group.size > 1 and not group.is_collective:
         raise ValueError(
-            "A warm-up, or another method in turn, needs collectives in a branch, which "
+            "A warm-up, or a method that alternates with another, needs collectives in a branch, "
+            "which "
             f"{group.name} does not allow; use gc.MultiWorkerMirroredStrategy, or warmup_steps=0."
         )
 

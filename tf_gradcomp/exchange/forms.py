@@ -30,8 +30,8 @@ class Forms:
             if both:
                 raise ValueError(
                     f"The gradients of {', '.join(both)} came dense in one step and as slices in "
-                    "another, and Adam's second moment can be kept for one of these only; use "
-                    "precondition=None."
+                    "another, and Adam's second moment can be kept for only one of these forms; "
+                    "use precondition=None."
                 )
             self._sparse, self._dense = all_sparse, all_dense
         return [place for place, number in enumerate(numbers) if number not in sparse]

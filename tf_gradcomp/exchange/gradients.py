@@ -63,8 +63,8 @@ def check_shapes(
             if not shape.is_compatible_with(spec.shape):
                 raise ValueError(
                     f"The gradient of variable {spec.path!r} has shape {shape}; expected "
-                    f"{spec.shape}, that of the variable. Give the gradients in the order of their "
-                    "variables, each as tape.gradient returns it."
+                    f"{spec.shape}, the shape of the variable. Pass the gradients in the order of "
+                    "their variables, as tape.gradient returns them."
                 )
 
 
@@ -161,9 +161,9 @@ def check_variables_in_scope(strategy: tf.distribute.Strategy, variables: Sequen
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(native(variable)):
             raise ValueError(
-                f"Variable {path_of(variable)!r} was created outside of the scope of "
-                f"{type(strategy).__name__}, so that each replica would train its own. Create a "
-                "model inside `with strategy.scope():`, and change it there, too: "
+                f"Variable {path_of(variable)!r} was created outside the scope of "
+                f"{type(strategy).__name__}, so each replica would train its own copy. Create a "
+                "model inside `with strategy.scope():`, and change the model there, too: "
                 "`with strategy.scope(): layer.enable_lora(4)`."
             )
 
@@ -183,8 +183,8 @@ def check_no_overwriting(variables: Sequence[Any], replicas: int) -> None:
     overwritten = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
     if overwritten and replicas > 1:
         raise ValueError(
-            f"The gradients of {', '.join(overwritten)} are new values for these variables, as of "
-            "float8 layers, and replicas cannot add them up; train on one replica, or with another "
+            f"The gradients of {', '.join(overwritten)} are new values for these variables (as in "
+            "float8 layers), which replicas cannot sum; train on one replica, or with another "
             "dtype policy than float8."
         )
 
@@ -194,8 +194,8 @@ def check_created_in_scope(step_counter: Any, role: str = "inner") -> None:
     extended = tf.distribute.get_strategy().extended
     if not extended.variable_created_in_scope(native(step_counter)):
         raise ValueError(
-            f"CompressedOptimizer: the {role} optimizer was created outside of the strategy's "
-            "scope, and replicas would share its state; create it inside `with strategy.scope():`."
+            f"CompressedOptimizer: the {role} optimizer was created outside the strategy's scope, "
+            "so replicas would share its state; create it inside `with strategy.scope():`."
         )
 
 

@@ -23,9 +23,9 @@ Result = TypeVar("Result")
 _EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8, tf.int64: 24}
 _TAG_BITS = 22
 DIFFERENT = (
-    "Replicas of this job add up different things: they are at different steps, or exchange "
-    "the gradients of different variables, or compress them by different settings. Start all "
-    "workers with the same program, and let all restore the same checkpoint."
+    "The replicas of this job sum different vectors: they are at different steps, exchange "
+    "gradients of different variables, or compress with different settings. Start all workers "
+    "with the same program, and restore the same checkpoint on all workers."
 )
 
 

@@ -44,7 +44,7 @@ def tell_without_effect() -> None:
         tell_user(
             f"{COMPRESSOR}={text} has no effect: it replaces the compressor of a "
             "gc.CompressedOptimizer or of gc.MultiWorkerMirroredStrategy(compressor=...), and "
-            "there is none here."
+            "this program has neither."
         )
 
 

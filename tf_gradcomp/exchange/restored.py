@@ -19,14 +19,14 @@ from tf_gradcomp.exchange.setup import Setup
 
 _NOT_ADAM = (
     "The checkpoint holds Adam's second moments, and residuals that are divided by their roots; "
-    "this job's inner optimizer is not of the Adam family and can go on with neither. Use the "
-    "optimizer that wrote it, or restore the model's weights alone."
+    "this job's inner optimizer is not of the Adam family and cannot use either. Use the "
+    "optimizer that wrote the checkpoint, or restore only the model's weights."
 )
 
 _LOST = (
     "The checkpoint was written by a job with a residual, and %r keeps none: gradients that were "
-    "not sent yet are lost. To send them, go on with the compressor that wrote it, or with "
-    "gc.compressors.Auto([both])."
+    "not sent yet are lost. To send them, continue with the compressor that wrote the checkpoint, "
+    "or with gc.compressors.Auto([both])."
 )
 _LOG = tf.get_logger()
 
@@ -190,7 +190,7 @@ def _handover(replicas: Sequence[Replica], inner: InnerState) -> HandOver:
     states, setup = [replica.state() for replica in replicas], replicas[0].setup
     preconditioner = setup.method.moments
     if preconditioner is None:
-        raise RuntimeError("There is nothing to hand over without second moments.")
+        raise RuntimeError("Without second moments, there is no state to hand over.")
     return HandOver(
         preconditioner,
         inner,

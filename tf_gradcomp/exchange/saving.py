@@ -18,14 +18,15 @@ from tf_gradcomp.groups.own_values import reads_own
 _PIECE_BYTES = 2**25  # of the variables that one collective sums
 COLLECT_SECONDS = 3600.0  # that the ranks may be apart, where one of them validates alone
 _NOT_COLLECTED = (
-    "%s is another one on each rank, and a checkpoint holds their sum, which this rank does not "
-    "have: let rank 0 save (`if hvd.rank() == 0:`), or call optimizer.collect_state() on all ranks "
-    "just before."
+    "%s differs on each rank, and a checkpoint holds the sum over all ranks, which this rank does "
+    "not have: let rank 0 save (`if hvd.rank() == 0:`), or call optimizer.collect_state() on all "
+    "ranks just before the save."
 )
 _NOT_FOUND = (
-    "%s has another value on each worker, and a checkpoint holds their sum, which is not known: "
-    "the saved object does not lead to the exchange of gradients. Save the optimizer or its "
-    "exchange together with the variable, or call optimizer.collect_state() on all workers before."
+    "%s has a different value on each worker, and a checkpoint holds the sum of these values. The "
+    "sum is unknown, because the saved object does not contain the exchange of gradients. Save "
+    "the optimizer or its exchange together with the variable, or call optimizer.collect_state() "
+    "on all workers before the save."
 )
 
 

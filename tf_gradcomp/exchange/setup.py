@@ -21,7 +21,10 @@ from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.ops import gpu
 from tf_gradcomp.policy import GradientSpec, LayerPolicy
 
-_WHY_LOCAL = "what is compressed is divided by its root (precondition=None leaves it to Adam)"
+_WHY_LOCAL = (
+    "gradients are divided by its root before compression (precondition=None leaves the division "
+    "to Adam)"
+)
 _COPIED = "Gradients are copied from the GPU to the host for compression"
 
 
@@ -147,7 +150,7 @@ def announce(parts: Setup, notices: Iterable[str]) -> None:
         return
     kind = parts.group.kind
     if parts.group.all_replicas is not parts.group:
-        tell_user(f"The replicas of each {kind} sum their gradients before these are exchanged.")
+        tell_user(f"The replicas of each {kind} sum their gradients before the exchange.")
     if parts.preconditioner:
         tell_user(f"Each {kind} keeps Adam's second moment of its own gradients: {_WHY_LOCAL}.")
     gpus = [device for device in parts.group.devices if "GPU" in device]

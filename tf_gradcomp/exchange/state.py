@@ -42,7 +42,7 @@ def state_specs(
             if shapes != known:
                 raise ValueError(
                     f"{keeper!r} keeps a {name} of another shape than its warm-up or another "
-                    "candidate; use settings that keep the same."
+                    "candidate; use settings with equal shapes."
                 )
     return state
 
@@ -57,7 +57,7 @@ def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> flo
     if len(scales) > 1:
         raise ValueError(
             f"{compressor!r}: its warm-up or another phase keeps a residual of another scale; give "
-            "all of them the same (for ScaleCom: beta=1, or the same beta)."
+            "all phases the same scale (for ScaleCom: beta=1, or the same beta)."
         )
     return scales.pop() if scales else None
 
@@ -73,7 +73,7 @@ def job_state_specs(
                 if state.setdefault(name, spec) != spec:
                     raise ValueError(
                         f"{stage!r} keeps a {name} for the job in another form than its warm-up, "
-                        "another phase or another candidate; use settings that keep the same."
+                        "another phase or another candidate; use settings with equal forms."
                     )
     return state
 

@@ -39,9 +39,9 @@ class VariableNumbers:
         if number is None:
             known = ", ".join(spec.path for spec in self._specs) or "none"
             raise ValueError(
-                f"Variable {path_of(variable)!r} is not among those whose gradients are exchanged: "
-                f"{known}. Where layers were unfrozen since, "
-                "or for another model, compile with a new CompressedOptimizer; otherwise build the "
-                "optimizer with all variables that it will be given."
+                f"Variable {path_of(variable)!r} is not among the variables whose gradients are "
+                f"exchanged: {known}. If layers were unfrozen since, or for another model, compile "
+                "with a new CompressedOptimizer; otherwise build the optimizer with all variables "
+                "that it will receive."
             )
         return number

@@ -88,7 +88,7 @@ class Communicator:
         A process that runs several replicas in lockstep needs all their requests to answer one.
         """
         if len(requests) > 1:
-            raise RuntimeError(f"{type(self).__name__} reaches others for one replica at a time.")
+            raise RuntimeError(f"{type(self).__name__} communicates for one replica at a time.")
 
     def answer(self, request: Request) -> tuple[Any, Sent]:
         """Does what a compressor asks for, and counts the bytes that this sends."""
@@ -235,7 +235,7 @@ def communicate(
             except StopIteration as end:
                 results.append(end.value)
         if requests and results:
-            raise RuntimeError("Some replicas communicate after others have ended.")
+            raise RuntimeError("Some replicas still communicate after other replicas have ended.")
         if results:
             return results, sent
         communicators[0].meet(requests)

@@ -62,8 +62,9 @@ def check_group(group: Group) -> None:
     group.check_current()
     if isinstance(group, StrategyGroup) and getattr(group.strategy, "compressor", None) is not None:
         raise ValueError(
-            "A compressor is set on both the strategy and the optimizer, and gradients would be "
-            "compressed twice; give it to one: MultiWorkerMirroredStrategy(compressor=None), or "
+            "A compressor is set on both the strategy and the optimizer, so gradients would be "
+            "compressed twice; set it on only one of them: "
+            "MultiWorkerMirroredStrategy(compressor=None), or "
             "the optimizer without CompressedOptimizer."
         )
 

@@ -60,7 +60,7 @@ class Group(Processes):
 
     @abc.abstractmethod
     def communicators(self) -> list[Communicator]:
-        """The communicators of this process's replicas, for use outside of a step."""
+        """The communicators of this process's replicas, for use outside a step."""
 
     @abc.abstractmethod
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:

@@ -105,22 +105,22 @@ class HorovodGroup(Group):
         hvd = horovod_here.load()
         if not hvd.is_initialized():
             raise ValueError(
-                "Horovod is not initialized: call hvd.init() before anything that trains with it, "
-                "after `import horovod.tensorflow as hvd`."
+                "Horovod is not initialized: call hvd.init() before any training, after `import "
+                "horovod.tensorflow as hvd`."
             )
         if horovod_here.is_elastic():
             raise ValueError(
-                "Elastic Horovod is not supported: a process that is added or lost would take its "
-                "residual, which is part of the gradients, out of the job or find none. Start the "
-                "job without --min-np, --max-np and --host-discovery-script; after a failure, "
-                "start it again from a checkpoint, with any number of processes."
+                "Elastic Horovod is not supported: a lost process would take its residual, which "
+                "is part of the gradients, out of the job, and an added process would have no "
+                "residual. Start the job without --min-np, --max-np and --host-discovery-script; "
+                "after a failure, restart it from a checkpoint, with any number of processes."
             )
         self._hvd = hvd
         self._process_set = hvd.global_process_set if process_set is None else process_set
         if self._process_set.process_set_id is None or not self._process_set.included():
             raise ValueError(
-                f"Process {hvd.rank()} is not in {self._process_set}: build the optimizer on its "
-                "ranks only, after hvd.init or hvd.add_process_set was given the set."
+                f"Process {hvd.rank()} is not in {self._process_set}: build the optimizer only on "
+                "the ranks of this set, after passing the set to hvd.init or hvd.add_process_set."
             )
         self.size = self._process_set.size()
         self._rank = self._process_set.rank()
@@ -137,10 +137,10 @@ class HorovodGroup(Group):
             raise ValueError(
                 'CompressedOptimizer(group="horovod") was called under '
                 f"{type(tf.distribute.get_strategy()).__name__}: gradients are exchanged either by "
-                "Horovod or by a strategy; leave out one of them."
+                "Horovod or by a strategy; use only one of the two."
             )
         if not self._hvd.is_initialized():
-            raise ValueError("Horovod was shut down, and its processes cannot reach each other.")
+            raise ValueError("Horovod was shut down, so its processes cannot reach each other.")
 
     def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
         """Gives variables the values of the first rank; all must have the same ones.

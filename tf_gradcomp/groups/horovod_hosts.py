@@ -71,13 +71,14 @@ class HorovodHosts(HorovodGroup):
         self.size, self._host = hvd.cross_size(), hvd.cross_rank()
         if not hvd.is_homogeneous():
             raise ValueError(
-                "gc.HorovodHosts() takes as many ranks on each host; start the job with as many, "
-                'or use group="horovod", by which each rank exchanges with all others.'
+                "gc.HorovodHosts() needs the same number of ranks on each host; start the job with "
+                'equal numbers, or use group="horovod", with which each rank exchanges with all '
+                "other ranks."
             )
         if self.size == 1:
             raise ValueError(
-                "gc.HorovodHosts(): all ranks are on one host, so that nothing would be exchanged "
-                'compressed; use group="horovod".'
+                "gc.HorovodHosts(): all ranks are on one host, so nothing would be compressed; "
+                'use group="horovod".'
             )
         # The others would wait for ever where one of them exchanges by another group.
         self.agree({"next action": "dividing the job into hosts by gc.HorovodHosts()"})
@@ -140,8 +141,8 @@ def _process_set(hvd: Any, ranks: list[int]) -> Any:
             _sets[tuple(ranks)] = hvd.add_process_set(ranks)
         except ValueError as error:
             raise ValueError(
-                "gc.HorovodHosts() makes sets of processes, one for the ranks of each host and one "
-                "for the leaders of all hosts, and Horovod does not allow it: call "
+                "gc.HorovodHosts() adds process sets, one for the ranks of each host and one for "
+                "the leaders of all hosts, but Horovod does not allow it: call "
                 f'hvd.init(process_sets="dynamic"). Horovod says: {error}'
             ) from error
     return _sets[tuple(ranks)]

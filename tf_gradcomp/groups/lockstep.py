@@ -18,7 +18,7 @@ class _Meeting:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         if len({_kind(request) for request in requests}) != 1:
-            raise RuntimeError(f"Replicas of one exchange ask for different things: {requests}.")
+            raise RuntimeError(f"The replicas of one exchange make different requests: {requests}.")
         if not (isinstance(requests[0], AllGather) and not requests[0].same_length):
             _check_equal_lengths(requests)
         self._requests = requests
@@ -48,7 +48,7 @@ def _check_equal_lengths(requests: Sequence[Request]) -> None:
     kind = type(requests[0]).__name__
     for other in others:
         tf.debugging.assert_equal(
-            other, first, f"{kind}: vectors of replicas that must be equally long are not"
+            other, first, f"{kind}: the replicas' vectors must have equal lengths, but do not"
         )
 
 

@@ -101,9 +101,9 @@ def _number(part: Any) -> tf.Tensor:
     dtype = None if tensor is None else tensor.dtype
     if dtype is None or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
         raise ValueError(
-            "What a step returns, by train_step or by metrics, is averaged over the replicas: "
-            f"expected tensors of real numbers; received {part!r}. Leave it out, or log it by a "
-            "callback."
+            "The values that a step returns, from train_step or from metrics, are averaged over "
+            f"the replicas: expected tensors of real numbers; received {part!r}. Leave this value "
+            "out, or log it in a callback."
         )
     return tensor
 

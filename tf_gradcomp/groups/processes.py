@@ -53,9 +53,9 @@ class Processes(abc.ABC):
             return
         if not _ends_within(seconds, lambda: handshake.compare(facts, self.all_gather_on_host)):
             raise handshake.WorkersDisagreeError(
-                f"This worker has waited {seconds} seconds for the others to compare "
-                f"{dict(facts)}: they do something else. All workers must run the same program, "
-                "and must not decide by their own data what they train."
+                f"This worker has waited {seconds} seconds for the other workers to compare "
+                f"{dict(facts)}, but they took another path through the program. All workers must "
+                "run the same program, and must not decide from their own data what they train."
             )
 
     def largest(self, numbers: Sequence[float]) -> list[float]:

@@ -56,8 +56,8 @@ class StrategyGroup(Group):
     def check_current(self) -> None:
         if tf.distribute.get_strategy() is not self.strategy:
             raise ValueError(
-                "The exchange of gradients was built outside of the scope of the strategy that "
-                "runs it; build the optimizer inside `with strategy.scope():`."
+                "The exchange of gradients was built outside the scope of the strategy that runs "
+                "it; build the optimizer inside `with strategy.scope():`."
             )
 
     def true_on_all(self, flag: tf.Tensor, label: str) -> tf.Tensor:

@@ -131,5 +131,5 @@ def _reduced(
             raise
         raise RuntimeError(
             "Gradients are reduced in a branch, a loop or a tf.function within strategy.run, where "
-            "TensorFlow does not let the replicas of a worker meet; reduce them outside of it."
+            "TensorFlow does not let the replicas of a worker meet; reduce them outside it."
         ) from error

@@ -174,18 +174,18 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             The sums, as each replica is given them; zeros where the step is to be skipped.
 
         Raises:
-            ValueError: If the strategy has no compressor, or outside of a replica context.
+            ValueError: If the strategy has no compressor, or outside a replica context.
         """
         return self._compressed().reduce_gradients(gradients, variables)
 
     def check_model_outside(self) -> None:
-        """Refuses to have a model trained that was created outside of the scope.
+        """Refuses to have a model trained that was created outside the scope.
 
         A chief may do so once it has trained with the others: see `check_not_alone_by_mistake`.
         """
         if self.group.processes > 1 and not (self._started and is_chief()):
             raise ValueError(
-                "The model was created outside of the scope of gc.MultiWorkerMirroredStrategy, and "
+                "The model was created outside the scope of gc.MultiWorkerMirroredStrategy, and "
                 f"each of its {self.group.processes} workers would train it alone; create and "
                 "compile it inside `with strategy.scope():`. To train it alone on purpose, create "
                 "it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
@@ -306,7 +306,7 @@ def strategy_of_workers() -> CheckedStrategy | None:
 
 
 def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
-    """Refuses to train a model that was created outside of the scope of the program's strategy."""
+    """Refuses to train a model that was created outside the scope of the program's strategy."""
     if strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy():
         for other in _strategies:
             other.check_model_outside()

@@ -22,7 +22,7 @@ _LARGEST = 2**20  # of any size
 _EXPECTED = (
     "LGC: autoencoder must be a gc.Autoencoder, or its description: a mapping with "
     "'encoder' and 'decoder', lists of (filters, kernel size, stride) whose strides have the same "
-    "product, and perhaps 'slope' and 'weights'"
+    "product, and optionally 'slope' and 'weights'"
 )
 
 
@@ -114,8 +114,8 @@ class Architecture:
         if self.weights is not None and self.weights.size != needed:
             raise ValueError(
                 f"LGC: the autoencoder has {self.weights.size:,} weights; expected {needed:,}. A "
-                "model for the other pattern has one more or one fewer; make one with "
-                f"innovations={innovations}."
+                "model for the other pattern has one weight more or one fewer; create a model "
+                f"with innovations={innovations}."
             )
         return self
 

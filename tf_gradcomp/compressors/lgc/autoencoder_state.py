@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from tf_gradcomp.compressors.lgc.method import LGC
 
 _WHO_TRAINS = (
-    "LGC sums the entries that a leader chooses until its autoencoder is trained: by "
-    "gc.callbacks.AutoencoderTraining, or by its train(exchange) after each step of a training "
-    "loop of your own."
+    "LGC sums the entries that a leader chooses until its autoencoder is trained. Train it with "
+    "gc.callbacks.AutoencoderTraining, or call that callback's train(exchange) after each step of "
+    "your own training loop."
 )
 _ENDS_UNKNOWN = (
-    "LGC does not know the first and the last layer, and codes their kernels like all "
-    "others; gc.Policy.from_model(model) tells them."
+    "LGC does not know the first and the last layer, and codes their kernels like all other "
+    "kernels; pass policy=gc.Policy.from_model(model)."
 )
 
 

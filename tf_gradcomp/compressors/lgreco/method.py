@@ -233,6 +233,7 @@ def _checked(method: Any) -> Plannable:
         )
     if takes_turns(method):
         raise ValueError(
-            f"LGreCo: {method!r} takes turns with others; give the warm-up to LGreCo itself."
+            f"LGreCo: {method!r} takes turns with another method; give the warm-up to LGreCo "
+            "itself."
         )
     return method

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _STEADY = 0.5  # Accordion: by which part a norm may differ from the norm of the period before
 _LOG = tf.get_logger()
 _WHO_PLANS = (
-    "L-GreCo uses the settings of its method until a plan is made: by "
-    "gc.callbacks.LayerwisePlan, or by exchange.plan_settings() in a training loop of your own."
+    "L-GreCo uses the settings of its method until a plan is made. Plan with "
+    "gc.callbacks.LayerwisePlan, or call exchange.plan_settings() in your own training loop."
 )
 _KEPT = "L-GreCo keeps the settings of %s for all layers: %s."
 
@@ -95,7 +95,7 @@ class LayerPlanner(Proposing):
         # Not those that are exchanged in no step, such as tables that are sent as slices.
         places = [place for place, total in enumerate(sums) if total.any()]
         if not places:
-            _LOG.warning("L-GreCo keeps its plan: no gradients were exchanged since the last one.")
+            _LOG.warning("L-GreCo keeps its plan: no gradients were exchanged since the last plan.")
             return self._installed(job_state)
         specs = [self.specs[place] for place in places]
         choices = [self.lgreco.choices(spec) for spec in specs]

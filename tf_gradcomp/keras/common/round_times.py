@@ -96,7 +96,7 @@ class RoundTimes:
         return self._length.read_value()
 
     def pause(self) -> None:
-        """Counts the time until the next step for nothing; called outside of a graph."""
+        """Counts the time until the next step for nothing; called outside a graph."""
         times = self._times.numpy()
         times[0] = 0
         self._times.assign(times)

@@ -292,7 +292,7 @@ class Rounds:
 
         self._group.strategy.run(on_replica)
 
-    # The next methods run between two steps, outside of a graph.
+    # The next methods run between two steps, outside a graph.
 
     @property
     def pending(self) -> bool:

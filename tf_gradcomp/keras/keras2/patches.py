@@ -36,7 +36,7 @@ PATCHES = (
     ),
     Patch(
         ("tf.keras.Model.make_train_function",),
-        "Each worker would train a model alone that was created outside of the scope.",
+        "Each worker would train a model alone that was created outside the scope.",
         "test_on_train_function",
         lambda: on_train_function(check_trains),
     ),

@@ -89,7 +89,7 @@ OPTIMIZERS = (
 TRAINING = (
     Patch(
         ("keras.Model.make_train_function",),
-        "Each worker would train a model alone that was created outside of the scope.",
+        "Each worker would train a model alone that was created outside the scope.",
         "test_on_train_function",
         lambda: on_train_function(check_trains),
     ),

@@ -67,7 +67,7 @@ def building(model: keras.Model) -> Iterator[None]:
     """Within this context, Keras learns the shapes of a model from this worker's part of a batch.
 
     Keras alone asks for the mean over the replicas. Integers and strings have none, and workers'
-    batches may differ in size. In the end, metrics are refused that were created outside of the
+    batches may differ in size. In the end, metrics are refused that were created outside the
     scope of our strategy.
     """
     strategy = model.distribute_strategy
@@ -77,7 +77,7 @@ def building(model: keras.Model) -> Iterator[None]:
         for variable in (v for metric in model.metrics for v in metric.variables):
             if not strategy.extended.variable_created_in_scope(native(variable)):
                 raise ValueError(
-                    f"{path_of(variable)!r} of a metric was created outside of the strategy's "
+                    f"{path_of(variable)!r} of a metric was created outside the strategy's "
                     "scope, and each worker would have its own; create metrics, and call "
                     "model.compile, inside `with strategy.scope():`."
                 )
