@@ -197,7 +197,7 @@ WITHOUT_A_SCOPE = """
 def test_a_job_whose_program_forgot_the_scope_ends_with_the_reason():
     for worker in run_workers(WITHOUT_A_SCOPE, check=False):
         assert worker.returncode == 1
-        assert "each of its 2 workers would train it alone" in worker.stderr
+        assert "each of its 2 workers would train the model alone" in worker.stderr
 
 
 FIRST_TOGETHER = """

@@ -345,7 +345,7 @@ def test_numbers_of_learners_that_are_none(learners):
 
 def test_a_batch_that_cannot_be_shared_out(digits):
     learners = gc.simulation.Learners(new_model(), 3)
-    with pytest.raises(ValueError, match="a batch of 64 cannot be shared out equally among 3"):
+    with pytest.raises(ValueError, match="a batch of 64 cannot be divided equally among 3"):
         learners.train_on_batch(digits[0][:64], digits[1][:64])
 
 
@@ -390,7 +390,7 @@ def test_models_that_cannot_be_simulated():
     with pytest.raises(ValueError, match=r"must be built, and compiled"):
         gc.simulation.Learners(bare, 2)
     compressed = new_model(gc.CompressedOptimizer("sgd"))
-    with pytest.raises(ValueError, match="optimizer is compressed already"):
+    with pytest.raises(ValueError, match="optimizer is already compressed"):
         gc.simulation.Learners(compressed, 2)
     with (
         tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
@@ -409,7 +409,7 @@ class OwnStep(keras.Sequential):
 def test_a_model_with_a_train_step_of_its_own_is_refused():
     model = OwnStep([keras.Input((64,)), keras.layers.Dense(10)])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"OwnStep has a train_step of its own.*compute_loss"):
+    with pytest.raises(ValueError, match=r"OwnStep has its own train_step.*compute_loss"):
         gc.simulation.Learners(model, 2)
 
 

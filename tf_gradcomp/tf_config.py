@@ -124,8 +124,8 @@ def _check_cluster(config: dict[str, Any]) -> dict[str, tuple[str, ...]]:
             _check_address(address)
             if address in seen:
                 raise ValueError(
-                    f"TF_CONFIG's cluster has the address {address!r} twice; every task needs "
-                    "one of its own."
+                    f"TF_CONFIG's cluster has the address {address!r} twice; every task needs its "
+                    "own address."
                 )
             seen.add(address)
     return {task_type: tuple(addresses) for task_type, addresses in cluster.items()}

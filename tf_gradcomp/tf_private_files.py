@@ -35,7 +35,7 @@ def save_as(
 
     def refuse(**_: Any) -> None:
         raise ValueError(
-            "An asynchronous checkpoint would hold this process's own state alone; save without "
+            "An asynchronous checkpoint would hold only this process's own state; save without "
             "tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)."
         )
 

@@ -14,8 +14,8 @@ from typing import IO
 from tf_gradcomp.chief import this_worker
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
-_NEW_KEPT = "The old folder stays. The new one is complete in %r."
-_OLD_KEPT = "The new folder is complete. Other files of the old one are in %r."
+_NEW_KEPT = "The old folder stays. The new folder is complete in %r."
+_OLD_KEPT = "The new folder is complete. Other files of the old folder are in %r."
 
 
 @contextlib.contextmanager

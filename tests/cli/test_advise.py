@@ -53,7 +53,7 @@ def test_the_first_steps_are_measured_and_the_program_ends(program):  # noqa: F8
     assert columns(done.stdout, "adacomp")[-2] == "yes"  # trains like dense
     verdict, *notes = done.stdout.splitlines()[-4:]
     assert verdict.startswith(("Use compressor=", "Compression will not pay"))
-    assert "holds for its loopback and not for a cluster's network" in notes[0]
+    assert "apply to its loopback and not to a cluster's network" in notes[0]
 
 
 def test_what_was_found_in_a_loop_can_be_read_by_a_program(program):  # noqa: F811
@@ -111,7 +111,7 @@ def test_one_worker_has_nothing_to_exchange(program):  # noqa: F811
 def test_a_program_that_fails_is_reported(program):  # noqa: F811
     done = gradcomp("advise", "-n", "2", program("raise ValueError('no such file')"))
     assert done.returncode == 1
-    assert "all workers died of the same error" in done.stderr
+    assert "all workers died with the same error" in done.stderr
     assert "ValueError: no such file" in done.stderr
 
 

@@ -147,8 +147,8 @@ def test_no_tensorflow(run_info, monkeypatch):
         ),
         (
             gpu.GpuInfo("A GPU", 90, ""),
-            f", A GPU, sm_90 (on it run {', '.join(info._methods_on_gpus())} and, for all methods, "
-            "dividing by second moments; its kernels agree with the CPU's)",
+            f", A GPU, sm_90 (runs {', '.join(info._methods_on_gpus())} and, for all methods, "
+            "the division by second moments; its kernels agree with the CPU's)",
         ),
     ],
 )

@@ -405,7 +405,7 @@ LOST = "UnavailableError: Collective ops is aborted by: Socket closed"
             [end(1, "a 1"), end(1, "a 2", index=1), end(1, "b", index=2)],
             ["worker 0 died first", "worker 1 followed, with the same error.", "worker 2 followed"],
         ),
-        ([end(1, "a 1"), end(1, "a 2", index=1)], ["all workers died of the same error"]),
+        ([end(1, "a 1"), end(1, "a 2", index=1)], ["all workers died with the same error"]),
         ([end(1, "a"), end(2, "a", index=1)], ["worker 0 died first", "worker 1 followed, after"]),
     ],
 )
@@ -420,7 +420,9 @@ def test_the_time_limit_names_workers_that_had_left():
     late = end(-2, index=0, ended_by_launcher=True)
     lines = JobResult((end(0, index=1), late), timed_out=9.0).summary()
     assert lines[0] == "the time limit of 9 s was reached; ended workers: 0."
-    assert lines[1].startswith("worker 1 had left after 1.0 s, exit code 0. If the others waited")
+    assert lines[1].startswith(
+        "worker 1 had left after 1.0 s, exit code 0. If the other workers waited"
+    )
 
 
 def test_exit_codes_and_their_order():

@@ -230,7 +230,7 @@ def test_an_error_of_all_workers_is_printed_once(program):
     assert done.stderr.count("Traceback") == done.stderr.count("ValueError: no data for task") - 1
     assert done.stderr.count("Traceback") == 1
     end = done.stderr.splitlines()[-1]
-    assert "gradcomp: all workers died of the same error, after " in end
+    assert "gradcomp: all workers died with the same error, after " in end
     assert "exit code 1: ValueError: no data for task " in end
     other = gradcomp("run", "-n", "3", path, "other").stderr
     assert other.count("Traceback") == other.count("raise ") == 2
@@ -559,7 +559,7 @@ def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
         done = run_with_gpus(2, 2, path, env)
         assert done.returncode == 2
         assert done.stdout == ""
-        assert "Error: 2 workers with 2 GPUs each need 4, and there are" in done.stderr
+        assert "Error: 2 workers with 2 GPUs each need 4, but this machine has" in done.stderr
         assert says in done.stderr
 
 
@@ -576,7 +576,7 @@ def test_too_few_gpus_are_refused_with_how_many_there_are(program, tmp_path):
         (["-n", "2", ""], "There is no program '' here; expected a file, or -m and a module"),
         (["-n", "2", "--timeout", "0", __file__], "0.0 is not in the range x>0"),
         (["-n", "2", "--grace", "-1", __file__], "-1.0 is not in the range x>=0"),
-        (["-n", "2", "--timeout", "nan", __file__], "'nan' is no number of seconds"),
+        (["-n", "2", "--timeout", "nan", __file__], "'nan' is not a number of seconds"),
         (["-n", "2", "--threads-per-worker", "0", __file__], "'0' is neither a number"),
         (["-n", "2", "--gpus-per-worker", "0", __file__], "0 is not in the range x>=1"),
         (["-n", "2", "--gpus-per-worker", "1", "--horovod", __file__], "leave out --gpus-per-w"),

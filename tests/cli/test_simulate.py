@@ -122,9 +122,9 @@ def test_the_verdict(runs, says):
 def test_the_verdict_needs_dense_training_and_is_unsure_of_one_seed():
     runs = [trained("no_compression", 0.2, 480, metric="val_mae"), trained("x", 0.3, 48)]
     runs[1].history["val_mae"] = [1.0, *[0.25] * 5]
-    assert verdict(runs[1:])[0].startswith("No verdict: it takes dense training as well")
+    assert verdict(runs[1:])[0].startswith("No verdict: it needs dense training to compare with")
     says = ["x with 4 workers: 0.05 behind dense at 10 times fewer bytes."]
-    noise = ["How much of this is noise, only several seeds show: --seeds 3."]
+    noise = ["Only several seeds show how much of this is noise: --seeds 3."]
     assert verdict(runs)[1:] == says + noise
 
 
@@ -218,7 +218,11 @@ def test_fewer_bytes_in_the_table_are_those_of_the_verdict():
     ("suffix", "options", "message"),
     [
         ("x", [], "is no file; expected FILE.py"),
-        (":missing", [], "has no function 'missing'; expected one that takes batch_size and seed"),
+        (
+            ":missing",
+            [],
+            "has no function 'missing'; expected a function that takes batch_size and seed",
+        ),
         (":other", [], "has no function 'other'"),
         ("", ["-c", "zip"], "unknown name 'zip'"),
         ("", ["-c", "adacomp(bins=3)"], "'adacomp' has no setting 'bins'"),
@@ -231,13 +235,13 @@ def test_fewer_bytes_in_the_table_are_those_of_the_verdict():
         ("", ["-n", "0"], "0 is not in the range"),
         ("", ["--batch-size", "0"], "0 is not in the range"),
         (":without_a_size", [], "without_a_size of"),
-        (":without_a_size", [], "has no batch size of its own: give one by --batch-size"),
+        (":without_a_size", [], "has no default batch size: pass --batch-size"),
         (":without_a_seed", [], "takes no seed; expected a function of batch_size and seed"),
         ("", ["-n", "4", "-n", "3"], "3 learners cannot share batches of 64"),
-        ("", ["-c", "auto"], "'auto' chooses by the network, and a simulation has none"),
-        ("", ["--local-steps", "auto"], "'auto' measures a network, and a simulation has none"),
+        ("", ["-c", "auto"], "'auto' chooses by the network, but a simulation has no network"),
+        ("", ["--local-steps", "auto"], "'auto' measures a network, but a simulation has none"),
         ("", ["--results", __file__], "test_simulate.py' is a file"),
-        ("", ["--results", "/dev/null/here"], "cannot be made"),
+        ("", ["--results", "/dev/null/here"], "Cannot create the folder"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(program, suffix, options, message):

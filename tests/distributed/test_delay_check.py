@@ -33,7 +33,7 @@ def test_without_residuals_it_logs_nothing(workers):
 
 
 def test_the_chief_alone_warns_and_once(workers):
-    told = [(one.stdout + one.stderr).count("DelayCheck: much of what waits") for one in workers]
+    told = [(one.stdout + one.stderr).count("DelayCheck: much of the residual") for one in workers]
     assert told == [1, 0]
 
 

@@ -145,7 +145,7 @@ def test_float8_layers_are_refused_where_keras_reduces():
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("model", "each of its 2 workers would train it alone"),
+        ("model", "each of its 2 workers would train the model alone"),
         ("compile", "'loss/total' of a metric was created outside the strategy's scope"),
         ("metric", "'own/total' of a metric was created outside"),
         ("lora", "lora_kernel_a' was created outside the scope"),

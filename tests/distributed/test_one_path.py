@@ -106,7 +106,7 @@ def test_the_chief_alone_saves_its_own_elsewhere_and_says_so(workers, job):
     assert_holds(chief["own.weights.h5"], wanted)
     total = [np.abs(value).sum() for of_all in wanted.values() for value in of_all]
     assert_close(chief["own checkpoint"], sorted(total), terms=LARGEST)
-    assert job[0].stderr.count("holds the residuals of the chief alone") == 1
+    assert job[0].stderr.count("holds only the residuals of the chief") == 1
     assert job[0].stderr.count("holds the residuals of all 2 workers") == 1
 
 

@@ -218,7 +218,7 @@ def test_gradients_reduced_by_hand_are_sums_over_all_replicas(with_strategy):
 
 def test_reducing_in_a_branch_is_refused_with_the_way_out(with_strategy):
     for worker in with_strategy:
-        assert "reduce them outside it" in worker["in a branch"]
+        assert "reduce gradients outside it" in worker["in a branch"]
 
 
 def test_survivor_of_a_killed_process_ends_with_a_named_error(ended):

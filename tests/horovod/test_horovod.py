@@ -356,7 +356,7 @@ def disagreeing():
         ("other_versions", "keras: worker 0 has '3.0', worker 1 has '3.1'"),
         ("other_weights", "gc.callbacks.BroadcastInitialState()"),
         ("other_steps", "exchanges so far: worker 0 has 7, worker 1 has 0"),
-        ("other_learning_rates", "as ReduceLROnPlateau does by a metric"),
+        ("other_learning_rates", "as ReduceLROnPlateau does if its metric differs"),
         ("other_gradients", "gradient of 'kernel_0': worker 0 has 'dense', worker 1 has nothing"),
         ("other_actions", "next action: worker 0 has 'collecting state to save'"),
         ("other_data", "all workers): worker 0 has 2, worker 1 has 3"),
@@ -371,7 +371,7 @@ def test_ranks_are_told_in_what_they_differ(disagreeing, what, message):
 def test_a_model_without_variables_and_layers_that_know_no_ranks_are_told_of(disagreeing):
     for rank in disagreeing:
         assert "'unbuilt' has no variables yet" in rank["no_variables"]
-        assert "'batch_normalization' is to have the statistics" in rank["synchronized_layers"]
+        assert "'batch_normalization' should have the statistics" in rank["synchronized_layers"]
 
 
 @pytest.mark.parametrize("wish", ["AllReduce", "AllGather", "Broadcast"])

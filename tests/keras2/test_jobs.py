@@ -287,7 +287,7 @@ def test_workers_save_by_one_path_and_the_chief_alone(tmp_path):
         for name, weights in seen["weights"].items():
             assert weights == wanted["weights"], name
         assert (seen["log"], seen["hidden"]) == (3, [])
-    assert "holds the residuals of the chief alone" not in workers[0].stderr
+    assert "holds only the residuals of the chief" not in workers[0].stderr
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_models_that_cannot_be_simulated():
     bare = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match="must be built, and compiled"):
         gc.simulation.Learners(bare, 2)
-    with pytest.raises(ValueError, match="optimizer is compressed already"):
+    with pytest.raises(ValueError, match="optimizer is already compressed"):
         gc.simulation.Learners(new_model(gc.CompressedOptimizer("sgd")), 2)
     scaler = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match="scales losses or accumulates gradients"):

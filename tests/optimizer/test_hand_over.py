@@ -412,7 +412,7 @@ def test_divided_velocities_are_not_loaded_by_an_optimizer_that_cannot_undo_it(c
     job = Job(2, adam, method)
     job.train(range(3))
     other = job.resumed(2, sgd, method)
-    assert "cannot go on with: moments_taken, residual, second_moment, velocity" in caplog.text
+    assert "cannot use: moments_taken, residual, second_moment, velocity" in caplog.text
     assert not np.any(of_each(other, "velocity"))
 
 

@@ -31,7 +31,7 @@ def trained(loss, strategy, reduction=None):
         (-1, "sum", 1, None),
         (None, "sum", 2, "returns one number for a whole batch"),
         (None, "mean", 1, None),
-        (-1, "mean", 1 / 2, "divides its gradients once more"),
+        (-1, "mean", 1 / 2, "divides its gradients a second time"),
     ],
 )
 def test_where_a_loss_is_divided_never_or_twice_the_user_is_told(
@@ -46,5 +46,5 @@ def test_where_a_loss_is_divided_never_or_twice_the_user_is_told(
     # A weight below 2 rounds before and after the step, whose gradient is a sum over 8 rows.
     bound = rounding(2, terms=2) + rounding(0.1 * 2, terms=8 + 3)
     np.testing.assert_allclose(moved, times * expected, rtol=0, atol=(1 + times) * bound)
-    for text in ("returns one number for a whole batch", "divides its gradients once more"):
+    for text in ("returns one number for a whole batch", "divides its gradients a second time"):
         assert (text in caplog.text) == (text == told)

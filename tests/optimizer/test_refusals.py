@@ -38,7 +38,7 @@ def test_wrapping_twice_is_refused(scaled):
     inner = gc.CompressedOptimizer("adam")
     if scaled:
         inner = keras.optimizers.LossScaleOptimizer(inner)
-    with pytest.raises(ValueError, match="compressed already; wrap it once"):
+    with pytest.raises(ValueError, match="already compressed; wrap it only once"):
         gc.CompressedOptimizer(inner)
 
 
@@ -273,7 +273,7 @@ def multi_optimizer():
 )
 @pytest.mark.parametrize("around", [lambda inner: inner, keras.optimizers.LossScaleOptimizer])
 def test_optimizers_that_reduce_by_themselves_are_refused(around):
-    with pytest.raises(ValueError, match=r"would reduce twice\. Wrap each of those inside"):
+    with pytest.raises(ValueError, match=r"would reduce them twice\. Wrap each optimizer inside"):
         gc.CompressedOptimizer(around(multi_optimizer()))
 
 
@@ -323,7 +323,7 @@ def test_an_optimizer_that_applies_by_another_one_is_refused_inside_and_works_ar
 def test_a_loss_scaler_whose_scale_nothing_applies_is_refused():
     scaler = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     inside = keras.optimizers.OptimizerMap(gc.CompressedOptimizer(scaler), {})
-    with pytest.raises(ValueError, match=r"Put one around the MultiOptimizer"):
+    with pytest.raises(ValueError, match=r"Put a LossScaleOptimizer around the MultiOptimizer"):
         keras.optimizers.MultiOptimizer(inside).build(new_variables())
 
 

@@ -23,9 +23,9 @@ from tf_gradcomp.tf_config import VARIABLE as TF_CONFIG
 from tf_gradcomp.tf_config import read_tf_config
 
 _LOOPBACK = (
-    "The workers were on this machine, so this holds for its loopback and not for a cluster's "
-    "network.\nTo measure a cluster, start gradcomp advise, without -n, on each of its machines:\n"
-    "by srun, by mpirun, or with TF_CONFIG (docs/advise.md)."
+    "The workers were on this machine, so the figures apply to its loopback and not to a "
+    "cluster's network.\nTo measure a cluster, start gradcomp advise without -n on each machine\n"
+    "of the cluster: by srun, by mpirun, or with TF_CONFIG (docs/advise.md)."
 )
 
 
@@ -37,16 +37,16 @@ _LOOPBACK = (
     "-n",
     "--workers",
     type=Workers(min=1),
-    help="Start so many workers on this machine. What is measured is then this machine's "
-    "loopback, and not the network of a cluster. Leave this out under srun and mpirun, and where "
+    help="Number of workers to start on this machine. The command then measures this machine's "
+    "loopback, and not the network of a cluster. Leave this out under srun and mpirun, and if "
     "TF_CONFIG is set.",
 )
 @click.option("-m", "--module", is_flag=True, help="Run PROGRAM as a module, as `python -m` does.")
 @click.option(
     "--threads-per-worker",
     type=Threads(),
-    help="Give each worker's TensorFlow operations so many threads, or 'auto' to share the cores "
-    "out.",
+    help="Threads for each worker's TensorFlow operations, or 'auto' to divide the cores among "
+    "the workers.",
 )
 @json_option
 @click.argument("program")
@@ -131,7 +131,7 @@ def _of_tf_config() -> Rank:
 def _print(found: Path) -> None:
     if not found.exists():
         raise click.ClickException(
-            "The program ended before all was measured: it must train for at least "
+            "The program ended before the measurement was complete: it must train for at least "
             f"{STEPS_BEFORE + STEPS} steps, with gc.CompressedOptimizer."
         )
     click.echo(found.read_text(), nl=False)

@@ -34,7 +34,7 @@ class _Report:
         self.rows.append((name, value))
 
 
-@click.command(short_help="Show what is installed here, and whether it fits together.")
+@click.command(short_help="Show the installed versions, and check that they work together.")
 @json_option
 def info(as_json: bool) -> None:
     """Show versions, the op library, this machine, and whether they fit together.
@@ -157,8 +157,8 @@ def _describe_gpu(ordinal: int) -> str:
     if found.error:
         return f"{device} (gradients are copied to the host for the exchange: {found.error})"
     return (
-        f"{device} (on it run {', '.join(_methods_on_gpus())} and, for all methods, dividing "
-        "by second moments; its kernels agree with the CPU's)"
+        f"{device} (runs {', '.join(_methods_on_gpus())} and, for all methods, the division by "
+        "second moments; its kernels agree with the CPU's)"
     )
 
 

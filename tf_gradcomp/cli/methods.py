@@ -1,4 +1,4 @@
-"""`gradcomp methods`: which compressors there are, and what each is for."""
+"""`gradcomp methods`: lists the compressors, and when to use each."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class _Method:
     use: str
 
 
-@click.command(short_help="List the compressors, and what each is for.")
+@click.command(short_help="List the compressors, and when to use each.")
 @json_option
 def methods(as_json: bool) -> None:
-    """List the compressors, and what each is for.
+    """List the compressors, and when to use each.
 
     The name, or the name with settings such as "top_k(density=0.02)", is what compressor= takes.
     """

@@ -36,7 +36,7 @@ class Seconds(click.FloatRange):
         """The number."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
-            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
         return seconds
 
 
@@ -67,7 +67,7 @@ def results_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
         command = click.option(
             "--overwrite",
             is_flag=True,
-            help="Replace the results of an earlier run in that folder.",
+            help="Replace the results of an earlier run in the results folder.",
         )(command)
         return click.option(
             "--results",
@@ -96,7 +96,7 @@ def results_folder(folder: Path, files: Iterable[str], overwrite: bool) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(
-            f"The folder for the results cannot be made: {error}; give another by --results."
+            f"Cannot create the folder for the results: {error}; give another folder by --results."
         ) from error
     for name in found:
         (folder / name).unlink()

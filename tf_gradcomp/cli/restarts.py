@@ -51,12 +51,12 @@ def run_restarting(
             if os.stat(saves.name).st_size > saved:
                 without_progress = None
             elif without_progress is not None:
-                _say("two runs died without a save, so another would die, too.")
+                _say("two runs in a row died without a save, so another run would die, too.")
                 return without_progress, restarts
             else:
                 without_progress = result
             if restarts == most:
-                _say(f"--max-restarts allows no more than {most}.")
+                _say(f"--max-restarts allows only {most}.")
                 return result, restarts
             report_end(result, shown_tails=shown_tails)
             restarts += 1

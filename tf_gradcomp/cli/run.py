@@ -26,8 +26,8 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
     "-n",
     "--workers",
     type=Workers(min=1),
-    help="Start so many worker processes on this machine. Leave this out under srun and mpirun, "
-    "which start one gradcomp for each worker.",
+    help="Number of worker processes to start on this machine. Leave this out under srun and "
+    "mpirun, which start one gradcomp for each worker.",
 )
 @click.option("-m", "--module", is_flag=True, help="Run PROGRAM as a module, as `python -m` does.")
 @click.option(
@@ -42,8 +42,8 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
     "-v",
     "--verbose",
     is_flag=True,
-    help="Show all that workers write: TensorFlow's own information at start-up, an error that "
-    "several workers share on each of them, and where Ctrl-C has found them.",
+    help="Show all output of the workers: TensorFlow's information at start-up, the same error "
+    "from several workers, and the tracebacks of Ctrl-C.",
 )
 @click.option(
     "--grace",
@@ -51,7 +51,7 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
     default=GRACE,
     show_default=True,
     metavar="SECONDS",
-    help="Let the other workers go on for so long when one has failed, or after Ctrl-C.",
+    help="How long the other workers may continue after a worker has failed, or after Ctrl-C.",
 )
 @click.option(
     "--timeout",
@@ -65,33 +65,34 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
     default=0,
     show_default=True,
     metavar="N",
-    help="Start the job again, so many times at most, when a worker has died. The program must "
-    "resume by itself, as with gc.callbacks.BackupAndRestore.",
+    help="How many times to start the job again when a worker has died. The program must resume "
+    "by itself, as with gc.callbacks.BackupAndRestore.",
 )
 @click.option(
     "--heartbeat-timeout",
     type=Seconds(min=1),
     metavar="SECONDS",
-    help="Take a worker that is silent for so long for lost; 60 by default. A worker, or its "
-    "virtual machine, may pause for half of it. It sets GRADCOMP_HEARTBEAT_TIMEOUT for them.",
+    help="How long a worker may be silent before TensorFlow considers it lost; 60 by default. A "
+    "worker, or its virtual machine, may pause for half of this time. Sets "
+    "GRADCOMP_HEARTBEAT_TIMEOUT for the workers.",
 )
 @click.option(
     "--threads-per-worker",
     type=Threads(),
-    help="Give each worker's TensorFlow operations so many threads, or 'auto' to share the cores "
-    "out. By default TensorFlow decides, and every worker takes all cores.",
+    help="Threads for each worker's TensorFlow operations, or 'auto' to divide the cores among "
+    "the workers. By default TensorFlow decides, and every worker uses all cores.",
 )
 @click.option(
     "--gpus-per-worker",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Give each worker so many GPUs of this machine for itself, by CUDA_VISIBLE_DEVICES. By "
-    "default every worker sees all GPUs, and would take them all.",
+    help="Number of GPUs that each worker gets for itself, by CUDA_VISIBLE_DEVICES. By default "
+    "every worker sees all GPUs and uses all of them.",
 )
 @click.option(
     "--compressor",
     metavar="NAME|NAME(KEY=VALUE,...)",
-    help="Exchange gradients by this method, in place of the one that the program names. It sets "
+    help="Exchange gradients by this method, in place of the program's own method. Sets "
     "GRADCOMP_COMPRESSOR for the workers.",
 )
 @click.option(
@@ -103,7 +104,7 @@ from tf_gradcomp.launch import JobResult, Rank, gpus_of_workers, horovod_ranks, 
     "--json",
     "as_json",
     is_flag=True,
-    help="Print how the job ended as one JSON object on stdout, and what workers print on stderr.",
+    help="Print the job's result as one JSON object on stdout, and the workers' output on stderr.",
 )
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -193,8 +194,8 @@ def check_scheduled(
         raise click.UsageError(f"{started}, and each starts one worker: leave out -n.")
     if gpus:
         raise click.UsageError(
-            f"{started}: leave out --gpus-per-worker, which shares out the GPUs of one machine; "
-            "srun --gpus-per-task gives each its own."
+            f"{started}: leave out --gpus-per-worker, which divides the GPUs of one machine; srun "
+            "--gpus-per-task gives each worker its own."
         )
     if horovod:
         raise click.UsageError(
@@ -206,7 +207,7 @@ def check_scheduled(
 def _check_restarts(place: Rank | None, most: int) -> None:
     if place is not None and most:
         raise click.UsageError(
-            f"{place.scheduler} has started this process, and ends all others when one fails: "
+            f"{place.scheduler} has started this process, and ends all workers when one fails: "
             "leave out --max-restarts, and have the scheduler start the whole job again, as Slurm "
             "does by scontrol requeue."
         )

@@ -42,7 +42,7 @@ class _Steps(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "auto":
-            self.fail("'auto' measures a network, and a simulation has none; give a number.")
+            self.fail("'auto' measures a network, but a simulation has none; give a number.")
         return super().convert(value, param, ctx)
 
 
@@ -69,7 +69,7 @@ class Simulated:
     multiple=True,
     default=[8],
     type=click.IntRange(min=1),
-    help="Simulate so many workers. Give it several times to compare numbers.",
+    help="Number of workers to simulate. Repeat the option to compare several numbers.",
 )
 @click.option(
     "-c",
@@ -78,7 +78,7 @@ class Simulated:
     default=lambda: ["no_compression", os.environ.get(COMPRESSOR) or "adacomp"],
     show_default="no_compression and adacomp, or GRADCOMP_COMPRESSOR in its place",
     metavar="NAME|NAME(KEY=VALUE,...)",
-    help="Train with this compressor. Give it several times to compare.",
+    help="Train with this compressor. Repeat the option to compare several compressors.",
 )
 @click.option(
     "--precondition",
@@ -92,9 +92,9 @@ class Simulated:
     multiple=True,
     default=[0],
     type=_Steps(min=0),
-    help="Have learners take so many steps on weights of their own between two exchanges, as "
-    "CompressedOptimizer(local_steps=...) does; 0 exchanges in each step. Give it several times to "
-    "compare.",
+    help="Number of steps that learners take on their own weights between two exchanges, as with "
+    "CompressedOptimizer(local_steps=...); 0 exchanges in each step. Repeat the option to compare "
+    "several numbers.",
 )
 @click.option(
     "--outer",
@@ -107,28 +107,28 @@ class Simulated:
     "--warmup-steps",
     default=0,
     type=click.IntRange(min=0),
-    help="With --local-steps: exchange in each of the first so many steps.",
+    help="With --local-steps: number of first steps that each end with an exchange.",
 )
 @click.option(
     "--fragments",
     default=1,
     type=click.IntRange(min=1),
-    help="With --local-steps: exchange one of so many parts of the variables at a time.",
+    help="With --local-steps: number of parts of the variables, which are exchanged one at a time.",
 )
 @click.option(
-    "--epochs", default=10, type=click.IntRange(min=1), help="Train for so many epochs each time."
+    "--epochs", default=10, type=click.IntRange(min=1), help="Number of epochs of each training."
 )
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
     show_default="the program's own",
-    help="Share batches of this size out among the learners.",
+    help="Batch size over all learners.",
 )
 @click.option(
     "--seeds",
     default=1,
     type=click.IntRange(min=1),
-    help="Train so many times with each compressor and number of learners, with seeds 0, 1, ...",
+    help="Number of trainings with each compressor and number of learners, with seeds 0, 1, ...",
 )
 @click.option("--plot/--no-plot", default=True, help="Draw a plot, which needs matplotlib.")
 @results_options("simulation")
@@ -258,7 +258,7 @@ class _Epochs:
             if batch is None:
                 raise click.ClickException(
                     f"The task's batches end after {step} of an epoch's {self._steps} steps, and "
-                    "cannot be gone through again: expected a dataset, a list or the like."
+                    "cannot be iterated again: expected a dataset, a list or the like."
                 )
             yield batch
 

@@ -68,7 +68,7 @@ def verdict(runs: Sequence[Simulated]) -> list[str]:
     if not quality:
         return ["No verdict: the task gave no data to validate on."]
     if not dense:
-        return ["No verdict: it takes dense training as well, by -c no_compression."]
+        return ["No verdict: it needs dense training to compare with: add -c no_compression."]
     of_others = [
         f"{name} with {n} worker{'s' * (n > 1)}: {_compared(same, dense[n], quality[0])}."
         for (name, n), same in kinds.items()
@@ -76,7 +76,7 @@ def verdict(runs: Sequence[Simulated]) -> list[str]:
     ]
     lines = [f"By {quality[0]}, mean of the last {_LAST_EPOCHS} epochs:", *of_others]
     if of_others and all(len(same) == 1 for same in dense.values()):
-        lines.append("How much of this is noise, only several seeds show: --seeds 3.")
+        lines.append("Only several seeds show how much of this is noise: --seeds 3.")
     return lines if of_others else []
 
 

@@ -21,8 +21,8 @@ def gpus_of_workers(
     if len(gpus) < workers * each:
         count = f"{each} GPU{'s' if each > 1 else ''}"
         raise ValueError(
-            f"{workers} workers with {count} each need {workers * each}, and there are "
-            f"{len(gpus)} here: {who}."
+            f"{workers} workers with {count} each need {workers * each}, but this machine has "
+            f"{len(gpus)}: {who}."
         )
     return [
         {VARIABLE: ",".join(gpus[worker * each : (worker + 1) * each])} for worker in range(workers)

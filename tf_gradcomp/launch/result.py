@@ -139,7 +139,7 @@ class JobResult:
         others = [end for end in self.ends if end is not first and end not in left]
         same = [end for end in others if first.error and _told(end) == _told(first)]
         if same and len(same) + 1 == len(self.ends):
-            return [_failure_line("all workers died of the same error", first)]
+            return [_failure_line("all workers died with the same error", first)]
         lines = [_failure_line(f"worker {first.index} died{'' if left else ' first'}", first)]
         if same:
             lines.append(f"{_names(sorted(same, key=_index))} followed, with the same error.")
@@ -166,15 +166,15 @@ def _names(ends: Sequence[WorkerEnd]) -> str:
 def _left_lines(first: WorkerEnd, left: Sequence[WorkerEnd]) -> list[str]:
     return [
         f"worker {end.index} left first, after {end.seconds:.1f} s, without an error, and worker "
-        f"{first.index} then missed it. This is the likely cause. {_SAME_STEPS}"
+        f"{first.index} then waited for it. This is the likely cause. {_SAME_STEPS}"
         for end in left
     ]
 
 
 def _left_while_waited(end: WorkerEnd) -> str:
     return (
-        f"worker {end.index} had left after {end.seconds:.1f} s, {end.how}. If the others waited "
-        f"for it, that is the cause. {_SAME_STEPS}"
+        f"worker {end.index} had left after {end.seconds:.1f} s, {end.how}. If the other workers "
+        f"waited for it, this is the cause. {_SAME_STEPS}"
     )
 
 

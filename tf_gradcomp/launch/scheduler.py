@@ -94,8 +94,8 @@ def slurm_addresses(env: Mapping[str, str]) -> list[str]:
     own, here = places[int(env["SLURM_PROCID"])][0], env.get("SLURMD_NODENAME")
     if here is not None and here != own:
         raise RuntimeError(
-            f"Task {env['SLURM_PROCID']} of this step runs on {here} and not on {own}: start it by "
-            "srun --distribution=block, so that each machine has neighbouring tasks."
+            f"Task {env['SLURM_PROCID']} of this step runs on {here} and not on {own}: start it "
+            "with srun --distribution=block, so that each machine has consecutive tasks."
         )
     return [f"{host}:{port}" for host, port in places]
 
@@ -174,7 +174,7 @@ def _gathered_by_mpi(own: str, place: Rank, env: Mapping[str, str]) -> list[str]
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise RuntimeError(
-            f"Rank {place.rank} could not tell its address to the others by MPI: "
+            f"Rank {place.rank} could not send its address to the other ranks through MPI: "
             f"{said.splitlines()[-1]}. The folder of mpirun's own libmpi belongs into "
             "LD_LIBRARY_PATH (mpirun -x LD_LIBRARY_PATH ...)."
         ) from error

@@ -86,8 +86,8 @@ def _check_version(built: str | None, found: str) -> None:
     if built is None:
         raise LibraryError(
             f"The native ops of tf_gradcomp are not built: there is no usable {PATH}. If this is "
-            "the source tree and tf_gradcomp is installed elsewhere, start your program in another "
-            f"folder, for this one hides it. {_how_to_rebuild()}"
+            "the source tree and tf_gradcomp is installed elsewhere, start your program in "
+            "another folder, because this folder hides the installed package. {_how_to_rebuild()}"
         )
     if built.split(".")[:2] != found.split(".")[:2]:
         raise LibraryError(
@@ -100,8 +100,9 @@ def _check_version(built: str | None, found: str) -> None:
 def _check_simd_limit(named: str) -> None:
     if named not in SIMD_LIMITS:
         raise LibraryError(
-            f"GRADCOMP_SIMD is {named!r} in the environment, and can be 'avx2' or 'portable', "
-            "which keeps the kernels from wider vectors. Without it they use the widest there are."
+            f"GRADCOMP_SIMD is {named!r} in the environment, but must be 'avx2' or 'portable', "
+            "which limits the kernels' vector width. Without it, the kernels use the widest "
+            "vectors available."
         )
 
 

@@ -21,26 +21,27 @@ def check_model(model: keras.Model) -> None:
     if not model.built or getattr(model, "optimizer", None) is None:
         raise ValueError(
             "Learners: the model must be built, and compiled with a loss and an optimizer, before "
-            "it is given; call model.build and model.compile."
+            "you pass it; call model.build and model.compile."
         )
     if type(model).train_step is not keras.Model.train_step:
         raise ValueError(
-            f"Learners: {type(model).__name__} has a train_step of its own, which learners would "
-            "not call; give the model its own compute_loss in place of it."
+            f"Learners: {type(model).__name__} has its own train_step, which learners would not "
+            "call; give the model a compute_loss of its own instead."
         )
     if find_exchange(model) is not None:
         raise ValueError(
-            "Learners: the model's optimizer is compressed already; compile it with the inner "
-            "optimizer, and give the compressor to Learners."
+            "Learners: the model's optimizer is already compressed; compile the model with the "
+            "inner optimizer, and give the compressor to Learners."
         )
     optimizer = model.optimizer
     scales = isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
     of_keras_3 = ("loss_scale_factor", "gradient_accumulation_steps")
     if scales or any(getattr(optimizer, setting, None) for setting in of_keras_3):
         raise ValueError(
-            "Learners: the model's optimizer scales losses or accumulates gradients, and learners "
-            "do neither; use a plain one, and where Keras scales losses by itself another policy "
-            "than mixed_float16, or with Keras 3 model.compile(..., auto_scale_loss=False)."
+            "Learners: the model's optimizer scales losses or accumulates gradients, but learners "
+            "do neither. Use a plain optimizer. Under mixed_float16, where Keras scales losses "
+            "itself, use another policy, or with Keras 3 model.compile(..., "
+            "auto_scale_loss=False)."
         )
 
 
@@ -50,8 +51,8 @@ def checked_method(
     """Returns a compressor; refuses one that chooses its method by the network."""
     if isinstance(compressor, compressors.Auto):
         raise ValueError(
-            f"Learners: {compressor.name!r} chooses by the network, and a simulation has none; "
-            "name a method, such as 'adacomp'."
+            f"Learners: {compressor.name!r} chooses by the network, but a simulation has no "
+            "network; name a method, such as 'adacomp'."
         )
     return compressor
 
@@ -61,7 +62,7 @@ def checked_local_steps(given: Any) -> LocalSteps | None:
     settings = LocalSteps.of(given)
     if settings and settings.steps == AUTO:
         raise ValueError(
-            "Learners: local_steps='auto' measures a network, and a simulation has none; give a "
+            "Learners: local_steps='auto' measures a network, but a simulation has none; give a "
             "number of steps, such as the steps_per_round that CompressionMonitor logs in a job."
         )
     return settings
@@ -71,8 +72,8 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
     """Returns the inputs and labels of a batch; lists of numbers as arrays."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ValueError(
-            "Learners: a batch must be a pair of inputs and labels; it has no weights of samples, "
-            f"and a model's own loss takes labels. Received {type(batch).__name__} of "
+            "Learners: a batch must be a pair of inputs and labels; sample weights are not "
+            "supported, and a model's own loss takes labels. Received {type(batch).__name__} of "
             f"{len(batch) if hasattr(batch, '__len__') else 'no length'}."
         )
     return _array(batch[0]), _array(batch[1])
@@ -101,7 +102,7 @@ def shares(x: Any, y: Any, learners: int) -> list[tuple[Any, Any]]:
         )
     if size % learners or not size:
         raise ValueError(
-            f"Learners: a batch of {size} cannot be shared out equally among {learners} learners; "
+            f"Learners: a batch of {size} cannot be divided equally among {learners} learners; "
             "use a batch size that is a multiple, and drop_remainder=True."
         )
     each = size // learners

@@ -145,8 +145,8 @@ class Learners:
         """
         if self.model.optimizer is not self._optimizer:
             raise ValueError(
-                "Learners: the model was compiled again, and these learners are for its earlier "
-                "optimizer; make new ones."
+                "Learners: the model was compiled again, but these learners belong to its earlier "
+                "optimizer; create new learners."
             )
         if self._rounds and not self._rounds.warms_up:
             of_each = shares(x, y, self._size)
@@ -266,8 +266,8 @@ class Learners:
             reports, rows = self._epoch(batches, on_step, training)
             if not reports:
                 raise ValueError(
-                    "Learners.fit: there are no batches; one that can be gone through "
-                    "only once is empty in the second epoch."
+                    "Learners.fit: there are no batches; a dataset that can be iterated only once "
+                    "is empty in the second epoch."
                 )
             logs = self._summary(reports, rows)
             plan = self.exchange.plan_settings()
@@ -287,8 +287,8 @@ class Learners:
         names = ("x", "y", "sample_weight")
         if len(arrays) > len(names):
             raise ValueError(
-                "Learners: validation_data must be a dataset, or inputs and labels, and weights of "
-                f"samples if there are some; received {len(arrays)} parts."
+                "Learners: validation_data must be a dataset, or inputs and labels, optionally "
+                "with sample weights; received {len(arrays)} parts."
             )
         given = dict(zip(names, arrays, strict=False))
         return self.model.evaluate(**given, verbose=0, return_dict=True)

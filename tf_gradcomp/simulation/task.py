@@ -42,15 +42,15 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
     if not file.is_file():
         raise ValueError(f"{path!r} is no file; expected FILE.py or FILE.py:FUNCTION.")
     missing_function = ValueError(
-        f"{path!r} has no function {name!r}; expected one that takes batch_size and seed, and "
-        "returns a gc.simulation.Task."
+        f"{path!r} has no function {name!r}; expected a function that takes batch_size and seed, "
+        "and returns a gc.simulation.Task."
     )
     if name not in file.read_text():  # before the import, which may train
         raise missing_function
     # Not a name that an import could mean.
     spec = importlib.util.spec_from_file_location(f"simulated program {file}", file)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path!r} is no Python program.")
+        raise ValueError(f"{path!r} is not a Python program.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
     sys.path.insert(0, str(file.parent))  # as Python does for a program
@@ -71,7 +71,7 @@ def load(program: str, batch_size: int | None = None) -> functools.partial[Task]
         batch_size = own.default
     if batch_size is None:
         raise ValueError(
-            f"{name} of {path!r} has no batch size of its own: give one by --batch-size, or as the "
-            "default of its argument batch_size."
+            f"{name} of {path!r} has no default batch size: pass --batch-size, or give its "
+            "argument batch_size a default."
         )
     return functools.partial(function, batch_size=batch_size)

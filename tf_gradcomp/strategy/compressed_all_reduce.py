@@ -130,6 +130,6 @@ def _reduced(
         if "merge_call" not in str(error):
             raise
         raise RuntimeError(
-            "Gradients are reduced in a branch, a loop or a tf.function within strategy.run, where "
-            "TensorFlow does not let the replicas of a worker meet; reduce them outside it."
+            "Gradients are reduced in a branch, a loop or a tf.function within strategy.run, "
+            "where TensorFlow cannot merge the replicas of a worker; reduce gradients outside it."
         ) from error

@@ -20,10 +20,10 @@ from tf_gradcomp.strategy.strategy import strategy_of_workers
 from tf_gradcomp.whole_files import replacing_path
 
 _OWN_OF_RANK = (
-    "What is saved holds the residuals of rank 0 alone: gradients that the other ranks have not "
-    "sent yet will be missing in a job that is resumed from it. To save the residuals of all, call "
-    "optimizer.collect_state() on all ranks just before, or give fit on all ranks "
-    "gc.callbacks.CollectState()."
+    "This save holds only the residuals of rank 0: a job that resumes from it lacks the gradients "
+    "that the other ranks have not sent yet. To save the residuals of all ranks, call "
+    "optimizer.collect_state() on all ranks just before the save, or pass "
+    "gc.callbacks.CollectState() to fit on all ranks."
 )
 
 

@@ -50,7 +50,7 @@ TENSORFLOW = (
     ),
     Patch(
         (f"{_INPUT}._calculate_replicas_with_values",),
-        "Each step waits for a collective that tells whether any worker has data.",
+        "Each step waits for a collective that checks whether any worker has data.",
         "test_begin_steps_with_own_data",
         lambda: tf_private_data.begin_steps_with_own_data(is_checked),
     ),

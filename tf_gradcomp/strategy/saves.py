@@ -19,12 +19,12 @@ _LATER_WAIT = 5.0  # once they did not come
 _BY_PATH_WAIT = 1.0
 _POLL = 10.0
 
-_OF_ALL = "What is saved holds the residuals of all %d workers."
+_OF_ALL = "This save holds the residuals of all %d workers."
 _OWN = (
-    "What is saved holds the residuals of the chief alone, because the other workers did not save "
-    "with it: gradients that they have not sent yet will be missing in a job that is resumed from "
-    "it. To save the residuals of all, save on all workers, or call optimizer.collect_state() on "
-    "all workers just before; in fit, gc.callbacks.CollectState(every=...) does so."
+    "This save holds only the residuals of the chief, because the other workers did not save with "
+    "it: a job that resumes from it lacks the gradients that the other workers have not sent yet. "
+    "To save the residuals of all workers, save on all workers, or call optimizer.collect_state() "
+    "on all workers just before the save; in fit, gc.callbacks.CollectState(every=...) does so."
 )
 
 

@@ -88,7 +88,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             if "program startup" not in str(error):
                 raise
             raise RuntimeError(
-                "MultiWorkerMirroredStrategy: TensorFlow is at work already, and connects its "
+                "MultiWorkerMirroredStrategy: TensorFlow is already running, and connects its "
                 "workers only at the start; create the strategy at the top of the program, before "
                 "any dataset, tensor or model."
             ) from error
@@ -185,16 +185,17 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         if self.group.processes > 1 and not (self._started and is_chief()):
             raise ValueError(
-                "The model was created outside the scope of gc.MultiWorkerMirroredStrategy, and "
-                f"each of its {self.group.processes} workers would train it alone; create and "
-                "compile it inside `with strategy.scope():`. To train it alone on purpose, create "
+                "The model was created outside the scope of gc.MultiWorkerMirroredStrategy, so "
+                f"each of its {self.group.processes} workers would train the model alone; create "
+                "and compile the model inside `with strategy.scope():`. To train it alone on "
+                "purpose, create "
                 "it in the scope of tf.distribute.OneDeviceStrategy('CPU:0')."
             )
 
     def _compressed(self) -> CompressedAllReduce:
         if self.compressed_all_reduce is None:
             raise ValueError(
-                "The strategy has no compressor; give it one: "
+                "The strategy has no compressor; pass one: "
                 "gc.MultiWorkerMirroredStrategy(compressor=gc.compressors.AdaComp())."
             )
         return self.compressed_all_reduce

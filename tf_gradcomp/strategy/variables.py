@@ -80,8 +80,8 @@ class CheckedVariables:
         known = tf.get_static_value(value)
         if known is None:
             raise ValueError(
-                "A variable of strings was created in a tf.function with an initial value that is "
-                "computed there; create it before the function is called."
+                "A string variable was created in a tf.function with an initial value that the "
+                "function computes; create the variable before you call the function."
             )
         with tf.init_scope():
             of_first = self._group.bytes_of_first(carriers.as_bytes(known))

@@ -28,13 +28,13 @@ from tf_gradcomp.keras.common.version import keras, keras_module
 keras_private = keras_module("keras_private")
 
 _GAVE_UP = (
-    "LGC: the residuals grew to three times what they were when the autoencoder came into use: it "
-    "missed much of today's gradients. From now on the entries that the leader chooses are sent in "
+    "LGC: the residuals are three times as large as when the autoencoder came into use: it misses "
+    "much of the current gradients. From now on, the entries that the leader chooses are sent in "
     "8 bits. Use more training_steps, a higher density, or ScaleCom with few value_bits."
 )
 _FELL_BACK = (
     "LGC: the autoencoder's relative error did not fall below guard=%s in %s training steps. From "
-    "now on the entries that the leader chooses are sent in 8 bits."
+    "now on, the entries that the leader chooses are sent in 8 bits."
 )
 _OVERWRITTEN = (
     "LGC: training vectors of %s steps were overwritten before the autoencoder was trained with "

@@ -39,7 +39,7 @@ class BroadcastInitialState(keras.callbacks.Callback):
         for layer in keras_private.layers_of(self.model):
             if getattr(layer, "synchronized", False):
                 warnings.warn(
-                    f"{layer.name!r} is to have the statistics of all workers, and under Horovod "
-                    "has those of its own rank alone; rank 0's are saved.",
+                    f"{layer.name!r} should have the statistics of all workers, but under Horovod "
+                    "each rank has only its own statistics; rank 0's statistics are saved.",
                     stacklevel=2,
                 )

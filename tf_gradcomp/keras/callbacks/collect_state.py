@@ -40,7 +40,7 @@ class CollectState(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; warns if a callback before this one will miss what it brings."""
         super().set_model(model)
-        warn_if_behind(self, SAVERS, "have what it collects")
+        warn_if_behind(self, SAVERS, "have the collected state")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Collects after so many batches, counted as Keras counts them for `ModelCheckpoint`."""

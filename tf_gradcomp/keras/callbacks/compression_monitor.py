@@ -79,7 +79,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; warns if a callback before this one will not see its logs."""
         super().set_model(model)
-        warn_if_behind(self, READERS, "see what it logs")
+        warn_if_behind(self, READERS, "see its logs")
         for bar in progress_bars():
             bar.on_train_batch_end = _without_details(type(bar).on_train_batch_end, bar)
             bar.on_epoch_end = _without_details(type(bar).on_epoch_end, bar)

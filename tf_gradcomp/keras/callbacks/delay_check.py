@@ -20,7 +20,7 @@ from tf_gradcomp.keras.common.version import keras
 _LOG = tf.get_logger()
 _LIMIT = 0.45  # between what benchmarks/delays.py measures with AdaComp and with ScaleCom
 _WARNING = (
-    "DelayCheck: much of what waits to be sent has waited for %d steps (cosine %.2f, limit %.2f). "
+    "DelayCheck: much of the residual has been delayed for %d steps (cosine %.2f, limit %.2f). "
     "Compression by %s probably holds training back. Send more (a higher density, a lower rate), "
     "begin with a warm-up, or use 'adacomp'. `gradcomp simulate` compares methods with dense "
     "training."
@@ -85,7 +85,7 @@ class DelayCheck(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; warns if a callback before this one will not see its logs."""
         super().set_model(model)
-        warn_if_behind(self, READERS, "see what it logs")
+        warn_if_behind(self, READERS, "see its logs")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts anew."""

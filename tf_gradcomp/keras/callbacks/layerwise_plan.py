@@ -57,9 +57,9 @@ class LayerwisePlan(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras; warns if a callback before this one will miss its logs or its plan."""
         super().set_model(model)
-        warn_if_behind(self, READERS, "see what it logs")
-        warn_if_behind(self, SAVERS, "save the plan that is made at that time")
-        warn_if_behind(self, (CollectState,), "collect what is left by the plan")
+        warn_if_behind(self, READERS, "see its logs")
+        warn_if_behind(self, SAVERS, "save the plan that is made at the same step")
+        warn_if_behind(self, (CollectState,), "collect the state that the plan leaves")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts anew."""
@@ -131,8 +131,8 @@ class LayerwisePlan(keras.callbacks.Callback):
         table = rich.table.Table(
             title=f"L-GreCo's settings, after {self._plans} plans in {self._seconds:.2f} s "
             "(in which workers also wait for each other)",
-            caption=f"{plan.ratio:.2f} times fewer bytes than by the method's own settings, with "
-            f"{plan.budget_used:.1%} of the error allowed. Layers at their bound: {plan.at_bound}",
+            caption=f"{plan.ratio:.2f} times fewer bytes than the method's own settings, with "
+            f"{plan.budget_used:.1%} of the allowed error. Layers at their bound: {plan.at_bound}",
         )
         table.add_column("layer", overflow="fold")
         table.add_column("layer kind")

@@ -49,7 +49,7 @@ def made(
     return rich.console.Group(
         f"Payload of an exchange by this {exchange.group.kind}, in bytes, over {number} exchanges",
         _table(rows, of_all, width),
-        f"Sent per exchange: {sent:,.0f} bytes, with what is passed on for others.",
+        f"Sent per exchange: {sent:,.0f} bytes, including payloads that are forwarded for others.",
         f"A dense all-reduce would send {ring:,.0f}{times}.",
     )
 

@@ -43,7 +43,7 @@ def check_keeps_zeros(
             continue
         raise ValueError(
             f"{type(optimizer).__name__} makes NaN of gradients that are zero in a whole row and "
-            f"column, and {method.name!r} leaves them so until they are sent. Use "
+            f"column, and {method.name!r} leaves such zeros until it sends the entries. Use "
             f"epsilon_1={_LEAST_EPSILON_1} or more, 'cast' or 'qsgd', or another optimizer."
         )
 

@@ -52,13 +52,13 @@ def _plain(value: Any) -> Any:
 
 TRAINING = (
     "exchanging gradients for the first time",
-    "give all ranks those of rank 0, by gc.callbacks.BroadcastInitialState() in fit, or "
+    "give all ranks the values of rank 0, with gc.callbacks.BroadcastInitialState() in fit, or "
     "gc.broadcast_initial_state(model).",
 )
 SAVING = (
     "collecting state to save",
-    "some ranks alone have changed them since training began, as ReduceLROnPlateau does by a "
-    "metric, which is another one on each rank: average what a callback acts on.",
+    "only some ranks have changed them since training began, as ReduceLROnPlateau does if its "
+    "metric differs on each rank: average the metrics on which callbacks act.",
 )
 
 

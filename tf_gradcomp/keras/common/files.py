@@ -15,12 +15,12 @@ from tf_gradcomp.strategy.strategy import CheckedStrategy, strategy_of_workers
 
 _WITHOUT_OPTIMIZER = (
     "%s holds the model without its optimizer: Keras' old HDF5 format cannot hold the state of a "
-    "CompressedOptimizer. To go on training from a file, save to a path that ends in .keras."
+    "CompressedOptimizer. To continue training from a file, save to a path that ends in .keras."
 )
 _BROKEN = (
     "%r is damaged or incomplete. Load another file, such as an earlier checkpoint, or let "
     "BackupAndRestore resume from its last backup. tf_gradcomp writes a file completely or not at "
-    "all, so another program wrote this one, or it was damaged later."
+    "all, so another program wrote this file, or it was damaged later."
 )
 
 

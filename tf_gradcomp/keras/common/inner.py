@@ -13,9 +13,9 @@ from tf_gradcomp.keras.common.version import IS_KERAS_2, NAME, keras, keras_modu
 keras_private = keras_module("keras_private")
 
 _WHAT_HOROVOD_DOES = (
-    "gradients would be summed twice, or averages of weights taken without any sum"
+    "gradients would be summed twice, or weights averaged without any sum"
     if IS_KERAS_2
-    else "that one does nothing under Keras 3, so that ranks drift apart without an error"
+    else "it does nothing under Keras 3, so ranks drift apart without an error"
 )
 
 
@@ -38,12 +38,13 @@ def checked_inner(
         check_moments_are_its_own(inside)
         if isinstance(inside, wrapper):
             raise ValueError(
-                "CompressedOptimizer: the inner optimizer is compressed already; wrap it once."
+                "CompressedOptimizer: the inner optimizer is already compressed; wrap it only once."
             )
         if isinstance(inside, getattr(keras.optimizers, "MultiOptimizer", ())):
             raise ValueError(
                 "CompressedOptimizer: each optimizer in a MultiOptimizer reduces gradients by "
-                "itself, so one around all of them would reduce twice. Wrap each of those inside: "
+                "itself, so a wrapper around the MultiOptimizer would reduce them twice. Wrap "
+                "each optimizer inside: "
                 "MultiOptimizer(OptimizerMap(CompressedOptimizer(Adam()), {...}))."
             )
     return optimizer
@@ -78,7 +79,8 @@ def _of_other_keras(given: Any) -> str:
     package = type(given).__module__.partition(".")[0]
     if package == "tf_keras" and not IS_KERAS_2:
         return (
-            " That is one of Keras 2: set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported, "
+            " That is an optimizer of Keras 2: set TF_USE_LEGACY_KERAS=1 before TensorFlow is "
+            "imported, "
             "and tf_gradcomp works with tf_keras."
         )
     if package == "keras" and IS_KERAS_2:
@@ -94,8 +96,8 @@ def check_not_by_horovod(optimizer: type) -> None:
     if hasattr(optimizer, "register_local_var"):
         raise ValueError(
             "CompressedOptimizer exchanges gradients itself, and does not work inside or around "
-            f"hvd.DistributedOptimizer: {_WHAT_HOROVOD_DOES}, and its compression argument can "
-            "keep no residual. Use "
+            f"hvd.DistributedOptimizer: {_WHAT_HOROVOD_DOES}, and its compression argument cannot "
+            "keep a residual. Use "
             'gc.CompressedOptimizer(optimizer, compressor, group="horovod") alone.'
         )
 
@@ -134,7 +136,8 @@ def check_not_inside(optimizer: Any, applying: Any) -> None:
     if applying is not None:
         outer, inner = type(applying).__name__, type(optimizer).__name__
         raise ValueError(
-            f"CompressedOptimizer: its inner optimizer, {outer}, applies gradients by another one, "
-            f"{inner}, which would sum them over the replicas once more. Put {outer} around it: "
+            f"CompressedOptimizer: its inner optimizer, {outer}, applies gradients by another "
+            f"optimizer, {inner}, which would sum them over the replicas a second time. Put "
+            f"{outer} around it: "
             f"{outer}(CompressedOptimizer({inner}(...)))."
         )

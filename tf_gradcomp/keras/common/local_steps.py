@@ -177,8 +177,8 @@ def _checked_outer(outer: Any) -> Any:
         )
     if optimizer.built:
         raise ValueError(
-            "LocalSteps: the outer optimizer is in use already; give each CompressedOptimizer an "
-            "outer optimizer of its own."
+            "LocalSteps: the outer optimizer is already in use; give each CompressedOptimizer its "
+            "own outer optimizer."
         )
     return optimizer
 
@@ -201,8 +201,8 @@ def check_can_be_local(inner: Any, group: Group | None, precondition: str | None
         problem = "Horovod's ranks cannot take them"
     elif group and group.local_size > 1:
         problem = (
-            "the replicas of a worker exchange by themselves here, because there is only one "
-            "worker or the strategy has two_level=False"
+            "each replica of a worker exchanges separately here, because there is only one worker "
+            "or the strategy has two_level=False"
         )
     elif precondition == "local":
         problem = (

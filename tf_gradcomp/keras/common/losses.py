@@ -23,14 +23,15 @@ def tell_of_wrong_share(*, means: bool) -> None:
     if means:
         tell_user(
             f"Keras divides a loss by the number of replicas, {replicas}, and "
-            'CompressedOptimizer(reduction="mean") divides its gradients once more: they are '
+            'CompressedOptimizer(reduction="mean") divides its gradients a second time: they are '
             f'{replicas} times too small. Leave reduction="mean" out, or give Keras a loss that it '
             "does not divide."
         )
     else:
         tell_user(
             "A loss function returns one number for a whole batch, which Keras 3 does not divide "
-            f"by the number of replicas: its gradients are {replicas} times those of one process. "
-            "Return a value for each row, such as keras.ops.mean(..., axis=-1); or take means, by "
+            f"by the number of replicas: its gradients are {replicas} times as large as in one "
+            "process. Return a value for each row, such as keras.ops.mean(..., axis=-1); or take "
+            "means, by "
             'gc.CompressedOptimizer(..., reduction="mean").'
         )

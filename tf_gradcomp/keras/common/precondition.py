@@ -42,7 +42,7 @@ def preconditioner_for(
         raise ValueError(
             f'precondition="local" is for {names}; received '
             f"{type(adam.updating(optimizer)).__name__}. Use "
-            'precondition="auto", which leaves others as they are.'
+            'precondition="auto", which does not divide for other optimizers.'
         )
     if setting is None or (setting == AUTO and not compressor.helped_by_precondition):
         return None
@@ -79,8 +79,9 @@ def check_moments_are_its_own(optimizer: Any) -> None:
     if hasattr(optimizer, _MOMENTS_ARE_TAKEN):
         raise ValueError(
             f"{type(optimizer).__name__} was wrapped in a CompressedOptimizer that keeps its "
-            "second moments. Its own stand still, and its steps would be much too long, alone or "
-            "in another CompressedOptimizer. Use a new optimizer. To carry the state over, save "
+            "second moments. Its own second moments are not updated, so its steps would be much "
+            "too long, alone or in another CompressedOptimizer. Use a new optimizer. To carry the "
+            "state over, save "
             "it with the first CompressedOptimizer (model.save_weights) and load it into another: "
             "see docs/checkpoints.md."
         )
@@ -91,8 +92,8 @@ def check_unchanged(before: Preconditioner | None, now: Preconditioner | None) -
     if _as_float32(before) != _as_float32(now):  # which variables of Keras 2's are
         raise ValueError(
             "The inner optimizer's beta_2, epsilon or amsgrad was changed after it was wrapped in "
-            f"a CompressedOptimizer, which divides gradients by the earlier ones: {before} then, "
-            f"{now} now. Set them before, and wrap it then."
+            f"a CompressedOptimizer, which divides gradients with the earlier values: {before} "
+            f"then, {now} now. Set them before you wrap the optimizer."
         )
 
 

@@ -40,8 +40,9 @@ class ResidualUnits(tf.Module):
 def _refuse_weights(of_weights: tf.Tensor) -> None:
     if bool(of_weights):
         raise ValueError(
-            "The checkpoint holds the residual of a job with local steps, which is a difference of "
-            "weights and no gradient. Go on with local_steps, or restore the model's weights alone."
+            "The checkpoint holds the residual of a job with local steps, which is a difference "
+            "of weights, not a gradient. Continue with local_steps, or restore only the model's "
+            "weights."
         )
 
 

@@ -17,8 +17,8 @@ from tf_gradcomp.strategy.strategy import CheckedStrategy
 
 _EMPTY = (
     "tf_gradcomp: this worker got an empty batch, because the batch of all workers has fewer rows "
-    "than there are replicas. BatchNormalization keeps its statistics; layers of your own that "
-    "take a mean over the batch make NaN of it. Use dataset.batch(..., drop_remainder=True)."
+    "than there are replicas. BatchNormalization keeps its statistics; your own layers return NaN "
+    "if they take a mean over the batch. Use dataset.batch(..., drop_remainder=True)."
 )
 _told_in: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _PARTS = 8  # of a batch, such as inputs and labels: so many are compared
@@ -48,15 +48,16 @@ def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
 
 
 _ROWS = (
-    "Workers read this data in different orders: the first batch is another one on each. Each "
-    "worker trains on its part of its own batches, so that some rows are used twice in an epoch "
-    "and others never. Call keras.utils.set_random_seed(0) at the top of the program, or "
+    "Workers read this data in different orders: the first batch differs between workers. Each "
+    "worker trains on its part of its own batches, so some rows are used twice in an epoch and "
+    "others never. Call keras.utils.set_random_seed(0) at the top of the program, or "
     ".shuffle(..., seed=0), and list files in the same order on all workers. Iterate over a "
-    "shuffled dataset as often on each worker, or use .shuffle(reshuffle_each_iteration=False)."
+    "shuffled dataset equally often on each worker, or use "
+    ".shuffle(reshuffle_each_iteration=False)."
 )
 _FILES = (
     "Workers list the files of this data in different orders. Each worker reads its part of its "
-    "own list, so that some files are read twice and others never. Sort the list, or use "
+    "own list, so some files are read twice and others never. Sort the list, or use "
     "tf.data.Dataset.list_files(..., shuffle=False) or a seed."
 )
 
@@ -107,9 +108,9 @@ def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
     replicas = strategy.num_replicas_in_sync
     if isinstance(strategy, CheckedStrategy) and rows < replicas:
         tell_user(
-            f"The last batch of these arrays has {rows} rows for {replicas} replicas, so that some "
-            "of them get an empty batch. Layers of your own that take a mean over the batch make "
-            "NaN of it, and convolutions may end with an error. Cut the arrays to whole batches: "
+            f"The last batch of these arrays has {rows} rows for {replicas} replicas, so some "
+            "replicas get an empty batch. Your own layers return NaN if they take a mean over the "
+            "batch, and convolutions may end with an error. Trim the arrays to whole batches: "
             "x[: len(x) // batch_size * batch_size]."
         )
 

@@ -17,27 +17,30 @@ OF_WEIGHTS = "residual_of_weights"  # true where the residual is of local steps
 
 _LOG = tf.get_logger()
 _NOT_KEPT = (
-    "The checkpoint holds what this optimizer cannot go on with: %s. It is not loaded; where that "
-    "is a residual, gradients that were not sent yet are lost. To send them, go on with the "
-    "compressor and the inner optimizer that wrote them, or with gc.compressors.Auto([both])."
+    "The checkpoint holds state that this optimizer cannot use: %s. It is not loaded. If it is a "
+    "residual, gradients that were not sent yet are lost. To send them, continue with the "
+    "compressor and the inner optimizer that wrote the checkpoint, or with "
+    "gc.compressors.Auto([both])."
 )
 _NOT_BUILT = (
-    "Residuals and what else CompressedOptimizer keeps were not loaded, because it is not built "
-    "yet. Call optimizer.build(model.trainable_variables) before the weights are loaded."
+    "The residuals and other state of CompressedOptimizer were not loaded, because the optimizer "
+    "is not built yet. Call optimizer.build(model.trainable_variables) before you load the "
+    "weights."
 )
 _NOTHING = (
     "The file holds no state of the optimizer: no number of updates, no momentum and no residuals. "
-    "Training begins anew from the weights. If the file was saved with a compiled model, it is "
-    "broken; load another one."
+    "Training starts from the weights alone. If the file was saved with a compiled model, it is "
+    "broken; load another file."
 )
 _OF_OTHERS = (
-    "Residuals and what else CompressedOptimizer keeps were not loaded: they were saved for %d "
+    "The residuals and other state of CompressedOptimizer were not loaded: they were saved for %d "
     "variables, and this optimizer trains %d. Gradients that were not sent yet are lost."
 )
 _DIVIDED = (
-    "The file was written by a job whose gradients were divided by Adam's second moments. Of %s, a "
-    "subclass of Adam, it is not known how it uses these, and the momentums in the file would not "
-    "fit. Go on with the optimizer that wrote it, or load the weights of the model alone."
+    "The file was written by a job whose gradients were divided by Adam's second moments. It is "
+    "not known how %s, a subclass of Adam, uses second moments, and the momentums in the file "
+    "would not fit. Continue with the optimizer that wrote the file, or load only the weights of "
+    "the model."
 )
 
 

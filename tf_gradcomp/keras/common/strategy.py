@@ -26,8 +26,8 @@ BATCHES = (
     "validation_steps or steps on all workers)"
 )
 _TO_OPTIMIZER = (
-    "Here the compressor is on the strategy: for this run, create the strategy without it, and "
-    "wrap the optimizer. What is advised holds for both."
+    "Here the compressor is on the strategy: for this run, create the strategy without a "
+    "compressor, and wrap the optimizer. The advice applies to both."
 )
 
 

@@ -261,9 +261,9 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if len(weights) not in (len(inner), len(inner) + len(own)):
             raise ValueError(
                 f"CompressedOptimizer has {len(inner)} weights of its inner optimizer and "
-                f"{len(own)} of its exchange; received {len(weights)}. They are those of another "
-                "optimizer or compressor; tf.train.Checkpoint and the .keras format know them by "
-                "name, and go on from what fits."
+                f"{len(own)} of its exchange; received {len(weights)}. They belong to another "
+                "optimizer or compressor; tf.train.Checkpoint and the .keras format store weights "
+                "by name, and load the weights that fit."
             )
         check_shapes([*inner, *own][: len(weights)], weights)
         for variable, value in zip(inner, weights, strict=False):
@@ -336,8 +336,8 @@ class _Saved:
     def assign(self, _: Any) -> None:
         """Refuses a broadcast of all variables of an optimizer, as by Horovod's own callback."""
         raise ValueError(
-            f"{self.name} is what each worker keeps for itself. Give all ranks the model of rank 0 "
-            "by gc.callbacks.BroadcastInitialState(), or in a loop by "
+            f"{self.name} is each worker's own state. Give all ranks the model of rank 0 with "
+            "gc.callbacks.BroadcastInitialState(), or in a loop with "
             "gc.broadcast_initial_state(model)."
         )
 
@@ -356,8 +356,8 @@ def _check_no_custom_aggregator(inner: Any) -> None:
     for inside in keras_private.within(inner):
         if keras_private.reduces_by_itself(inside):
             raise ValueError(
-                f"CompressedOptimizer: {type(inside).__name__} has a gradient_aggregator of its "
-                "own, and gradients would be summed twice, or that would be left out; leave it "
-                "out. CompressedOptimizer itself goes around all others: "
+                f"CompressedOptimizer: {type(inside).__name__} has its own gradient_aggregator, so "
+                "gradients would be summed twice, or the aggregator would be ignored; remove it. "
+                "CompressedOptimizer itself goes around all other wrappers: "
                 "CompressedOptimizer(MovingAverage(optimizer))."
             )

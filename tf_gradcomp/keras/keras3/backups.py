@@ -22,10 +22,12 @@ from tf_gradcomp.whole_files import replacing
 
 _PLACE = "tf_gradcomp_place"  # in the file, so that both are written at once
 _BROKEN = (
-    "The backup %r cannot be read (%s). %s To begin anew, delete the folder %r; to go on from "
-    "another file, delete the folder and load that file before fit."
+    "The backup %r cannot be read (%s). %s To start from scratch, delete the folder %r; to "
+    "continue from another file, delete the folder and load that file before fit."
 )
-_NO_OTHER = "There is no other; with double_checkpoint=True, the backup before is kept, too."
+_NO_OTHER = (
+    "There is no other backup; with double_checkpoint=True, the second-to-last backup is kept, too."
+)
 
 
 def save(callback: keras.callbacks.BackupAndRestore, original: Callable[[], None]) -> None:
@@ -75,7 +77,9 @@ def restore(callback: keras.callbacks.BackupAndRestore, original: Callable[[], N
             problem = problem or (weights, error)
             continue
         if problem:
-            tell_user(f"The backup {problem[0]!r} cannot be read; the one before is restored.")
+            tell_user(
+                f"The backup {problem[0]!r} cannot be read; the backup before it is restored."
+            )
         keras_private.start_at(model, epoch)
         tell_user(f"BackupAndRestore: resumed at epoch {epoch + 1}, from {weights!r}.")
         return

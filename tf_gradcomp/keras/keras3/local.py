@@ -21,7 +21,7 @@ def check_no_constraints(variables: Sequence[keras.Variable]) -> None:
     if constrained:
         raise ValueError(
             f"CompressedOptimizer: {', '.join(constrained)} has a constraint, and under a strategy "
-            "Keras averages the weights of all workers wherever it constrains them; leave out "
+            "Keras averages the weights of all workers before it constrains them; leave out "
             "local_steps or the constraint."
         )
 

@@ -70,8 +70,9 @@ def check_no_scaler_inside(optimizer: Any) -> None:
     """Refuses a wrapper around a loss scaler, where nothing scales the loss for that."""
     if isinstance(optimizer, Compressed) and in_loss_scaler(optimizer.inner_optimizer)[1:]:
         raise ValueError(
-            "CompressedOptimizer: in a MultiOptimizer, which does not multiply the loss by their "
-            "scales, there can be no LossScaleOptimizer inside. Put one around the MultiOptimizer: "
+            "CompressedOptimizer: a MultiOptimizer does not multiply the loss by the scales of "
+            "its optimizers, so it cannot contain a LossScaleOptimizer. Put a LossScaleOptimizer "
+            "around the MultiOptimizer: "
             "LossScaleOptimizer(MultiOptimizer(...))."
         )
 

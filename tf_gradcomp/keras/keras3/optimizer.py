@@ -368,14 +368,14 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         if len(weights) != len(variables):
             raise ValueError(
                 f"CompressedOptimizer has {len(variables)} variables of its inner optimizer; "
-                f"received {len(weights)} weights. They are those of another optimizer."
+                f"received {len(weights)} weights. They belong to another optimizer."
             )
         check_shapes(variables, weights)
         if self.exchange.setup.preconditioner:
             raise ValueError(
                 "CompressedOptimizer: set_weights cannot set the second moments by which gradients "
-                "are divided, and the inner optimizer's momentum is of no use without them. Use "
-                "model.save_weights and model.load_weights, which know both."
+                "are divided, and the inner optimizer's momentum is useless without them. Use "
+                "model.save_weights and model.load_weights, which handle both."
             )
         for variable, value in zip(variables, weights, strict=True):
             variable.assign(value)

@@ -35,7 +35,7 @@ _SAVING = "keras.src.saving.saving_lib"
 OPTIMIZERS = (
     Patch(
         ("keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients",),
-        "Only this place knows a tensor to be the gradient of a variable.",
+        "Only this function knows which tensor is the gradient of which variable.",
         "test_on_reduce_gradients",
         lambda: on_optimizers.on_reduce_gradients(strategy.reduce_in_optimizer),
     ),
@@ -47,7 +47,7 @@ OPTIMIZERS = (
     ),
     Patch(
         ("keras.optimizers.LossScaleOptimizer.apply",),
-        "A worker decides by its own gradients whether to skip a step, and the others hang.",
+        "A worker decides from its own gradients whether to skip a step, and other workers hang.",
         "test_on_loss_scaled_apply",
         lambda: on_optimizers.on_loss_scaled_apply(loss_scale.apply_scaled),
     ),
@@ -59,19 +59,19 @@ OPTIMIZERS = (
     ),
     Patch(
         ("keras.optimizers.LossScaleOptimizer.load_own_variables",),
-        "A file of a job without the loss scaler has our state where the scaler's would be.",
+        "In a file of a job without a loss scaler, our state is in the scaler's place.",
         "test_on_scaler_load",
         lambda: on_optimizers.on_scaler_load(loss_scale.load_into_scaler),
     ),
     Patch(
         ("keras.optimizers.MultiOptimizer.build",),
-        "Keras looks for loss scalers in the outermost optimizers only.",
+        "Keras looks for loss scalers only in the outermost optimizers.",
         "test_on_multi_optimizer",
         lambda: on_optimizers.on_multi_optimizer(loss_scale.check_no_scaler_inside),
     ),
     Patch(
         ("keras.callbacks.SwapEMAWeights._apply_to_ema_optimizers",),
-        "Keras does not look for averages of weights in a wrapper.",
+        "Keras does not look for averaged weights in a wrapper.",
         "test_on_averages_swapped",
         lambda: on_optimizers.on_averages_swapped(averages.swap_averages),
     ),
@@ -89,19 +89,19 @@ OPTIMIZERS = (
 TRAINING = (
     Patch(
         ("keras.Model.make_train_function",),
-        "Each worker would train a model alone that was created outside the scope.",
+        "Each worker would train alone a model that was created outside the scope.",
         "test_on_train_function",
         lambda: on_train_function(check_trains),
     ),
     Patch(
         (f"{_CALLBACKS}.set_model",),
-        "Keras gives a callback no way to the list that it is in.",
+        "Keras gives a callback no access to the list that contains it.",
         "test_know_callbacks_of_fit",
         know_callbacks_of_fit,
     ),
     Patch(
         (f"{_CALLBACKS}.on_train_begin",),
-        "No callback is asked whether any of them saves.",
+        "Keras does not ask callbacks whether any of them saves.",
         "test_on_train_begin",
         lambda: on_train_begin(tell_if_nothing_is_saved),
     ),
@@ -113,25 +113,25 @@ TRAINING = (
     ),
     Patch(
         (f"{_EPOCHS}.__init__",),
-        "Each worker shuffles a PyDataset in an order of its own.",
+        "Each worker shuffles a PyDataset in its own order.",
         "test_read_py_datasets",
         lambda: on_training.read_py_datasets(strategy.reader_of),
     ),
     Patch(
         (_BUILD,),
-        "Keras takes a batch from an iterator of its own before it trains.",
+        "Keras takes a batch from a separate iterator before it trains.",
         "test_on_batch_to_build_with",
         lambda: on_training.on_batch_to_build_with(same_data.compared_batch),
     ),
     Patch(
         (f"{_EPOCHS}.__init__",),
-        "Nothing public tells how many rows the last batch has.",
+        "No public API tells how many rows the last batch has.",
         "test_on_arrays",
         lambda: on_training.on_arrays(same_data.check_last_batch),
     ),
     Patch(
         ("keras.layers.BatchNormalization._moments",),
-        "The mean over an empty batch is NaN, and so are the moving statistics ever after.",
+        "The mean over an empty batch is NaN, which makes the moving statistics NaN for good.",
         "test_keep_statistics_of_empty_batches",
         lambda: on_training.keep_statistics_of_empty_batches(strategy.may_be_empty),
     ),
@@ -143,7 +143,7 @@ TRAINING = (
     ),
     Patch(
         (f"{_EPOCHS}.__init__",),
-        "Workers with different numbers of batches hang; nothing public tells the number.",
+        "Workers with different numbers of batches hang; no public API tells the number.",
         "test_on_data",
         lambda: on_training.on_data(check_batches),
     ),
@@ -178,7 +178,7 @@ FILES = (
             f"{_SAVING}.save_weights_only",
             "keras.src.legacy.saving.legacy_h5_format.save_model_to_hdf5",
         ),
-        "Workers overwrite each other's file, and a kill leaves half of it.",
+        "Workers overwrite each other's file, and a kill leaves half a file.",
         "test_on_save",
         lambda: on_files.on_save(files.save, files.leaves_out_optimizer),
     ),

@@ -43,8 +43,8 @@ def reduce_in_optimizer(optimizer: Any, grads_and_vars: Any, original: Callable[
         return original(pairs)
     if compressed_all_reduce(strategy) is not None and optimizer.gradient_accumulation_steps:
         raise ValueError(
-            "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, which "
-            "can, and leave the strategy without a compressor."
+            "Keras cannot accumulate gradients under a strategy; use gc.CompressedOptimizer, "
+            "which can, and set no compressor on the strategy."
         )
     return common.reduce_in_optimizer(optimizer, pairs, trained, original)
 
@@ -78,7 +78,7 @@ def building(model: keras.Model) -> Iterator[None]:
             if not strategy.extended.variable_created_in_scope(native(variable)):
                 raise ValueError(
                     f"{path_of(variable)!r} of a metric was created outside the strategy's "
-                    "scope, and each worker would have its own; create metrics, and call "
+                    "scope, so each worker would have its own copy; create metrics, and call "
                     "model.compile, inside `with strategy.scope():`."
                 )
 
