@@ -1,4 +1,4 @@
-"""AdaComp: a bin sends the entries that reach its maximum if the latest gradient counts twice."""
+"""AdaComp: a bin sends the entries that reach its maximum when the latest gradient counts twice."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ class AdaComp(Plannable):
     """Adaptive residual gradient compression.
 
     The residual plus gradient of each variable is cut into bins. A bin sends every entry that
-    reaches the bin's maximum if the latest gradient is counted `scale_factor` times. What is sent
-    is an index, a sign and one magnitude for the whole variable; the rest stays in the residual.
-    The ratio is an outcome: about 40 for bins of 50 and 200 for bins of 500, more where few
-    entries matter. Payloads are gathered, so what each replica receives grows with their number.
+    reaches the bin's maximum if the latest gradient is counted `scale_factor` times. Each entry is
+    sent as an index and a sign, with one magnitude for the whole variable; the rest stays in the
+    residual. The ratio depends on the gradients: about 40 for bins of 50 and 200 for bins of 500,
+    more if few entries matter. Payloads are gathered, so the bytes that each replica receives grow
+    with the number of replicas.
 
-    Use it when a sparse method should need no tuning, for up to some tens of replicas. It reads
-    the gradient twice and the residual once, without a sort.
+    Use it as a sparse method without tuning, for up to a few dozen replicas. It reads the gradient
+    twice and the residual once, without a sort.
 
     Args:
         bin_sizes: Elements in a bin, 1 to 16383, for all variables or by layer kind (see
             `gc.Policy`; kinds not named keep the defaults). Smaller bins send more and follow dense
             training more closely. Up to 63 elements, an entry costs one byte, above that two. A
             kind with None is sent whole, as float32 in the same payload.
-        scale_factor: How often the latest gradient counts in the selection, at least 1; the paper
-            studied 1.5 to 3. With 1 only the bin's maximum is sent: the paper's baseline "LS".
+        scale_factor: The weight of the latest gradient in the selection, at least 1; the paper
+            studied 1.5 to 3. With 1, only the bin's maximum is sent: the paper's baseline "LS".
         overrides: Bin size or None by regular expression over variable paths, with precedence over
             `bin_sizes`; the first expression that is found anywhere in the path counts.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
@@ -98,7 +99,7 @@ class AdaComp(Plannable):
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
     ) -> list[Cost]:
-        """Returns what the encoder packs, and leaves in a residual of zeros."""
+        """Returns the entries that the encoder packs, and the residual that starts from zeros."""
         zeros = tf.zeros(spec.shape)
         residual = tf.Variable(zeros)
         gradient = tf.constant(values)
@@ -118,7 +119,7 @@ class AdaComp(Plannable):
         return [cost(bin_size) for bin_size in settings]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
-        """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
+        """Gathers and sums the payloads of all replicas (paper, section 3)."""
         layout: dict[str, Any] = {
             "bin_sizes": self.settings_in_force(inputs),
             "fingerprint": self.fingerprint(inputs.specs),

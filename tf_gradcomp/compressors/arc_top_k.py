@@ -26,31 +26,32 @@ from tf_gradcomp.compressors.sums import unless_empty, unless_too_large
 from tf_gradcomp.policy import LAYER_KINDS, GradientSpec
 
 SENT_WHOLE = 0  # in place of a number of blocks
-SKETCHED = tf.bfloat16  # has the range of float32, and scores need no more bits
+SKETCHED = tf.bfloat16  # has the range of float32, and scores need no further bits
 _MOST_ENTRIES = 2**16  # in a block
 _DEFAULT_DENSITY = 0.02
 
 
 class ArcTopK(Plannable):
-    """Sums the blocks that are largest in the sum; on eight replicas, level with ScaleCom.
+    """Sums the blocks that are largest in the sum; as accurate as ScaleCom on eight replicas.
 
     Each variable is cut into blocks of consecutive entries. A replica sums the entries of a block,
     with random signs, in `rank` groups. The replicas sum these sketches, and estimate the norms of
-    the blocks of the summed gradient from them. All choose the same blocks, so no index travels and
-    no replica leads. The chosen blocks are summed as float32; the rest stays in the residual. What
-    a replica sends does not grow with the number of replicas.
+    the blocks of the summed gradient from them. All replicas choose the same blocks, so no index
+    travels and no replica leads. The chosen blocks are summed as float32; the rest stays in the
+    residual. The bytes that a replica sends do not grow with the number of replicas.
 
     Use it for many replicas whose gradients are not alike, so that the choice of one leader does
-    not suit the others. It communicates twice in a step. A block is sent whole, so gradients whose
-    large entries lie apart need a higher density than with TopK. This method is plain TensorFlow.
+    not suit the others. It communicates twice in a step. A block is sent whole, so gradients with
+    scattered large entries need a higher density than with TopK. This method is plain TensorFlow.
 
     Args:
         density: The share of the blocks that is sent, above 0 and up to 1, for all variables or by
             layer kind (see `gc.Policy`); at least one of each variable. None sends variables whole.
-            So are variables of which sketch and blocks would take half of the bytes, or more.
-        rank: The numbers in the sketch of a block; it divides `block`. More of them estimate norms
-            better: their relative error is about the square root of 2 / rank. They are sent as
-            bfloat16, with Horovod as float32.
+            A variable is also sent whole if its sketch and blocks would take half of its bytes or
+            more.
+        rank: The numbers in the sketch of a block; it divides `block`. A higher rank estimates
+            norms better: their relative error is about the square root of 2 / rank. They are sent
+            as bfloat16, with Horovod as float32.
         block: The entries in a block. Smaller blocks choose better, and have larger sketches: they
             take rank / (2 block) of a dense gradient's bytes.
         overrides: Density or None by regular expression over variable paths, with precedence over
@@ -125,7 +126,7 @@ class ArcTopK(Plannable):
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
     ) -> list[Cost]:
-        """Returns bytes, and the errors of a choice by the norms themselves."""
+        """Returns the bytes, and the errors of a selection by exact norms."""
         padded = np.zeros(self._blocks_in(spec) * self.block)
         padded[: spec.elements] = values.reshape(-1)
         squares = np.sort(np.sum(np.square(padded.reshape(-1, self.block)), 1))
@@ -190,7 +191,7 @@ class ArcTopK(Plannable):
         return self._unless_large(spec, max(1, round(density * self._blocks_in(spec))))
 
     def _unless_large(self, spec: GradientSpec, sent: int) -> int:
-        """Returns the number of blocks, or 0 where they and the sketch take half of all bytes."""
+        """Returns the number of blocks, or 0 if they and the sketch take half of all bytes."""
         sketch = SKETCHED.size * self.rank * self._blocks_in(spec)
         return sent if 2 * (4 * self.block * sent + sketch) < 4 * spec.elements else SENT_WHOLE
 
@@ -226,10 +227,11 @@ class _Variable:
     """One variable of one replica in one step.
 
     Attributes:
-        spec: What is known of its gradient.
+        spec: The spec of its gradient.
         residual: The resource handle of its residual.
         total: Residual plus gradient; float32 [elements].
-        sent: How many blocks are sent, a tensor if that differs by step; 0: it is sent whole.
+        sent: The number of blocks to send, a tensor if it differs by step; 0: send the variable
+            whole.
         block: The entries in a block.
         rank: The numbers in the sketch of a block.
     """
@@ -269,7 +271,7 @@ class _Variable:
 
     @property
     def sketch_size(self) -> int:
-        """The numbers in its sketch."""
+        """The number of values in its sketch."""
         return 0 if self._is_whole else self._count * self.rank
 
     @property
@@ -293,7 +295,7 @@ class _Variable:
     def choose(self, sketch: tf.Tensor) -> tf.Tensor:
         """Returns the blocks of the largest estimated norms, by the summed sketch: int32 [sent].
 
-        Where norms are equal, the first blocks are chosen.
+        If norms are equal, the first blocks are chosen.
         """
         if self._is_whole:
             return tf.zeros([0], tf.int32)
@@ -305,13 +307,13 @@ class _Variable:
         return tf.math.top_k(scores, self._sent_blocks).indices
 
     def take(self, blocks: tf.Tensor) -> tf.Tensor:
-        """Returns what is sent: float32 [sent_size]."""
+        """Returns the values to send: float32 [sent_size]."""
         if self._is_whole:
             return self.total
         return tf.reshape(tf.gather(self._matrix(), blocks), [-1])
 
     def without(self, blocks: tf.Tensor) -> tf.Tensor:
-        """Returns the total with zeros in place of what is sent."""
+        """Returns the total with zeros in place of the sent values."""
         if self._is_whole:
             return tf.zeros_like(self.total)
         zeros = tf.zeros([tf.size(blocks), self.block])
@@ -319,7 +321,7 @@ class _Variable:
         return tf.reshape(rest, [-1])[: self.spec.elements]
 
     def spread(self, values: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:
-        """Returns a gradient of zeros but for what was sent."""
+        """Returns a gradient with the sent values, and zeros elsewhere."""
         if not self._is_whole:
             rows = tf.reshape(values, [-1, self.block])
             total = tf.scatter_nd(blocks[:, tf.newaxis], rows, [self._count, self.block])

@@ -17,23 +17,23 @@ CANDIDATES = (BASELINE, "cast", "adacomp")
 class Auto:
     """The fastest of some methods for this model, on this network and these machines.
 
-    It is no compressor itself, but is given wherever one is asked for. When the optimizer is built,
-    all workers time their collectives and the methods for about a second, add up how long the
-    exchange of a step will take with each, and take the same one. The log says which, and what was
-    predicted for all; `gc.advise` tells it beforehand.
+    It is not a compressor itself, but takes the place of one. When the optimizer is built, all
+    workers time their collectives and the methods for about a second, predict the time of a step's
+    exchange with each method, and choose the same method. The log names the choice and all
+    predictions; `gc.advise` predicts them beforehand.
 
-    Use it where a program runs on different networks. By default it chooses only between methods
-    that train about as well as dense: `"no_compression"`, `"cast"` and, unless Adam would have to
-    do without its second moment in front, `"adacomp"`. Among candidates of yours it chooses by
-    time alone: list those that are good enough. If `"no_compression"` is one of them, another has
-    to be faster by a twentieth. State is kept for all, because a job that resumes chooses again.
-    With one replica nothing is exchanged or chosen.
+    Use it if a program runs on different networks. By default it chooses only between methods that
+    train about as well as dense: `"no_compression"`, `"cast"` and, unless gradients would not be
+    divided by Adam's second moment, `"adacomp"`. Among your own candidates, it chooses by time
+    alone: list only methods that are good enough. If `"no_compression"` is a candidate, another
+    method must be faster by a twentieth. State is kept for all candidates, because a resumed job
+    chooses again. With one replica, nothing is exchanged or chosen.
 
     Args:
         candidates: Compressors, their names or their configs.
 
     Raises:
-        ValueError: If there is none, or one is itself a choice.
+        ValueError: If there are no candidates, or a candidate is itself a choice.
     """
 
     name: ClassVar[str] = "auto"
@@ -75,8 +75,8 @@ def methods_of(compressor: Compressor | Auto, *, lags: bool = False) -> tuple[Co
 
     Args:
         compressor: What the user gave.
-        lags: Whether methods that Adam's second moment helps may have to do without it. Training
-            lags then, so that they are no default candidates.
+        lags: Whether methods that need the division by Adam's second moment may not get it. Their
+            training then lags, so they are not default candidates.
     """
     if not isinstance(compressor, Auto):
         return (compressor,)

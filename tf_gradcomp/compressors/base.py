@@ -17,9 +17,9 @@ from tf_gradcomp.compressors.requests import Request
 from tf_gradcomp.policy import GradientSpec
 
 RESIDUAL = "residual"
-VELOCITY = "velocity"  # the momentum of what is compressed; see `TopK`
+VELOCITY = "velocity"  # the momentum of the compressed gradients; see `TopK`
 GRADIENT_SUM = "gradient_sum"  # since the last plan of settings; see `LGreCo`
-OF_GRADIENTS = (RESIDUAL, VELOCITY, GRADIENT_SUM)  # in units of what is compressed
+OF_GRADIENTS = (RESIDUAL, VELOCITY, GRADIENT_SUM)  # in units of the compressed gradients
 GRADIENT_NORMS = "gradient_norms"  # of the sums before the last plan
 
 
@@ -29,9 +29,9 @@ class StateSpec:
 
     Attributes:
         shape: Its shape.
-        shared: Whether a checkpoint holds the first replica's variable and gives it to all: all are
-            equal, or only the first one counts. Otherwise a checkpoint holds the sum over the
-            replicas, and each of N gets 1/N of it.
+        shared: Whether a checkpoint holds the first replica's variable and gives it to all
+            replicas, because all are equal or only the first counts. Otherwise a checkpoint holds
+            the sum over the replicas, and each of N replicas gets 1/N of the sum.
     """
 
     shape: tuple[int, ...]
@@ -45,14 +45,15 @@ class JobStateSpec:
     Attributes:
         shape: Its shape.
         dtype: The name of its dtype; a float, unless it is shared.
-        shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all.
-            Otherwise a checkpoint holds the sum over the replicas, and each of N gets 1/N of it.
-        of_gradients: Whether it is in units of the gradients that the method is given. It begins
-            at zeros again where a job divides these and the job before did not, or the other way
-            round.
+        shared: Whether it is equal on all replicas: a checkpoint holds it once and gives it to all
+            replicas. Otherwise a checkpoint holds the sum over the replicas, and each of N replicas
+            gets 1/N of the sum.
+        of_gradients: Whether it is in units of the gradients that the method receives. It restarts
+            from zeros if a job divides gradients by second moments and the job before did not, or
+            the reverse.
 
     Raises:
-        ValueError: If it cannot be shared out.
+        ValueError: If it cannot be divided among replicas.
     """
 
     shape: tuple[int, ...] = ()
@@ -78,17 +79,18 @@ class ExchangeInputs:
         state: What `Compressor.state` asks for, by name: for each gradient the resource handle of
             this replica's variable, which `ops` update.
         step: int64 scalar, equal on all replicas.
-        finite: bool scalar, equal on all replicas; where it is false, the step is to be skipped
-            whatever the gradients are.
+        finite: bool scalar, equal on all replicas; if it is false, the step is skipped whatever the
+            gradients are.
         rank: int32 scalar, this replica's number.
         size: The number of replicas.
-        second_moments: The second moments by whose roots gradients are still to be divided, if any.
+        second_moments: The second moments by whose roots the method must divide gradients, if any.
         settings: int64 [tensors], equal on all replicas: the main setting of each variable in this
-            step, as the ops take it; it may differ from step to step. None: the method's own.
+            step, as the ops take it; it may differ from step to step. None: the method's own
+            settings.
         job_state: What `KeepsJobState.job_state` asks for, by name: this replica's variables, which
             first are zeros.
-        numbers: The places of these gradients among all of the job, as `KeepsJobState.job_state`
-            was given them. A step may have some of them only. None: all, in that order.
+        numbers: The places of these gradients in the list that `KeepsJobState.job_state` received.
+            A step may have only some of the job's gradients. None: all gradients, in that order.
     """
 
     specs: Sequence[GradientSpec]
@@ -121,10 +123,11 @@ class Exchanged(NamedTuple):
 
     Attributes:
         reduced: Dense float32 gradients, summed over the replicas; zeros where a gradient was not
-            finite. To be used only where `finite`.
-        finite: bool scalar, equal on all replicas; where it is false, the step is to be skipped.
-            Where a replica was not finite, what the others had packed is back in their residuals,
-            if the method keeps any. Where only a sum is too large, it is dropped.
+            finite. Valid only if `finite`.
+        finite: bool scalar, equal on all replicas; if it is false, the step is skipped. If a
+            replica's gradient was not finite, the other replicas have put their packed values back
+            into their residuals, if the method keeps any. If only a sum is too large, the packed
+            values are dropped.
         tensor_bytes: int64 [tensors], the bytes that each tensor takes in this replica's payload.
     """
 
@@ -137,7 +140,7 @@ class Compressor(abc.ABC):
     """A method with its settings. It knows no strategy and no Keras; it holds no state.
 
     Args:
-        warmup_steps: For how many steps, from the first on, `warmup` is used in its place.
+        warmup_steps: The number of first steps in which `warmup` takes its place.
         warmup: A compressor, its name or its config. By default gradients travel dense; a gentler
             setting of the same method, with a warm-up of its own or none, makes a schedule.
 
@@ -149,13 +152,13 @@ class Compressor(abc.ABC):
         name: The name by which `gc.compressors.get` knows it.
         helped_by_precondition: Whether it trains better if gradients are first divided by the roots
             of Adam's second moments.
-        has_gpu_kernels: Whether its ops run on a GPU as well, on all state that is there, and on
-            second moments if it divides by itself. State of other methods is copied to the host for
+        has_gpu_kernels: Whether its ops also run on a GPU, with all state, and with second moments
+            if the method divides gradients itself. State of other methods is copied to the host for
             each step.
-        warmup_steps: For how many steps `warmup` is used in its place.
+        warmup_steps: The number of steps in which `warmup` takes its place.
         warmup: The method of these steps; None without any.
 
-    `protocols.py` has what only some methods provide.
+    `protocols.py` has the members that only some methods provide.
     """
 
     name: ClassVar[str]
@@ -191,12 +194,12 @@ class Compressor(abc.ABC):
             registry.register(cls)
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """Returns the variables that it keeps for one gradient, by name; by default, a residual."""
+        """Returns the variables to keep for one gradient, by name; by default, a residual."""
         return {RESIDUAL: StateSpec(spec.shape)}
 
     @abc.abstractmethod
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Runs one replica's side of a step: yields requests and is sent the answers."""
+        """Runs one replica's side of a step: yields requests and receives the answers."""
 
     def get_config(self) -> dict[str, Any]:
         """Returns the settings, JSON-serializable, as the constructor takes them."""
@@ -210,7 +213,7 @@ class Compressor(abc.ABC):
         return cls(**config)
 
     def fingerprint(self, specs: Sequence[GradientSpec]) -> int:
-        """Returns a signed 64-bit digest of the settings and of what is known of the tensors."""
+        """Returns a signed 64-bit digest of the settings and the specs of the tensors."""
         facts = [self.name, self.get_config(), [dataclasses.astuple(spec) for spec in specs]]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
         return int.from_bytes(digest[:8], "little", signed=True)

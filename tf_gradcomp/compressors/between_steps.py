@@ -21,23 +21,23 @@ class BetweenSteps(abc.ABC):
 
     @abc.abstractmethod
     def notices(self) -> list[str]:
-        """Returns what to tell the user, once, when the exchange is built."""
+        """Returns a notice for the user, logged once when the exchange is built."""
 
     @abc.abstractmethod
     def facts(self, job_state: JobState) -> dict[str, Any]:
-        """Returns what must be equal on all workers whenever they begin to exchange."""
+        """Returns the facts that must be equal on all workers whenever they begin to exchange."""
 
 
 class Proposing(BetweenSteps):
     """A hook by which the first replica proposes a change, and all replicas install it at once."""
 
-    action: ClassVar[str]  # what workers say that they do meanwhile
-    caller_fact: ClassVar[str]  # the name of the fact that tells who calls the hook
-    state_name: ClassVar[str]  # the state of each gradient from which it proposes
+    action: ClassVar[str]  # what workers report to be doing meanwhile
+    caller_fact: ClassVar[str]  # the name of the fact that identifies the hook's caller
+    state_name: ClassVar[str]  # the state of each gradient on which the proposal is based
 
     @abc.abstractmethod
     def no_change(self) -> np.ndarray:
-        """Returns an array of a proposal's shape and dtype, on workers that wait for the first."""
+        """Returns an array of a proposal's shape and dtype, for workers that wait for it."""
 
     @abc.abstractmethod
     def propose(self, state: Sequence[np.ndarray], job_state: JobState) -> np.ndarray:
@@ -47,16 +47,16 @@ class Proposing(BetweenSteps):
     def install(
         self, proposed: np.ndarray, job_state: JobState, state: Sequence[tf.Variable]
     ) -> None:
-        """Changes the state of one replica as `propose` returned it on the first replica."""
+        """Installs in the state of one replica the proposal of the first replica."""
 
     @abc.abstractmethod
     def in_force(self, job_state: JobState) -> Any:
-        """Returns what counts in the next step, by what a replica keeps for the job."""
+        """Returns the proposal that the next step will use, from a replica's job state."""
 
 
 @runtime_checkable
 class Hooked(Protocol):
-    """A method with a hook."""
+    """A method that has a hook between two steps."""
 
     def between_steps(self, specs: Sequence[GradientSpec], replicas: int) -> BetweenSteps:
         """Returns the hook."""

@@ -1,4 +1,4 @@
-"""The exchange of the methods that sum one entry of each chunk, where all replicas agree on it."""
+"""The exchange of methods that sum one entry per chunk, the same on all replicas."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tensor_bytes(
     leaders: int | None = None,
     value_bits: int = FLOAT_BITS,
 ) -> tf.Tensor:
-    """Returns the bytes that each tensor takes of a payload, rounded down; int64 [tensors].
+    """Returns the bytes of each tensor in a payload, rounded down; int64 [tensors].
 
     `leaders` is the number of replicas that send offsets in turn; None if offsets are not sent.
     """
@@ -50,7 +50,7 @@ def tensor_bytes(
     bits = tf.where(coded, tf.constant(value_bits, tf.int64), FLOAT_BITS) * turns
     bits += 0 if leaders is None else _offset_bits(chunk_sizes)
     of_scale = 0 if value_bits == FLOAT_BITS else FLOAT_BITS
-    if value_bits != SUMMED_BITS:  # whose scales the leader alone sends
+    if value_bits != SUMMED_BITS:  # whose scales only the leader sends
         of_scale *= turns
     has_scale = tf.logical_and(coded, elements > 0)
     of_scales = tf.where(has_scale, tf.constant(of_scale, tf.int64), 0)

@@ -1,4 +1,4 @@
-"""Checks of what a method yields and returns; all run when a step is traced."""
+"""Checks of a method's requests and results; all checks run when a step is traced."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SUMMED = (tf.float32, tf.float16, tf.bfloat16, tf.int64)
 def checked(
     name: str, exchange: Any, specs: Sequence[GradientSpec]
 ) -> Generator[Request, Any, Exchanged]:
-    """Passes on the requests of a method's `exchange`, and its result, if they are well formed.
+    """Passes on the requests and the result of a method's `exchange`, if they are well-formed.
 
     Args:
         name: The method's name, for messages.
         exchange: What `exchange` returned.
-        specs: What is known of the gradients.
+        specs: The specs of the gradients.
 
     Raises:
-        TypeError: If `exchange` is no generator, or yields or returns other objects.
-        ValueError: If a field has a wrong dtype, rank, shape or number. The message names it.
+        TypeError: If `exchange` is not a generator, or yields or returns other objects. ValueError:
+        If a field has a wrong dtype, rank, shape or number. The message names it.
     """
     if not isinstance(exchange, Generator):
         raise TypeError(
@@ -82,7 +82,7 @@ def _check_result(name: str, result: Any, specs: Sequence[GradientSpec]) -> None
 
 
 def _check(field: str, value: Any, dtypes: Sequence[tf.DType], shape: Sequence[int | None]) -> None:
-    """Refuses anything but a tensor of one of the dtypes and, as far as is known, of the shape."""
+    """Refuses values other than tensors of one of the dtypes and of the shape, if known."""
     expected = f"must be a tensor of {' or '.join(dtype.name for dtype in dtypes)} and shape"
     if not tf.is_tensor(value):
         raise TypeError(f"{field} {expected} {tf.TensorShape(shape)}; received {value!r}.")

@@ -30,25 +30,25 @@ class _Plan(NamedTuple):
 
 
 class CountSketch(Compressor):
-    """Sums entries that are large in summed sketches; ScaleCom sends less, and trained better.
+    """Sums entries that are large in summed sketches; ScaleCom sends less and trained better.
 
     A sketch has a few rows of sums. In each row, every entry of residual plus gradient is added to
-    one sum at random, with a random sign. Sketches of all replicas can be summed, and from the
-    summed sketch all replicas estimate each entry of the summed gradient, alike. The entries with
-    the largest estimates are then summed exactly; the others stay in the residual. No index
+    one sum at random, with a random sign. The replicas' sketches are summed, and from the summed
+    sketch all replicas compute the same estimate of each entry of the summed gradient. The entries
+    with the largest estimates are then summed exactly; the others stay in the residual. No index
     travels, and the bytes do not grow with the number of replicas. All variables share a sketch, so
     their entries compete. Vectors (biases, normalization) are summed whole.
 
     Use it to compare sketches with other choices of entries. Below 16 replicas, TopK of the same
-    density sends less, and it trained better with 8. This method is plain TensorFlow, and takes
-    longer to encode and decode than TopK.
+    density sends less, and with 8 replicas it trained better. This method is plain TensorFlow, and
+    takes longer to encode and decode than TopK.
 
     Args:
         density: The share of the entries for which the sketch is made, above 0 and up to 1.
         rows: Of the sketch: 1, 3 or 5. An estimate is the median over the rows.
         columns: Sums in each row, in multiples of the entries that `density` asks for.
-        candidates: The entries that are summed exactly, in the same multiples: the estimates are
-            noisy, and more of them contain more of the largest entries.
+        candidates: The entries that are summed exactly, in the same multiples. The estimates are
+            noisy, so more candidates contain more of the largest entries.
         seed: Seed of the sketches, which also differ by step.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
@@ -103,7 +103,7 @@ class CountSketch(Compressor):
         return [number in sketched for number in range(len(specs))]
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int:
-        """Returns the bytes of the flag, the sketch, the candidates and what is sent whole."""
+        """Returns the bytes of the flag, the sketch, the candidates and whole variables."""
         plan = self._plan(specs)
         whole = sum(specs[number].elements for number in plan.whole)
         return 4 * (1 + whole + self.rows * plan.columns + plan.candidates)
@@ -134,7 +134,7 @@ class CountSketch(Compressor):
         if plan.sketched:
             estimates = _median(
                 [
-                    # NaN is the sum of overflows; what overflows is large.
+                    # NaN is the sum of overflows; a value that overflows is large.
                     signs * tf.gather(tf.where(tf.math.is_nan(row), float("inf"), row), buckets)
                     for row, (buckets, signs) in zip(rows, hashes, strict=True)
                 ]
@@ -179,7 +179,7 @@ class CountSketch(Compressor):
         }
 
     def _plan(self, specs: Sequence[GradientSpec]) -> _Plan:
-        """Returns what is sketched; nothing if that would send more than all entries."""
+        """Returns the tensors to sketch; none if a sketch would send more than all entries."""
         numbers = range(len(specs))
         sketched = [n for n in numbers if specs[n].kind != VECTOR and specs[n].elements > 1]
         elements = sum(specs[n].elements for n in sketched)

@@ -1,4 +1,4 @@
-"""Numbers that all replicas compute alike: digests, and the leader of a step."""
+"""Numbers that are equal on all replicas without communication: digests, and a step's leader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def digest(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def digest_of_floats(values: tf.Tensor) -> tf.Tensor:
-    """As `digest`, of the bits of float32."""
+    """Returns the `digest` of the bits of float32 numbers."""
     return digest(tf.cast(tf.bitcast(tf.reshape(values, [-1]), tf.int32), tf.int64))
 
 
@@ -25,9 +25,9 @@ def leader(step: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the leader of a step: each replica leads once in a run of `size` steps.
 
     The replicas lead in cyclic order. Each run begins with a pseudo-random replica, except that the
-    first run begins with the first replica. So among steps that are a fixed number apart, all
-    replicas soon lead. An optimizer that trains several sets of variables in turn trains each set
-    in such steps. `tests.reference.leader` computes the same for Python's integers.
+    first run begins with the first replica. Steps that are a fixed number apart therefore soon have
+    every replica as leader. An optimizer that alternates between several sets of variables trains
+    each set in such steps. `tests.reference.leader` computes the same for Python's integers.
     """
     mixed = step // size * MIXING
     mixed = (mixed ^ tf.bitwise.right_shift(mixed, 32)) * MIXING

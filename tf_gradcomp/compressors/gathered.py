@@ -1,4 +1,4 @@
-"""The exchange of the methods whose payloads are gathered and added up."""
+"""The exchange of methods whose payloads are gathered and summed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def sum_gathered(
 ) -> Generator[AllGather, tf.Tensor, Exchanged]:
     """Encodes, gathers and decodes.
 
-    If the step is to be skipped, what was packed is put back; but not if only a sum is too large,
-    because the sums of all later steps would be too large, too. `keep` is called last, with the
-    payload and whether what was packed is gone, by a method that keeps more than residuals.
+    If the step is skipped, the packed values are put back; but not if only a sum is too large,
+    because the sums of all later steps would be too large, too. A method that keeps more than
+    residuals passes `keep`, which is called last with the payload and with whether the packed
+    values are gone.
     """
     payload, tensor_bytes = encode(inputs.residuals, inputs.gradients, inputs.step)
     payloads = yield AllGather(payload, same_length)

@@ -1,4 +1,4 @@
-"""Max-norm quantization: entries are rounded to levels of one scale, so that codes are summed."""
+"""Max-norm quantization: entries are rounded to levels of one scale, so codes can be summed."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ class MaxNormQuantization(Plannable):
     """Quantization to a few bits per entry, in a unit that all replicas share, so codes are summed.
 
     The unit is the largest magnitude of a variable over all replicas, divided by 2^bits - 1. Each
-    replica rounds its residual plus gradient up or down at random to whole numbers of the unit;
-    what rounding takes off stays in the residual. The whole numbers of all replicas are summed in
-    int64 words. Each number has room for its sum in a word, so no sum is rounded or overflows.
+    replica rounds its residual plus gradient up or down at random to multiples of the unit; the
+    rounding error stays in the residual. The multiples of all replicas are summed in int64 words.
+    Each field of a word has room for its sum, so no sum is rounded or overflows.
 
     Use it where QSGD would suit, on 4 replicas or more: the bytes that a replica sends hardly grow
-    with their number. The largest magnitudes, one float32 for each variable, are gathered
-    in a collective of their own. It is plain TensorFlow, and takes longer to encode than QSGD.
+    with the number of replicas. The largest magnitudes, one float32 for each variable, are gathered
+    in a separate collective. It is plain TensorFlow, and takes longer to encode than QSGD.
 
     Args:
-        bits: Of a magnitude; a sign comes on top. From 2 to 8, for all layer kinds but vectors
-            (biases, normalization), which take 8; or by layer kind (see `gc.Policy`; kinds not
-            named keep the defaults). A pair such as (2, 6) has two units: codes have 2 bits, and an
-            entry takes the unit of 6 bits if its code in it has 2 bits on all replicas. That takes
-            one more sum, of a flag for each entry. A kind with None, and a variable of one entry,
-            is summed whole, as float32.
+        bits: The bits of a magnitude, without its sign. From 2 to 8, for all layer kinds but
+            vectors (biases, normalization), which take 8; or by layer kind (see `gc.Policy`; kinds
+            not named keep the defaults). A pair such as (2, 6) has two units: codes have 2 bits,
+            and an entry takes the unit of 6 bits if its code in it has 2 bits on all replicas. That
+            takes one more sum, of a flag for each entry. A kind with None, and a variable of one
+            entry, is summed whole, as float32.
         density: The share of the entries that is sent in a step, from 1/65536 to 1: one entry of
-            each 1 / density, drawn at random and the same on all replicas, as by `RandomK`. The
-            others wait in the residual. None: all.
+            each 1 / density, drawn at random and equal on all replicas, as with `RandomK`. The
+            other entries stay in the residual. None: all entries.
         overrides: Bits, a pair or None by regular expression over variable paths, with precedence
             over `bits`; the first expression that is found anywhere in the path counts.
-        seed: Seed of the random numbers. Those for rounding also depend on the step, the replica
-            and the entry.
+        seed: Seed of the random numbers. Random numbers for rounding also depend on the step, the
+            replica and the entry.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -65,8 +65,8 @@ class MaxNormQuantization(Plannable):
 
     Reference:
         Vineeth S, "Quantization for Distributed Optimization", 2021,
-        https://arxiv.org/abs/2109.12497. There, one scale serves the whole model, nothing is kept
-        in a residual, and the unit of an entry depends on how it was rounded, which biases it.
+        https://arxiv.org/abs/2109.12497. In the paper, one scale serves the whole model, there is
+        no residual, and the unit of an entry depends on its rounding, which introduces a bias.
     """
 
     name = "max_norm"
@@ -104,7 +104,7 @@ class MaxNormQuantization(Plannable):
         return [(self._bits(spec) or (SENT_WHOLE,))[0] for spec in specs]
 
     def delayed(self, specs: Sequence[GradientSpec]) -> list[bool]:
-        """Returns True for variables of which most entries are not chosen."""
+        """Returns True for variables whose entries are mostly not chosen."""
         return [self._chunk_size > 1 and spec.elements > 1 for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
@@ -146,7 +146,7 @@ class MaxNormQuantization(Plannable):
         return list(map(cost, settings))
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Agrees on the scales, and sums codes in the units that they give."""
+        """Agrees on the scales, and sums codes in units of these scales."""
         specs, replicas = inputs.specs, inputs.size
         own = self.settings(specs)
         settings = own if inputs.settings is None else tf.unstack(inputs.settings, len(own))
@@ -207,7 +207,7 @@ class MaxNormQuantization(Plannable):
         }
 
     def _bits(self, spec: GradientSpec) -> tuple[int, ...]:
-        """Returns the bits of each of a variable's units, the coarse one first; () for whole."""
+        """Returns the bits of each unit of a variable, the coarse unit first; () for whole."""
         bits = self.bits.of(spec)
         if bits is None or spec.elements == 1:
             return ()
@@ -230,7 +230,7 @@ class MaxNormQuantization(Plannable):
     ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.Tensor], tf.Tensor]]:
         """Returns the largest magnitudes over all replicas, and whether all replicas are finite.
 
-        If one is not, the step is skipped, and scales are zeros, with which zeros are sent.
+        If a replica is not finite, the step is skipped; scales are zeros, so zeros are sent.
         """
         header: dict[str, Any] = {
             "settings": self.settings_in_force(inputs),
@@ -283,10 +283,9 @@ def _as_lists(values: Mapping[str, Bits | None]) -> dict[str, int | list[int] | 
 def _choose_units(
     shares: Sequence[tf.Tensor], bits: Sequence[Any], finer: Sequence[Sequence[int]], replicas: int
 ) -> Generator[AllReduce, tf.Tensor, list[Any]]:
-    """Returns the bits by which the scale is divided: of a tensor, or with a pair of each entry.
+    """Returns the bits that determine the unit: of a tensor, or with a pair of each entry.
 
-    The choice depends on the value and not on how it is rounded, so what is sent is right on
-    average.
+    The choice depends on the value and not on its rounding, so sent values are right on average.
     """
     chosen = list(bits)
     pairs = [number for number, more in enumerate(finer) if more]
@@ -302,7 +301,7 @@ def _choose_units(
 
 
 def _rounded(positions: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
-    """Returns one of the two nearest whole numbers, on average the position; float32.
+    """Returns one of the two nearest whole numbers, with the position as the mean; float32.
 
     A position that is a whole number is returned as it is.
     """
@@ -330,7 +329,7 @@ def _sum(
 
     Args:
         numbers: float32 vectors, 0 or more.
-        widths: For each vector, the bits that its sums have at most; a number or a scalar tensor.
+        widths: For each vector, the maximum bits of its sums; a number or a scalar tensor.
 
     Returns:
         int64 vectors.
@@ -363,10 +362,10 @@ def _shifts(width: Any) -> tf.Tensor:
 
 
 def _split(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns parts of a vector, as long as other vectors."""
+    """Splits a vector into parts with the lengths of other vectors."""
     return tf.split(vector, list(map(tf.size, like))) if like else []
 
 
 def _joined(by_number: Mapping[int, tf.Tensor]) -> tf.Tensor:
-    """Returns vectors behind each other, in the order of their numbers."""
+    """Returns the concatenated vectors, in the order of their numbers."""
     return tf.concat([by_number[number] for number in sorted(by_number)], 0)

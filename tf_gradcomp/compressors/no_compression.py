@@ -15,8 +15,8 @@ from tf_gradcomp.policy import GradientSpec
 class NoCompression(Compressor):
     """Sums gradients uncompressed, as float32, by all-reduces of up to 32 MiB.
 
-    Use it as the baseline to compare with: all else is as with the other methods, such as that all
-    replicas skip a step on which one has a gradient that is not finite. Nothing is selected or
+    Use it as the baseline for comparisons. Everything else is as with other methods: for example,
+    all replicas skip a step if one replica's gradient is not finite. Nothing is selected or
     rounded, so there is no residual, and the gradients of a skipped step are dropped. The slices of
     an embedding's gradient are gathered, as TensorFlow does without compression.
     """
@@ -26,7 +26,7 @@ class NoCompression(Compressor):
     slices_dtype = tf.float32  # they are gathered
 
     def state(self, spec: GradientSpec) -> dict[str, StateSpec]:
-        """Nothing is kept."""
+        """Returns nothing: this method keeps no state."""
         return {}
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllReduce, tf.Tensor, Exchanged]:

@@ -26,8 +26,8 @@ class PerVariable(Generic[Value]):
         defaults: The default values, by layer kind.
         overrides: Value by regular expression over variable paths, with precedence over `given`;
             the first expression that is found anywhere in the path counts.
-        check: Returns what is expected in place of a value, or an empty text if the value is good.
-            None is always good: the variable is sent whole.
+        check: Returns a description of the expected value, or an empty text if the value is valid.
+            None is always valid: the variable is sent whole.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PerVariable(Generic[Value]):
         return self.by_kind[spec.kind]
 
     def check_choices(self, values: Iterable[Value | None]) -> None:
-        """Checks other values for a variable; raises ValueError if one is not good."""
+        """Checks other values for a variable; raises ValueError if a value is not valid."""
         for value in values:
             self._check_value(value, " among the choices")
 
@@ -96,7 +96,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_float32(value: float) -> float:
-    """The number that native ops make of it: one too large is infinite, one too small is 0."""
+    """Returns the number as native ops see it: infinite if too large, 0 if too small."""
     with np.errstate(over="ignore", under="ignore"):
         return float(np.float32(value))
 
@@ -115,8 +115,8 @@ class HasSettings(Compressor):
     """A method with a main setting for each variable.
 
     Attributes:
-        delays_unless: The setting with which a sparse method sends a variable whole. With any
-            other, most entries wait in the residual. None for a method that is not sparse.
+        delays_unless: The setting with which a sparse method sends a variable whole. With any other
+            setting, most entries are delayed in the residual. None for a method that is not sparse.
     """
 
     delays_unless: int | None = None
@@ -126,15 +126,15 @@ class HasSettings(Compressor):
         """Returns its own setting for each variable.
 
         Args:
-            specs: What is known of each variable's gradient.
+            specs: The spec of each variable's gradient.
 
         Returns:
             Numbers as the ops take them: bits of QSGD, entries of TopK, ranks of PowerSGD, blocks
             of ArcTopK, elements in a bin of AdaComp, or in a chunk of ScaleCom and RandomK. A step
-            may bring other ones: see `ExchangeInputs.settings`.
+            may bring other settings: see `ExchangeInputs.settings`.
         """
 
     def settings_in_force(self, inputs: ExchangeInputs) -> tf.Tensor:
-        """Returns the settings of this step: those that it brings, or else the method's own."""
+        """Returns the settings of this step: the inputs' settings, or the method's own."""
         own = self.settings(inputs.specs)
         return tf.convert_to_tensor(own if inputs.settings is None else inputs.settings, tf.int64)

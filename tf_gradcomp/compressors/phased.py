@@ -1,4 +1,4 @@
-"""Methods that take turns: phases and warm-ups."""
+"""Methods that alternate: phases and warm-ups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_gradcomp.compressors.requests import Request
 
 
 class Phased(Compressor):
-    """A method made of methods that take turns in its place.
+    """A method that consists of other methods, which take turns.
 
     Attributes:
         phases: These methods.
@@ -43,7 +43,7 @@ def takes_turns(compressor: Compressor) -> bool:
 
 
 def stages(compressor: Compressor) -> Iterator[Compressor]:
-    """Yields a method, its warm-up and its phases, and theirs."""
+    """Yields a method, its warm-up and its phases, recursively."""
     yield compressor
     phases = compressor.phases if isinstance(compressor, Phased) else ()
     for other in (compressor.warmup, *phases):
@@ -52,5 +52,5 @@ def stages(compressor: Compressor) -> Iterator[Compressor]:
 
 
 def in_turn(compressor: Compressor) -> Iterator[Compressor]:
-    """Yields the methods that take turns in a job: the warm-ups and phases, or itself."""
+    """Yields the methods that a job uses in turn: warm-ups and phases, or the method itself."""
     return (stage for stage in stages(compressor) if not isinstance(stage, Phased))

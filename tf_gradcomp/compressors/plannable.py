@@ -12,14 +12,14 @@ from tf_gradcomp.compressors.base import StateSpec
 from tf_gradcomp.compressors.per_variable import HasSettings
 from tf_gradcomp.policy import VECTOR, GradientSpec
 
-LEAST_ELEMENTS = 1024  # of a variable that is planned, as in CGX
-_RANGE, _STEPS = 10, 5  # geometric: from a tenth to ten times, with 5 steps down and 5 up
+LEAST_ELEMENTS = 1024  # in a planned variable, as in CGX
+_RANGE, _STEPS = 10, 5  # geometric, from a tenth to ten times: 5 steps down and 5 up
 
 Cost: TypeAlias = tuple[float, float]  # bytes and error
 
 
 class Plannable(HasSettings):
-    """A method that can tell what each setting of a variable would send and miss."""
+    """A method that can predict the bytes and the error of each setting of a variable."""
 
     @abc.abstractmethod
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
@@ -31,8 +31,8 @@ class Plannable(HasSettings):
                 around the method's own value.
 
         Returns:
-            Numbers as `settings` has them, each once. None where the variable keeps its own: it is
-            small, a vector or sent whole.
+            Numbers as `settings` has them, without duplicates. None if the variable keeps its own
+            setting because it is small, a vector or sent whole.
 
         Raises:
             ValueError: If one of the values is not valid.
@@ -42,21 +42,22 @@ class Plannable(HasSettings):
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
     ) -> list[Cost]:
-        """Returns what each setting would cost, after one pass over the values where possible.
+        """Returns the cost of each setting, after one pass over the values if possible.
 
         Args:
             spec: What is known of the variable's gradient.
             values: The gradient: float32, finite, of magnitudes up to 1.
             settings: Numbers as `settings` has them.
-            replicas: The number of replicas. Where one of them leads, bytes are the mean over all.
+            replicas: The number of replicas. If a replica leads, bytes are the mean over all
+                replicas.
 
         Returns:
             For each setting the bytes of the payload, as `Exchanged.tensor_bytes` counts them, and
-            the L2 norm of the values minus what is sent of them, from a residual of zeros.
+            the L2 norm of the values minus their sent part, starting from a residual of zeros.
         """
 
     def state_for(self, spec: GradientSpec, settings: Sequence[int]) -> dict[str, StateSpec]:
-        """Returns the variables with which steps may bring any of these settings.
+        """Returns the variables that steps with any of these settings need.
 
         Args:
             spec: What is known of the gradient.
@@ -66,7 +67,7 @@ class Plannable(HasSettings):
 
 
 def is_planned(spec: GradientSpec) -> bool:
-    """Returns whether the variable is large enough for a plan of its own, and no vector."""
+    """Returns whether the variable is large enough for its own plan, and not a vector."""
     return spec.kind != VECTOR and spec.elements >= LEAST_ELEMENTS
 
 
@@ -77,12 +78,12 @@ def geometric(setting: int, most: int) -> list[int]:
 
 
 def distinct(settings: Iterable[int]) -> list[int]:
-    """Returns each setting once, where it comes first."""
+    """Returns the settings without duplicates, in the order of their first occurrences."""
     return list(dict.fromkeys(settings))
 
 
 def whole(spec: GradientSpec) -> Cost:
-    """Returns the cost of a variable that is sent as it is."""
+    """Returns the cost of a variable that is sent uncompressed."""
     return 4.0 * spec.elements, 0.0
 
 

@@ -37,29 +37,29 @@ _DEFAULT_RANKS = dict.fromkeys(LAYER_KINDS, 4)
 class PowerSGD(Plannable):
     """Low-rank gradient compression by one step of power iteration, with error feedback.
 
-    The residual plus gradient of each variable is seen as a matrix of n rows and m columns, its
-    last axis, and sent as the product of an n x r and an m x r matrix; what that misses stays in
-    the residual. Each step begins with the factors of the step before, and so comes close to the
-    best approximation of rank r. The ratio is fixed: n m / (r (n + m)).
+    The residual plus gradient of each variable is viewed as a matrix of n rows and m columns, where
+    m is its last axis. It is sent as the product of an n x r and an m x r matrix; the approximation
+    error stays in the residual. Each step begins with the factors of the step before, and therefore
+    comes close to the best approximation of rank r. The ratio is fixed: n m / (r (n + m)).
 
-    Use it where layers are large and there are many replicas, for it sums: what a replica sends and
-    receives does not grow with their number. It communicates twice in a step, and reads gradient
-    and residual three times. Vectors are summed whole, as float32, and so are matrices whose two
-    factors have half as many entries as the matrix, or more.
+    Use it if layers are large and there are many replicas: it sums, so the bytes that a replica
+    sends and receives do not grow with the number of replicas. It communicates twice in a step, and
+    reads gradient and residual three times. Vectors are summed whole, as float32. A matrix is also
+    summed whole if its two factors have at least half as many entries as the matrix.
 
     With `alternate=True` (ACP-SGD), a step sends one of the two factors, and the next step the
-    other one. The factor that is not sent is the last sum of it, which all replicas know. That
-    halves the bytes, communicates once in a step, and reads gradient and residual twice. The
-    approximation is a little worse, because the known factor is one step old.
+    other one. For the factor that is not sent, all replicas use its last sum, which they know.
+    Alternating halves the bytes, communicates once in a step, and reads gradient and residual
+    twice. The approximation is slightly worse, because the known factor is one step old.
 
     Args:
         rank: r, at least 1, for all variables or by layer kind (see `gc.Policy`; kinds not named
-            keep the default). A larger one follows dense training more closely; start with 4 for
+            keep the default). A larger rank follows dense training more closely; start with 4 for
             convolutional networks, with 32 for Transformers. A kind with None is summed whole.
         overrides: Rank or None by regular expression over variable paths, with precedence over
             `rank`; the first expression that is found anywhere in the path counts.
-        alternate: Whether a step sends one factor only, in turns. On a GPU, the residual is then
-            copied to the host in each step.
+        alternate: Whether steps alternate between sending one factor and the other. On a GPU, the
+            residual is then copied to the host in each step.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -92,8 +92,8 @@ class PowerSGD(Plannable):
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
         """The rank of each variable; 0 if it is summed whole.
 
-        A step may bring ranks up to those for which `state_for` was asked, for the factor has no
-        more columns.
+        A step may bring ranks up to the maximum that `state_for` received, because the factor has
+        no more columns.
         """
         return [_effective(spec, self.rank.of(spec)) for spec in specs]
 
@@ -109,7 +109,10 @@ class PowerSGD(Plannable):
         return int(tf.reduce_sum(of_each))
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
-        """Ranks; by default, from half of its own to twice it. 0, whole, for those too large."""
+        """Ranks; by default, from half of its own to twice it.
+
+        Ranks that are too large become 0: whole.
+        """
         (rank,) = self.settings([spec])
         if not rank or not is_planned(spec):
             return None
@@ -138,8 +141,8 @@ class PowerSGD(Plannable):
     ) -> list[Cost]:
         """Returns bytes and errors; one decomposition serves all ranks.
 
-        The error is the best approximation's. PowerSGD comes close to it, because each step
-        begins with the factors of the step before.
+        The error is the error of the best approximation. PowerSGD comes close to it, because each
+        step begins with the factors of the step before.
         """
         if max(settings) == SENT_WHOLE:
             return [whole(spec)]
@@ -193,7 +196,7 @@ class PowerSGD(Plannable):
 def _sum_one_factor(
     inputs: ExchangeInputs, ranks: tf.Tensor
 ) -> Generator[AllReduce, tf.Tensor, Exchanged]:
-    """Sums of each variable the factor whose turn it is."""
+    """Sums for each variable the factor whose turn it is."""
     state = (inputs.residuals, inputs.gradients, inputs.state[ALTERNATING_FACTOR], inputs.step)
     own, tensor_bytes, own_finite = ops.power_sgd_project(*state, ranks=ranks)
     total = yield AllReduce(own)
@@ -212,7 +215,7 @@ def _tensor_bytes(specs: Sequence[GradientSpec], ranks: tf.Tensor) -> tf.Tensor:
 def _effective(spec: GradientSpec, rank: int | None) -> int:
     rows, columns = _matrix(spec)
     rank = rank or SENT_WHOLE
-    # So it is also below rows and columns.
+    # The rank is therefore also below the numbers of rows and columns.
     return rank if 2 * rank * (rows + columns) < rows * columns else SENT_WHOLE
 
 

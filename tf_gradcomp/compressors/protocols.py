@@ -25,7 +25,7 @@ class KeepsJobState(Protocol):
 
 @runtime_checkable
 class GathersSlices(Protocol):
-    """A method that gathers `tf.IndexedSlices`, their values as `slices_dtype`, uncompressed."""
+    """A method that gathers `tf.IndexedSlices` uncompressed, with values as `slices_dtype`."""
 
     slices_dtype: tf.DType
 
@@ -50,7 +50,7 @@ class ScalesResidual(Protocol):
 
 @runtime_checkable
 class Delays(Protocol):
-    """A method without settings that leaves most entries in the residual until they are sent."""
+    """A method without settings that delays most entries in the residual."""
 
     def delayed(self, specs: Sequence[GradientSpec]) -> Sequence[bool]:
         """Returns which gradients are mostly delayed.
@@ -61,10 +61,10 @@ class Delays(Protocol):
 
 @runtime_checkable
 class KnowsPayload(Protocol):
-    """A method that sends as many bytes in each step, by the gradients' shapes."""
+    """A method that sends the same bytes in each step, determined by the gradients' shapes."""
 
     def payload_bytes(self, specs: Sequence[GradientSpec]) -> int | None:
-        """Returns the bytes that a replica sends in a step; None if they depend on more."""
+        """Returns the bytes that a replica sends in a step; None if shapes do not determine it."""
 
 
 def job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict[str, JobStateSpec]:
@@ -73,20 +73,20 @@ def job_state(compressor: Compressor, specs: Sequence[GradientSpec]) -> dict[str
 
 
 def slices_dtype(compressor: Compressor) -> tf.DType:
-    """Returns the dtype of slices that are gathered, for any method also of large tables."""
+    """Returns the dtype in which slices are gathered, with any method if the table is large."""
     return compressor.slices_dtype if isinstance(compressor, GathersSlices) else tf.float32
 
 
 def residual_scale(compressor: Compressor) -> float:
-    """Returns the number of times that a residual is the sum of the gradients that wait in it."""
+    """Returns the scale of a residual: residual over the sum of the delayed gradients."""
     return compressor.residual_scale if isinstance(compressor, ScalesResidual) else 1.0
 
 
 def payload_bytes(compressor: Compressor, specs: Sequence[GradientSpec]) -> int | None:
-    """Returns the bytes that a replica sends in a step; None if shapes do not decide them.
+    """Returns the bytes that a replica sends in a step; None if shapes do not determine it.
 
-    Advice asks. It tries gradients of other shapes than the model's, and takes bytes for
-    proportional to the number of elements where this is None.
+    Advice measures gradients of other shapes than the model's. If this is None, it assumes bytes
+    proportional to the number of elements.
     """
     return compressor.payload_bytes(specs) if isinstance(compressor, KnowsPayload) else None
 
@@ -114,7 +114,7 @@ def delayed(compressor: Compressor, inputs: ExchangeInputs) -> tf.Tensor:
 def conversation(
     compressor: Compressor, inputs: ExchangeInputs
 ) -> Generator[Request, tf.Tensor, Exchanged]:
-    """Runs a method's `exchange` on gradients that are divided, if there are second moments.
+    """Runs a method's `exchange`, on divided gradients if there are second moments.
 
     Raises:
         TypeError, ValueError: When the step is traced, if a request or the result is malformed.

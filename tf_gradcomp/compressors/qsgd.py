@@ -28,13 +28,13 @@ class QSGD(Plannable):
 
     The residual plus gradient of each variable is cut into buckets. A bucket sends its smallest
     element and the unit between two levels as float32, and for each element a level of `bits` bits;
-    what rounding takes off stays in the residual. The ratio is about 32 / bits, whatever the
-    gradients are: 7.8 for a ResNet with 4 bits. Payloads are gathered, so what each replica
-    receives grows with their number.
+    the rounding error stays in the residual. The ratio is about 32 / bits, whatever the gradients
+    are: 7.8 for a ResNet with 4 bits. Payloads are gathered, so the bytes that each replica
+    receives grow with the number of replicas.
 
-    Use it where every element should be sent in every step, and you have measured what rounding
-    costs: on digits it was within 0.2 points of dense, on a character LSTM with Adam 0.3 to 0.4
-    bits behind after 600 steps. It reads gradient and residual twice.
+    Use it if every element must be sent in every step, and you have measured the cost of rounding:
+    on digits it was within 0.2 points of dense, on a character LSTM with Adam 0.3 to 0.4 bits
+    behind after 600 steps. It reads gradient and residual twice.
 
     Args:
         bits: For each element, 2 to 8, for all layer kinds but vectors (biases, normalization),
@@ -42,13 +42,13 @@ class QSGD(Plannable):
             defaults), vectors too. A kind with None is sent whole, as float32 in the same payload.
         bucket_size: Elements in a bucket, a multiple of 32 up to 65536. Smaller buckets have
             smaller units, and cost 64 bits each.
-        stochastic: Whether an element is rounded up or down at random, so that it is sent as itself
-            on average. Otherwise it is rounded to the nearest level, which errs less each time; the
-            residual makes up for the bias.
+        stochastic: Whether an element is rounded up or down at random, so that the sent value is
+            right on average. Otherwise it is rounded to the nearest level, which has a smaller
+            error in each step; the residual corrects the bias.
         overrides: Bits or None by regular expression over variable paths, with precedence over
             `bits`; the first expression that is found anywhere in the path counts.
-        seed: Seed of the random numbers. They also depend on step, replica, variable and element,
-            and on nothing else.
+        seed: Seed of the random numbers. They depend only on the seed, step, replica, variable and
+            element.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -112,7 +112,7 @@ class QSGD(Plannable):
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
     ) -> list[Cost]:
-        """Returns bytes and errors; of random rounding, the root of the expected square."""
+        """Returns bytes and errors; with random rounding, the root of the expected square."""
         errors = ops.qsgd_errors(
             values, settings, bucket_size=self.bucket_size, stochastic=self.stochastic
         )
@@ -126,7 +126,7 @@ class QSGD(Plannable):
         return list(map(cost, settings, errors.numpy().tolist()))
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
-        """Gathers the payloads of all replicas and adds them up (QSGD paper, Algorithm 1)."""
+        """Gathers and sums the payloads of all replicas (QSGD paper, Algorithm 1)."""
         layout: dict[str, Any] = {
             "bits": self.settings_in_force(inputs),
             "bucket_size": self.bucket_size,

@@ -1,4 +1,4 @@
-"""Random entries are sent, the same ones by all replicas."""
+"""RandomK: all replicas send the same random entries."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ _LEAST_DENSITY = 1 / MAX_CHUNK_SIZE
 class RandomK(HasSettings):
     """Sums a random share of the entries, and keeps the others in the residual.
 
-    Each variable is cut into chunks, of 1 / density entries, rounded; in each step one entry of
-    each chunk is drawn, the same on all replicas, by seed and step alone. So no index travels, the
-    bytes do not grow with the number of replicas, and what is sent is summed by one all-reduce. It
-    chooses without regard to the gradient, so it needs a higher density than methods that do not.
+    Each variable is cut into chunks, of 1 / density entries, rounded; in each step, seed and step
+    determine one entry of each chunk, the same on all replicas. No index travels, the bytes do not
+    grow with the number of replicas, and one all-reduce sums the entries. The choice ignores the
+    gradient, so RandomK needs a higher density than other sparse methods.
 
-    Use it only as a baseline to compare sparse methods with: it was 8 points of accuracy behind
-    dense on digits, and 1.9 bits per character on an LSTM. It costs two passes over gradient and
-    residual.
+    Use it only as a baseline for sparse methods: it was 8 points of accuracy behind dense on
+    digits, and 1.9 bits per character on an LSTM. It costs two passes over gradient and residual.
 
     Args:
         density: The share of entries that is sent, from 1/65536 to 1, for all variables or by layer

@@ -27,7 +27,7 @@ _classes: dict[str, type[Any]] = {}
 
 
 def register(class_: type[Any]) -> type[Any]:
-    """Makes a class known by its name; every subclass of `Compressor` with a name is."""
+    """Registers a class by its name; every subclass of `Compressor` with a name is registered."""
     name = class_.name.lower()
     known = _classes.get(name)
     if known is not None and known.__qualname__ != class_.__qualname__:
@@ -40,16 +40,16 @@ def register(class_: type[Any]) -> type[Any]:
 
 
 def get(identifier: str | Mapping[str, Any] | Named) -> Any:
-    """The compressor that `identifier` means.
+    """The compressor that `identifier` describes.
 
     Args:
-        identifier: A name such as `"adacomp"` (default settings), one with settings such as
-            `"adacomp(bin_sizes=100)"`, what `serialize` returned, or a compressor, which is
-            returned as it is.
+        identifier: A name such as `"adacomp"` (default settings), a name with settings such as
+            `"adacomp(bin_sizes=100)"`, the result of `serialize`, or a compressor, which is
+            returned unchanged.
 
     Raises:
-        ValueError: If no compressor has that name or takes these settings.
-        TypeError: If `identifier` is of another type.
+        ValueError: If no compressor has this name or takes these settings. TypeError: If
+        `identifier` is of another type.
     """
     if isinstance(identifier, str):
         return _from_text(identifier)
@@ -74,10 +74,10 @@ def serialize(compressor: Named) -> dict[str, Any]:
 
 
 def text_of(compressor: Named) -> str:
-    """The shortest text that `get` understands as this compressor."""
+    """The shortest text from which `get` returns this compressor."""
     try:
         defaults = type(compressor)().get_config()
-    except TypeError:  # it has settings that must be given
+    except TypeError:  # some of its settings have no default
         defaults = {}
     settings = ", ".join(
         f"{name}={value!r}"
@@ -91,7 +91,7 @@ def deserialize(description: Mapping[str, Any]) -> Any:
     """The compressor that `serialize` described.
 
     Raises:
-        ValueError: If the description is not of that form, or names no compressor.
+        ValueError: If the description is malformed, or names no compressor.
     """
     if set(description) != {"name", "config"}:
         raise ValueError(
@@ -133,7 +133,7 @@ def _check_known(method: type[Any], settings: Mapping[str, Any]) -> None:
 
 
 def _known_settings(method: type[Any]) -> list[str]:
-    """The names of a constructor's arguments, those that it passes on to a base class included."""
+    """The names of a constructor's arguments, including arguments of its base classes."""
     known: list[str] = []
     for class_ in method.__mro__:
         if "__init__" in vars(class_):
@@ -145,7 +145,7 @@ def _known_settings(method: type[Any]) -> list[str]:
 
 
 def _expected(given: str, known: Sequence[str]) -> str:
-    """The word "expected", after a question for the known names that are much like the given."""
+    """The word "expected", after a question about similar known names."""
     plain = {_letters(name): name for name in known}
     letters = _letters(given)
     near = difflib.get_close_matches(letters, list(plain), cutoff=_ALIKE)

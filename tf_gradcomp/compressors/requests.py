@@ -8,40 +8,40 @@ import tensorflow as tf
 
 
 class AllGather(NamedTuple):
-    """Sends `payload` to all replicas, and asks for theirs.
+    """Sends `payload` to all replicas, and asks for their payloads.
 
-    The answer is int32 [replicas, longest]: a row for each replica's payload, in the order of their
-    ranks, with zeros behind the shorter ones.
+    The answer is int32 [replicas, longest]: a row for each replica's payload, in the order of
+    ranks, with shorter payloads padded with zeros.
     """
 
     payload: tf.Tensor  # int32 [words]
-    same_length: bool = False  # whether it has as many words on all replicas, by construction
+    same_length: bool = False  # whether the length is equal on all replicas, by construction
 
 
 class AllReduce(NamedTuple):
-    """Asks for the sum of what all replicas give.
+    """Asks for the sum of all replicas' vectors.
 
     The answer has the dtype of `values`, and the same bits on all replicas. It has the shape of
-    `values`, and the sum of the metadata behind them.
+    `values`, followed by the sum of the metadata.
     """
 
     values: tf.Tensor  # [n], float32, float16, bfloat16 or int64; n is equal on all replicas, not 0
-    metadata: tf.Tensor | None = None  # [m], of the same dtype; the exchange adds them
+    metadata: tf.Tensor | None = None  # [m], of the same dtype; set by the exchange
 
 
 class Broadcast(NamedTuple):
-    """Asks for what one replica gives; each step may name another replica.
+    """Asks for the payload of one replica; each step may name another replica.
 
     The answer has the shape of `payload`.
     """
 
-    payload: tf.Tensor  # int32 [words], as many on all replicas, not 0; only the root's is used
-    root: tf.Tensor  # int32 scalar, equal on all replicas: the rank of the one that gives
+    payload: tf.Tensor  # int32 [words], not empty, equally long everywhere; only the root's is used
+    root: tf.Tensor  # int32 scalar, equal on all replicas: the rank of the sender
 
 
 Request: TypeAlias = AllGather | AllReduce | Broadcast
 
 
 def given(request: Request) -> tf.Tensor:
-    """Returns the vector that a replica gives with a request; of a sum, without metadata."""
+    """Returns the vector that a replica sends with a request; for a sum, without metadata."""
     return request.values if isinstance(request, AllReduce) else request.payload

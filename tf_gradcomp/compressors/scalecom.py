@@ -1,4 +1,4 @@
-"""ScaleCom: a leader, another one in each step, chooses the entries that all replicas send."""
+"""ScaleCom: a leader, which changes in each step, chooses the entries that all replicas send."""
 
 from __future__ import annotations
 
@@ -50,40 +50,41 @@ class ScaleCom(Plannable):
     """Scalable sparsified gradient compression: cyclic local top-k with a filtered residual.
 
     In each step one replica leads: it finds the largest entry of residual plus gradient in each
-    chunk of `rate` entries, and broadcasts where they are. All replicas sum what they have there.
-    So the bytes of a replica do not grow with the number of replicas, unlike with methods that
-    gather. A chunk never spans variables, and the last, shorter one of a variable sends one entry,
-    too. So a small variable sends something in every step, however large the gradients of others.
+    chunk of `rate` entries, and broadcasts the positions. All replicas sum their values at these
+    positions. The bytes of a replica therefore do not grow with the number of replicas, unlike with
+    methods that gather. A chunk never spans variables, and the last, shorter chunk of a variable
+    sends one entry, too. A small variable therefore sends an entry in every step, however large the
+    gradients of other variables are.
 
     Use it for many replicas. Their gradients should be alike, as they are if each replica gets its
     share of every batch. It loses more accuracy early in training than AdaComp, unless it is warmed
     up (in the paper: dense steps for less than a tenth of the training). It costs two passes over
     gradient and residual.
 
-    With a `beta` below 1, the residual is low-pass filtered: a place that is sent releases only
-    that share of what the replica has not sent yet. Use 0.1 where batch and learning rate are
-    scaled up; otherwise 1, which is plain error feedback.
+    With a `beta` below 1, the residual is low-pass filtered: a sent position releases only this
+    share of the replica's residual. Use 0.1 if batch and learning rate are scaled up; otherwise 1,
+    which is plain error feedback.
 
     Args:
-        rates: Of how many entries one is sent, 1 to 65536, for all variables or by layer kind (see
-            `gc.Policy`; kinds not named keep the defaults). None sends variables whole. `"rule"` is
-            the paper's rule, for 32 samples per replica and step (for other numbers, scale
-            inversely): the first convolution is dense; other convolutions have rate 25 if their
-            output has more than 196 pixels, 50 if it has 128 to 196, and 400 if it has fewer; dense
-            layers have 400, and projections of attention 50. The sizes of outputs are known with
-            `gc.Policy.from_model`. Without it, convolutions of up to 4 input channels are dense,
-            and others have rate 25, 50 or 400 if the smaller of their two numbers of channels is up
-            to 128, up to 256, or more.
-        beta: The share of the filter, above 0 and at most 1.
+        rates: The number of entries per sent entry, 1 to 65536, for all variables or by layer kind
+            (see `gc.Policy`; kinds not named keep the defaults). None sends variables whole.
+            `"rule"` is the paper's rule, for 32 samples per replica and step (for other numbers,
+            scale inversely): the first convolution is dense; other convolutions have rate 25 if
+            their output has more than 196 pixels, 50 if it has 128 to 196, and 400 if it has fewer;
+            dense layers have 400, and projections of attention 50. The sizes of outputs are known
+            with `gc.Policy.from_model`. Without it, convolutions of up to 4 input channels are
+            dense, and others have rate 25, 50 or 400 if the smaller of their two numbers of
+            channels is up to 128, up to 256, or more.
+        beta: The coefficient of the filter, above 0 and at most 1.
         overrides: Rate or None by regular expression over variable paths, with precedence over
             `rates`; the first expression that is found anywhere in the path counts.
-        value_bits: Of each value that is sent: 32, 16, 8, 4 or 1. Below 32 there is a scale for
-            each variable, and what rounding takes off a value stays in the residual. 16 bits are
-            summed, as whole numbers in float16, so that the sum is exact: K replicas have 2048 / K
-            of them each, rounded down to a power of two, up to the largest value of the leader. 8,
-            4 and 1 are gathered, so the bytes grow with the number of replicas: it takes fewer than
-            64 / value_bits of them to send less than with 32. Variables sent whole stay float32,
-            and are summed.
+        value_bits: The bits of each sent value: 32, 16, 8, 4 or 1. Below 32, each variable has a
+            scale, and rounding errors stay in the residual. Values of 16 bits are summed exactly,
+            as whole numbers in float16: each of K replicas has 2048 / K levels, rounded down to a
+            power of two, up to the largest value of the leader. Values of 8, 4 and 1 bits are
+            gathered, so the bytes grow with the number of replicas: they are fewer than with 32
+            bits only below 64 / value_bits replicas. Variables sent whole stay float32, and are
+            summed.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -142,7 +143,7 @@ class ScaleCom(Plannable):
     def costs(
         self, spec: GradientSpec, values: np.ndarray, settings: Sequence[int], replicas: int
     ) -> list[Cost]:
-        """Returns what a leader sends, and what it misses without rounding."""
+        """Returns the bytes that a leader sends, and its error without rounding."""
         residual = tf.Variable(tf.zeros(spec.shape))
         gradient = tf.constant(values)
         total = sum_of_squares(values)
@@ -159,7 +160,7 @@ class ScaleCom(Plannable):
         return list(zip(sizes.numpy().tolist(), map(error, settings), strict=True))
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[Request, tf.Tensor, Exchanged]:
-        """Broadcasts where the leader's largest entries are, and sums them (paper, section 3)."""
+        """Broadcasts the positions of the leader's entries, and sums there (paper, section 3)."""
         rates = self.settings_in_force(inputs)
         chunked = ops.Chunked(inputs.residuals, inputs.gradients, rates)
         leads = leader(inputs.step, inputs.size)

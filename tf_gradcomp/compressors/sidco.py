@@ -29,19 +29,19 @@ class SIDCo(Compressor):
     threshold. Each further stage fits the distribution again, to the magnitudes above the last
     threshold. Entries above the threshold are sent, as a 32-bit index and a float32 value each; the
     rest stays in the residual. Their number differs by step and by replica: about `density` of the
-    entries, and at most twice as many, or 64. Of a variable with fewer than 1024 elements, the
-    largest entries are sent. Payloads are gathered, so what each replica receives grows with their
-    number.
+    entries, and at most twice as many, or 64. A variable with fewer than 1024 elements sends its
+    largest entries. Payloads are gathered, so the bytes that each replica receives grow with the
+    number of replicas.
 
     Use it to compare its thresholds with the exact choice of TopK, which is a native kernel. This
     method is plain TensorFlow.
 
     Args:
-        density: The share of the entries that is to be sent, above 0 and below 1.
+        density: The target share of sent entries, above 0 and below 1.
         distribution: Of the magnitudes. `"pareto"` (generalized) sends 0.75 to 1.25 of the share on
-            light and heavy tails alike. `"exponential"` does so only where magnitudes are
-            exponential. The paper's gamma distribution is not offered: the closed form of its
-            threshold is off by up to seven times.
+            light and heavy tails alike. `"exponential"` does so only if magnitudes are exponential.
+            The paper's gamma distribution is not offered: the closed form of its threshold is off
+            by up to seven times.
         stages: The number of fits, from 1 to 20. None: by density, so that each stage after the
             first keeps at least a tenth.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
@@ -89,7 +89,7 @@ class SIDCo(Compressor):
         return [spec.elements > 1 for spec in specs]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
-        """Gathers the payloads of all replicas and adds them up."""
+        """Gathers and sums the payloads of all replicas."""
         specs = inputs.specs
         sizes = [spec.elements for spec in specs]
         header: dict[str, Any] = {
@@ -205,7 +205,7 @@ def _exponential(sample: tf.Tensor, density: tf.Tensor) -> tf.Tensor:
 
 
 def _pareto(sample: tf.Tensor, density: tf.Tensor) -> tf.Tensor:
-    """By matched moments; not finite where the variance is 0."""
+    """Fits by matched moments; not finite if the variance is 0."""
     mean = tf.reduce_mean(sample)
     count = tf.cast(tf.size(sample), tf.float64)
     variance = tf.reduce_sum(tf.square(sample - mean)) / (count - 1)
@@ -225,7 +225,7 @@ _FITS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 
 
 def _largest(magnitudes: tf.Tensor, count: int) -> tf.Tensor:
-    """The places of the largest, ascending and without zeros; of equal ones the first."""
+    """The indices of the largest entries, ascending, without zeros; the first of equal entries."""
     values, places = tf.math.top_k(magnitudes, count)
     return tf.sort(tf.boolean_mask(places, values > 0))
 
@@ -242,7 +242,7 @@ def _assign(residual: tf.Tensor, value: tf.Tensor, spec: GradientSpec) -> None:
 def _entries(body: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the places among all tensors' elements, int64, and the values.
 
-    A body without words has none: the replica was not finite.
+    A body without words has no entries: the replica was not finite.
     """
     body = tf.cond(tf.size(body) > 0, lambda: body, lambda: tf.zeros([len(sizes)], tf.int32))
     counts, rest = body[: len(sizes)], body[len(sizes) :]

@@ -35,7 +35,7 @@ def sum_as(dtype: tf.DType, inputs: ExchangeInputs) -> Generator[AllReduce, tf.T
 def unless_too_large(total: tf.Tensor, given_finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Replaces a sum by zeros if the sum is not finite although all its terms are finite.
 
-    The method then continues as if it had sent the terms, and has the step skipped. Terms that
+    The method then continues as if it had sent the terms, and the step is skipped. Terms that
     return to the residuals would make the sums of all later steps too large as well. Returns the
     sum or zeros, and whether the sum fits.
     """
@@ -53,8 +53,8 @@ def unless_empty(
 ) -> Generator[OneRequest, tf.Tensor, tf.Tensor]:
     """Asks for a vector to be communicated.
 
-    If the vector is known to be empty when the graph is built, nothing is asked for. If its length
-    may change between steps, with the settings, a zero is sent in steps in which it is empty.
+    If the vector is known to be empty when the graph is built, nothing is requested. If its length
+    may change between steps, with the settings, a zero is sent in steps with an empty vector.
     """
     length = vector.shape.num_elements()
     if length == 0:

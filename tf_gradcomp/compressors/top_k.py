@@ -40,12 +40,12 @@ _DEFAULT_DENSITY = 0.01
 class TopK(Plannable):
     """The largest entries of each variable, gathered, with error feedback.
 
-    Of the residual plus gradient of a variable with N elements, the max(1, floor(density N)) with
-    the largest magnitudes are sent, as a 32-bit index and a float32 value each; the rest stays in
-    the residual. Of entries with equal magnitudes, the first ones are sent. So the ratio is known
-    beforehand: 1 / (2 density). A variable that would take no fewer bytes so is sent whole, as
-    float32 in the same payload: where half of its entries or more would be sent. Payloads are
-    gathered, so what each replica receives grows with their number.
+    A variable with N elements sends the max(1, floor(density N)) entries of residual plus gradient
+    with the largest magnitudes, as a 32-bit index and a float32 value each; the rest stays in the
+    residual. If magnitudes are equal, the first entries are sent. The ratio is therefore known
+    beforehand: 1 / (2 density). A variable that would send half of its entries or more is sent
+    whole, as float32 in the same payload. Payloads are gathered, so the bytes that each replica
+    receives grow with the number of replicas.
 
     Use it when the ratio must be fixed, or as the baseline of sparse methods. It reads gradient and
     residual twice, without a sort.
@@ -56,16 +56,16 @@ class TopK(Plannable):
         u = v = 0 where an entry was sent
 
     **Then give plain SGD without momentum as the inner optimizer**, because the momentum is applied
-    here. What is conserved: v plus what was sent is v before the step plus u. The velocity of
-    entries that were sent is dropped on purpose (paper, section 3.3). Variables that are sent whole
-    keep their velocity, and so have ordinary momentum. There is no momentum in a job of one
+    here. Conservation: v plus the sent values equals the earlier v plus u. The velocity of entries
+    that were sent is dropped on purpose (paper, section 3.3). Variables that are sent whole keep
+    their velocity, and therefore have ordinary momentum. There is no momentum in a job of one
     replica, which exchanges nothing, and in the steps of a `warmup` by another method.
 
     With `value_bits` and `chunk`, an entry takes fewer bits than 64. The same entries are sent, and
-    what rounding takes off a value stays in the residual.
+    rounding errors stay in the residual.
 
     Args:
-        density: Which part of the entries is sent, above 0 and up to 1, for all variables or by
+        density: The share of entries that is sent, above 0 and up to 1, for all variables or by
             layer kind (see `gc.Policy`; kinds not named keep 0.01). Variables with None are sent
             whole.
         momentum: From 0, which is none, to below 1.
@@ -74,12 +74,13 @@ class TopK(Plannable):
             replicas (paper, section 3.2). None: gradients are not clipped.
         overrides: Density or None by regular expression over variable paths, with precedence over
             `density`; the first expression that is found anywhere in the path counts.
-        value_bits: Of each value: 32, 16, 8, 4, 2 or 1. Below 32 each variable has a scale: the
-            largest magnitude for 16, 8 and 4 bits, and the mean one for 1. With 2 bits a value is
-            sent as a sign and as one of two means, of magnitudes up to the mean and above it.
-        chunk: Of how many elements a place is counted from the start, a power of two from 2 to
-            65536: with 4096 it takes 12 bits, and each chunk 13 bits for the number of its entries.
-            About 8 / density takes the fewest. None: 32 bits for each place.
+        value_bits: The bits of each value: 32, 16, 8, 4, 2 or 1. Below 32, each variable has a
+            scale: the largest magnitude for 16, 8 and 4 bits, and the mean magnitude for 1 bit.
+            With 2 bits, a value is sent as a sign and one of two means: of the magnitudes up to the
+            overall mean, or of the larger magnitudes.
+        chunk: The length of the chunks in which indices are counted, a power of two from 2 to
+            65536. With 4096, an index takes 12 bits, and each chunk takes 13 bits for the number of
+            its entries. About 8 / density takes the fewest bits. None: 32 bits for each index.
         **warmup: `warmup_steps` and `warmup`, as for every method: see `Compressor`.
 
     Raises:
@@ -139,7 +140,7 @@ class TopK(Plannable):
         return {**state, VELOCITY: StateSpec(spec.shape)} if self.momentum else state
 
     def settings(self, specs: Sequence[GradientSpec]) -> list[int]:
-        """Returns how many entries of each variable are sent; 0 if the variable is sent whole."""
+        """Returns the number of sent entries of each variable; 0 if the variable is sent whole."""
         return [self._entries(spec, self.density.of(spec)) for spec in specs]
 
     def choices(self, spec: GradientSpec, values: Sequence[Any] | None = None) -> list[int] | None:
@@ -169,7 +170,7 @@ class TopK(Plannable):
         return [cost(entries) for entries in settings]
 
     def exchange(self, inputs: ExchangeInputs) -> Generator[AllGather, tf.Tensor, Exchanged]:
-        """Gathers the payloads of all replicas and adds them up (paper, section 3)."""
+        """Gathers and sums the payloads of all replicas (paper, section 3)."""
         entries, fingerprint = self.settings_in_force(inputs), self.fingerprint(inputs.specs)
         layout: dict[str, Any] = {"entries": entries, "fingerprint": fingerprint}
         corrected = self._corrected(inputs)
@@ -210,7 +211,7 @@ class TopK(Plannable):
         }
 
     def _entries(self, spec: GradientSpec, density: float | None) -> int:
-        """Returns how many entries are sent; if that takes no less, the variable is sent whole."""
+        """Returns the number of entries to send, or 0 if the whole variable takes no more bytes."""
         if density is None:
             return SENT_WHOLE
         entries = max(1, math.floor(density * spec.elements))

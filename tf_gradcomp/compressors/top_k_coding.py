@@ -1,7 +1,8 @@
 """Short payloads of TopK: places within chunks, and values of few bits.
 
-A short payload is made of the payload that `ops.top_k_encode` writes, and is turned back into one
-before it is decoded. So the ops select, check and add up. docs/payload_format.md has the layout.
+A short payload is made from the payload that `ops.top_k_encode` writes, and is expanded again
+before it is decoded. The ops therefore still select, check and sum. docs/payload_format.md has the
+layout.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Coding:
 
     @property
     def is_plain(self) -> bool:
-        """Returns whether the ops write entries in this way."""
+        """Returns whether this is the format that the ops write."""
         return self.chunk is None and self.value_bits == FLOAT_BITS
 
     @property
     def place_bits(self) -> int:
-        """The bits of a place."""
+        """The bits of an index."""
         return _WORD_BITS if self.chunk is None else self.chunk.bit_length() - 1
 
     @property
@@ -55,7 +56,7 @@ class Coding:
         return 0 * elements if self.chunk is None else -(-elements // self.chunk)
 
     def tensor_bits(self, elements: Number, entries: Number) -> Number:
-        """The bits of a tensor of which so many entries are sent."""
+        """The bits of a tensor with a number of sent entries."""
         of_counts = self.chunks(elements) * (self.chunk or 0).bit_length()
         of_entries = entries * (self.place_bits + self.value_bits)
         return of_counts + of_entries + FLOAT_BITS * self.scales
@@ -81,7 +82,7 @@ class ShortPayloads:
     Args:
         coding: The format of entries.
         sizes: The number of elements of each tensor.
-        entries: How many are sent of each tensor; 0 if it is sent whole.
+        entries: The number of sent entries of each tensor; 0 if it is sent whole.
         step: int64 scalar.
         fingerprint: Of the method and its tensors.
     """
@@ -123,7 +124,7 @@ class ShortPayloads:
     def encode(
         self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor], step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Does what `ops.top_k_encode` does; what rounding takes off stays in the residuals."""
+        """Encodes like `ops.top_k_encode`; rounding errors stay in the residuals."""
         plain, _ = ops.top_k_encode(residuals, gradients, step, **self._layout)
         bodies, finite, _ = ops.payload_read(plain[tf.newaxis], step, **self._header)
         own = self._apart(bodies[0])
@@ -140,7 +141,7 @@ class ShortPayloads:
     def decode(
         self, payloads: tf.Tensor, step: tf.Tensor, *, shapes: Sequence[Any]
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Does what `ops.top_k_decode` does."""
+        """Decodes like `ops.top_k_decode`."""
         bodies, *_ = ops.payload_read(payloads, step, **self._header)
         plain = tf.map_fn(
             lambda of_one: self._plain(*of_one),
@@ -150,7 +151,7 @@ class ShortPayloads:
         return ops.top_k_decode(plain, step, shapes=shapes, **self._layout)
 
     def put_back(self, residuals: Sequence[tf.Tensor], payload: tf.Tensor) -> Any:
-        """Does what `ops.top_k_put_back` does."""
+        """Puts entries back like `ops.top_k_put_back`."""
         return ops.top_k_put_back(residuals, self.as_plain(payload), **self._layout)
 
     def as_plain(self, payload: tf.Tensor) -> tf.Tensor:
@@ -188,7 +189,7 @@ class ShortPayloads:
         )
 
     def _coded(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the words of scales and of codes, and the values that they stand for."""
+        """Returns the words of scales and of codes, and the values that they encode."""
         bits = self._coding.value_bits
         if bits == FLOAT_BITS:
             return tf.zeros([0], tf.int32), tf.bitcast(values, tf.int32), values
@@ -217,7 +218,7 @@ class ShortPayloads:
         return _packed(counts, chunk.bit_length()), _packed(own, self._coding.place_bits)
 
     def _out_of_chunks(self, counts: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
-        """Returns places in the tensors; any numbers where counts belong to no payload."""
+        """Returns positions in the tensors; arbitrary numbers if counts belong to no payload."""
         rank = tf.range(tf.size(own, tf.int64), dtype=tf.int64)
         chunk_of = tf.searchsorted(tf.cumsum(counts), rank, "right", tf.int64)
         places = (chunk_of - self._first_chunk) * (self._coding.chunk or 0) + tf.cast(own, tf.int64)
@@ -229,14 +230,14 @@ class ShortPayloads:
 
 
 def _runs(lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns for each member of runs of some lengths its run, and its place in that."""
+    """Returns for each member of runs of given lengths its run, and its position in the run."""
     run = tf.repeat(tf.range(tf.size(lengths, tf.int64), dtype=tf.int64), lengths)
     first = tf.gather(tf.cumsum(lengths, exclusive=True), run)
     return run, tf.range(tf.size(run, tf.int64), dtype=tf.int64) - first
 
 
 def words_of(number: tf.Tensor, bits: int) -> tf.Tensor:
-    """Returns how many words so many codes take; int32, as their bits may overflow."""
+    """Returns the number of words of a number of codes; int32, because their bits may overflow."""
     whole, rest = number // _WORD_BITS, number % _WORD_BITS
     return whole * bits - (-rest * bits // _WORD_BITS)
 
@@ -270,7 +271,7 @@ def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 @tf.function(autograph=False, reduce_retracing=True)
 def _unpacked(words: tf.Tensor, bits: int, number: tf.Tensor) -> tf.Tensor:
-    """The first so many codes in words; int32 [number]."""
+    """The first `number` codes in words; int32 [number]."""
     padded = tf.pad(tf.bitcast(words, tf.uint32), [[0, -tf.size(words) % bits]])
     columns = tf.unstack(tf.reshape(padded, [-1, bits]), axis=1)
     codes = [tf.zeros_like(columns[0]) for _ in range(32)]

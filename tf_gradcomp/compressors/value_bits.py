@@ -1,7 +1,7 @@
-"""The exchange of ScaleCom with values of fewer bits than 32; TopK codes its values so, too.
+"""The exchange of ScaleCom with values of fewer than 32 bits; TopK uses the same codes.
 
-In each variable, values are rounded to shares of one scale. What rounding takes off stays in the
-residual. Variables that are sent whole are summed as float32.
+In each variable, values are rounded to shares of one scale. Rounding errors stay in the residual.
+Variables that are sent whole are summed as float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tf_gradcomp.ops.payload import SCALECOM
 
 VALUE_BITS = (FLOAT_BITS, SUMMED_BITS, 8, 4, 1)
 _WORD_BITS = 32
-_LARGEST_EXACT = 2048  # all whole numbers up to it are float16
+_LARGEST_EXACT = 2048  # float16 holds all whole numbers up to it
 
 
 def sum_in_few_bits(
@@ -48,7 +48,7 @@ def sum_in_few_bits(
     offsets, scales = tf.split(words, [tf.size(offsets), tf.size(words) - tf.size(offsets)])
     taken = ops.chunk_take(chunked, offsets, own_finite)
     whole = yield from unless_empty(tf.gather(taken, split.whole), AllReduce)
-    # What is not finite is a share of nothing: zeros are sent, beside a flag.
+    # A non-finite value has no share of a scale: zeros are sent, with a flag.
     values = tf.where(own_finite, tf.gather(taken, split.coded), 0.0)
     if bits == SUMMED_BITS:
         of_each = tf.gather(tf.bitcast(scales, tf.float32), split.scale_of)
@@ -90,7 +90,7 @@ def sum_shares(
     """Sums shares of common scales, one scale for each value, in float16.
 
     The shares are whole numbers of a power of two, and their sum over all replicas is at most 2048.
-    So no sum is rounded, in whatever order they are added, and none overflows.
+    No sum is therefore rounded or overflows, in whatever order the shares are added.
     """
     if size > _LARGEST_EXACT:
         raise ValueError(
@@ -115,7 +115,7 @@ def gather_codes(
     bits: int,
     header: dict[str, Any],
 ) -> Generator[AllGather, tf.Tensor, Summed]:
-    """Gathers codes of a few bits, behind this replica's own scales."""
+    """Gathers codes of a few bits, which follow this replica's scales."""
     scales, codes = encode_values(values, split.scale_of, split.counts, bits)
     body = tf.concat([tf.bitcast(scales, tf.int32), _packed(codes, bits)], 0)
     payload = ops.payload_write(body, inputs.step, own_finite, **header)
@@ -127,7 +127,7 @@ def gather_codes(
     received = decode_values(scales_of_all, codes_of_all, split.scale_of, bits)
     return Summed(
         decode_values(scales[tf.newaxis], codes[tf.newaxis], split.scale_of, bits)[0],
-        # In the order of the replicas, as a reduction need not be.
+        # Adds in the order of the replicas, which a reduction does not guarantee.
         tf.gather(tf.cumsum(received, 0), inputs.size - 1),
         finite,
     )
@@ -141,8 +141,8 @@ def encode_values(
     Args:
         values: float32 [n].
         scale_of: int32 [n], the number of each value's tensor.
-        counts: int64 [tensors], how many values each tensor has.
-        bits: 16, 8, 4, 2 or 1. With 2, each tensor has two scales, otherwise one.
+        counts: int64 [tensors], the number of values of each tensor.
+        bits: 16, 8, 4, 2 or 1. With 2, each tensor has two scales; otherwise, it has one scale.
     """
     signs = tf.cast(values < 0, tf.int32)
     if bits == 1:
@@ -174,7 +174,7 @@ def decode_values(scales: tf.Tensor, codes: tf.Tensor, scale_of: tf.Tensor, bits
 
 
 def _levels(values: tf.Tensor, scales: tf.Tensor, steps: int) -> tf.Tensor:
-    """Returns the nearest levels from -steps to steps; `steps` is the scale itself."""
+    """Returns the nearest levels from -steps to steps; level `steps` is the scale itself."""
     shares = tf.clip_by_value(tf.math.divide_no_nan(values, scales), -1.0, 1.0)
     return tf.round(shares * steps)
 
@@ -197,7 +197,7 @@ def _largest(values: tf.Tensor, scale_of: tf.Tensor, counts: tf.Tensor) -> tf.Te
 
 
 def _mean(values: tf.Tensor, scale_of: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """The mean magnitude of the values of each scale, summed in float64; 0 where there is none."""
+    """The mean magnitude of the values of each scale, summed in float64; 0 without values."""
     magnitudes = tf.cast(tf.abs(values), tf.float64)
     sums = tf.math.unsorted_segment_sum(magnitudes, scale_of, tf.size(counts))
     means = tf.cast(tf.math.divide_no_nan(sums, tf.cast(counts, tf.float64)), tf.float32)
@@ -213,7 +213,7 @@ def _packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _unpacked(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """The codes in each row of words, with those that fill up the last word."""
+    """The codes in each row of words, including padding in the last word."""
     shifted = tf.bitwise.right_shift(tf.expand_dims(words, 2), _shifts(bits))
     codes = tf.bitwise.bitwise_and(shifted, 2**bits - 1)
     rows, length = tf.unstack(tf.shape(words))

@@ -41,18 +41,18 @@ from tf_gradcomp.policy import GradientSpec, LayerPolicy, checked_policy
 
 
 class GradientExchange(HookedExchange, tf.Module):
-    """A compressor at work on the gradients of given variables, with its residuals.
+    """The exchange of the gradients of given variables by a compressor, with its residuals.
 
-    Both ways to compress use it: `CompressedOptimizer` has one of its own, and
-    `CompressedAllReduce` has the strategy's. Each replica has its own residual, a checkpoint holds
-    their sum, and each of N replicas gets 1/N of it back.
+    Both ways to compress use an exchange: `CompressedOptimizer` has its own, and
+    `CompressedAllReduce` has the strategy's exchanges. Each replica has its own residual. A
+    checkpoint holds the sum of the residuals, and each of N replicas gets back 1/N of the sum.
 
     Attributes:
-        specs: What is known of each gradient.
+        specs: The spec of each gradient.
         state: The variables that all candidates keep, by name, in the order of `specs`.
-        job_state: What they keep for the whole job, by name.
-        facts: What is known of the state of each gradient.
-        saving: Reads what a checkpoint holds of the state, and gives replicas what it held.
+        job_state: The state that candidates keep for the whole job, by name.
+        facts: Facts about the state of each gradient.
+        saving: Reads the state for a checkpoint, and gives replicas the state of a checkpoint.
         take_step: The function that takes replicas through a step; `gradcomp advise` times it.
 
     Args:
@@ -69,12 +69,13 @@ class GradientExchange(HookedExchange, tf.Module):
         find_group: Callable[[], Group] = current_group,
     ) -> None:
         super().__init__(name="gradient_exchange")
-        library.load()  # what is wrong with it is reported now, not in the first step
+        library.load()  # reports errors now, not in the first step
         self.policy = checked_policy(policy)
         self.specs: list[GradientSpec] = []
         self.state: dict[str, list[tf.Variable]]
         self.job_state: dict[str, tf.Variable]
-        # Not tracked: a checkpoint that is restored now has to wait for those that `build` makes.
+        # Not tracked: a checkpoint that is restored now must wait for the variables that `build`
+        # makes.
         object.__setattr__(self, "state", {})
         object.__setattr__(self, "job_state", {})
         self._method = method
@@ -112,7 +113,7 @@ class GradientExchange(HookedExchange, tf.Module):
                 alike = name in (SECOND_MOMENT, LARGEST)
                 self.saving.take_over(of_all, [], self.facts.nothing_kept, alike=alike)
             self.saving.take_over(new.job_state.values(), [])
-            # Only now may a checkpoint restore them.
+            # From now on, a checkpoint may restore these variables.
             self.state, self.job_state = new.state, new.job_state
             self.skipped_steps = new.skipped_steps
         self._hooks = Hooks(chosen.compressor, specs, group.size)
@@ -176,17 +177,17 @@ class GradientExchange(HookedExchange, tf.Module):
             inner: The optimizer that applies the sums, if its second moments may divide gradients.
 
         Returns:
-            The gradients summed over the replicas, in the dtypes and forms they came in, and a bool
-            scalar that is equal on all replicas: where it is false, the step must be skipped.
+            The gradients summed over the replicas, in the dtypes and forms in which they came, and
+            a bool scalar that is equal on all replicas: if it is false, the step must be skipped.
 
         Raises:
-            ValueError: If it was not built for one of `variables`, a gradient has another shape
-                than its variable or is of a dtype that is not compressed, or XLA is to compile the
-                step.
-            WorkersDisagreeError: While the step is traced, if workers have gradients for different
+            ValueError: If the exchange was not built for one of `variables`, if a gradient has
+            another shape than its variable or a dtype that is not compressed, or if XLA compiles
+            the step. WorkersDisagreeError: While the step is traced, if workers have gradients for
+            different
                 variables, or are at different steps.
-            tf.errors.InvalidArgumentError: While the step runs, if replicas turn out to be at
-                different steps or to exchange different things.
+            tf.errors.InvalidArgumentError: While the step runs, if replicas are at different steps
+            or exchange different gradients.
         """
         setup, state = self.setup, inner.state(variables) if inner else None
         if setup.group.size == 1:
@@ -209,12 +210,13 @@ class GradientExchange(HookedExchange, tf.Module):
     def reduce_and_vote(
         self, gradients: Gradients, variables: Sequence[Any], votes: tf.Tensor
     ) -> StepResult:
-        """Does what `reduce` does for several replicas, whose votes travel with the gradients.
+        """Reduces gradients over several replicas, like `reduce`, together with votes.
 
         Args:
             gradients: As for `reduce`, and dense.
             variables: As for `reduce`; at least one.
-            votes: bool [votes], of this replica. The result has those that any replica has given.
+            votes: bool [votes], of this replica. The result has the logical or of all replicas'
+                votes.
         """
         check_not_in_xla()
         self.group.check_current()
@@ -253,7 +255,7 @@ class GradientExchange(HookedExchange, tf.Module):
         """Converts state of a job with other settings; the step must wait for the result."""
         dense = self._forms.check(numbers, gradients)
         replicas = [Replica(self.setup, numbers, member) for member in members]
-        # Eager ops that cross devices wait for threads, which steps of other replicas may hold.
+        # Eager ops that cross devices wait for threads, which other replicas' steps may hold.
         alone = self.group.all_replicas.local_size == 1
         by_python = alone and not tf.config.list_logical_devices("GPU")
         converted = convert_restored(replicas, inner, dense, by_python=by_python)
@@ -277,16 +279,16 @@ class GradientExchange(HookedExchange, tf.Module):
         """Returns the gradients of a job's only replica plus the residuals of an earlier job.
 
         Args:
-            gradients: One for each of `variables`. Where one is not finite, nothing is added yet,
-                for the step may be skipped.
-            variables: Some or all of those it was built for.
-            scale: What the gradients will be divided by, such as a loss scale.
-            inner: As for `reduce`. If an earlier job kept second moments on its replicas, they are
-                given back to it.
+            gradients: One for each of `variables`. If a gradient is not finite, nothing is added
+                yet, because the step may be skipped.
+            variables: Some or all of the variables for which the exchange was built.
+            scale: The number by which the gradients will be divided, such as a loss scale.
+            inner: As for `reduce`. If an earlier job kept second moments on its replicas, the inner
+                optimizer gets them back.
         """
         if not variables:
             return []
-        # Not when it is built: programs also build an optimizer to load a model that they evaluate.
+        # Not in `build`: programs also build an optimizer to load a model that they only evaluate.
         tell_user("One replica: gradients are not exchanged.")
         warn_of_lost_residuals(self.setup, 0, lambda: self.told_of_lost_residuals)
         return self.take_residuals(gradients, variables, scale, inner)
@@ -299,7 +301,7 @@ class GradientExchange(HookedExchange, tf.Module):
         inner: InnerState | None = None,
         member: Member | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns gradients plus what a replica has not sent yet; its residuals are zeros then.
+        """Returns gradients plus a replica's residuals, which become zeros.
 
         By default, the replica is the first one of this process.
         """
@@ -336,7 +338,7 @@ def residual_norm(exchange: GradientExchange) -> float:
 
 
 def check_warmup(compressors: Sequence[Compressor], group: Group) -> None:
-    """Refuses a warm-up if replicas cannot end one."""
+    """Refuses a warm-up that replicas could not end."""
     in_turn = any(map(takes_turns, compressors))
     if in_turn and group.size > 1 and not group.is_collective:
         raise ValueError(

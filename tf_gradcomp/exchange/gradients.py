@@ -13,7 +13,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 def gradient_specs(variables: Sequence[Any], policy: LayerPolicy) -> list[GradientSpec]:
-    """Returns the specs by which compressors know the gradients of `variables`."""
+    """Returns the specs that describe the gradients of `variables` to compressors."""
     specs = []
     paths = _unique_paths(variables)
     policy = policy.for_paths(paths)
@@ -25,14 +25,14 @@ def gradient_specs(variables: Sequence[Any], policy: LayerPolicy) -> list[Gradie
 
 
 def with_gradients_to_exchange(specs: Sequence[GradientSpec]) -> list[GradientSpec]:
-    """Returns the specs of dtypes that are compressed; variables of others may have no gradient."""
+    """Returns the specs with compressed dtypes; other variables must not have gradients."""
     return [spec for spec in specs if spec.dtype in _DTYPES]
 
 
 def values_unless(
     finite: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices, value: float
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Returns a gradient or, if not `finite`, `value` everywhere in the gradient's form."""
+    """Returns a gradient or, if not `finite`, `value` everywhere in the form of the gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         values = values_unless(finite, gradient.values, value)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -57,7 +57,7 @@ def check_dtypes(specs: Sequence[GradientSpec]) -> None:
 def check_shapes(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices], specs: Sequence[GradientSpec]
 ) -> None:
-    """Checks that gradients have the shapes of their variables, as far as these are known."""
+    """Checks that gradients have the shapes of their variables, as far as shapes are known."""
     for gradient, spec in zip(gradients, specs, strict=True):
         for shape in _known_shapes(gradient):
             if not shape.is_compatible_with(spec.shape):
@@ -121,10 +121,10 @@ def as_tensors(
 def plus_residual(
     gradient: tf.Tensor | tf.IndexedSlices, residual: tf.Tensor, replicas: int
 ) -> tuple[tf.Tensor | tf.IndexedSlices, tf.Tensor]:
-    """Adds as much of its residual to a gradient as the gradient's dtype can hold.
+    """Adds as much of the residual to a gradient as the gradient's dtype can hold.
 
     `replicas` add their residuals to this gradient. Returns the sum in the form of the gradient,
-    and what is left of the residual: zeros, unless the gradient is float16.
+    and the rest of the residual: zeros, unless the gradient is float16.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         if gradient.dtype != tf.float16:
@@ -146,7 +146,7 @@ def plus_residual(
 
 
 def native(variable: Any) -> tf.Variable:
-    """TensorFlow's variable, which a Keras 3 variable has as its value."""
+    """TensorFlow's variable, which is the value of a Keras 3 variable."""
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable
 
@@ -157,7 +157,7 @@ def path_of(variable: Any) -> str:
 
 
 def check_variables_in_scope(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
-    """Refuses variables that are not a strategy's, and that each worker would have for itself."""
+    """Refuses variables that were created outside a strategy, so that each worker has its own."""
     for variable in variables:
         if not strategy.extended.variable_created_in_scope(native(variable)):
             raise ValueError(
@@ -179,7 +179,7 @@ def _unique_paths(variables: Sequence[Any]) -> list[str]:
 
 
 def check_no_overwriting(variables: Sequence[Any], replicas: int) -> None:
-    """Refuses variables, where there are several replicas, whose gradients are new values."""
+    """Refuses variables whose gradients are new values, if there are several replicas."""
     overwritten = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
     if overwritten and replicas > 1:
         raise ValueError(
@@ -190,7 +190,7 @@ def check_no_overwriting(variables: Sequence[Any], replicas: int) -> None:
 
 
 def check_created_in_scope(step_counter: Any, role: str = "inner") -> None:
-    """Refuses an optimizer inside another that is not of the strategy in scope."""
+    """Refuses an inner or outer optimizer that was not created under the strategy in scope."""
     extended = tf.distribute.get_strategy().extended
     if not extended.variable_created_in_scope(native(step_counter)):
         raise ValueError(
@@ -200,7 +200,7 @@ def check_created_in_scope(step_counter: Any, role: str = "inner") -> None:
 
 
 def check_given(variables: Sequence[Any] | None) -> Sequence[Any]:
-    """Returns the variables, which must be given before the optimizer is built."""
+    """Returns the variables; the caller must pass them if the optimizer is not built."""
     if variables is None:
         raise ValueError(
             "CompressedOptimizer: gradients were given without variables before the optimizer was "
@@ -210,7 +210,7 @@ def check_given(variables: Sequence[Any] | None) -> Sequence[Any]:
 
 
 def check_one_for_each(grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Refuses other numbers of gradients than of variables."""
+    """Refuses gradients that differ in number from their variables."""
     if len(grads) != len(variables):
         raise ValueError(
             f"CompressedOptimizer: received {len(grads)} gradients for {len(variables)} variables; "
@@ -230,8 +230,8 @@ def add_residuals(
 ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
     """Adds to gradients as much of their residuals as the gradients' dtypes can hold.
 
-    The residuals divided by `scale` are in units of the gradients. Returns the sums, and what stays
-    in the residuals; nothing is added unless `wanted`.
+    The residuals divided by `scale` are in units of the gradients. Returns the sums and the
+    remaining residuals; adds nothing unless `wanted`.
     """
 
     def added() -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:

@@ -27,7 +27,7 @@ class HookedExchange:
     _hooks: Hooks
 
     def hook(self, kind: type[Hook]) -> Hook | None:
-        """Returns the method's hook of a kind; None if it has none, or if nothing is exchanged."""
+        """Returns the method's hook of a kind; None without one, or if nothing is exchanged."""
         return self._hooks.get(kind) if self.built else None
 
     def local_state(self, replica: int) -> dict[str, list[tf.Variable]]:
@@ -53,10 +53,10 @@ class HookedExchange:
         return int(self.setup.group.local(self.setup.variables.step, 0).numpy())
 
     def plan_settings(self) -> Any:
-        """Has the method plan its settings again, if it can; called between two steps.
+        """Lets the method plan its settings again, if it can; called between two steps.
 
         The process with the first replica makes a plan, and all replicas install it at once. All
-        workers must call it between the same two steps, or it raises `WorkersDisagreeError`.
+        workers must call it between the same two steps; otherwise it raises `WorkersDisagreeError`.
         Returns the plan for the next step; None if another method is in use, or if there is one
         replica.
         """
@@ -69,7 +69,8 @@ class HookedExchange:
         if group.is_first:
             of_first = [total.numpy() for total in self.local_state(0)[hook.state_name]]
             job_state = self.local_job_state(0)
-            # Other workers wait for the proposal, and could not meet for a variable.
+            # Other workers wait for the proposal, so no worker can take part in creating a
+            # variable.
             proposed = out_of_scope(lambda: hook.propose(of_first, job_state))
         proposed = group.from_first(proposed)
         for replica in range(group.local_size):

@@ -1,4 +1,4 @@
-"""Gives the ops state where they can update it: on the host, or where they run on a GPU."""
+"""Places state where the ops can update it: on the host, or on the GPU where they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_gradcomp.ops import gpu
 
 
 class OnHost:
-    """Gives the ops state where they can update it.
+    """Places state where the ops can update it.
 
     A variable on an accelerator is copied to the host for the exchange, and back. A variable in
     `on_gpu` stays on a GPU whose kernels are used.
@@ -48,7 +48,7 @@ def _on_host(variable: tf.Variable) -> bool:
 
 
 def _host_copy(variable: tf.Variable) -> tf.Tensor:
-    """A copy that is freed with the last handle to it: at the end of the step."""
+    """A copy that is freed with its last handle, at the end of the step."""
     with tf.device("CPU:0"):
         handle = tf.raw_ops.VarHandleOp(
             dtype=tf.float32, shape=variable.shape, shared_name=tf_private.anonymous_name()

@@ -1,8 +1,8 @@
 """Metadata: a few numbers that travel with the first gather or sum of a step.
 
-There are two kinds. Flags are bits of which a replica needs to know whether any replica has set
-them, such as the rows of a table that have a gradient. A tag tells replicas apart that would add up
-different things. Gathered payloads need no tag, because their header tells the same.
+There are two kinds. Flags are bits: every replica learns whether any replica has set a bit, such as
+the bit of a table's row with a gradient. A tag detects replicas that would sum different vectors.
+Gathered payloads need no tag, because their header serves the same purpose.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Re
 
 Result = TypeVar("Result")
 
-# Whole numbers up to 2^bits are exact. Those for int64 are computed as float32.
+# Whole numbers up to 2^bits are exact. Metadata of int64 sums are computed as float32.
 _EXACT_BITS = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8, tf.int64: 24}
 _TAG_BITS = 22
 DIFFERENT = (
@@ -44,7 +44,7 @@ def with_metadata(
         new_tag: Makes the tag of this step from the dtype of a sum, as `tag` does.
 
     Returns:
-        The result of the conversation; and bool [n], which flags any replica has set.
+        The result of the conversation; and bool [n], the flags that any replica has set.
 
     Raises:
         tf.errors.InvalidArgumentError: In the step, if the replicas do not all have the same tag.
@@ -84,7 +84,7 @@ def flags_as_words(flags: tf.Tensor) -> tf.Tensor:
 
 
 def flags_from_words(words: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns which of `count` flags any replica has set, from all replicas' words."""
+    """Returns the logical or of all replicas' `count` flags, from their words."""
     bits = tf.bitwise.right_shift(words[:, :, tf.newaxis], tf.range(32))
     any_of_them = tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits, 1), 1), 0)
     return tf.ensure_shape(tf.reshape(any_of_them, [-1])[:count], [count])
@@ -99,7 +99,7 @@ def flags_as_numbers(flags: tf.Tensor, dtype: tf.DType, replicas: int) -> tf.Ten
 
 
 def flags_from_numbers(total: tf.Tensor, count: int, replicas: int) -> tf.Tensor:
-    """Returns which of `count` flags any replica has set, from the sum over the replicas."""
+    """Returns the logical or of all replicas' `count` flags, from the sum over the replicas."""
     digits = _digits(total.dtype, replicas)
     if digits == 1:  # perhaps not exact, but never rounded to zero
         return tf.ensure_shape(total[:count] > 0, [count])
@@ -115,16 +115,16 @@ def tag(
     replicas: int,
     settings: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Returns numbers that differ where replicas differ in their step or in what they exchange.
+    """Returns numbers that differ if replicas differ in their step or in their gradients.
 
     Args:
-        fingerprint: 64 bits, computed from all that must be equal on all replicas and is the same
-            in all steps.
+        fingerprint: 64 bits, computed from all facts that must be equal on all replicas and do not
+            change between steps.
         step: int64 scalar.
         dtype: The float dtype of the numbers.
         replicas: The number of replicas, whose tags are summed. The sum must be exact; if there are
-            too many replicas for that in 16-bit floats, the tag is empty.
-        settings: int64 [tensors], the main settings in this step, of a method that has any.
+            too many replicas for an exact sum in 16-bit floats, the tag is empty.
+        settings: int64 [tensors], the main settings in this step, if the method has settings.
     """
     base = 2 ** _EXACT_BITS[dtype] // replicas
     if base < 2:
@@ -136,7 +136,7 @@ def tag(
 
 
 def tag_word(fingerprint: int, step: tf.Tensor, settings: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns one number that differs likewise: int32 scalar, to be gathered."""
+    """Returns one number that differs in the same cases: int32 scalar, to be gathered."""
     facts = tf.cast(step, tf.int64) ^ tf.constant(fingerprint, tf.int64)
     if settings is not None:
         facts ^= digest(settings)

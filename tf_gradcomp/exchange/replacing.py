@@ -33,12 +33,12 @@ def method_in_place_of(given: Any) -> Any:
 
 
 def fact() -> Mapping[str, str | None]:
-    """Returns what all workers must have alike."""
+    """Returns the facts that must be equal on all workers."""
     return {COMPRESSOR: os.environ.get(COMPRESSOR)}
 
 
 def tell_without_effect() -> None:
-    """Says, if the variable is set, that there is no method which it could replace."""
+    """Tells the user, if the variable is set, that the program has no method to replace."""
     text = os.environ.get(COMPRESSOR)
     if text:
         tell_user(

@@ -32,7 +32,7 @@ class Replica:
 
     @property
     def communicator(self) -> Communicator:
-        """Reaches the other replicas; raises RuntimeError if there are none."""
+        """The communicator with the other replicas; raises RuntimeError if there are none."""
         if self._communicator is None:
             raise RuntimeError("The only replica of a job has none to exchange with.")
         return self._communicator
@@ -71,7 +71,7 @@ class Replica:
         return 1.0 if self.setup.residual_scale is None else self.setup.residual_scale
 
     def is_delayed(self, places: Sequence[int]) -> tf.Tensor:
-        """Returns whether anything may be left in the residuals of some gradients."""
+        """Returns whether the residuals of some gradients may be nonzero."""
         return tf.reduce_any(self.fact(self.setup.variables.facts.residual_waits, places))
 
     def add_residuals(
@@ -79,7 +79,7 @@ class Replica:
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices], list[tf.Tensor]]:
         """Adds residuals to the gradients that the compressor does not exchange.
 
-        Returns all gradients; and what stays in the residuals at `places`, for `write_residuals`.
+        Returns all gradients; and the new residuals at `places`, for `write_residuals`.
         """
         residuals = self.state(places).get(RESIDUAL, [])
         if not residuals:
@@ -101,7 +101,7 @@ class Replica:
         finite: tf.Tensor,
         left: Sequence[tf.Tensor],
     ) -> None:
-        """Writes after a step what stays in the residuals."""
+        """Writes the new residuals after a step."""
         delayed = self.setup.variables.facts.residual_waits
         if RESIDUAL not in self.setup.variables.state:
             return
@@ -123,14 +123,14 @@ class Replica:
         tf.cond(tf.logical_and(self.is_delayed(done), finite), clear, lambda: None)
 
     def count(self, places: Sequence[int], sent: Sent, tensor_bytes: tf.Tensor) -> None:
-        """Counts the bytes that some gradients took."""
+        """Counts the bytes of some gradients."""
         numbers = [self.numbers[place] for place in places]
         dense_bytes = sum(4 * self.setup.specs[number].elements for number in numbers)
         traffic = self.setup.variables.traffic
         traffic.add(self.local(traffic.totals), sent, dense_bytes, numbers, tensor_bytes)
 
     def count_exchange(self, finite: tf.Tensor) -> None:
-        """Counts a step, once it is known whether it is taken."""
+        """Counts a step, once it is known whether the step is taken or skipped."""
         traffic = self.setup.variables.traffic
         with tf.control_dependencies([finite]):
             traffic.count_exchange(self.local(traffic.totals))

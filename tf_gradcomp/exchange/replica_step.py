@@ -28,10 +28,10 @@ class MethodResult(NamedTuple):
     touched: list[tf.Tensor | None]
     # bool [tensors], which gradients are mostly delayed; see `protocols.delayed`.
     delayed: tf.Tensor
-    # bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if that is
+    # bool [tensors], the logical or of all replicas' `ReplicaStep.begins`; all false if `begins` is
     # None.
     begins: tf.Tensor
-    # bool [votes], the logical or of all replicas' `ReplicaStep.votes`; None if that is None.
+    # bool [votes], the logical or of all replicas' `ReplicaStep.votes`; None if `votes` is None.
     votes: tf.Tensor | None
 
 
@@ -40,20 +40,21 @@ class ReplicaStep:
     """Input of a step of the compressor for one replica."""
 
     inputs: ExchangeInputs  # the inputs of the compressor; all gradients are dense
-    # bool [rows] for each gradient that came as slices, which rows this replica touched; None for
-    # the others.
+    # For each gradient that came as slices, the rows that this replica touched, as bool [rows];
+    # None for the other gradients.
     touched: Sequence[tf.Tensor | None]
-    # bool scalar, equal on all replicas: whether anything may be left in the residuals.
+    # bool scalar, equal on all replicas: whether any residual may be nonzero.
     delayed: tf.Tensor | bool = True
     residual_scale: float = 1.0  # the residuals divided by this are in units of the gradients
-    # bool [tensors], which of this replica's gradients are not all zeros, among those that no
-    # replica had before; None where nobody asks. The payload cannot tell: a gradient may be delayed
-    # for many steps before any of it is sent.
+    # bool [tensors], which of this replica's gradients are not all zeros, among the gradients that
+    # no replica had before; None if nobody asks. The payload cannot tell: a gradient may be delayed
+    # for many steps before any entry is sent.
     begins: tf.Tensor | None = None
-    # bool [1], whether a gradient is not finite with its residual; None where the compressor adds
-    # the residuals.
+    # bool [1], whether a gradient plus its residual is not finite; None if the compressor adds the
+    # residuals.
     overflows: tf.Tensor | None = None
-    # bool [votes], more bits that are of no use to the exchange; None where the caller has none.
+    # bool [votes], further bits, which the exchange itself does not use; None if the caller has
+    # none.
     votes: tf.Tensor | None = None
 
     @classmethod
@@ -67,7 +68,8 @@ class ReplicaStep:
     ) -> ReplicaStep:
         """Returns the step of a replica whose gradients may be slices.
 
-        `not_begun` tells which gradients no replica has had yet; None if nobody asks which begin.
+        `not_begun` marks the gradients that no replica has had yet; None if nobody asks which
+        gradients begin.
         """
         pairs = list(zip(inputs.gradients, inputs.specs, strict=True))
         touched = [
@@ -97,7 +99,7 @@ class ReplicaStep:
         return _finish(compressor, step, exchanged, flags)
 
     def with_residuals(self) -> ReplicaStep:
-        """Returns this step with the residuals added to the gradients, where all are finite."""
+        """Returns this step with the residuals added to the gradients, if all sums are finite."""
         inputs = self.inputs.preconditioned()
         residuals = [
             tf.raw_ops.ReadVariableOp(resource=residual, dtype=tf.float32)
@@ -111,7 +113,7 @@ class ReplicaStep:
 
     @property
     def flags(self) -> list[tf.Tensor]:
-        """The bits of which every replica must know whether any has set them."""
+        """The bits whose logical or over the replicas every replica must know."""
         touched = [rows for rows in self.touched if rows is not None]
         rest = [flags for flags in (self.begins, self.overflows, self.votes) if flags is not None]
         return [*touched, *rest]
@@ -126,7 +128,7 @@ class ReplicaStep:
 def _finish(
     compressor: Compressor, step: ReplicaStep, exchanged: Exchanged, flags: tf.Tensor
 ) -> MethodResult:
-    """Clears residuals that are sent or that no sum can hold, and returns what a replica gets."""
+    """Clears residuals that are sent or that no sum can hold; returns the replica's result."""
     lengths = [part.shape.num_elements() for part in step.flags]
     parts = iter(tf.split(flags, lengths) if lengths else [])
     touched = [None if rows is None else next(parts) for rows in step.touched]
@@ -135,7 +137,7 @@ def _finish(
     if step.overflows is None:
         _clear_where_too_large(step.inputs, exchanged.reduced)
     else:
-        # Also where the sum is too large, for it would be so in all later steps.
+        # Also if the sum is too large, because it would be too large in all later steps.
         gone = tf.logical_and(step.inputs.finite, tf.logical_not(next(parts)[0]))
         clear = functools.partial(_clear, step.inputs.residuals, step.inputs)
         tf.cond(tf.logical_and(step.delayed, gone), clear, lambda: None)
@@ -144,9 +146,9 @@ def _finish(
 
 
 def _clear_where_too_large(inputs: ExchangeInputs, reduced: Sequence[tf.Tensor]) -> None:
-    """Clears residuals where float16 cannot hold the sum, so that the step will be skipped.
+    """Clears residuals of variables whose sum overflows float16, so that the step is skipped.
 
-    What is left there is as large as what was sent, and all later steps would be skipped, too.
+    The remaining residual is as large as the sent values, so all later steps would be skipped, too.
     """
     residuals = inputs.state.get(RESIDUAL, ())
     for residual, total, spec in zip(residuals, reduced, inputs.specs, strict=False):
@@ -162,7 +164,7 @@ def _clear(residuals: Sequence[tf.Tensor], inputs: ExchangeInputs) -> None:
 
 
 def _begin(gradients: Sequence[tf.Tensor], not_begun: tf.Tensor) -> tf.Tensor:
-    """Returns which gradients, of those that have not begun, are not all zeros; bool [tensors]."""
+    """Returns which of the gradients that have not begun are not all zeros; bool [tensors]."""
 
     def found() -> tf.Tensor:
         some = [tf.reduce_any(tf.not_equal(gradient, 0)) for gradient in gradients]
@@ -176,14 +178,14 @@ def _begin(gradients: Sequence[tf.Tensor], not_begun: tf.Tensor) -> tf.Tensor:
 def by_stage(
     compressor: Compressor, inputs: ExchangeInputs, run: Callable[[Compressor], Result]
 ) -> Result:
-    """Runs the method that is in use in this step: a warm-up, a phase, or the compressor itself."""
+    """Runs the method of this step: a warm-up, a phase, or the compressor itself."""
 
     def in_turn() -> Result:
         if not isinstance(compressor, Phased):
             return run(compressor)
         branches = [functools.partial(by_stage, one, inputs, run) for one in compressor.phases]
         turn = compressor.phase(inputs.step, inputs.job_state)
-        # Without the check, a place that there is not would be taken for the last one.
+        # Without the check, an index that is too large would select the last branch.
         with tf.control_dependencies([tf.debugging.assert_less(turn, len(branches))]):
             return tf.switch_case(tf.identity(turn), branches)
 

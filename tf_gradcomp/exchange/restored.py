@@ -51,7 +51,7 @@ def warn_of_lost_residuals(setup: Setup, local_replica: int, told: Callable[[], 
             tf.numpy_function(log, [], [])
         waits.assign(tf.zeros_like(waits))
 
-    # XLA cannot call Python: in its code only what was restored before it was traced is seen.
+    # XLA cannot call Python: its code sees only state that was restored before the trace.
     with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
         tf.cond(tf.reduce_any(waits), warn, lambda: None)
 
@@ -66,9 +66,9 @@ def convert_restored(
     """Converts restored state if the job that saved it had other settings.
 
     With `by_python`, a graph calls Python to convert. The graph of a step is then much smaller,
-    because most steps convert nothing; but XLA cannot call Python. Returns a tensor that is there
-    once the state is converted, because TensorFlow does not order what Python does before the reads
-    of a graph.
+    because most steps convert nothing; but XLA cannot call Python. Returns a tensor that is
+    computed once the state is converted, because TensorFlow does not order Python's writes before
+    the reads of a graph.
     """
     first, *_ = replicas
     setup = first.setup
@@ -127,8 +127,8 @@ def _convert_gradients_state(
 ) -> tf.Tensor:
     """Converts the state of each gradient; returns its new `moments_since`, int64.
 
-    `takes` tells which gradients are divided from now on, and `taken` which were when the state was
-    saved. Each residual is multiplied by its factor.
+    `takes` marks the gradients that are divided from now on, and `taken` the gradients that were
+    divided when the state was saved. Each residual is multiplied by its factor.
     """
     since: Sequence[tf.Tensor | int] = [0] * len(takes)
     if inner is not None and _is_fresh(replicas[0], inner, taken, updates):
@@ -145,7 +145,7 @@ def _convert_gradients_state(
 
 
 def _is_fresh(replica: Replica, inner: InnerState, taken: tf.Tensor, updates: tf.Tensor) -> bool:
-    """Returns whether a job is known to begin, so that all there is to convert is zeros."""
+    """Returns whether a job is known to begin, so that all state is zeros."""
     kept = tf.logical_or(taken, replica.fact(replica.setup.variables.facts.residual_waits))
     if not _is_known(tf.logical_and(tf.equal(updates, 0), tf.logical_not(tf.reduce_any(kept)))):
         return False
@@ -154,16 +154,16 @@ def _is_fresh(replica: Replica, inner: InnerState, taken: tf.Tensor, updates: tf
 
 
 def _is_known(fact: tf.Tensor) -> bool:
-    """Returns whether a fact is known to be true; in a graph nothing is.
+    """Returns whether a fact is known to be true; in a graph, no fact is known.
 
-    What is right stays untouched: a graph may be at work on it while Python converts the rest.
+    Correct state stays untouched, because a graph may use it while Python converts the rest.
     """
     return tf.executing_eagerly() and bool(fact)
 
 
 def _refuse_divided(replica: Replica) -> None:
-    """Refuses residuals that were divided by second moments which this job cannot have."""
-    # XLA drops assertions: in its code only what was restored before it was traced is seen.
+    """Refuses residuals that were divided by second moments if this job cannot have any."""
+    # XLA drops assertions: its code sees only state that was restored before the trace.
     with tf.init_scope() if tf_private.in_xla() else contextlib.nullcontext():
         taken = replica.fact(replica.setup.variables.facts.moments_taken)
         tf.debugging.assert_none_equal(taken, True, message=_NOT_ADAM)
@@ -172,7 +172,7 @@ def _refuse_divided(replica: Replica) -> None:
 def _move_moments(
     replicas: Sequence[Replica], inner: InnerState, taken: tf.Tensor, takes: Sequence[bool]
 ) -> list[tf.Tensor | int]:
-    """Returns what `moments_since` is of each gradient from now on."""
+    """Returns the new `moments_since` of each gradient."""
     handover = _handover(replicas, inner)
     since: list[tf.Tensor | int] = []
     for place, is_taken in enumerate(tf.unstack(taken, len(takes))):
@@ -203,7 +203,7 @@ def _handover(replicas: Sequence[Replica], inner: InnerState) -> HandOver:
 
 
 def _delayed(replicas: Sequence[Replica]) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns restored residuals, of all replicas together, and which of them are lost."""
+    """Returns the restored residuals of all replicas together, and which residuals are lost."""
     first, setup = replicas[0], replicas[0].setup
     facts, shapes = setup.variables.facts, [setup.specs[n].shape for n in first.numbers]
     if RESIDUAL not in setup.variables.state:

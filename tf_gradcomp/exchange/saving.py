@@ -16,7 +16,7 @@ from tf_gradcomp.groups.group import Group
 from tf_gradcomp.groups.own_values import reads_own
 
 _PIECE_BYTES = 2**25  # of the variables that one collective sums
-COLLECT_SECONDS = 3600.0  # that the ranks may be apart, where one of them validates alone
+COLLECT_SECONDS = 3600.0  # how long ranks wait, such as for a rank that validates alone
 _NOT_COLLECTED = (
     "%s differs on each rank, and a checkpoint holds the sum over all ranks, which this rank does "
     "not have: let rank 0 save (`if hvd.rank() == 0:`), or call optimizer.collect_state() on all "
@@ -31,20 +31,20 @@ _NOT_FOUND = (
 
 
 class Unfinished(Protocol):
-    """Work of several steps, during which the processes differ in more than they keep apart."""
+    """Work of several steps, during which the processes temporarily differ, such as a round."""
 
     @property
     def pending(self) -> bool:
-        """Returns whether such work has begun."""
+        """Returns whether work has begun and not ended."""
 
     def finish(self) -> None:
         """Finishes the work; all processes call it between the same two steps."""
 
     def undone(self) -> contextlib.AbstractContextManager[None]:
-        """Within this context, this process is as it was before the work began."""
+        """Within this context, this process has the state from before the work."""
 
     def abandon(self) -> None:
-        """Forgets the work, because a checkpoint overwrites what it has changed."""
+        """Forgets the work, because a checkpoint overwrites the changed variables."""
 
 
 class Counter(Protocol):
@@ -55,14 +55,14 @@ class Counter(Protocol):
 
 
 class _Summed(NamedTuple):
-    """A variable that each replica of a group has for itself.
+    """A variable with a separate value on each replica of a group.
 
     Attributes:
         variable: The variable.
         group: The group.
-        unused: Tells that a variable which is zeros on one replica is zeros on all.
+        unused: Returns whether the variable is zeros on all replicas if it is zeros on one.
         alike: Whether the values of the processes are about equal, as second moments are.
-        by_strategy: Whether the strategy has replicated the variable, and sums it where it is read.
+        by_strategy: Whether the strategy has replicated the variable, and sums it when it is read.
     """
 
     variable: tf.Variable
@@ -73,11 +73,12 @@ class _Summed(NamedTuple):
 
 
 class Saving:
-    """Reads what a checkpoint holds, and gives replicas what it held.
+    """Reads state for a checkpoint, and gives replicas the state of a checkpoint.
 
-    `collect` sums, on all processes together, so that one of them can save alone; what it has
-    collected holds until the next step. What was not collected is summed where it is read, under a
-    strategy; within `reading_own(saving)`, it is not summed at all.
+    `collect` sums variables on all processes together, so that one process can save alone. The
+    collected sums are valid until the next step. Under a strategy, variables that were not
+    collected are summed when they are read; within `reading_own(saving)`, they are not summed at
+    all.
     """
 
     def __init__(self, group: Group) -> None:
@@ -91,7 +92,7 @@ class Saving:
         self._unfinished: Unfinished | None = None
 
     def finish_before(self, unfinished: Unfinished) -> None:
-        """Has work finished before anything is collected."""
+        """Registers work that must be finished before anything is collected."""
         self._unfinished = unfinished
 
     @property
@@ -107,13 +108,13 @@ class Saving:
         *,
         alike: bool = False,
     ) -> None:
-        """Makes `tf.train.Checkpoint` save and restore variables by this, too.
+        """Makes `tf.train.Checkpoint` save and restore variables through this object.
 
         Args:
-            variables: Those that each replica has for itself are taken.
+            variables: Only variables with a separate value on each replica are registered.
             counters: One of them changes whenever a step changes the variables.
-            unused: Tells that a variable which is zeros on one replica is so on all.
-            group: The replicas that have the variables for themselves, if not those that exchange.
+            unused: Returns whether a variable is zeros on all replicas if it is zeros on one.
+            group: The replicas with separate values, if these are not the replicas that exchange.
             alike: Whether the values of all processes are about equal. The sum is then estimated
                 by one process that saves alone.
         """
@@ -128,10 +129,10 @@ class Saving:
                 self._hook(variable)
 
     def collect(self) -> None:
-        """Sums the variables over the processes, which must all call it between the same steps.
+        """Sums the variables over the processes; all processes must call it between the same steps.
 
         Each process keeps the sums, in host memory. Raises `WorkersDisagreeError` if the other
-        processes do something else, or do not come within an hour.
+        processes do something else, or do not call it within an hour.
         """
         if self._unfinished is not None:
             self._unfinished.finish()
@@ -147,7 +148,7 @@ class Saving:
         self._collected_at = counts
 
     def recollect(self) -> None:
-        """Does what `forget` does, and `collect` if the variables were collected under a strategy.
+        """Forgets collected sums, and collects again if they were collected under a strategy.
 
         All processes must call it after the same change between two steps.
         """
@@ -162,18 +163,18 @@ class Saving:
 
     @property
     def keeps_sums(self) -> bool:
-        """True if replicas have variables of their own, such as residuals."""
+        """True if replicas have separate values, such as residuals."""
         return bool(self._summed)
 
     @property
     def is_collected(self) -> bool:
-        """True if all sums are there, and no step has changed the variables since."""
+        """True if all sums are collected, and no step has changed the variables since."""
         if not self._summed:
             return not self._is_pending
         return self._collected_at == self.counts()
 
     def as_finished(self) -> contextlib.AbstractContextManager[None]:
-        """Within this context, this process is as it was before unfinished work began."""
+        """Within this context, this process has the state from before unfinished work."""
         unfinished = self._unfinished
         return (
             unfinished.undone() if unfinished and unfinished.pending else contextlib.nullcontext()
@@ -181,7 +182,7 @@ class Saving:
 
     @contextlib.contextmanager
     def all_save(self) -> Iterator[None]:
-        """Within this context all processes save, and what they save is collected then."""
+        """Within this context, all processes save, and the sums are collected at that time."""
         self._all_save = True
         try:
             yield
@@ -215,13 +216,13 @@ class Saving:
         raise ValueError(_NOT_COLLECTED % own.name)
 
     def assign(self, variable: Any, value: Any) -> None:
-        """Gives a replica its share of what a checkpoint held."""
+        """Gives a replica its share of a checkpoint's value."""
         self.forget()
         self._assigned += 1
         if self._unfinished is not None:
             self._unfinished.abandon()
         one = self._summed.get(id(native(variable)))
-        # A strategy shares out by itself.
+        # A strategy divides the value itself.
         variable.assign(value / one.group.size if one and not one.by_strategy else value)
 
     def is_per_process(self, variable: Any) -> bool:
@@ -230,7 +231,7 @@ class Saving:
         return one is not None and not one.by_strategy
 
     def counts(self) -> list[int]:
-        """The counters, which tell one state of the variables from another."""
+        """The counters, which identify a state of the variables."""
         return [int(counter.numpy()) for counter in self._counters]
 
     def state_id(self) -> list[int]:
@@ -245,7 +246,7 @@ class Saving:
         )
 
 
-# Each variable lives at least as long as its owner, so its id stays its own.
+# Each variable lives at least as long as its owner, so no other object gets its id.
 _owners: weakref.WeakValueDictionary[int, Saving] = weakref.WeakValueDictionary()
 
 

@@ -1,4 +1,4 @@
-"""The parts of an exchange: its candidates, and what is built of the one in use."""
+"""The parts of an exchange: its candidates, and the state of the chosen candidate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COPIED = "Gradients are copied from the GPU to the host for compression"
 
 
 class Candidate(NamedTuple):
-    """A compressor that may be chosen, and the preconditioner in front of it."""
+    """A compressor that may be chosen, with its preconditioner."""
 
     compressor: Compressor
     preconditioner: Preconditioner | None = None
@@ -91,7 +91,7 @@ class Setup:
 
     @property
     def preconditioner(self) -> Preconditioner | None:
-        """The preconditioner in front of the compressor, if any."""
+        """The preconditioner that runs before the compressor, if any."""
         return self.chosen.preconditioner if self.group.size > 1 else None
 
     @functools.cached_property
@@ -107,7 +107,7 @@ class Setup:
 
     @functools.cached_property
     def on_gpu(self) -> frozenset[str]:
-        """The state that stays on a GPU in a step, because kernels there do all that is needed."""
+        """The state that stays on a GPU in a step, because GPU kernels do all the work."""
         methods, state = list(in_turn(self.compressor)), self.variables.state
         if all(method.has_gpu_kernels for method in methods):
             return frozenset(state)
@@ -145,7 +145,7 @@ def _compressors(method: Method) -> list[Compressor]:
 
 
 def announce(parts: Setup, notices: Iterable[str]) -> None:
-    """Tells what differs from what a reader of the program would expect."""
+    """Tells users where the exchange differs from what the program's text suggests."""
     if parts.group.size == 1:
         return
     kind = parts.group.kind

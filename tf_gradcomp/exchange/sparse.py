@@ -1,4 +1,4 @@
-"""Gradients that come as `tf.IndexedSlices`, some rows of a table, and are given back as such."""
+"""Gradients that come as `tf.IndexedSlices`, some rows of a table, and return as slices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_gradcomp.policy import GradientSpec
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """The gradient of a whole table as a dense tensor; zeros in rows that slices do not have.
 
-    Slices become float32: many slices of one row add up to more than 16 bits can count.
+    Slices become float32, because sums of many slices of one row may need more than 16 bits.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -34,9 +34,9 @@ def touched_rows(slices: tf.IndexedSlices, rows: int) -> tf.Tensor:
 def as_given(
     gradient: tf.Tensor | tf.IndexedSlices, total: tf.Tensor, touched: tf.Tensor | None
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Returns a reduced gradient in the dtype and the form that this replica's has.
+    """Returns a reduced gradient in the dtype and the form of this replica's gradient.
 
-    Slices get the rows that any replica touched, or that something was sent for.
+    Slices get the rows that any replica touched or sent values for.
     """
     if not isinstance(gradient, tf.IndexedSlices) or touched is None:
         return tf.cast(total, gradient.dtype)
@@ -76,17 +76,17 @@ def stays_sparse(
 def sum_slices(
     slices: Sequence[tf.IndexedSlices], replicas: int, tag: tf.Tensor, dtype: tf.DType
 ) -> Generator[AllGather, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
-    """Gathers the slices of all replicas, one behind the other.
+    """Gathers and concatenates the slices of all replicas.
 
     Args:
         slices: One for each table.
         replicas: The number of replicas.
         tag: int32 scalar, which must be equal on all replicas.
-        dtype: In what their values travel: float32, float16 or bfloat16.
+        dtype: The dtype in which values travel: float32, float16 or bfloat16.
 
     Returns:
-        For each table the slices of all replicas; and int64 [tables], the bytes that each table
-        takes in what this replica gives.
+        For each table the slices of all replicas; and int64 [tables], the bytes of each table in
+        this replica's payload.
 
     Raises:
         tf.errors.InvalidArgumentError: If the tags differ.
@@ -114,7 +114,7 @@ def sum_slices(
 
 
 def _as_words(values: tf.Tensor) -> tf.Tensor:
-    """The bits of numbers as int32: two numbers of 16 bits in one, and a zero where one is over."""
+    """The bits of numbers as int32: two 16-bit numbers in one word, padded with a zero."""
     if values.dtype.size == 4:
         return tf.bitcast(values, tf.int32)
     even = tf.pad(values, [[0, tf.size(values) % 2]])
@@ -147,14 +147,14 @@ def prefer_dense(
     """Returns whether summing a whole table sends less than gathering its slices.
 
     Summing sends less if slices cover most of the table, as for an embedding that is also the
-    output layer. A ring passes each replica's slices on to all other replicas, but sends a table
+    output layer. A ring forwards each replica's slices to all other replicas, but sends a table
     only twice. The result is a bool scalar, equal on all replicas.
 
     Args:
         slices: The slices of this replica.
         rows: The number of rows of the table.
         replicas: The number of replicas.
-        tag: float32, of `metadata.tag`: `sum_whole` comes after this, and has none of its own.
+        tag: float32, of `metadata.tag`: `sum_whole` follows, and has no tag of its own.
 
     Raises:
         tf.errors.InvalidArgumentError: If the tags differ.
@@ -167,7 +167,7 @@ def prefer_dense(
 def sum_whole(
     slices: tf.IndexedSlices, dtype: tf.DType
 ) -> Generator[AllReduce, tf.Tensor, tuple[list[tf.IndexedSlices], tf.Tensor]]:
-    """Sums a whole table, in `dtype` or its own if that is smaller; returns as `sum_slices`."""
+    """Sums a whole table in the smaller of `dtype` and its own dtype; returns as `sum_slices`."""
     smaller = min(slices.values.dtype, dtype, key=lambda one: one.size)
     table = tf.cast(dense(slices), smaller)
     total = yield AllReduce(tf.reshape(table, [-1]))

@@ -1,4 +1,4 @@
-"""The variables that an exchange keeps from step to step, and what is known of their values."""
+"""The variables that an exchange keeps from step to step, and facts about their values."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def state_specs(
 ) -> dict[str, list[StateSpec]]:
     """Returns the state of each gradient by name, in the order of `specs`.
 
-    It is all that the methods, their warm-ups and the preconditioner keep. Raises ValueError if two
-    keep state of one name in different shapes.
+    This is all state of the methods, their warm-ups and the preconditioner. Raises ValueError if
+    two keep state of one name in different shapes.
     """
     state: dict[str, list[StateSpec]] = {}
     keepers: list[Compressor | Preconditioner] = []
@@ -48,7 +48,7 @@ def state_specs(
 
 
 def residual_scale(compressor: Compressor, specs: Sequence[GradientSpec]) -> float | None:
-    """Returns the scale of the residual that a method or a stage of it keeps; None without any."""
+    """Returns the scale of the residual of a method or one of its stages; None without any."""
     scales = {
         protocols.residual_scale(stage)
         for stage in stages(compressor)
@@ -79,7 +79,7 @@ def job_state_specs(
 
 
 def _new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variable]:
-    """The state of the job as variables, each replica's own, by name."""
+    """The state of the job as variables with a separate value on each replica, by name."""
     return {
         name: own_variable(tf.zeros(spec.shape, spec.dtype), name, spec.shared)
         for name, spec in state.items()
@@ -89,7 +89,7 @@ def _new_job_variables(state: Mapping[str, JobStateSpec]) -> dict[str, tf.Variab
 def _new_variables(
     state: dict[str, list[StateSpec]], specs: Sequence[GradientSpec]
 ) -> dict[str, list[tf.Variable]]:
-    """The state as variables, each replica's own, by name and in the order of `specs`."""
+    """The state as variables, separate on each replica, by name and in the order of `specs`."""
     return {
         name: [
             own_variable(
@@ -105,13 +105,13 @@ class Facts(tf.Module):
     """Facts about the state of each gradient; equal on all replicas.
 
     Attributes:
-        residual_waits: bool [gradients], whether anything may be left to be sent.
+        residual_waits: bool [gradients], whether the residual may be nonzero.
         residual_scale: float32 [gradients]: a residual divided by this is in units of the gradient;
             1 for most methods.
-        moments_taken: bool [gradients], whether the replicas have second moments of their own in
-            use. Then the residual and the inner optimizer's momentum are of divided gradients.
-        moments_since: int64 [gradients], how many updates the inner optimizer had made before
-            these second moments began; 0 where they go on with the inner optimizer's.
+        moments_taken: bool [gradients], whether the replicas use their own second moments. If so,
+            the residual and the inner optimizer's momentum are in units of divided gradients.
+        moments_since: int64 [gradients], the number of updates of the inner optimizer before these
+            second moments began; 0 if they continue the inner optimizer's.
     """
 
     def __init__(self, gradients: int) -> None:
@@ -132,18 +132,18 @@ class Facts(tf.Module):
 
 
 class Variables(NamedTuple):
-    """All that an exchange keeps from step to step."""
+    """All state that an exchange keeps from step to step."""
 
-    # What methods keep of each gradient: by name, in the order of the gradients.
+    # The state that methods keep for each gradient: by name, in the order of the gradients.
     state: dict[str, list[tf.Variable]]
-    job_state: dict[str, tf.Variable]  # what they keep for the whole job, by name
-    facts: Facts  # what is known of the state of each gradient
+    job_state: dict[str, tf.Variable]  # the state for the whole job, by name
+    facts: Facts  # facts about the state of each gradient
     step: tf.Variable  # int64, the number of exchanges so far
-    skipped_steps: tf.Variable  # int64, in how many of them the step was skipped
-    # bool [gradients], which of them were delayed in the latest step; in no checkpoint.
+    skipped_steps: tf.Variable  # int64, the number of skipped steps among them
+    # bool [gradients], which gradients were delayed in the latest step; in no checkpoint.
     delayed: tf.Variable
     traffic: TrafficCounter  # counts bytes; in no checkpoint
-    # How many words travel with the lengths of payloads, if any do; in no checkpoint.
+    # The number of words that travel with the lengths of payloads, if any; in no checkpoint.
     ahead: WordsAhead | None
 
     @classmethod
@@ -169,7 +169,7 @@ class Variables(NamedTuple):
 
 
 def own_variable(initial: Any, name: str, equal_on_all: bool) -> tf.Variable:
-    """A variable that each replica has for itself; checkpoints hold the first one or the sum."""
+    """A variable with separate values on replicas; checkpoints hold the first value or the sum."""
     aggregation = tf.VariableAggregation
     return tf.Variable(
         initial,

@@ -31,10 +31,10 @@ class StepResult(NamedTuple):
     # The gradients summed over the replicas, in the dtypes and forms in which the first of these
     # replicas had its own.
     gradients: list[tf.Tensor | tf.IndexedSlices]
-    # bool scalar, equal on all replicas; where it is false, the step must be skipped.
+    # bool scalar, equal on all replicas; if it is false, the step must be skipped.
     finite: tf.Tensor
     sent: list[Sent]  # the bytes that each of these replicas sent
-    # bool [votes], which votes any replica has given; None if there was no vote.
+    # bool [votes], the logical or of all replicas' votes; None if there was no vote.
     votes: tf.Tensor | None = None
 
 
@@ -47,7 +47,7 @@ def take_step(
     observe: Observe | None = None,
     votes: tf.Tensor | None = None,
 ) -> StepResult:
-    """Takes replicas through one step: the one that calls, or all of a group in lockstep.
+    """Takes replicas through one step: the calling replica, or all replicas of a lockstep group.
 
     Args:
         setup: The parts of the exchange.
@@ -56,7 +56,7 @@ def take_step(
         gradients: Each replica's gradients.
         updates: The number of updates that the inner optimizer has made, if gradients are divided.
         observe: Takes the places of dense gradients and the steps of all replicas, before the
-            compressor does, and returns the steps.
+            compressor runs, and returns the steps.
         votes: bool [votes], bits that travel with the dense gradients of each replica.
     """
     replicas = [Replica(setup, numbers, member) for member in members]
@@ -94,7 +94,7 @@ def take_step(
     for replica, rest in zip(replicas, left, strict=True):
         replica.count_exchange(finite)
         replica.write_residuals(slices, dense, finite, rest)
-    with tf.control_dependencies([finite]):  # no sooner: see `CheckedStrategy.run`
+    with tf.control_dependencies([finite]):  # not earlier: see `CheckedStrategy.run`
         setup.variables.step.assign_add(1)
     count_skip(setup.variables.skipped_steps, finite)
     return StepResult(sums, finite, sent, votes_of_any)
@@ -111,7 +111,7 @@ def _sum_slices(
     gradients: Sequence[Gradients],
     sums: list[Any],
 ) -> list[Sent]:
-    """Sums slices, not by the compressor; puts the sums at their places."""
+    """Sums slices without the compressor; puts the sums at their places."""
     setup, numbers = replicas[0].setup, replicas[0].numbers
     large = [place for place in places if setup.is_large(numbers[place])]
     if not setup.group.is_collective:
@@ -133,7 +133,7 @@ def _sum_some_slices(
     *,
     choose: bool,
 ) -> list[Sent]:
-    """Sums the slices of some tables together; or of one as slices or whole, as sends less."""
+    """Sums the slices of some tables; a single table may be summed whole if that sends less."""
     setup, size = replicas[0].setup, replicas[0].setup.group.size
     communicators = [replica.communicator for replica in replicas]
     given = [[own[place] for place in places] for own in gradients]
@@ -172,7 +172,7 @@ def _replica_steps(
     finite: tf.Tensor,
     updates: tf.Tensor | None,
 ) -> list[ReplicaStep]:
-    """Returns the inputs of the compressor for each replica; state that it needs is on the host."""
+    """Returns the inputs of the compressor for each replica, with its state on the host."""
     setup = replicas[0].setup
     steps = []
     for replica, own in zip(replicas, gradients, strict=True):
@@ -187,7 +187,7 @@ def _replica_steps(
 def _exchange_by_stage(
     compressor: Compressor, steps: Sequence[ReplicaStep], communicators: Sequence[Communicator]
 ) -> tuple[list[MethodResult], list[Sent]]:
-    """Exchanges gradients by the warm-up or the phase that is in use in this step."""
+    """Exchanges gradients by the warm-up or the phase of this step."""
 
     def exchange(method: Compressor) -> tuple[list[MethodResult], list[Sent]]:
         return communicate([step.conversation(method) for step in steps], communicators)
@@ -215,7 +215,7 @@ def _replica_step(
     finite: tf.Tensor,
     updates: tf.Tensor | None,
 ) -> ReplicaStep:
-    """Returns what a replica brings to the exchange of dense gradients."""
+    """Returns a replica's inputs to the exchange of dense gradients."""
     setup, communicator = replica.setup, replica.communicator
     moments, not_yet = None, None
     if setup.preconditioner and updates is not None:
@@ -250,7 +250,7 @@ def _restore(
 ) -> tf.Tensor:
     """Puts sums at their places, in the dtypes and forms of a replica's own gradients.
 
-    Returns whether the step is to be taken: not if a sum does not fit into float16.
+    Returns whether to take the step: not if a sum overflows float16.
     """
     halves = []
     for place, total, rows in zip(places, result.exchanged.reduced, result.touched, strict=True):
@@ -268,7 +268,7 @@ def _note_beginnings(
     finite: tf.Tensor,
     updates: tf.Tensor | None,
 ) -> None:
-    """Writes after a step of which gradients the second moments have not begun yet."""
+    """Records after a step for which gradients the second moments have not begun."""
     setup = replicas[0].setup
     if not setup.preconditioner or updates is None:
         return

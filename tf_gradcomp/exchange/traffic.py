@@ -58,7 +58,7 @@ class TrafficCounter:
         indices: Sequence[int],
         tensor_bytes: tf.Tensor,
     ) -> None:
-        """Adds what some of the tensors of a step took to a replica's totals."""
+        """Adds the bytes of some tensors in a step to a replica's totals."""
         places = tf.constant([[index] for index in indices])
         spread = tf.scatter_nd(places, tensor_bytes, [totals.shape[0] - 4])
         head = tf.stack(

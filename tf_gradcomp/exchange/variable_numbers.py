@@ -1,4 +1,4 @@
-"""The places of variables among all of an exchange."""
+"""The places of variables among all variables of an exchange."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tf_gradcomp.policy import GradientSpec
 
 
 class VariableNumbers:
-    """Knows the place of each variable among all of an exchange.
+    """Knows the place of each variable among all variables of an exchange.
 
-    Variables are told apart by identity, and not kept alive: a strategy's exchange ends with them.
-    `tf.Module` does not track plain objects such as this one, so no checkpoint has them twice.
+    Variables are identified by object, and not kept alive: a strategy's exchange ends with its
+    variables. `tf.Module` does not track plain objects such as this one, so no checkpoint has them
+    twice.
     """
 
     def __init__(self, variables: Sequence[Any], specs: Sequence[GradientSpec]) -> None:

@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from tf_gradcomp.groups.group import Group
 
-LATER_LIST_SECONDS = 600.0  # that the workers may be apart in tracing a step of other variables
+LATER_LIST_SECONDS = 600.0  # how long one worker may trace a new step alone
 
 
 class GradientAgreement:
     """Compares with other workers, while a step is traced, which variables have gradients.
 
-    It does so once for each set of variables, and not at each trace: some workers trace more often
-    than others, such as one whose last batch is smaller.
+    Workers compare once for each set of variables, and not at each trace, because some workers
+    trace more often: for example, a worker whose last batch is smaller.
     """
 
     def __init__(self, group: Group) -> None:
@@ -34,8 +34,8 @@ class GradientAgreement:
         Args:
             paths: The paths of the variables.
             gradients: One gradient for each path.
-            progress: Returns facts by name, such as how many exchanges there were so far; if given,
-                the first call compares them.
+            progress: Returns facts by name, such as the number of exchanges so far; if given, the
+                first call compares them.
 
         Raises:
             WorkersDisagreeError: On every worker, naming the variables that differ.
@@ -49,6 +49,7 @@ class GradientAgreement:
             facts["next action"] = "exchanging gradients"
             if progress is not None and not self._agreed:
                 facts.update(progress())
-            # The others may know this list and be in a step with another: then they never come.
+            # Other workers may know this list and be in a step with another list: then they never
+            # come.
             self._group.agree(facts, LATER_LIST_SECONDS if self._agreed else None)
         self._agreed.add(given)

@@ -22,11 +22,11 @@ _trained_with_others = threading.Event()  # in this process, at some time
 
 
 def check_not_alone_by_mistake(group: Group) -> None:
-    """Refuses to train without others in what is one of several processes.
+    """Refuses to train alone in a process that is one of several.
 
-    Each of them would train by itself, and nobody would notice. Evaluators and parameter servers
-    are on their own by design, and so is a chief that has trained with the others before: that of
-    TensorFlow's tutorial loads the model that the job saved, and trains it further.
+    Each process would train alone, and nobody would notice. Evaluators and parameter servers run
+    alone by design. A chief that has already trained with other workers may also train alone: the
+    chief in TensorFlow's tutorial loads the model that the job saved, and continues training.
     """
     if group.processes > 1:
         _trained_with_others.set()
@@ -34,7 +34,7 @@ def check_not_alone_by_mistake(group: Group) -> None:
     if tf.distribute.has_strategy() or (_trained_with_others.is_set() and is_chief()):
         return
     by_horovod = not isinstance(group, StrategyGroup)
-    if by_horovod and horovod_here.size()[1] > 1:  # by a set of processes that it was given
+    if by_horovod and horovod_here.size()[1] > 1:  # through a process set that the program passed
         return
     config = read_tf_config()
     if config is not None and config.rank is not None and config.num_workers > 1:
@@ -56,7 +56,7 @@ def check_not_alone_by_mistake(group: Group) -> None:
 
 
 def check_not_of_horovod() -> None:
-    """Refuses to train without others in what is one of several processes of Horovod."""
+    """Refuses to train alone in a process that is one of several Horovod ranks."""
     name, size = horovod_here.size()
     if size > 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Sends dtypes that collectives lack as the bits of dtypes that they have."""
+"""Encodes dtypes that collectives lack as the bits of dtypes that collectives have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BY_CAST = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16)
 
 
 def encoded(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's bits in a dtype that collectives have; it may get one more axis, the last.
+    """Returns a tensor's bits in a dtype that collectives have; this may append an axis.
 
     `decoded` undoes this. Strings have no such bits; see `gathered`.
     """
@@ -29,7 +29,7 @@ def encoded(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def decoded(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the tensor of a dtype that `encoded` has made this one of."""
+    """Returns the tensor of a dtype from which `encoded` made this tensor."""
     if dtype == tensor.dtype:
         return tensor
     if dtype in _BY_CAST:
@@ -59,12 +59,12 @@ def _gathered_strings(value: Any, gather: Callable[[Any], tf.Tensor]) -> tf.Tens
 
 
 def as_bytes(strings: Any) -> bytes:
-    """Returns an array of strings as bytes, from which `as_strings` makes them again."""
+    """Returns an array of strings as bytes, which `as_strings` decodes."""
     return json.dumps([one.decode("latin-1") for one in np.ravel(strings)]).encode()
 
 
 def as_strings(given: bytes, shape: tf.TensorShape) -> tf.Tensor:
-    """Returns the strings that `as_bytes` was given, in a shape."""
+    """Returns the strings that `as_bytes` encoded, in a shape."""
     strings = [one.encode("latin-1") for one in json.loads(given)]
     return tf.reshape(tf.constant(strings, tf.string), shape)
 

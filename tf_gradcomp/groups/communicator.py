@@ -13,16 +13,16 @@ from tf_gradcomp.compressors.requests import AllReduce, Broadcast, Request
 
 Result = TypeVar("Result")
 
-_MOST_AHEAD = 4096  # words; where more are sent, zeros behind them cost more than they save
+_MOST_AHEAD = 4096  # words; for longer payloads, padding costs more than it saves
 _PIECE_BYTES = 2**25  # summed at a time; larger buffers are mapped anew in each step, as costly
 
 
 class Sent(NamedTuple):
     """Bytes that one replica sent; int64 scalars."""
 
-    # What it gave to be sent; for a broadcast, the mean over the possible roots.
+    # Bytes of its own payload; for a broadcast, the mean over the possible roots.
     payload_bytes: tf.Tensor
-    # What the collectives made it send, including what it passed on for others.
+    # Bytes that the collectives made it send, including data that it forwarded for others.
     sent_bytes: tf.Tensor
 
     @classmethod
@@ -62,13 +62,13 @@ class Communicator:
         size: The number of replicas of the job.
         rank: This replica's number among them: int32 scalar, or a number.
         ahead: This replica's variable of `WordsAhead`, which `all_gather_padded` sets for the next
-            step. None if the process has several replicas: they would wait for each other in a
+            step. None if the process has several replicas, which would wait for each other in a
             branch.
         label: Distinguishes this exchange's collectives from others, if collectives have names.
         all_gather: Takes an int32 [1, words] row of equal length from each replica, and returns
             all rows in the order of the replicas.
         all_reduce: Returns the sum of vectors of one length and dtype.
-        broadcast: Takes an int32 vector from each replica and the rank of one of them, and returns
+        broadcast: Takes an int32 vector from each replica and the rank of one replica, and returns
             the vector of that replica.
     """
 
@@ -85,13 +85,14 @@ class Communicator:
     def meet(self, requests: Sequence[Request]) -> None:
         """Takes the requests that all replicas of this process make at one point of a step.
 
-        A process that runs several replicas in lockstep needs all their requests to answer one.
+        A process that runs several replicas in lockstep needs the requests of all replicas before
+        it can answer any.
         """
         if len(requests) > 1:
             raise RuntimeError(f"{type(self).__name__} communicates for one replica at a time.")
 
     def answer(self, request: Request) -> tuple[Any, Sent]:
-        """Does what a compressor asks for, and counts the bytes that this sends."""
+        """Answers a compressor's request, and counts the sent bytes."""
         if isinstance(request, AllReduce):
             elements = tf.size(request.values, tf.int64)
             if request.metadata is not None:
@@ -101,25 +102,25 @@ class Communicator:
         words = tf.size(request.payload)
         payload_bytes = 4 * tf.cast(words, tf.int64)
         if isinstance(request, Broadcast):
-            # All replicas but one pass it on.
+            # All replicas but one forward the broadcast vector.
             sent = Sent(payload_bytes // self.size, (self.size - 1) * payload_bytes // self.size)
             return self.broadcast(request.payload, request.root), sent
         if request.same_length:
             rows, gathered = self.all_gather(request.payload[tf.newaxis]), words
         else:
             rows, gathered = self.all_gather_padded(request.payload)
-        # A ring passes on all rows but one.
+        # In a ring, a replica forwards all rows but one.
         sent_bytes = 4 * (self.size - 1) * tf.cast(gathered, tf.int64)
         return rows, Sent(payload_bytes, sent_bytes)
 
     def element_bytes(self, dtype: tf.DType) -> int:
-        """Returns the bytes that each element of a sum has on its way."""
+        """Returns the bytes of each element of a sum in transit."""
         return dtype.size
 
     def sum(self, request: AllReduce) -> tf.Tensor:
         """Returns the sum of the replicas' vectors, followed by the sum of their metadata."""
         pieces = _pieces(request.values)
-        if request.metadata is not None:  # only the last piece is copied for it
+        if request.metadata is not None:  # copies only the last piece
             pieces[-1] = tf.concat([pieces[-1], request.metadata], 0)
         sums = list(map(self.all_reduce, pieces))
         return sums[0] if len(sums) == 1 else tf.concat(sums, 0)
@@ -128,14 +129,14 @@ class Communicator:
         """Gathers a row from each replica, padded with zeros to the length of the longest.
 
         The lengths travel with as many words as were enough in earlier steps. If these words are
-        enough again, the gather needs no second collective, whose latency is most of what a small
-        model waits for.
+        enough again, the gather needs no second collective. For a small model, the latency of this
+        collective would be most of the waiting time.
 
         Args:
             payload: int32 [words] of this replica.
 
         Returns:
-            int32 [replicas, longest], and how many words each replica gave to be gathered.
+            int32 [replicas, longest], and the number of words that each replica contributed.
         """
         words = tf.size(payload)[tf.newaxis]
         if self.ahead is None:
@@ -154,7 +155,7 @@ class Communicator:
 
 
 def _padded(payload: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Returns a payload as a row of so many words."""
+    """Returns a payload as a row of `words` words, padded or cut."""
     return tf.pad(payload, [[0, words - tf.size(payload)]])[tf.newaxis]
 
 
@@ -168,7 +169,7 @@ def _pieces(values: tf.Tensor) -> list[tf.Tensor]:
 
 
 def dense_ring_bytes(size: int, payload_bytes: float) -> float:
-    """Bytes that a ring all-reduce of `payload_bytes` makes each of `size` replicas send."""
+    """Bytes that each of `size` replicas sends in a ring all-reduce of `payload_bytes`."""
     return 2 * (size - 1) / size * payload_bytes
 
 
@@ -187,7 +188,7 @@ def measures_per_step(
 
 
 class CollectiveCommunicator(Communicator):
-    """TensorFlow's collectives, launched straight from one replica, in a graph or eagerly."""
+    """TensorFlow's collectives, launched directly from one replica, in a graph or eagerly."""
 
     def __init__(self, launcher: Any, size: int, rank: tf.Tensor | int) -> None:
         super().__init__(size, rank)
@@ -203,8 +204,8 @@ class CollectiveCommunicator(Communicator):
 class ReplicaContextCommunicator(Communicator):
     """The public `tf.distribute.ReplicaContext`: any strategy, at the cost of more collectives.
 
-    Eager execution runs the replicas of a process one after another, so there each must hand over
-    to the next, which only this one does.
+    Eager execution runs the replicas of a process one after another, so each replica must hand over
+    to the next. Only this communicator does.
     """
 
     def __init__(self, context: tf.distribute.ReplicaContext) -> None:
@@ -221,7 +222,7 @@ def communicate(
     conversations: Sequence[Generator[Request, Any, Result]],
     communicators: Sequence[Communicator],
 ) -> tuple[list[Result], list[Sent]]:
-    """Runs the conversations of this process's replicas: mostly one, in lockstep several.
+    """Runs the conversations of this process's replicas: usually one, several in lockstep.
 
     Returns the result of each conversation, and what each replica sent.
     """

@@ -15,7 +15,7 @@ HOROVOD = "horovod"
 
 
 def group_finder(group: str | Group | None) -> Callable[[], Group]:
-    """Returns a function that finds the group each time that it is called.
+    """Returns a function that finds the group at each call.
 
     A group is `"horovod"`, an object, or None for the group of the strategy in scope.
     """
@@ -58,7 +58,7 @@ def current_group() -> StrategyGroup:
 
 
 def check_group(group: Group) -> None:
-    """Refuses groups whose replicas do not run here, or exchange their gradients already."""
+    """Refuses groups whose replicas do not run here, or already exchange their gradients."""
     group.check_current()
     if isinstance(group, StrategyGroup) and getattr(group.strategy, "compressor", None) is not None:
         raise ValueError(
@@ -70,7 +70,7 @@ def check_group(group: Group) -> None:
 
 
 def checked_replica_context() -> tf.distribute.ReplicaContext:
-    """The context of the replica that calls; refuses a call from anywhere else."""
+    """The context of the calling replica; refuses a call from anywhere else."""
     context = tf.distribute.get_replica_context()
     if context is None:
         raise ValueError("apply() must be called in a replica context, inside strategy.run.")

@@ -1,4 +1,4 @@
-"""The replicas of a job: how many there are, and how one reaches the others."""
+"""The replicas of a job: their number, and how they communicate."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class Group(Processes):
 
     Attributes:
         size: The number of replicas of the job.
-        local_size: How many of them are in this process.
-        kind: What one of them is called, in messages.
-        loss_is_divided: Whether the program divides its loss by the number of replicas, so that
-            their gradients add up to the whole batch's. If not, the gradients are divided.
+        local_size: The number of replicas in this process.
+        kind: The word for a replica in messages.
+        loss_is_divided: Whether the program divides its loss by the number of replicas, so that the
+            replicas' gradients sum to the gradient of the whole batch. If not, the gradients are
+            divided.
         name: The name of the layer that connects the replicas, for messages.
-        by_strategy: Whether a strategy runs them: it creates variables with equal values on all,
-            and all processes save and restore together.
+        by_strategy: Whether a strategy runs the replicas. A strategy creates variables with equal
+            values on all replicas, and all processes save and restore together.
         tells_users: Whether users are told how their job exchanges gradients.
     """
 
@@ -48,11 +49,11 @@ class Group(Processes):
 
     @abc.abstractmethod
     def check_current(self) -> None:
-        """Refuses to go on if the code that runs now is not run by this group's replicas."""
+        """Raises an error if the running code is not executed by this group's replicas."""
 
     @abc.abstractmethod
     def member(self) -> Member:
-        """The replica that calls."""
+        """The calling replica."""
 
     @abc.abstractmethod
     def local_replica(self) -> int:
@@ -69,7 +70,7 @@ class Group(Processes):
     @property
     @abc.abstractmethod
     def is_collective(self) -> bool:
-        """Returns whether replicas use collectives, which a branch that all take may contain."""
+        """Returns whether replicas communicate by collectives that a common branch may contain."""
 
     @property
     @abc.abstractmethod
@@ -78,11 +79,11 @@ class Group(Processes):
 
     @abc.abstractmethod
     def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
-        """Gives variables the values of the first replica, where nothing else makes them equal."""
+        """Gives variables the values of the first replica, unless they are equal anyway."""
 
     @property
     def all_replicas(self) -> Group:
-        """The group of all replicas that compute gradients, each for itself."""
+        """The group of all replicas that compute gradients, with each replica as a member."""
         return self
 
     @abc.abstractmethod
@@ -104,7 +105,7 @@ class Group(Processes):
         """Returns the function that runs an exchange on each replica of this process.
 
         A cross-replica context calls `each_replica(reduce, args=(gradients,))` with the gradients
-        that a merge call was given. `reduce` takes the gradients of one replica.
+        that a merge call received. `reduce` takes the gradients of one replica.
         """
         return tf.distribute.get_strategy().extended.call_for_each_replica
 

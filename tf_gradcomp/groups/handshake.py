@@ -1,4 +1,4 @@
-"""Workers that were started with different programs find out before they wait for each other."""
+"""Compares the programs of workers at start-up, before they can wait for each other forever."""
 
 from __future__ import annotations
 

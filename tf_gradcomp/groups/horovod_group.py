@@ -18,15 +18,15 @@ from tf_gradcomp.groups.group import Group, Member
 
 _NOT_BY_HOROVOD = (tf.bfloat16,)  # summed as float32
 
-# How many exchanges there were for each set of processes; all of them build the same ones.
+# Number of exchanges of each process set; all processes of a set build the same exchanges.
 _exchanges: collections.Counter[int] = collections.Counter()
 
 
 class HorovodCommunicator(Communicator):
     """Horovod's operations, in a graph or eagerly.
 
-    Horovod matches what the ranks send by the names of operations, whatever the order in which they
-    come. So names follow from the variables of an exchange and the order of its collectives.
+    Horovod matches the ranks' operations by name, in whatever order they come. Names therefore
+    follow from the variables of an exchange and the order of its collectives.
     """
 
     def __init__(self, hvd: Any, process_set: Any) -> None:
@@ -40,7 +40,7 @@ class HorovodCommunicator(Communicator):
         return tf.ensure_shape(self._gather(row), [self.size, *row.shape[1:]])
 
     def all_gather_padded(self, payload: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gathers vectors of any lengths behind each other by Horovod, and pads them here."""
+        """Gathers vectors of any lengths by Horovod, which concatenates them, and pads them."""
         flat = self._gather(tf.concat([tf.size(payload)[tf.newaxis], payload], 0))
         starts, lengths, place = [], [], tf.constant(0)
         for _ in range(self.size):
@@ -67,7 +67,7 @@ class HorovodCommunicator(Communicator):
         return tf.ensure_shape(self._gather(payload[:own]), payload.shape)
 
     def element_bytes(self, dtype: tf.DType) -> int:
-        """Returns the bytes that each element of a sum has on its way."""
+        """Returns the bytes of each element of a sum in transit."""
         return 4 if dtype in _NOT_BY_HOROVOD else dtype.size
 
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
@@ -80,7 +80,7 @@ class HorovodCommunicator(Communicator):
         self._collectives += 1
         return {
             "name": f"gradcomp_{self.label}_{self._collectives}",
-            "ignore_name_scope": True,  # for names to be the same wherever a step is traced
+            "ignore_name_scope": True,  # so that names do not depend on where a step is traced
             "process_set": process_set,
         }
 
@@ -143,7 +143,7 @@ class HorovodGroup(Group):
             raise ValueError("Horovod was shut down, so its processes cannot reach each other.")
 
     def take_from_first(self, variables: Sequence[tf.Variable]) -> None:
-        """Gives variables the values of the first rank; all must have the same ones.
+        """Gives variables the values of the first rank; all ranks must have the same variables.
 
         Raises:
             WorkersDisagreeError: If they have not.
@@ -200,7 +200,7 @@ class HorovodGroup(Group):
         return self._gather_on_host(value)
 
     def _host_function(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Gathers in a graph, for in eager execution all of Horovod's operations have one name."""
+        """Gathers in a graph, because all eager operations of Horovod have the same name."""
         name = f"gradcomp_{self._process_set.process_set_id}_host"
 
         def gather(value: tf.Tensor) -> tf.Tensor:

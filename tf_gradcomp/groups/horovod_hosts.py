@@ -16,7 +16,7 @@ _sets: dict[tuple[int, ...], Any] = {}
 
 
 class _BetweenHosts(HorovodCommunicator):
-    """Horovod's operations between the leaders of hosts, which pass results on to their hosts.
+    """Horovod's operations between the leaders of hosts, which forward results to their hosts.
 
     Args:
         hvd: The module `horovod.tensorflow`.
@@ -47,12 +47,9 @@ class _BetweenHosts(HorovodCommunicator):
 class HorovodHosts(HorovodGroup):
     """The hosts of a Horovod job, as one replica each, for `CompressedOptimizer(group=...)`.
 
-    The ranks of a host sum their gradients first, and the hosts exchange these sums: between hosts
-    go the bytes of one rank for each. All ranks of a host compress the same, and keep the same
-    state.
-
-    It takes a job of several hosts with as many ranks on each, and
-    `hvd.init(process_sets="dynamic")`.
+    The ranks of a host sum their gradients first, and the hosts exchange these sums. Each host
+    sends the bytes of one rank. All ranks of a host compress the same sum, and keep the same state.
+    The job needs several hosts with equal numbers of ranks, and `hvd.init(process_sets="dynamic")`.
 
     Raises:
         ImportError: If Horovod is not there; says how to build it.
@@ -80,7 +77,7 @@ class HorovodHosts(HorovodGroup):
                 "gc.HorovodHosts(): all ranks are on one host, so nothing would be compressed; "
                 'use group="horovod".'
             )
-        # The others would wait for ever where one of them exchanges by another group.
+        # If a rank exchanged by another group, the other ranks would wait forever.
         self.agree({"next action": "dividing the job into hosts by gc.HorovodHosts()"})
         place = tf.constant([[hvd.local_rank(), hvd.cross_rank()]])
         places = [tuple(row) for row in self.all_gather_on_host(place).numpy().tolist()]
@@ -104,7 +101,7 @@ class HorovodHosts(HorovodGroup):
     def sums_of_processes(
         self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], names: Sequence[str]
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns sums over the ranks of this host; slices come behind each other."""
+        """Returns sums over the ranks of this host; slices are concatenated."""
         if len(self._local.ranks) == 1:
             return list(gradients)
         sums: list[tf.Tensor | tf.IndexedSlices] = []

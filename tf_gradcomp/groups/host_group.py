@@ -1,4 +1,4 @@
-"""The hosts of a strategy as a group, where each has several replicas."""
+"""The hosts of a strategy as a group, if each host has several replicas."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tf_gradcomp.groups.strategy_group import StrategyGroup
 class HostGroup(StrategyGroup):
     """The hosts of a strategy with several replicas in each process, as one replica each.
 
-    What the replicas of a host have is summed there, before it is exchanged. Its first replica
-    stands for all of them in the exchange, which runs across replicas, once in each process. What
-    an exchange keeps exists once on each host, on the device of that replica.
+    The replicas of a host sum their gradients before the exchange. The first replica of a host
+    represents the host in the exchange, which runs across replicas, once in each process. The state
+    of an exchange exists once on each host, on the device of the first replica.
     """
 
     kind = "host"
@@ -56,11 +56,11 @@ class HostGroup(StrategyGroup):
     def _sum(self, gradient: Any) -> tf.Tensor | tf.IndexedSlices:
         replicas = self._replicas.local_size
         parts = self.strategy.experimental_local_results(gradient)
-        # A tensor that all replicas have alike comes once.
+        # A tensor that is equal on all replicas comes once.
         return _total(parts if len(parts) == replicas else parts * replicas)
 
     def member(self) -> Member:
-        """The host; raises RuntimeError if one replica calls and not all of them together."""
+        """The host; raises RuntimeError if a single replica calls, not all replicas together."""
         if tf.distribute.in_cross_replica_context():
             return Member(self.communicators()[0], 0)
         raise RuntimeError(
@@ -77,7 +77,7 @@ class HostGroup(StrategyGroup):
         return [CollectiveCommunicator(launcher, self.size, worker)]
 
     def local(self, variable: tf.Variable, local_replica: int) -> tf.Variable:
-        """The variable itself; one that the replicas have copies of is assigned on all of them."""
+        """The variable itself; an assignment changes the copies of all replicas."""
         return variable
 
     @property
@@ -90,7 +90,7 @@ class HostGroup(StrategyGroup):
 
 
 def _total(parts: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor | tf.IndexedSlices:
-    """The sum of gradients of one form and dtype; of slices, all of them behind each other."""
+    """The sum of gradients of one form and dtype; slices are concatenated."""
     if not isinstance(parts[0], tf.IndexedSlices):
         wide = tf.add_n([tf.cast(part, tf.float32) for part in parts])
         return tf.cast(wide, parts[0].dtype)

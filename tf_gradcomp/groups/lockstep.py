@@ -1,4 +1,4 @@
-"""Several replicas of an exchange in one process, in step with each other."""
+"""Several replicas of an exchange that one process runs in lockstep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_gradcomp.groups.group import Group, Member, Result
 
 
 class _Meeting:
-    """Holds what all replicas gave at one point of a step; computes each answer once."""
+    """Holds the requests of all replicas at one point of a step; computes each answer once."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         if len({_kind(request) for request in requests}) != 1:
@@ -37,13 +37,13 @@ class _Meeting:
 
 
 def _kind(request: Request) -> tuple[Any, ...]:
-    """Returns what all replicas' requests must have in common."""
+    """Returns the parts of a request that must be equal on all replicas."""
     same_length = isinstance(request, AllGather) and request.same_length
     return type(request), given(request).dtype, same_length
 
 
 def _check_equal_lengths(requests: Sequence[Request]) -> None:
-    """Refuses vectors of different lengths, of which real collectives hang or fail."""
+    """Refuses vectors of different lengths, with which real collectives hang or fail."""
     first, *others = (tf.size(given(request)) for request in requests)
     kind = type(requests[0]).__name__
     for other in others:
@@ -59,7 +59,7 @@ def _with_metadata(request: Request) -> tf.Tensor:
 
 
 class LockstepCommunicator(Communicator):
-    """Reaches replicas of the same process, whose requests all are there before one is answered.
+    """Communicates between replicas of one process, after all replicas have made their requests.
 
     Args:
         size: The number of replicas.
@@ -101,7 +101,7 @@ def lockstep_communicators(size: int) -> list[Communicator]:
 
 
 class OfEachReplica:
-    """Stands for a variable of which each replica in lockstep has its own; never saved."""
+    """Represents a variable with a separate value for each replica in lockstep; never saved."""
 
     aggregation = tf.VariableAggregation.NONE
 
@@ -110,7 +110,7 @@ class OfEachReplica:
 
 
 class LockstepGroup(Group):
-    """Replicas of one process that go through each step together."""
+    """Replicas of one process that take each step together."""
 
     name = "the learners of a simulation"
     kind = "learner"
@@ -123,7 +123,7 @@ class LockstepGroup(Group):
         """Allows every caller."""
 
     def member(self) -> Member:
-        """Refuses, because no replica is called by itself."""
+        """Refuses, because no replica runs alone."""
         raise RuntimeError("Replicas in lockstep take a step together.")
 
     def local_replica(self) -> int:
@@ -138,7 +138,7 @@ class LockstepGroup(Group):
         return variable
 
     def create(self, make: Callable[[], Result]) -> Result:
-        """Gives each replica its own of the variables that `make` creates to be written by each."""
+        """Gives each replica its own copy of the variables that `make` creates."""
 
         def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> Any:
             if kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ:
@@ -167,7 +167,7 @@ class LockstepGroup(Group):
 
     @property
     def is_collective(self) -> bool:
-        """True: what replicas ask of each other may be in a branch that all of them take."""
+        """True: a branch that all replicas take may contain their requests."""
         return True
 
     @property

@@ -1,8 +1,8 @@
-"""Means and sums over the replicas of what metrics have in a step.
+"""Means and sums of metrics over the replicas in a step.
 
-One collective for all of them, in a group of its own: it starts as soon as they are known, mostly
-while gradients are still computed, and gradients don't wait for it. With local steps, it follows an
-exchange, and other steps have none.
+All metrics share one collective in a separate group. It starts as soon as the metrics are known,
+usually while gradients are still computed, and gradients do not wait for it. With local steps, the
+collective follows an exchange, and steps without an exchange have none.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tf_gradcomp.groups.own_values import out_of_scope
 
 
 class RareExchanges:
-    """Exchanges that are not in every step, and the sums of the latest step that had one.
+    """Exchanges that are not in every step, and the sums of the latest step with an exchange.
 
-    All traces of a step share the sums: one worker may trace its step alone, for a batch of another
-    shape, and must not be alone in a collective then.
+    All traces of a step share the sums. A worker may trace its step alone, for a batch of another
+    shape, and must not start a collective alone.
 
     Args:
-        number: How many exchanges there were, int64; equal on all workers.
+        number: The number of exchanges so far, int64; equal on all workers.
     """
 
     def __init__(self, number: tf.Variable) -> None:
@@ -32,9 +32,9 @@ class RareExchanges:
         self._kept: dict[tuple[int, int], tuple[tf.Variable, tf.Variable]] = {}
 
     def latest(self, size: int, several: int) -> tuple[tf.Variable, tf.Variable]:
-        """Returns the latest sums, float64 [size], and the number of exchanges that they are of.
+        """Returns the latest sums, float64 [size], and the number of exchanges at that time.
 
-        `several` is how many optimizers the number is of.
+        `several` is the number of optimizers whose exchanges are counted.
         """
         key = size, several
         if key not in self._kept:
@@ -58,7 +58,7 @@ def means_over_replicas(
     Args:
         strategy: The strategy.
         values: The values.
-        exchanges: If given, the means are those of the latest step that had an exchange.
+        exchanges: If given, the means belong to the latest step that had an exchange.
     """
     parts = _parts(strategy, tf.nest.flatten(values))
     dtypes = [some[0].dtype for some in parts]
@@ -113,10 +113,10 @@ def _sums(
     parts: Sequence[Sequence[tf.Tensor]],
     exchanges: Sequence[RareExchanges] = (),
 ) -> list[tf.Tensor]:
-    """The sums over all workers, as float64, of what the replicas of this one have."""
+    """The sums over all workers, as float64, of the values of this worker's replicas."""
     if not parts:
         return []
-    # What is on a GPU is small, and goes to the host anyway.
+    # Tensors on a GPU are small, and go to the host anyway.
     with tf.device("CPU:0"):
         own = [tf.add_n([tf.cast(part, tf.float64) for part in some]) for some in parts]
         flat = [tf.reshape(total, [-1]) for total in own]
@@ -132,7 +132,7 @@ def _sums(
 def _latest(
     total: Callable[[], tf.Tensor], size: int, exchanges: Sequence[RareExchanges]
 ) -> tf.Tensor:
-    """Returns the total of the latest step in which the number of exchanges was new."""
+    """Returns the total of the latest step that changed the number of exchanges."""
     latest, seen = exchanges[0].latest(size, len(exchanges))
     now = tf.add_n([one.number.read_value() for one in exchanges])
 

@@ -1,4 +1,4 @@
-"""Notices for the user: said once, by the chief, and visible also in a plain script."""
+"""Notices for the user, logged once by the chief and visible even in a plain script."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LOGGER = logging.getLogger("tf_gradcomp")
 def tell_user(message: str) -> None:
     """Logs a message at level INFO of the logger "tf_gradcomp": once, and on the chief only.
 
-    TensorFlow's logger is not used, because by default it shows warnings only. Where a program has
-    set up logging, its handlers and the level that it gave this logger decide what is shown.
+    TensorFlow's logger is not used, because by default it shows warnings only. If a program has set
+    up logging, its handlers and this logger's level decide which messages are shown.
     """
     if is_chief():
         _tell_once(message)
@@ -38,5 +38,5 @@ def _own_handler() -> logging.Handler:
 
 
 def forget() -> None:
-    """Forgets which messages were said, as in a new program."""
+    """Forgets which messages were logged, as in a new program."""
     _tell_once.cache_clear()

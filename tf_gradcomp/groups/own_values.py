@@ -1,4 +1,4 @@
-"""A process's own variables under a strategy: made out of its scope, and read without a sum."""
+"""A process's own variables under a strategy: created outside its scope, and read without a sum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _owners: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("ow
 
 @contextlib.contextmanager
 def reading_own(*owners: object) -> Iterator[None]:
-    """Within this context, some owners of variables read the parts of this process alone."""
+    """Within this context, some owners of variables read only this process's parts."""
     token = _owners.set((*_owners.get(), *owners))
     try:
         yield
@@ -22,7 +22,7 @@ def reading_own(*owners: object) -> Iterator[None]:
 
 
 def reads_own(owner: object) -> bool:
-    """Returns whether an owner of variables is to read the parts of this process alone."""
+    """Returns whether an owner of variables reads only this process's parts."""
     return any(one is owner for one in _owners.get())
 
 

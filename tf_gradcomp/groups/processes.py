@@ -1,4 +1,4 @@
-"""The processes of a job, and what they agree on between steps."""
+"""The processes of a job, and their communication between steps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tf_gradcomp.groups import handshake
 
 
 class Processes(abc.ABC):
-    """The processes of a job, as one of them sees them."""
+    """The processes of a job, as seen from one process."""
 
     @abc.abstractmethod
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
-        """Gathers one small tensor of each process along axis 0, at once and not in a graph."""
+        """Gathers one small tensor of each process along axis 0, eagerly and not in a graph."""
 
     @property
     @abc.abstractmethod
@@ -37,17 +37,18 @@ class Processes(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert  # which warns of what it cannot read
     def agree(self, facts: Mapping[str, Any], seconds: float | None = None) -> None:
-        """Compares `facts` over all processes, and returns where all are equal.
+        """Compares `facts` over all processes; returns if all are equal.
 
-        One small collective where they agree, which all processes must call in the same order.
+        If they are equal, this takes one small collective. All processes must call it in the same
+        order.
 
         Args:
             facts: JSON-serializable values by name.
-            seconds: How long to wait for the others; by default without an end.
+            seconds: How long to wait for the other processes; by default forever.
 
         Raises:
-            WorkersDisagreeError: On every process, naming which differ and in what; or on this one,
-                if the others do not come to compare.
+            WorkersDisagreeError: On every process, naming the differing facts and processes; or
+            only on this process, if the other processes do not come to compare.
         """
         if self.processes == 1:
             return
@@ -59,7 +60,7 @@ class Processes(abc.ABC):
             )
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
-        """The largest of each number over all processes, which wait for each other here."""
+        """The maximum of each number over all processes, which wait for each other here."""
         if self.processes == 1:
             return list(numbers)
         with tf.device("CPU:0"):
@@ -67,7 +68,7 @@ class Processes(abc.ABC):
             return np.max(rows.numpy(), 0).tolist()
 
     def from_first(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the process that has the first replica, on all processes."""
+        """Returns, on all processes, the numbers of the process that has the first replica."""
         if self.processes == 1:
             return numbers
         given = numbers if self.is_first else np.zeros_like(numbers)
@@ -75,7 +76,7 @@ class Processes(abc.ABC):
             return np.sum(self.all_gather_on_host(tf.constant(given[np.newaxis])).numpy(), 0)
 
     def bytes_of_first(self, own: bytes) -> bytes:
-        """The bytes of the first process, on all processes, which wait for each other here."""
+        """The first process's bytes, on all processes, which wait for each other here."""
         if self.processes == 1:
             return own
         with tf.device("CPU:0"):
@@ -85,8 +86,8 @@ class Processes(abc.ABC):
 def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:
     """Returns whether `exchange` ends in time; `seconds=None` sets no limit.
 
-    An error of `exchange` is raised. Horovod has no time limit of its own. TensorFlow's limit
-    aborts all collectives of the process, which sometimes crashes the process.
+    An error of `exchange` is raised. Horovod itself has no time limit. TensorFlow's limit aborts
+    all collectives of the process, which sometimes crashes the process.
     """
     if seconds is None:
         exchange()
@@ -100,9 +101,9 @@ def _ends_within(seconds: float | None, exchange: Callable[[], None]) -> bool:
         except Exception as error:
             done.set_exception(error)
 
-    # A daemon does not keep the process from ending.
+    # A daemon thread does not keep the process from ending.
     threading.Thread(target=settle, daemon=True).start()
     if not concurrent.futures.wait([done], seconds).done:
         return False
-    done.result()  # raises what `exchange` raised, which may be a TimeoutError of its own
+    done.result()  # raises the error of `exchange`, which may itself be a TimeoutError
     return True

@@ -43,7 +43,7 @@ class StrategyGroup(Group):
     def create(self, make: Callable[[], Result]) -> Result:
         """Returns the result of `make`, whose variables cost no collectives.
 
-        Our strategy does not compare them again.
+        Our strategy does not compare these variables again.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(
@@ -102,7 +102,7 @@ class StrategyGroup(Group):
         return self.strategy.experimental_local_results(variable)[local_replica]
 
     def all_gather_on_host(self, value: tf.Tensor) -> tf.Tensor:
-        """Gathers in a group of its own, apart from the collectives of steps."""
+        """Gathers in a separate group, apart from the collectives of steps."""
         return tf_private.host_all_gather(self.strategy, value)
 
     @property
