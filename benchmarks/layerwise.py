@@ -35,7 +35,7 @@ import numpy as np
 import resnet_digits
 import tensorflow as tf
 from machine import processor
-from output import show
+from output import show, spread
 from rich.console import Console
 from trainings import DIGITS, RESULTS, TEXT, Task
 
@@ -209,8 +209,8 @@ def _cells(
     family = kind.partition(",")[0]
     own = [one for one in records if one["kind"] == f"{family}, {UNIFORM}"]
     own = [one for one in own if one["learners"] == learners]
-    cells = [runs[0]["method"], str(learners), str(len(runs)), _spread(quality, reading.digits)]
-    cells.append(_spread(above, reading.digits, "+") if above else "")
+    cells = [runs[0]["method"], str(learners), str(len(runs)), spread(quality, reading.digits)]
+    cells.append(spread(above, reading.digits, "+") if above else "")
     cells += [f"{_mean(runs, _last_ratio, reading):,.1f}", f"{_mean(runs, _whole_ratio):,.1f}"]
     sent = _mean(runs, lambda run: _total(run, "sent") / _total(run, "one"))
     cells += [f"{sent:,.0f}", f"{_mean(runs, lambda run: _total(run, 'sent')) / 1e6:,.2f}"]
@@ -229,11 +229,6 @@ def _cells(
 
 def _mean(runs: Sequence[dict[str, Any]], read: Callable[..., float], *args: Any) -> float:
     return statistics.mean(read(run, *args) for run in runs)
-
-
-def _spread(values: Sequence[float], digits: int, sign: str = "") -> str:
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{sign}.{digits}f}{deviation}"
 
 
 def _quality(run: dict[str, Any], reading: Task) -> float:

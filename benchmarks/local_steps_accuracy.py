@@ -21,108 +21,40 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import functools
 import itertools
 import json
 import math
-import os
-import statistics
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import click
-import keras
-import numpy as np
-import tensorflow as tf
+import simulated
 from local_steps_tables import DENSE, compare, markdown
-from machine import processor
 from output import show
 from rich.console import Console
-from trainings import DIGITS, RESULTS, TEXT, TRANSFORMER, Task
+from simulated import WORKLOADS, Training
+from trainings import RESULTS
 
-import tf_gradcomp as gc
 from tf_gradcomp.cli.options import results_folder, results_options
 from tf_gradcomp.cli.simulate import OUTER
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
-
-import char_lstm
-import common
-import digits_cnn
-import texts
-import transformer_lm
 
 ROUNDS = (4, 16, 64)
 LONGEST = 64  # of all rounds; the number of steps is a multiple of it
 COMPRESSORS = {
-    "none": "no_compression",
+    "none": simulated.DENSE,
     "adacomp": "adacomp",
     "top-k": "top_k(density=0.05, value_bits=2, chunk=128)",
 }
 LEARNERS = (4, 2, 8)
 SHORT_STEPS = 128
-WORTH_TRACING = 25  # exchanges of each learner
-DATA = "GRADCOMP_DATA"
-
-Rows = tuple[np.ndarray, np.ndarray]
-Made = tuple[keras.Model, Rows, Rows]
-
-
-def _images(name: str, seed: int, rate: float, _steps: int) -> Made:
-    train, test = common.load_images(name, seed)
-    optimizer = digits_cnn.make_optimizer("adam", rate * digits_cnn.LEARNING_RATES["adam"])
-    return digits_cnn.compiled_model(train[0].shape[1:], optimizer), train, test
-
-
-def _lstm(file: str | None, _seed: int, rate: float, _steps: int) -> Made:
-    text, held_out = texts.load(file and str(Path(os.environ[DATA], file)))
-    optimizer = char_lstm.make_optimizer("adam", rate * char_lstm.LEARNING_RATES["adam"])
-    return char_lstm.compiled_model(optimizer), texts.sequences(text), texts.sequences(held_out)
-
-
-def _transformer(_seed: int, rate: float, steps: int) -> Made:
-    text, held_out = texts.load(None)
-    optimizer = transformer_lm.make_optimizer(steps, rate * transformer_lm.LEARNING_RATE)
-    model = transformer_lm.compiled_model(optimizer)
-    return model, texts.sequences(text), texts.sequences(held_out)
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """A task to train.
-
-    Attributes:
-        make: Returns the model, compiled, and the rows to train with and to validate on, given a
-            seed, a factor of the learning rate, and the number of steps.
-        reading: How to read the task's quality from the held-out metric.
-        steps: The number of steps of dense training: whole rounds of all lengths.
-        every: After so many steps, the model is evaluated.
-        file: Its file in the folder of data, if it needs one.
-    """
-
-    make: Callable[[int, float, int], Made]
-    reading: Task
-    steps: int
-    every: int
-    file: str | None = None
-
-
-_SHAKESPEARE = "shakespeare.txt.gz"
-WORKLOADS = {
-    "digits": Workload(functools.partial(_images, "digits"), DIGITS, 704, 64),
-    "mnist": Workload(
-        functools.partial(_images, "mnist"), dataclasses.replace(DIGITS, last=1), 960, 192
-    ),
-    "shakespeare": Workload(
-        functools.partial(_lstm, _SHAKESPEARE), TEXT, 1280, 256, file=_SHAKESPEARE
-    ),
-    "python": Workload(functools.partial(_lstm, None), TEXT, 1280, 256),
-    "transformer": Workload(_transformer, TRANSFORMER, 1280, 256),
+# The steps of dense training, in whole rounds of all lengths; and between two evaluations.
+STEPS = {
+    "digits": (704, 64),
+    "mnist": (960, 192),
+    "shakespeare": (1280, 256),
+    "python": (1280, 256),
+    "transformer": (1280, 256),
 }
 
 
@@ -186,60 +118,30 @@ def jobs_of(
 
 def steps_of(job: Job, steps: int | None) -> int:
     """Returns the number of steps of a job that has the samples of so many dense steps."""
-    return (steps or WORKLOADS[job.task].steps) // job.batch
+    return (steps or STEPS[job.task][0]) // job.batch
 
 
 def train(job: Job, steps: int | None) -> dict[str, Any]:
     """Trains on as many samples as so many dense steps have; returns the record."""
-    workload = WORKLOADS[job.task]
     total = steps_of(job, steps)
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(job.seed)
-    model, rows, held_out = workload.make(job.seed, job.rate, total)
-    local = {"steps": job.steps, "outer": OUTER[job.outer], "warmup_steps": job.warmup_steps}
-    learners = gc.simulation.Learners(
-        model,
+    training = Training(
+        job.task,
         job.learners,
+        job.seed,
+        total,
         COMPRESSORS[job.compressor],
-        graph=total / job.steps + job.warmup_steps > WORTH_TRACING * job.learners,
-        local_steps=local if job.steps > 1 else None,
+        batch_size=job.batch * WORKLOADS[job.task].reading.batch_size,
+        rate=job.rate,
     )
-    batches = (
-        tf.data.Dataset.from_tensor_slices(rows)
-        .shuffle(len(rows[0]), seed=job.seed)
-        .repeat()
-        .batch(job.batch * workload.reading.batch_size)
-    )
-    reports, curve = [], []
-    start = time.perf_counter()
-    for step, (x, y) in enumerate(batches.take(total), 1):
-        reports.append(learners.train_on_batch(x, y))
-        if step * job.batch % workload.every == 0 or step == total:
-            learners.synchronize()
-            seen = model.evaluate(*held_out, batch_size=500, verbose=0, return_dict=True)
-            curve.append(seen[workload.reading.metric.removeprefix("val_")])
+    local = {"steps": job.steps, "outer": OUTER[job.outer], "warmup_steps": job.warmup_steps}
+    every = max(1, STEPS[job.task][1] // job.batch)
+    record = simulated.train(training, every, local if job.steps > 1 else None)
     return {
         **dataclasses.asdict(job),
         "training": job.training,
         "training_steps": total,
-        "curve": curve,
-        "quality": workload.reading.scale * statistics.mean(curve[-workload.reading.last :]),
-        "dense_bytes": reports[0].dense_bytes,
-        "payload_bytes": statistics.mean(report.payload_bytes for report in reports),
-        "sent_bytes": statistics.mean(report.sent_bytes for report in reports),
-        "seconds": time.perf_counter() - start,
-        "processor": processor(),
+        **record,
     }
-
-
-def _check_data(tasks: Iterable[str]) -> None:
-    for task in tasks:
-        file = WORKLOADS[task].file
-        if file and not Path(os.environ.get(DATA, ""), file).is_file():
-            raise click.UsageError(
-                f"{task} reads {file} in the folder that the environment's {DATA} names, and it is "
-                f"not in {os.environ.get(DATA)!r}. Set {DATA}, or choose other tasks by --only."
-            )
 
 
 def _check_reused(folder: Path, files: Mapping[Job, str], steps: int | None) -> None:
@@ -267,7 +169,7 @@ def _check_rounds(_context: Any, _option: Any, rounds: Sequence[int]) -> Sequenc
 
 
 _ONLY = 'Only runs whose name matches, such as "digits-4learners-*-seed0". Give it several times.'
-_TRAINING = f"Of dense training, in place of {min(w.steps for w in WORKLOADS.values())} or more."
+_TRAINING = f"Of dense training, in place of {min(steps for steps, _ in STEPS.values())} or more."
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
@@ -305,7 +207,7 @@ def main(
 ) -> None:
     if short:
         learners, seeds, training_steps = (2,), 1, SHORT_STEPS
-    wanted = itertools.product(learners, WORKLOADS, range(seeds))
+    wanted = itertools.product(learners, STEPS, range(seeds))
     listed = [job for one in wanted for job in jobs_of(*one, rounds, compressor, warmup_steps)]
     jobs = [
         job
@@ -314,7 +216,7 @@ def main(
     ]
     if not jobs:
         raise click.UsageError(f"No run matches {', '.join(only)}; one is {listed[0].name}.")
-    _check_data(dict.fromkeys(job.task for job in jobs))
+    simulated.check_data(dict.fromkeys(job.task for job in jobs))
     for job in jobs:
         batch = WORKLOADS[job.task].reading.batch_size
         if batch % job.learners:

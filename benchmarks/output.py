@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,3 +27,9 @@ def print_table(table: Table) -> None:
     """Prints a table, as wide as the terminal or, to a file, so wide that no word is cut."""
     console = Console()
     Console(width=None if console.is_terminal else WIDTH).print(table)
+
+
+def spread(values: Sequence[float], digits: int, sign: str = "") -> str:
+    """Returns the mean, and the standard deviation if there are several values."""
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{sign}.{digits}f}{deviation}"

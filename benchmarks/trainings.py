@@ -163,16 +163,20 @@ class Run:
 
     def paper_ratio(self, kind: str | None = None) -> float:
         """The ratio as the paper counts it, of all layers or of those of one kind."""
-        traffic = self.record["traffic"]
-        if not traffic:
-            return 1.0
-        elements = count = 0
-        for path, variable in traffic["variables"].items():
-            if kind in (None, variable["kind"]):
-                elements += variable["elements"] * traffic["exchanges"]
-                overhead = (TABLE_ENTRY_BYTES - SCALE_BYTES) * traffic["exchanges"]
-                count += traffic["tensor_bytes"][path] - overhead
-        return 4 * elements / count if count else 1.0
+        return paper_ratio(self.record["traffic"], kind)
+
+
+def paper_ratio(traffic: dict[str, Any] | None, kind: str | None = None) -> float:
+    """Returns the ratio as AdaComp's paper counts it, of all layers or of those of one kind."""
+    if not traffic:
+        return 1.0
+    elements = count = 0
+    for path, variable in traffic["variables"].items():
+        if kind in (None, variable["kind"]):
+            elements += variable["elements"] * traffic["exchanges"]
+            overhead = (TABLE_ENTRY_BYTES - SCALE_BYTES) * traffic["exchanges"]
+            count += traffic["tensor_bytes"][path] - overhead
+    return 4 * elements / count if count else 1.0
 
 
 def checked_compressors(

@@ -24,12 +24,12 @@ STEPS_PER_EPOCH = 200
 LEARNING_RATES = {"adam": 2e-3, "sgd": 0.5}
 
 
-def build_model(characters: int) -> keras.Model:
+def build_model(characters: int, layers: int = 1, width: int = 256) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((texts.SEQUENCE,), dtype="int32"),
             keras.layers.Embedding(characters, 64),
-            keras.layers.LSTM(256, return_sequences=True),
+            *(keras.layers.LSTM(width, return_sequences=True) for _ in range(layers)),
             keras.layers.Dense(characters),
         ]
     )
@@ -42,8 +42,8 @@ def make_optimizer(name: str, learning_rate: float | None = None) -> keras.optim
     return keras.optimizers.SGD(learning_rate, momentum=0.9, global_clipnorm=1.0)
 
 
-def compiled_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
-    model = build_model(len(texts.ALPHABET))
+def compiled_model(optimizer: keras.optimizers.Optimizer, **sizes: int) -> keras.Model:
+    model = build_model(len(texts.ALPHABET), **sizes)
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

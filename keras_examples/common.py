@@ -197,10 +197,20 @@ def _exchanged(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     if not isinstance(optimizer, gc.CompressedOptimizer) or not optimizer.exchange.built:
         return {"compressor": None, "traffic": None}
     exchange = optimizer.exchange
+    return {
+        "compressor": gc.compressors.text_of(exchange.compressor),
+        "traffic": traffic_by_variable(exchange),
+    }
+
+
+def traffic_by_variable(exchange: Any, earlier: Any = None) -> dict[str, Any]:
+    """Returns the traffic of the first replica, after an `earlier` one if it is given.
+
+    It has the kind and the number of elements of each variable with it.
+    """
+    traffic = exchange.traffic()
     variables = {
         spec.path: {"kind": spec.kind, "elements": spec.elements} for spec in exchange.specs
     }
-    return {
-        "compressor": gc.compressors.text_of(exchange.compressor),
-        "traffic": {**dataclasses.asdict(exchange.traffic()), "variables": variables},
-    }
+    since = traffic.since(earlier) if earlier else traffic
+    return {**dataclasses.asdict(since), "variables": variables}

@@ -1,0 +1,196 @@
+"""The claims of AdaComp's paper."""
+
+from __future__ import annotations
+
+from simulated import Training
+from trainings import paper_ratio
+
+from claims.claim import (
+    NATS,
+    POINT,
+    Claim,
+    Outcome,
+    Paper,
+    Results,
+    by,
+    error,
+    mean_behind,
+    nats,
+    points,
+    ratio,
+)
+
+# Of 10,000 images, 1 % is wrong: the difference of two such errors has a deviation of 0.14 points.
+MNIST_MARGIN = 0.28
+NATS_MARGIN = 0.03  # the paper's own difference of 0.02, and half as much again
+
+MNIST = Training("mnist", 1, 0, 1200, optimizer="sgd", batch_size=96)
+LSTM = Training("shakespeare-2layers", 1, 0, 400, batch_size=16)
+DIGITS = Training("digits", 1, 0, 440, optimizer="sgd")
+LARGE = Training("digits", 1, 0, 165, optimizer="sgd", batch_size=128)
+BINS = (50, 500, 5000)
+LEARNERS = (2, 8, 32, 128)
+EQUAL = {
+    "local selection": "adacomp(scale_factor=1, bin_sizes=150)",
+    "top-k": "top_k(density=0.006, value_bits=1, chunk=1024)",
+}
+
+
+def _mnist(results: Results) -> Outcome:
+    gap = mean_behind(results, "AdaComp")
+    return Outcome(
+        gap <= MNIST_MARGIN,
+        f"{error(results, 'dense')} and {error(results, 'AdaComp')} %",
+        f"AdaComp's error is {gap:+.2f} points from dense; chance alone allows {MNIST_MARGIN}.",
+    )
+
+
+def _lstm(results: Results) -> Outcome:
+    gap = NATS * mean_behind(results, "AdaComp")
+    return Outcome(
+        gap <= NATS_MARGIN,
+        f"{nats(results, 'dense')} and {nats(results, 'AdaComp')} nats",
+        f"AdaComp is {gap:+.3f} nats from dense after as many steps; {NATS_MARGIN} were allowed.",
+    )
+
+
+def _kinds(results: Results) -> Outcome:
+    def of(label: str, kind: str) -> float:
+        return ratio(results, label, lambda record: paper_ratio(record["traffic"], kind))
+
+    convolution, dense = of("AdaComp, CNN", "convolution"), of("AdaComp, CNN", "dense")
+    recurrent = of("AdaComp, LSTM", "recurrent")
+    return Outcome(
+        convolution >= 30 and dense >= 150 and recurrent >= 150,
+        f"{convolution:.0f}, {dense:.0f} and {recurrent:.0f}",
+        "In the second half of the runs, counted as in the paper; three quarters were asked for.",
+    )
+
+
+def _bins(results: Results) -> Outcome:
+    gaps = {size: mean_behind(results, f"bins of {size}") for size in BINS}
+    return Outcome(
+        max(gaps.values()) <= POINT,
+        ", ".join(points(results, f"bins of {size}", 1) for size in BINS) + " %",
+        f"The worst of these bins is {max(gaps.values()):+.1f} points behind dense, "
+        f"which reached {points(results, 'dense', 1)} %; {POINT:g} was allowed.",
+    )
+
+
+def _learners(results: Results) -> Outcome:
+    worst = max(mean_behind(results, f"{count} learners") for count in LEARNERS)
+    ratios = [ratio(results, f"{count} learners") for count in LEARNERS]
+    return Outcome(
+        worst <= POINT and ratios == sorted(ratios),
+        f"{worst:+.1f} points at worst; ratios {', '.join(f'{one:.0f}' for one in ratios)}",
+        "The ratio must rise with the number of learners, and no accuracy be a point behind dense.",
+    )
+
+
+def _selection(results: Results) -> Outcome:
+    labels = ("AdaComp", *EQUAL)
+    gaps = [mean_behind(results, label) for label in labels]
+    ratios = ", ".join(f"{ratio(results, label):.0f}" for label in labels)
+    return Outcome(
+        min(gaps[1:]) > gaps[0],
+        ", ".join(points(results, label, 1) for label in labels) + " %",
+        f"With ratios of {ratios}, both must be further behind dense than AdaComp is.",
+    )
+
+
+PAPER = Paper(
+    "AdaComp",
+    "Chen et al., AAAI 2018, [arXiv 1712.02679](https://arxiv.org/abs/1712.02679)",
+    [
+        Claim(
+            "adacomp/mnist_cnn",
+            "A CNN on MNIST has an error of 0.88 % with dense training, and of 0.85 % with AdaComp "
+            "and 8 learners (batch 100, 100 epochs).",
+            "0.88 and 0.85 %",
+            recalled=True,
+            ran="The digits network on MNIST, SGD with momentum, batch 96 (8 learners share it), "
+            f"{MNIST.steps} steps.",
+            runs={"dense": MNIST, "AdaComp": by(MNIST, 8)},
+            check=_mnist,
+        ),
+        Claim(
+            "adacomp/char_lstm",
+            "A character LSTM of two layers on Shakespeare has a loss of 1.73 nats dense, and of "
+            "1.75 with 8 learners (batch 10, 45 epochs).",
+            "1.73 and 1.75 nats",
+            recalled=True,
+            ran="Two layers of 256 units on Shakespeare, Adam, batch 16 (8 learners share it), "
+            f"{LSTM.steps} steps.",
+            runs={"dense": LSTM, "AdaComp": by(LSTM, 8)},
+            check=_lstm,
+        ),
+        Claim(
+            "adacomp/ratios",
+            "Convolutions are compressed about 40 times, fully-connected and recurrent layers "
+            "about 200 times.",
+            "40, 200 and 200",
+            recalled=False,
+            ran="The compressed runs of the two claims above.",
+            runs={"AdaComp, CNN": by(MNIST, 8), "AdaComp, LSTM": by(LSTM, 8)},
+            check=_kinds,
+        ),
+        Claim(
+            "adacomp/selection",
+            "Local selection and top-k with a fixed share lose accuracy or diverge at ratios at "
+            "which AdaComp trains.",
+            "both lose",
+            recalled=True,
+            ran="The digits network, SGD with momentum, 8 learners, 440 steps. Local selection and "
+            "top-k have settings that send about as many bytes as AdaComp.",
+            runs={
+                "dense": DIGITS,
+                "AdaComp": by(DIGITS, 8),
+                **{label: by(DIGITS, 8, method) for label, method in EQUAL.items()},
+            },
+            check=_selection,
+        ),
+        Claim(
+            "adacomp/bins",
+            "Training is stable with bins of 50 to 5,000 elements (CIFAR10).",
+            "stable",
+            recalled=True,
+            ran="The digits network, SGD with momentum, 8 learners, 440 steps; all layers have "
+            "bins of 50, 500 or 5,000.",
+            runs={
+                "dense": DIGITS,
+                **{f"bins of {size}": by(DIGITS, 8, f"adacomp(bin_sizes={size})") for size in BINS},
+            },
+            check=_bins,
+        ),
+        Claim(
+            "adacomp/learners",
+            "From 1 to 128 learners that share a batch of 128, the error hardly changes, and the "
+            "ratio rises.",
+            "error equal, ratio rises",
+            recalled=True,
+            ran="The digits network, SGD with momentum, batch 128, 165 steps, with 2, 8, 32 and "
+            "128 learners.",
+            runs={
+                "dense": LARGE,
+                **{f"{count} learners": by(LARGE, count) for count in LEARNERS},
+            },
+            check=_learners,
+        ),
+        Claim(
+            "adacomp/imagenet",
+            "AlexNet, ResNet18 and ResNet50 on ImageNet lose 0.2 to 0.5 points with 4 or 8 "
+            "learners.",
+            "42.7, 32.4 and 28.9 % become 42.9, 32.9 and 29.2 %",
+            recalled=True,
+            cannot="ImageNet and its weeks of computing are not here.",
+        ),
+        Claim(
+            "adacomp/cifar10_and_speech",
+            "A CNN on CIFAR10 has errors of 18.0 and 18.4 %, and a speech network (BN50) equal "
+            "errors.",
+            "18.0 and 18.4 %; 59.8 and 59.8 %",
+            recalled=True,
+            cannot="CIFAR10 and BN50 are not here.",
+        ),
+    ],
+)

@@ -1,0 +1,84 @@
+"""The claims of LGC's paper."""
+
+from __future__ import annotations
+
+from simulated import Training
+
+from claims.claim import (
+    POINT,
+    Claim,
+    Outcome,
+    Paper,
+    Results,
+    by,
+    last_ratio,
+    mean_behind,
+    points,
+    ratio,
+)
+
+DENSITY = 0.01
+RATE = round(1 / DENSITY)
+FEW_BITS = (
+    f"scalecom(rates={{'convolution': {RATE}, 'dense': {RATE}, 'vector': None}}, value_bits=8, "
+    "overrides={'(^|/)conv2d/': None})"  # LGC sends the first layer and vectors dense, too
+)
+LEARNED = f"lgc(density={DENSITY}, dense_steps=44, training_steps=132)"
+DIGITS = Training("digits", 1, 0, 440, optimizer="sgd", knows_layers=True)
+
+
+def _accuracy(results: Results) -> Outcome:
+    gap = mean_behind(results, "LGC")
+    return Outcome(
+        gap <= POINT,
+        f"{points(results, 'dense', 1)} and {points(results, 'LGC', 1)} %",
+        f"LGC is {gap:+.1f} points behind dense; {POINT:g} was allowed.",
+    )
+
+
+def _equal_bytes(results: Results) -> Outcome:
+    ahead = mean_behind(results, "ScaleCom, 8 bits", "LGC")
+    ends = [ratio(results, label, last_ratio) for label in ("LGC", "ScaleCom, 8 bits")]
+    whole = [ratio(results, label) for label in ("LGC", "ScaleCom, 8 bits")]
+    return Outcome(
+        ends[0] > ends[1] and ahead >= -POINT,
+        f"{ends[0]:.0f} and {ends[1]:.0f} times at the end, {ahead:+.1f} points",
+        f"CLT-k in 8 bits has no dense steps, so its ratio of the whole run is {whole[1]:.0f}, and "
+        f"LGC's is {whole[0]:.0f}.",
+    )
+
+
+PAPER = Paper(
+    "LGC",
+    "Abrahamyan et al., TNNLS 33(12), [arXiv 2103.08870](https://arxiv.org/abs/2103.08870)",
+    [
+        Claim(
+            "lgc/few_bits",
+            "LGC compresses significantly more than DGC and ScaleCom. (The paper does not compare "
+            "with values of few bits.)",
+            "more than ScaleCom",
+            recalled=False,
+            ran="The digits network, SGD with momentum, 4 learners, 440 steps, a density of 1 %; "
+            "ScaleCom (CLT-k) has values of 8 bits, which are as many bytes as LGC's codes.",
+            runs={"LGC": by(DIGITS, 4, LEARNED), "ScaleCom, 8 bits": by(DIGITS, 4, FEW_BITS)},
+            check=_equal_bytes,
+        ),
+        Claim(
+            "lgc/accuracy",
+            "ResNet101 on CIFAR10 reaches 93.57 %, which is 0.18 points less than dense.",
+            "0.18 points less",
+            recalled=False,
+            ran="The first run above, and the dense one; the paper's network and data are not "
+            "here.",
+            runs={"dense": DIGITS, "LGC": by(DIGITS, 4, LEARNED)},
+            check=_accuracy,
+        ),
+        Claim(
+            "lgc/imagenet_and_camvid",
+            "ResNet50 on ImageNet and PSPNet on CamVid train with LGC.",
+            "trained",
+            recalled=False,
+            cannot="ImageNet and CamVid are not here, and the paper's tables were not available.",
+        ),
+    ],
+)

@@ -1,0 +1,114 @@
+"""The claims of L-GreCo's paper, and those of the methods that it plans."""
+
+from __future__ import annotations
+
+import functools
+
+from simulated import Training
+
+from claims.claim import Claim, Outcome, Paper, Results, by, last_ratio, mean_behind, points, ratio
+
+WITHIN = 1.0  # % of the uncompressed accuracy: the paper's criterion
+PART = 0.9  # of the paper's gain
+DIGITS = Training("digits", 1, 0, 330, optimizer="sgd")
+LABELS = ("uniform", "bound", "planned")
+FAMILIES = {  # the default, and the bound of what plans choose from
+    "qsgd": ("qsgd(bits=4)", "qsgd(bits=2)"),
+    "top_k": ("top_k(density=0.01)", "top_k(density=0.001)"),
+    "power_sgd": ("power_sgd(rank=4)", "power_sgd(rank=2)"),
+}
+
+
+def runs_of(family: str) -> dict[str, Training]:
+    """Returns dense training, the uniform setting, the bound, and plans."""
+    own, bound = FAMILIES[family]
+    methods = dict(zip(LABELS, (own, bound, f"lgreco(method='{own}')"), strict=True))
+    return {"dense": DIGITS, **{label: by(DIGITS, 4, text) for label, text in methods.items()}}
+
+
+def _fewer(gain: float, results: Results) -> Outcome:
+    uniform, bound, planned = (ratio(results, label, last_ratio) for label in LABELS)
+    allowed = WITHIN / 100 * results["dense"][0]["quality"]
+    gaps = {label: mean_behind(results, label) for label in LABELS}
+    suffices = "suffices" if gaps["bound"] <= allowed else "does not"
+    return Outcome(
+        planned / uniform >= PART * gain and gaps["planned"] <= allowed,
+        f"{planned / uniform:.2f} times; {points(results, 'planned', 1)} %",
+        f"Plans are {gaps['planned']:+.1f} points behind dense. The bound of their range as a "
+        f"uniform setting sends {bound / uniform:.1f} times fewer bytes and is "
+        f"{gaps['bound']:+.1f} points behind, so it {suffices} by the paper's criterion.",
+    )
+
+
+def level(label: str, results: Results) -> Outcome:
+    """Judges whether a method is within 1 % of dense training."""
+    gap, allowed = mean_behind(results, label), WITHIN / 100 * results["dense"][0]["quality"]
+    return Outcome(
+        gap <= allowed,
+        f"{points(results, 'dense', 1)} and {points(results, label, 1)} %, "
+        f"{ratio(results, label):.0f} times",
+        f"It is {gap:+.1f} points behind dense; 1 % was allowed.",
+    )
+
+
+def uniform_claim(family: str, says: str, figure: str) -> Claim:
+    """Returns the claim that a method's uniform setting is as accurate as dense training."""
+    runs = {label: run for label, run in runs_of(family).items() if label in ("dense", "uniform")}
+    return Claim(
+        f"{family}/accuracy",
+        says,
+        figure,
+        recalled=False,
+        ran="The digits network, SGD with momentum, 4 learners, 330 steps.",
+        runs=runs,
+        check=functools.partial(level, "uniform"),
+    )
+
+
+RAN = (
+    "The digits network, SGD with momentum, 4 learners, 330 steps, a plan after each 22; beside it "
+    "the uniform setting, and uniform settings at the bound of what plans choose from."
+)
+PAPER = Paper(
+    "L-GreCo",
+    "Markov et al., MLSys 2024, [arXiv 2210.17357](https://arxiv.org/abs/2210.17357)",
+    [
+        Claim(
+            "lgreco/qsgd",
+            "Beside QSGD with 4 bits, plans send 1.10 times fewer bytes on ResNet18 (CIFAR-100), "
+            "within 1 % of the accuracy.",
+            "1.1 times",
+            recalled=False,
+            ran=RAN,
+            runs=runs_of("qsgd"),
+            check=functools.partial(_fewer, 1.1),
+        ),
+        Claim(
+            "lgreco/top_k",
+            "Beside top-k of 1 %, plans send 2.67 times fewer bytes on ResNet50 (ImageNet), within "
+            "1 % of the accuracy.",
+            "2.7 times",
+            recalled=False,
+            ran=RAN,
+            runs=runs_of("top_k"),
+            check=functools.partial(_fewer, 2.7),
+        ),
+        Claim(
+            "lgreco/power_sgd",
+            "Beside PowerSGD of rank 32, plans send 1.48 times fewer bytes on Transformer-XL, "
+            "within 1 % of the perplexity.",
+            "1.5 times",
+            recalled=False,
+            ran=RAN + " Here the rank is 4, as the paper has it for ResNet18.",
+            runs=runs_of("power_sgd"),
+            check=functools.partial(_fewer, 1.48),
+        ),
+        Claim(
+            "lgreco/speed",
+            "Training is up to 2.5 times faster than with uniform settings on several nodes.",
+            "2.5 times",
+            recalled=False,
+            cannot="The figure is for 16 GPUs on a network of 10 Gbit/s.",
+        ),
+    ],
+)

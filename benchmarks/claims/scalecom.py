@@ -1,0 +1,156 @@
+"""The claims of ScaleCom's paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+from simulated import Training
+
+from claims.claim import (
+    POINT,
+    Claim,
+    Outcome,
+    Paper,
+    Results,
+    by,
+    mean_behind,
+    payload_ratio,
+    points,
+)
+
+MNIST_POINT = 0.3  # of 10,000 images: twice the deviation of a difference
+SAME = 1.1  # times as many bytes
+
+DIGITS = Training("digits", 1, 0, 220, optimizer="sgd", knows_layers=True)
+ALIKE = Training("digits", 8, 0, 220, "scalecom", "sgd", knows_layers=True, similarity=True)
+FILTERED = "scalecom(beta=0.1)"
+SCALED = 8.0  # times the learning rate
+LARGE = Training("mnist", 1, 0, 120, optimizer="sgd", batch_size=1024, rate=4.0, knows_layers=True)
+
+
+def _at(rate: float, compressor: str = "scalecom") -> Training:
+    return dataclasses.replace(ALIKE, rate=rate, compressor=compressor)
+
+
+def _flat(results: Results) -> Outcome:
+    few, many = (
+        statistics.mean(record["payload_bytes"] for record in results[f"{count} learners"])
+        for count in (8, 64)
+    )
+    worst = max(mean_behind(results, f"{count} learners") for count in (8, 64))
+    ratios = [
+        statistics.mean(map(payload_ratio, results[f"{count} learners"])) for count in (8, 64)
+    ]
+    return Outcome(
+        many <= SAME * few and min(ratios) >= 65 and worst <= POINT,
+        f"{ratios[0]:.0f} and {ratios[1]:.0f} times; {worst:+.1f} points at worst",
+        f"With 8 and 64 learners a learner gives {few:,.0f} and {many:,.0f} bytes a step; a ratio "
+        f"of 65 and at most {POINT:g} point were asked for.",
+    )
+
+
+def _distance(results: Results, label: str) -> float:
+    """Returns the mean cosine distance in the second half of the run."""
+    halves = [record["cosine_distance"] for record in results[label]]
+    return statistics.mean(statistics.mean(half[len(half) // 2 :]) for half in halves)
+
+
+def _similarity(results: Results) -> Outcome:
+    low, high, filtered = (_distance(results, label) for label in ("low", "high", "filtered"))
+    return Outcome(
+        high > low and high > filtered,
+        f"{low:.2f}, {high:.2f} and {filtered:.2f}",
+        "The distance must be larger at the scaled rate than at the low one, and than with "
+        "beta = 0.1.",
+    )
+
+
+def _overlap(results: Results) -> Outcome:
+    curve = results["low"][0]["hamming_distance"]
+    missed = statistics.mean(curve[len(curve) // 2 :])
+    return Outcome(
+        missed <= 0.8,
+        f"{missed:.2f}",
+        "The share of the leader's entries that are not among the largest of the sum, in the "
+        "second half of the run; at most 0.8 was asked for.",
+    )
+
+
+def _beta(results: Results) -> Outcome:
+    plain, filtered = (mean_behind(results, label) for label in ("beta 1", "beta 0.1"))
+    return Outcome(
+        filtered <= MNIST_POINT and filtered < plain,
+        ", ".join(points(results, label) for label in ("dense", "beta 1", "beta 0.1")) + " %",
+        f"beta = 1 is {plain:+.2f} points behind dense, and beta = 0.1 {filtered:+.2f}; the second "
+        f"must be less, and at most {MNIST_POINT}.",
+    )
+
+
+PAPER = Paper(
+    "ScaleCom",
+    "Chen et al., NeurIPS 2020, [arXiv 2104.11125](https://arxiv.org/abs/2104.11125)",
+    [
+        Claim(
+            "scalecom/learners",
+            "ScaleCom compresses 65 to 400 times with up to 64 learners, without significant loss "
+            "of accuracy, and the ratio does not fall with the learners.",
+            "65 to 400 times, flat",
+            recalled=False,
+            ran="The digits network, SGD with momentum, batch 64, 220 steps, the paper's rates by "
+            "layer, with 8 and 64 learners.",
+            runs={
+                "dense": DIGITS,
+                **{f"{count} learners": by(DIGITS, count, "scalecom") for count in (8, 64)},
+            },
+            check=_flat,
+        ),
+        Claim(
+            "scalecom/similarity",
+            "The cosine distance between the learners' memories falls at a learning rate of 0.01, "
+            "stays high at a scaled one, and falls again with beta = 0.1 (ResNet18, CIFAR10).",
+            "low, high, low",
+            recalled=True,
+            ran="The digits network, SGD with momentum, 8 learners, 220 steps, with learning rates "
+            "of 0.01 and 0.4, and of 0.4 with beta = 0.1.",
+            runs={
+                "low": _at(0.2),
+                "high": _at(SCALED),
+                "filtered": _at(SCALED, FILTERED),
+            },
+            check=_similarity,
+        ),
+        Claim(
+            "scalecom/overlap",
+            "Of the leader's entries, 0.6 to 0.8 are not among the largest of the mean over all.",
+            "0.6 to 0.8",
+            recalled=True,
+            ran="The first run of the claim above.",
+            runs={"low": _at(0.2)},
+            check=_overlap,
+        ),
+        Claim(
+            "scalecom/large_batch",
+            "With scaled batch and learning rate, beta = 1 loses accuracy, and beta = 0.1 does "
+            "not.",
+            "beta = 0.1 is level",
+            recalled=True,
+            ran="The digits network on MNIST, SGD with momentum, batch 1,024, four times the "
+            "learning rate, 32 learners, 120 steps.",
+            runs={
+                "dense": LARGE,
+                "beta 1": by(LARGE, 32, "scalecom"),
+                "beta 0.1": by(LARGE, 32, FILTERED),
+            },
+            check=_beta,
+        ),
+        Claim(
+            "scalecom/imagenet_wmt_and_speech",
+            "ResNet18, ResNet50 and MobileNetV2 on ImageNet lose 0.1 to 0.6 points at 96 to 155 "
+            "times; a Transformer on WMT14 and an LSTM on speech lose nothing.",
+            "0.1 to 0.6 points",
+            recalled=True,
+            cannot="ImageNet, WMT14 and SWB300 are not here.",
+        ),
+    ],
+)

@@ -1,0 +1,233 @@
+"""Trainings by learners in one process: the tasks, one training, and what is recorded of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import click
+import keras
+import numpy as np
+import tensorflow as tf
+from machine import processor
+from trainings import DIGITS, TEXT, TRANSFORMER, Task
+
+import tf_gradcomp as gc
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
+
+import char_lstm
+import common
+import digits_cnn
+import texts
+import transformer_lm
+
+WORTH_TRACING = 25  # exchanges of each learner
+DATA = "GRADCOMP_DATA"
+DENSE = "no_compression"
+
+Rows = tuple[np.ndarray, np.ndarray]
+Made = tuple[keras.Model, Rows, Rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """One training: all that its result depends on.
+
+    Attributes:
+        task: Name of the workload.
+        learners: The number of learners; 1 for dense training, which is equal for all numbers.
+        seed: Seed of the weights and the order of the rows.
+        steps: The number of steps.
+        compressor: The method, as `gc.compressors.get` takes it.
+        optimizer: `"adam"` or `"sgd"`, with momentum; a Transformer has AdamW.
+        batch_size: Rows of a step, of all learners together; None is the task's own.
+        rate: How many times the learning rate is.
+        knows_layers: Whether the policy reads the layers from the model.
+        similarity: Whether to measure how alike the learners are, at each evaluation.
+    """
+
+    task: str
+    learners: int
+    seed: int
+    steps: int
+    compressor: str = DENSE
+    optimizer: str = "adam"
+    batch_size: int | None = None
+    rate: float = 1.0
+    knows_layers: bool = False
+    similarity: bool = False
+
+    @property
+    def name(self) -> str:
+        """The training's name, and its record's: all that is not as usual is in it."""
+        parts = [self.task, f"{self.learners}learners", slug(self.compressor)]
+        parts += [self.optimizer] if self.optimizer != "adam" else []
+        parts += [f"batch{self.batch_size}"] if self.batch_size else []
+        parts += [f"rate{self.rate:g}"] if self.rate != 1 else []
+        parts += ["layers"] if self.knows_layers else []
+        parts += ["similarity"] if self.similarity else []
+        return "-".join([*parts, f"{self.steps}steps", f"seed{self.seed}"])
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step."""
+        return self.batch_size or WORKLOADS[self.task].reading.batch_size
+
+
+def slug(compressor: str) -> str:
+    """Returns a compressor's text as a part of a file's name."""
+    return re.sub(r"[^\w.=+-]+", "_", compressor).strip("_")
+
+
+def _images(name: str, training: Training) -> Made:
+    train, test = common.load_images(name, training.seed)
+    rate = training.rate * digits_cnn.LEARNING_RATES[training.optimizer]
+    optimizer = digits_cnn.make_optimizer(training.optimizer, rate)
+    return digits_cnn.compiled_model(train[0].shape[1:], optimizer), train, test
+
+
+def _lstm(file: str | None, training: Training, **sizes: int) -> Made:
+    text, held_out = texts.load(file and str(Path(os.environ[DATA], file)))
+    rate = training.rate * char_lstm.LEARNING_RATES[training.optimizer]
+    model = char_lstm.compiled_model(char_lstm.make_optimizer(training.optimizer, rate), **sizes)
+    return model, texts.sequences(text), texts.sequences(held_out)
+
+
+def _transformer(training: Training) -> Made:
+    text, held_out = texts.load(None)
+    rate = training.rate * transformer_lm.LEARNING_RATE
+    model = transformer_lm.compiled_model(transformer_lm.make_optimizer(training.steps, rate))
+    return model, texts.sequences(text), texts.sequences(held_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A task to train.
+
+    Attributes:
+        make: Returns the model, compiled, and the rows to train with and to validate on.
+        reading: How to read the task's quality from the held-out metric.
+        file: Its file in the folder of data, if it needs one.
+    """
+
+    make: Callable[[Training], Made]
+    reading: Task
+    file: str | None = None
+
+
+_SHAKESPEARE = "shakespeare.txt.gz"
+WORKLOADS = {
+    "digits": Workload(functools.partial(_images, "digits"), DIGITS),
+    "mnist": Workload(functools.partial(_images, "mnist"), dataclasses.replace(DIGITS, last=1)),
+    "shakespeare": Workload(functools.partial(_lstm, _SHAKESPEARE), TEXT, _SHAKESPEARE),
+    "shakespeare-2layers": Workload(
+        functools.partial(_lstm, _SHAKESPEARE, layers=2), TEXT, _SHAKESPEARE
+    ),
+    "python": Workload(functools.partial(_lstm, None), TEXT),
+    "python-small": Workload(functools.partial(_lstm, None, width=64), TEXT),
+    "transformer": Workload(_transformer, TRANSFORMER),
+}
+
+
+def check_data(tasks: Iterable[str]) -> None:
+    """Refuses tasks whose data is not there.
+
+    Raises:
+        click.UsageError: If a file is missing.
+    """
+    for task in tasks:
+        file = WORKLOADS[task].file
+        if file and not Path(os.environ.get(DATA, ""), file).is_file():
+            raise click.UsageError(
+                f"{task} reads {file} in the folder that the environment's {DATA} names, and it is "
+                f"not in {os.environ.get(DATA)!r}. Set {DATA}, or choose other tasks by --only."
+            )
+
+
+def train(
+    training: Training, every: int, local_steps: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Trains; returns the record.
+
+    Args:
+        training: Which training.
+        every: After so many steps the model is evaluated, and settings are planned if they can be.
+        local_steps: A config of `gc.LocalSteps`.
+
+    Returns:
+        Curves of what was measured at each evaluation, the quality at the end, bytes of a mean step
+        and learner, and the traffic of the second half by variable.
+    """
+    workload = WORKLOADS[training.task]
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(training.seed)
+    model, rows, held_out = workload.make(training)
+    exchanges = training.steps
+    if local_steps:
+        exchanges = training.steps / local_steps["steps"] + local_steps["warmup_steps"]
+    learners = gc.simulation.Learners(
+        model,
+        training.learners,
+        training.compressor,
+        policy=gc.Policy.from_model(model) if training.knows_layers else None,
+        graph=exchanges > WORTH_TRACING * training.learners,
+        local_steps=local_steps,
+    )
+    batches = (
+        tf.data.Dataset.from_tensor_slices(rows)
+        .shuffle(len(rows[0]), seed=training.seed)
+        .repeat()
+        .batch(training.rows)
+    )
+    autoencoder = gc.callbacks.AutoencoderTraining()
+    metric = workload.reading.metric.removeprefix("val_")
+    reports, periods = [], []
+    start = time.perf_counter()
+    traffic = learners.exchange.traffic()
+    for step, (x, y) in enumerate(batches.take(training.steps), 1):
+        ends = step % every == 0 or step == training.steps
+        reports.append(learners.train_on_batch(x, y, similarity=ends and training.similarity))
+        autoencoder.train(learners.exchange)
+        if step == training.steps // 2:
+            traffic = learners.exchange.traffic()
+        if ends:
+            learners.synchronize()
+            learners.exchange.plan_settings()
+            seen = model.evaluate(*held_out, batch_size=500, verbose=0, return_dict=True)
+            periods.append({"step": step, "curve": seen[metric], **_measures(reports, periods)})
+    curves = {name: [period[name] for period in periods] for name in periods[0]}
+    return {
+        **curves,
+        "quality": workload.reading.scale
+        * statistics.mean(curves["curve"][-workload.reading.last :]),
+        "dense_bytes": reports[0].dense_bytes,
+        "payload_bytes": statistics.mean(report.payload_bytes for report in reports),
+        "sent_bytes": statistics.mean(report.sent_bytes for report in reports),
+        "traffic": common.traffic_by_variable(learners.exchange, traffic),
+        "seconds": time.perf_counter() - start,
+        "processor": processor(),
+    }
+
+
+def _measures(
+    reports: list[gc.simulation.StepReport], periods: list[dict[str, Any]]
+) -> dict[str, float]:
+    """Returns what is told of a period that has just ended, and of its last step."""
+    own = reports[periods[-1]["step"] if periods else 0 :]
+    similarity = own[-1].similarity
+    return {
+        "period_payload_bytes": statistics.mean(report.payload_bytes for report in own),
+        "residual_norm": own[-1].residual_norm,
+        **(dataclasses.asdict(similarity) if similarity else {}),
+    }

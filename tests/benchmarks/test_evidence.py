@@ -1,0 +1,222 @@
+"""Claims of papers: which runs they have, how their records are judged, and what is written."""
+
+import dataclasses
+import json
+
+import evidence
+import evidence_jobs
+import evidence_page
+import methods_table
+import pytest
+from claims import CLAIMS
+from claims.claim import CANNOT_RUN, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+from click.testing import CliRunner
+from encoding import Encoding
+from simulated import Training
+
+from tf_gradcomp import compressors
+
+TRAFFIC = {
+    "exchanges": 10,
+    "tensor_bytes": {"a": 10 * 104, "b": 10 * 204, "c": 10 * 204},
+    "variables": {
+        "a": {"kind": "convolution", "elements": 1000},
+        "b": {"kind": "dense", "elements": 10_000},
+        "c": {"kind": "recurrent", "elements": 10_000},
+    },
+}
+
+
+def record(run, quality=98.0, **more):
+    """Returns a record as a run leaves it."""
+    measured = {"quality": quality, "curve": [0.9, 0.98], "seconds": 1.0, "processor": "a CPU"}
+    measured |= {"dense_bytes": 4000, "payload_bytes": 40.0, "sent_bytes": 80.0}
+    measured |= {"period_payload_bytes": [80.0, 40.0], "traffic": TRAFFIC}
+    measured |= {"cosine_distance": [0.5, 0.5], "hamming_distance": [0.7, 0.7]}
+    measured |= {"encode_ms": 2.0, "decode_ms": 1.0}
+    versions = {"tensorflow": "2.21.0", "keras": "3.15.1"}
+    return {**dataclasses.asdict(run), **measured, "versions": versions, **more}
+
+
+def verdict(name, **changed):
+    """Returns the verdict on a claim, whose runs have equal records but for some labels."""
+    claim = CLAIMS[name]
+    named = {label.replace("_", " "): values for label, values in changed.items()}
+    results = {
+        label: [record(run, **{"quality": 98.0, **named.get(label, {})})]
+        for label, run in claim.runs.items()
+    }
+    return claim.verdict(results)[0]
+
+
+def test_all_claims_can_be_judged_or_say_why_not():
+    for name, claim in CLAIMS.items():
+        assert bool(claim.check) == bool(claim.runs) == bool(claim.ran) != bool(claim.cannot), name
+        assert claim.verdict({})[0] == (NOT_RUN if claim.runs else CANNOT_RUN)
+
+
+def test_all_runs_are_of_methods_that_there_are():
+    runs = evidence.chosen(())
+    assert len({run.name for run in runs}) == len(runs)
+    for run in runs:
+        compressors.get(run.compressor)
+        assert run.seed == 0
+        if isinstance(run, Training):
+            assert run.rows % run.learners == 0, run.name
+            assert 3 < evidence_jobs.expected_seconds(run) < 600, run.name
+
+
+def test_patterns_choose_claims_and_the_first_ones_come_first():
+    names = list(evidence.groups())
+    assert names[:4] == [*evidence.FIRST[:4]]
+    alone = evidence.chosen(["adacomp/mnist_cnn*"])
+    assert [run.learners for run in alone] == [1, 8]
+    assert evidence.chosen(["adacomp/mnist_cnn", "adacomp/ratios"])[:2] == alone
+    assert all(isinstance(run, Encoding) for run in evidence.chosen(["methods/encoding*"]))
+    assert evidence.chosen(["adacomp/imagenet"]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "expected"),
+    [
+        ("adacomp/mnist_cnn", {"AdaComp": {"quality": 97.73}}, REPRODUCED),
+        ("adacomp/mnist_cnn", {"AdaComp": {"quality": 97.71}}, NOT_REPRODUCED),
+        ("adacomp/char_lstm", {"AdaComp": {"quality": 98.04}}, REPRODUCED),  # bits: less is better
+        ("adacomp/char_lstm", {"AdaComp": {"quality": 98.05}}, NOT_REPRODUCED),
+        ("adacomp/bins", {"bins_of_5000": {"quality": 96.9}}, NOT_REPRODUCED),
+        ("adacomp/learners", {}, REPRODUCED),
+        ("adacomp/learners", {"128_learners": {"payload_bytes": 41.0}}, NOT_REPRODUCED),
+        ("adacomp/selection", {}, NOT_REPRODUCED),
+        (
+            "adacomp/selection",
+            {"top-k": {"quality": 97.0}, "local_selection": {"quality": 97.0}},
+            REPRODUCED,
+        ),
+        ("scalecom/learners", {}, REPRODUCED),
+        ("scalecom/learners", {"64_learners": {"payload_bytes": 45.0}}, NOT_REPRODUCED),
+        ("scalecom/similarity", {"high": {"cosine_distance": [0.1, 0.8]}}, REPRODUCED),
+        ("scalecom/similarity", {}, NOT_REPRODUCED),
+        ("scalecom/overlap", {}, REPRODUCED),
+        ("scalecom/large_batch", {"beta_1": {"quality": 97.0}}, REPRODUCED),
+        ("scalecom/large_batch", {}, NOT_REPRODUCED),
+        ("lgc/few_bits", {"LGC": {"period_payload_bytes": [80.0, 39.0]}}, REPRODUCED),
+        ("lgc/few_bits", {}, NOT_REPRODUCED),
+        ("lgreco/top_k", {"planned": {"period_payload_bytes": [40.0, 16.0]}}, REPRODUCED),
+        ("lgreco/top_k", {"planned": {"period_payload_bytes": [40.0, 17.0]}}, NOT_REPRODUCED),
+        ("power_sgd/accuracy", {"uniform": {"quality": 97.03}}, REPRODUCED),
+        ("power_sgd/accuracy", {"uniform": {"quality": 97.01}}, NOT_REPRODUCED),
+    ],
+)
+def test_verdicts_follow_from_the_records(name, changed, expected):
+    assert verdict(name, **changed) == expected
+
+
+def test_ratios_are_those_of_each_kind_of_layer():
+    claim = CLAIMS["adacomp/ratios"]
+    results = {label: [record(run)] for label, run in claim.runs.items()}
+    outcome = claim.check(results)
+    assert (outcome.holds, outcome.found) == (True, "40, 200 and 200")
+
+
+def test_a_claim_is_judged_by_the_seeds_that_all_its_runs_have():
+    claim = CLAIMS["adacomp/mnist_cnn"]
+    dense, other = (claim.runs[label].name for label in ("dense", "AdaComp"))
+    records = {
+        dense: [record(claim.runs["dense"], 98.0, seed=seed) for seed in (0, 1)],
+        other: [record(claim.runs["AdaComp"], 98.0 - seed, seed=seed) for seed in (1, 2)],
+    }
+    results = evidence_page.results_of(claim, records)
+    assert [len(some) for some in results.values()] == [1, 1]
+    assert claim.verdict(results)[0] == NOT_REPRODUCED
+    page = evidence_page.pages(records, evidence.command)["evidence.md"]
+    assert "| adacomp/mnist_cnn | 0.88 and 0.85 % | recalled | 2.00 and 3.00 % | 1 |" in page
+    assert "--only adacomp/char_lstm --resume" in page
+    assert "Measured with TensorFlow 2.21.0 and Keras 3.15.1 on a CPU." in page
+
+
+def test_a_method_is_bold_if_no_other_level_one_sends_less():
+    def of(method, quality, sent):
+        run = methods_table.run_of("digits", 2, method)
+        return {run.name: [record(run, quality, sent_bytes=sent)]}
+
+    some = of("no_compression", 98.0, 0.0) | of("adacomp", 97.5, 20.0) | of("qsgd", 97.5, 500.0)
+    some |= of("random_k", 90.0, 1.0)
+    found = methods_table.cells(some, "digits", 2)
+    assert found["no_compression"].sent == 440 * 4000  # 2 (n - 1) / n, of two workers
+    assert found["adacomp"].sent == 440 * 20
+    assert found["random_k"].behind == 8
+    assert methods_table.unbeaten(found) == ["adacomp"]
+    text = methods_table.table(some, 2)
+    assert "| `adacomp` | 97.50 | +0.50 | **0.01** | not run yet |" in text
+    assert methods_table.wins(some)[1] == 0  # not all methods have been measured
+
+
+def invoked(folder, *args):
+    args = [*args, "--results", str(folder / "records"), "--docs", str(folder / "docs")]
+    return CliRunner().invoke(evidence.main, args)
+
+
+def test_runs_leave_records_that_are_resumed(tmp_path, monkeypatch):
+    done = []
+
+    class Pool:
+        def __init__(self, folder, *_):
+            self.folder = folder
+
+        def run_all(self, runs, _seconds):
+            for run in runs:
+                done.append(run)
+                if run.learners == 1:
+                    evidence_jobs.record_of(self.folder, run).write_text(json.dumps(record(run)))
+                yield run, run.learners == 1
+
+    monkeypatch.setattr(evidence, "Pool", Pool)
+    some = ["--only", "adacomp/bins", "--seeds", "2"]
+    first = invoked(tmp_path, *some)
+    assert first.exit_code == 1
+    assert "6 runs failed" in first.output
+    assert [run.seed for run in done] == [0] * 4 + [1] * 4
+    done.clear()
+    assert "holds the results of an earlier run" in invoked(tmp_path, *some).output
+    invoked(tmp_path, *some, "--resume")
+    assert [run.learners for run in done] == [8] * 6
+    file = evidence_jobs.record_of(tmp_path / "records", evidence.chosen(["adacomp/bins"])[0])
+    file.write_text(json.dumps({**json.loads(file.read_text()), "steps": 5}))
+    assert "is of another run" in invoked(tmp_path, *some, "--resume").output
+    page = (tmp_path / "docs" / "evidence.md").read_text()
+    assert "Nothing has been run yet" not in page
+    assert "not run yet" in page
+
+
+def test_a_run_in_a_process_of_its_own_leaves_its_record(tmp_path):
+    good = Training("digits", 2, 0, 4, "adacomp")
+    bad = Training("digits", 3, 0, 4)  # they cannot share a batch of 64
+    told = []
+    pool = evidence_jobs.Pool(tmp_path, 2, 1, told.append)
+    ended = dict(pool.run_all([good, bad], None))
+    assert ended == {good: True, bad: False}
+    written = json.loads(evidence_jobs.record_of(tmp_path, good).read_text())
+    assert {key: written[key] for key in ("task", "learners", "steps")} == {
+        "task": "digits",
+        "learners": 2,
+        "steps": 4,
+    }
+    assert len(written["curve"]) == 1
+    assert written["sent_bytes"] > 0
+    assert "cannot be shared out equally" in (tmp_path / f"{bad.name}.log").read_text()
+    assert sorted(told) == told
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--only", "dgc/*"], "No claim matches dgc/*; one is adacomp/mnist_cnn"),
+        (["--only", "adacomp/char_lstm"], "Set GRADCOMP_DATA, or choose other tasks by --only"),
+        (["--seeds", "11"], "11 is not in the range"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(args, words, tmp_path, monkeypatch):
+    monkeypatch.delenv("GRADCOMP_DATA", raising=False)
+    refused = invoked(tmp_path, *args)
+    assert refused.exit_code == 2, refused.output
+    assert words in " ".join(refused.output.split())
