@@ -22,7 +22,7 @@ from claims.claim import (
 MNIST_POINT = 0.3  # of 10,000 images: twice the deviation of a difference
 SAME = 1.1  # times as many bytes
 
-DIGITS = Training("digits", 1, 0, 220, optimizer="sgd", knows_layers=True)
+DIGITS = Training("digits", 1, 0, 110, optimizer="sgd", knows_layers=True)
 ALIKE = Training("digits", 8, 0, 220, "scalecom", "sgd", knows_layers=True, similarity=True)
 FILTERED = "scalecom(beta=0.1)"
 SCALED = 8.0  # times the learning rate
@@ -97,7 +97,7 @@ PAPER = Paper(
             "of accuracy, and the ratio does not fall with the learners.",
             "65 to 400 times, flat",
             recalled=False,
-            ran="The digits network, SGD with momentum, batch 64, 220 steps, the paper's rates by "
+            ran="The digits network, SGD with momentum, batch 64, 110 steps, the paper's rates by "
             "layer, with 8 and 64 learners.",
             runs={
                 "dense": DIGITS,
