@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 
 import jobs
-from links import LOOPBACK, UNSHAPED
+from links import LOOPBACK, SPEEDS, UNSHAPED
 
 from tf_gradcomp import compressors
 from tf_gradcomp.compressors.auto import CANDIDATES
@@ -16,7 +16,10 @@ AUTO = "auto"  # chooses on each link anew
 _LEFT_OUT = (compressors.LGreCo.name, compressors.LGC.name)
 METHODS = [name for name in compressors.names() if name not in _LEFT_OUT]
 EVERYONE = (jobs.ALL_REDUCE, jobs.FLOAT16, *METHODS, jobs.NOTHING)
-SOME = (jobs.ALL_REDUCE, jobs.FLOAT16, *CANDIDATES, "scalecom", "power_sgd", AUTO, jobs.NOTHING)
+SOME = (
+    *(jobs.ALL_REDUCE, jobs.FLOAT16, *CANDIDATES, "scalecom", "power_sgd", AUTO, jobs.NOTHING),
+    *jobs.HOROVOD,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +39,17 @@ class Cell:
 
 
 _OTHERS = (*jobs.HOROVOD, *jobs.TORCH)
+_ALL_LINKS = (*SPEEDS, UNSHAPED)
+_FAST = ("100 Mbit/s", "1 Gbit/s", UNSHAPED)  # at 10 Mbit/s, a large dense step takes minutes
 FULL = (
-    Cell(jobs.EXCHANGE, 2, ("100 Mbit/s", "1 Gbit/s", UNSHAPED), (*EVERYONE, *_OTHERS)),
-    Cell(jobs.MLP, 2, ("10 Mbit/s", "100 Mbit/s", "1 Gbit/s", UNSHAPED), (*EVERYONE, *_OTHERS)),
-    Cell(jobs.LSTM, 2, ("100 Mbit/s", "1 Gbit/s"), SOME),
-    Cell(jobs.RESNET, 2, ("100 Mbit/s", "1 Gbit/s"), SOME),
-    Cell(jobs.EXCHANGE, 4, ("100 Mbit/s",), (*EVERYONE, *_OTHERS)),
-    Cell(jobs.MLP, 4, ("100 Mbit/s",), (*EVERYONE, *_OTHERS)),
+    Cell(jobs.EXCHANGE, 2, _FAST, (*EVERYONE, *_OTHERS)),
+    Cell(jobs.MLP, 2, _ALL_LINKS, (*EVERYONE, *_OTHERS)),
+    Cell(jobs.LSTM, 2, _ALL_LINKS, SOME),
+    Cell(jobs.RESNET, 2, _ALL_LINKS, SOME),
+    Cell(jobs.EXCHANGE, 4, _FAST, (*EVERYONE, *_OTHERS)),
+    Cell(jobs.MLP, 4, _FAST, (*EVERYONE, *_OTHERS)),
+    Cell(jobs.LSTM, 4, _FAST, SOME),
+    Cell(jobs.RESNET, 4, _FAST, SOME),
 )
 SHORT = (
     Cell(

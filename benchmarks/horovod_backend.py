@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -35,7 +36,8 @@ _ELEMENT_BYTES = {jobs.HOROVOD_ALL_REDUCE: 4, jobs.HOROVOD_FLOAT16: 2}
 def join(plan: turns.Plan) -> turns.Job:
     """Connects this rank to the others."""
     initialize(json.loads(os.environ.pop("TF_CONFIG")), plan.network.interface)
-    contender = Exchanges().contender if plan.job == jobs.EXCHANGE else training
+    exchange = plan.job == jobs.EXCHANGE
+    contender = Exchanges().contender if exchange else functools.partial(training, plan.job)
     return turns.Job(hvd.rank(), mean_over_ranks(), contender, leave=hvd.shutdown)
 
 
@@ -97,10 +99,10 @@ class Exchanges:
         ]
 
 
-def training(name: str) -> turns.Contender:
-    """Makes a contender that trains the MLP."""
-    batches = models.batches(jobs.MLP, hvd.rank())
-    model = models.build(jobs.MLP)
+def training(job: str, name: str) -> turns.Contender:
+    """Makes a contender that trains the model of a job."""
+    batches = models.batches(job, hvd.rank())
+    model = models.build(job)
     variables = model.trainable_variables
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.SGD(jobs.LEARNING_RATE, jobs.MOMENTUM)
@@ -134,7 +136,8 @@ def _contender(
     if exchange is None:
         elements = sum(variable.value.shape.num_elements() for variable in variables)
         sent = dense_ring_bytes(hvd.size(), _ELEMENT_BYTES[name] * elements)
-        return turns.Contender(step, prepare, step_bytes=sent)
+        counted = not models.has_embedding(variables)
+        return turns.Contender(step, prepare, step_bytes=sent if counted else None)
     return turns.Contender(
         step,
         prepare,

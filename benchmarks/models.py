@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jobs
@@ -34,6 +34,11 @@ def build(job: str) -> keras.Model:
 def batches(job: str, rank: int) -> Batches:
     """Inputs and labels of a worker, again and again."""
     return itertools.cycle(_batches(job, rank))
+
+
+def has_embedding(variables: Sequence[keras.Variable]) -> bool:
+    """Returns whether a model has an embedding, whose gradient is gathered and not counted."""
+    return any(variable.path.endswith("/embeddings") for variable in variables)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jobs
@@ -47,9 +47,15 @@ def split(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     return parts
 
 
-def speeds(measured: dict[str, Any]) -> dict[tuple[int, str], float]:
-    """Returns the measured speeds of links, in Mbit/s, by number of workers and link."""
-    return {(raw["workers"], raw["link"]): raw["Mbit/s"] for raw in measured["raw"]}
+def speeds(measured: Mapping[str, Any]) -> dict[tuple[int, str], float]:
+    """Returns the measured speeds of links, in Mbit/s, by number of workers and link.
+
+    Workers send both ways at a time, so that speed counts where it was measured.
+    """
+    return {
+        (raw["workers"], raw["link"]): raw.get("Mbit/s both ways", raw["Mbit/s"])
+        for raw in measured["raw"]
+    }
 
 
 def speed_ups(measured: dict[str, Any], job: str, workers: int) -> dict[str, list[tuple]]:
@@ -84,22 +90,22 @@ def markdown(measured: dict[str, Any]) -> str:
     parts = [
         about + ".",
         "",
-        *_table(_LINK_COLUMNS, _links(measured)),
+        *table(_LINK_COLUMNS, _links(measured)),
         *_goals(tables),
         "",
         _agreement(tables),
         *_forecasts(tables),
     ]
     for (job, workers), of_job in grouped(measured["records"], "job", "workers").items():
-        parts += ["", f"### {TITLES[job]}, {workers} workers"]
+        parts += ["", f"## {TITLES[job]}, {workers} workers"]
         for (link,), records in grouped(of_job, "link").items():
             parts += ["", f"**{link}**", ""]
-            parts += _table(_COLUMNS, map(_cells, rows(records)))
+            parts += table(_COLUMNS, map(_cells, rows(records)))
         parts += _even(measured, job, workers)
     return "\n".join(parts) + "\n"
 
 
-_LINK_COLUMNS = ("workers", "link", "Mbit/s", "round trip, ms")
+_LINK_COLUMNS = ("workers", "link", "Mbit/s", "Mbit/s each way at a time", "round trip, ms")
 _GOAL_COLUMNS = ("times faster than its dense run, two workers", "wanted", "at least", "measured")
 _CHOICE_COLUMNS = ("`auto`", "best candidate", "`auto` over it", "its quartiles apart, over it")
 _COLUMNS = (
@@ -119,7 +125,7 @@ def _cells(row: Row) -> list[str]:
     times = [f"{value:.1f}" for value in (row.median, row.least, row.most)]
     counted = "" if row.counted is None else f"{row.counted:,.0f}"
     predicted = "" if row.predicted is None else f"{row.predicted:.1f}"
-    faults = f"{row.page_faults:,.0f}"
+    faults = "" if row.page_faults is None else f"{row.page_faults:,.0f}"
     return [row.name, *times, predicted, f"{row.speed_up:.2f}", counted, _interface(row), faults]
 
 
@@ -132,21 +138,23 @@ def _interface(row: Row) -> str:
     return f"{row.carried / row.counted - 1:+.1%}{mark}"
 
 
-def _table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     return [*lines, *("| " + " | ".join(cells) + " |" for cells in body)]
 
 
-def _links(measured: dict[str, Any]) -> list[list[str]]:
-    return [
-        [str(raw["workers"]), raw["link"], f"{raw['Mbit/s']:,.1f}", f"{raw['ms']:.2f}"]
-        for raw in measured["raw"]
-    ]
+def _links(measured: dict[str, Any]) -> Iterator[list[str]]:
+    both = speeds(measured)
+    for raw in measured["raw"]:
+        place = raw["workers"], raw["link"]
+        cells = (f"{speed:,.1f}" for speed in (raw["Mbit/s"], both[place]))
+        yield [str(raw["workers"]), raw["link"], *cells, f"{raw['ms']:.2f}"]
 
 
 def _goals(tables: Tables) -> list[str]:
     body = list(network_goals.reached({place: rows(of_one) for place, of_one in tables.items()}))
-    return ["", *_table(_GOAL_COLUMNS, body)] if body else []
+    return ["", *table(_GOAL_COLUMNS, body)] if body else []
 
 
 def _forecasts(tables: Tables) -> list[str]:
@@ -154,7 +162,7 @@ def _forecasts(tables: Tables) -> list[str]:
     body = list(network_forecasts.choices(tables))
     return [
         *([sentence] if sentence else []),
-        *(["", *_table(_CHOICE_COLUMNS, body)] if body else []),
+        *(["", *table(_CHOICE_COLUMNS, body)] if body else []),
     ]
 
 
@@ -178,4 +186,4 @@ def _even(measured: dict[str, Any], job: str, workers: int) -> list[str]:
         even = break_even(curve)
         where = f"{even:,.0f}" if even else "above all" if curve[-1][1] >= 1 else "below all"
         body.append([name, where])
-    return ["", *_table(("contender", "break-even, Mbit/s"), body)]
+    return ["", *table(("contender", "break-even, Mbit/s"), body)]

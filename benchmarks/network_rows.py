@@ -23,7 +23,7 @@ class Row:
         speed_up: Over the dense run of its own framework.
         counted: By our own count; None where nobody counts.
         carried: What TCP carried by the interface's counters, less what the benchmark itself adds.
-        page_faults: The median of its steps.
+        page_faults: The median of its steps; None if they were not counted.
         predicted: The median, by what `gc.advise` says of the exchange and the measured step
             without communication; None where nobody predicts.
     """
@@ -35,7 +35,7 @@ class Row:
     speed_up: float
     counted: float | None
     carried: float
-    page_faults: float
+    page_faults: float | None
     predicted: float | None = None
 
     @property
@@ -63,7 +63,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
             dense / medians[name],
             record["counted_bytes"],
             max(0.0, record["carried_bytes"] - own),
-            statistics.median(record["page_faults"]),
+            statistics.median(record["page_faults"]) if record["page_faults"] else None,
             _plus(compute, record.get("predicted")),
         )
 

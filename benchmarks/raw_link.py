@@ -1,19 +1,23 @@
 """Measures the throughput and the round-trip time of each link, on two workers.
 
-Worker 1 sends as fast as TCP accepts data. Worker 0 counts the bytes, and prints a line of JSON for
-each link.
+Worker 1 sends as fast as TCP accepts data. Worker 0 counts the bytes. Then it sends as well, as the
+workers of a collective do, and counts again. It prints a line of JSON for each link.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import statistics
+import threading
 import time
+from collections.abc import Iterator
 
 import turns
 
+DATA = bytes(1 << 20)
 SECONDS = 1.5
 SETTLING = 0.5  # what TCP takes to find the speed
 ROUND_TRIPS = 20
@@ -37,8 +41,30 @@ def receive(plan: turns.Plan, port: int) -> None:
                 sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 milliseconds = round_trip(sender)
                 count(sender, SETTLING)
-                speed = count(sender, SECONDS)
-            print(json.dumps({"link": link, "Mbit/s": speed, "ms": milliseconds}))
+                one_way = count(sender, SECONDS)
+                with sending(sender):
+                    count(sender, SETTLING)
+                    both_ways = count(sender, SECONDS)
+            speeds = {"Mbit/s": one_way, "Mbit/s both ways": both_ways}
+            print(json.dumps({"link": link, **speeds, "ms": milliseconds}))
+
+
+@contextlib.contextmanager
+def sending(connection: socket.socket) -> Iterator[None]:
+    """Sends as fast as TCP accepts data within this context, at whose end it shuts down."""
+
+    def send_all() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(DATA)
+
+    thread = threading.Thread(target=send_all)
+    thread.start()
+    try:
+        yield
+    finally:
+        connection.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def round_trip(sender: socket.socket) -> float:
@@ -52,7 +78,7 @@ def round_trip(sender: socket.socket) -> float:
 
 
 def count(sender: socket.socket, seconds: float) -> float:
-    """Mbit/s, as they arrive."""
+    """Counts Mbit/s, as they arrive."""
     start = time.perf_counter()
     arrived = 0
     while time.perf_counter() - start < seconds:
@@ -61,17 +87,14 @@ def count(sender: socket.socket, seconds: float) -> float:
 
 
 def send(plan: turns.Plan, host: str, port: int) -> None:
-    data = bytes(1 << 20)
     for _ in plan.links:
         with connected(host, port) as receiver:
             receiver.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(ROUND_TRIPS):
                 receiver.sendall(receiver.recv(1))
-            try:
-                while True:
-                    receiver.sendall(data)
-            except OSError:  # the receiver has enough
-                continue
+            with contextlib.suppress(OSError), sending(receiver):
+                while receiver.recv(len(DATA)):  # until the receiver has enough
+                    pass
 
 
 def connected(host: str, port: int) -> socket.socket:

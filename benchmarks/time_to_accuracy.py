@@ -12,7 +12,8 @@ measures the quality of a run after each number of steps in whole runs over the 
 because the quality is the same on every link. The training time is the number of steps times the
 seconds per step, without validation and start-up. Only the first part needs an idle machine.
 
-A run has to reach the figure of the dense run at its end, as convergence.py reads the figure. The
+All runs have to reach one figure: the worst that a dense run of any seed has at its end, as
+convergence.py reads it, or that of `--goal`. The
 Transformer's learning rate falls to zero at the end of each run. So all runs of the Transformer
 have the same number of epochs, and have to come within 1 % of the dense run's perplexity.
 
@@ -37,10 +38,11 @@ from typing import Any, TypeAlias
 
 import click
 import links
+from machine import processor
 from output import show
 from placed import measured_links, shared_out_threads
 from rich.console import Console
-from time_to_accuracy_report import DENSE, FREE, compare, markdown, means, plot
+from time_to_accuracy_report import DENSE, FREE, compare, fixed_goal, markdown, means, plot
 from trainings import DIGITS, RESULTS, TEXT, TRANSFORMER, Bench, Run, Task, checked_compressors
 
 from tf_gradcomp.cli.options import results_folder, results_options
@@ -264,6 +266,7 @@ _LONGER = "How many times as many epochs compressed runs have; the Transformer's
 @click.option("--seeds", default=1, help="How many: 0, 1, ...")
 @click.option("--epochs", type=int, help=_EPOCHS)
 @click.option("--longer", default=2.0, help=_LONGER)
+@click.option("--goal", type=float, help="Figure to reach.  [default: that of dense runs]")
 @results_options(str(RESULTS))
 @click.option("--reuse", is_flag=True, help="Take runs that are there already.")
 def main(
@@ -278,17 +281,18 @@ def main(
     seeds: int,
     epochs: int | None,
     longer: float,
+    goal: float | None,
     results: Path,
     overwrite: bool,
     reuse: bool,
 ) -> None:
     setting = SETTINGS[task]
-    what = setting.task
-    optimizer = optimizer or what.optimizers[0]
-    if optimizer not in what.optimizers:
-        raise click.UsageError(f"{task} is trained by {' or '.join(what.optimizers)}.")
-    if what.batch_size % workers:
-        raise click.UsageError(f"{workers} workers cannot share {what.batch_size} rows equally.")
+    trained = setting.task
+    optimizer = optimizer or trained.optimizers[0]
+    if optimizer not in trained.optimizers:
+        raise click.UsageError(f"{task} is trained by {' or '.join(trained.optimizers)}.")
+    if trained.batch_size % workers:
+        raise click.UsageError(f"{workers} workers cannot share {trained.batch_size} rows equally.")
     missing = links.missing(delay / 1000)
     if missing:
         raise click.ClickException(f"{missing} Without, there are no slow links.")
@@ -312,13 +316,16 @@ def main(
     texts, results_by_link = [], {}
     for link, plot_file in plots.items():
         runs = placed_on(paces[link], curves)
-        rows = compare(runs, setting.within)
+        to_reach = fixed_goal(runs, setting.within) if goal is None else goal
+        rows = compare(runs, to_reach)
         results_by_link[link] = {"measured": measured[link], "rows": rows}
         shown = rows if seeds == 1 else [*rows, *means(rows)]
-        texts.append(f"**{_said(link, measured[link])}**\n\n{markdown(what.label, shown)}")
-        plot(runs, link, folder / plot_file)
+        texts.append(f"**{_said(link, measured[link])}**\n\n{markdown(trained.label, shown)}")
+        plot(runs, to_reach, link, folder / plot_file)
     text = "\n".join(texts)
-    (folder / tables[0]).write_text(json.dumps(results_by_link, indent=1) + "\n")
+    what = {"task": task, "optimizer": optimizer, "workers": workers, "delay": delay}
+    found = {"about": {"machine": processor()}, "what": what, "links": results_by_link}
+    (folder / tables[0]).write_text(json.dumps(found, indent=1) + "\n")
     (folder / tables[1]).write_text(text)
     show(Console(), text, [folder / file for file in (*tables, *plots.values())])
 

@@ -11,12 +11,17 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+import numpy as np
 from matplotlib import pyplot as plt
 from trainings import Run
 
+from tf_gradcomp.cli.plots import COLOURS, DPI, GREY, WIDTH, label_places
+
 DENSE = "no_compression"
+CAST = "cast"
 FREE = "free network"
 MEAN = "mean"  # of seeds
+BESIDE = (DENSE, CAST, FREE)  # what other methods are compared with
 
 
 def seconds_to(run: Run, goal: float) -> float | None:
@@ -25,18 +30,28 @@ def seconds_to(run: Run, goal: float) -> float | None:
     return float(run.seconds[reached.argmax()]) if reached.any() else None
 
 
-def compare(runs: Sequence[Run], within: float = 0.0) -> list[dict[str, Any]]:
-    """A row for each run: when it reached what the dense run of its seed had at its end.
+def fixed_goal(runs: Sequence[Run], within: float = 0.0) -> float:
+    """Returns the figure that the dense runs of all seeds have at their end.
 
     Args:
-        runs: Those of each seed, with its dense run and that on a free network.
-        within: How near to the dense run's figure is as good.
+        runs: All runs.
+        within: How near to that figure is as good.
+    """
+    finals = [run.quality for run in runs if run.method == DENSE]
+    return min(finals) - within if runs[0].task.rises else max(finals) + within
+
+
+def compare(runs: Sequence[Run], goal: float) -> list[dict[str, Any]]:
+    """Returns a row for each run: when it reached the goal.
+
+    Args:
+        runs: Those of each seed, with its dense run, that on a free network, and that with casts
+            if there is one.
+        goal: The figure to reach, the same for all runs.
     """
     rows = []
     by_name = {(run.method, run.seed): run for run in runs}
     for run in runs:
-        dense, free = by_name[DENSE, run.seed], by_name[FREE, run.seed]
-        goal = dense.quality + (-within if run.task.rises else within)
         needed = seconds_to(run, goal)
         row = {
             "method": run.method,
@@ -44,7 +59,9 @@ def compare(runs: Sequence[Run], within: float = 0.0) -> list[dict[str, Any]]:
             "seed": run.seed,
             "goal": goal,
             "seconds": needed,
-            **_beside(needed, seconds_to(dense, goal), seconds_to(free, goal)),
+            **_beside(
+                needed, *(_seconds_to(by_name.get((name, run.seed)), goal) for name in BESIDE)
+            ),
             "in the end": run.quality,
             "seconds of a step": float(run.seconds[-1] / run.steps[-1]),
         }
@@ -52,10 +69,17 @@ def compare(runs: Sequence[Run], within: float = 0.0) -> list[dict[str, Any]]:
     return rows
 
 
-def _beside(needed: float | None, dense: float | None, free: float | None) -> dict[str, Any]:
-    """Returns the speed-up over dense, and its share of a free network's speed-up."""
+def _seconds_to(run: Run | None, goal: float) -> float | None:
+    return run and seconds_to(run, goal)
+
+
+def _beside(
+    needed: float | None, dense: float | None, cast: float | None, free: float | None
+) -> dict[str, Any]:
+    """Returns the speed-up over dense and over casts, and its share of a free network's."""
     return {
         "times faster": dense / needed if needed and dense else None,
+        "than casts": cast / needed if needed and cast else None,
         "of a free network's": free / needed if needed and free else None,
     }
 
@@ -71,9 +95,10 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "seed": MEAN,
             **{key: _mean(some, key) for key in ("goal", "seconds", "in the end")},
             "seconds of a step": _mean(some, "seconds of a step"),
+            "range": [row["seconds"] for row in some],
         }
-    dense, free = (merged[name]["seconds"] for name in (DENSE, FREE))
-    return [{**row, **_beside(row["seconds"], dense, free)} for row in merged.values()]
+    beside = [merged[name]["seconds"] if name in merged else None for name in BESIDE]
+    return [{**row, **_beside(row["seconds"], *beside)} for row in merged.values()]
 
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
@@ -84,49 +109,66 @@ def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
 def markdown(label: str, rows: Sequence[dict[str, Any]]) -> str:
     """The table."""
     lines = [
-        f"| method | seed | {label} wanted | seconds | shorter | of a free network's, % "
-        "| in the end | ms a step |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| method | seed | {label} wanted | seconds | times sooner than dense | than casts "
+        "| of a free network's, % | in the end | ms a step |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        needed = "never" if row["seconds"] is None else f"{row['seconds']:.1f}"
-        faster = "" if row["times faster"] is None else f"{row['times faster']:.1f}"
         share = row["of a free network's"]
-        of_free = "" if share is None else f"{100 * share:.0f}"
         cells = [
             _label(row["method"], row["chosen"]),
             str(row["seed"]),
             f"{row['goal']:.3f}",
-            needed,
-            faster,
-            of_free,
+            _needed(row),
+            *(
+                "" if one is None else f"{one:.1f}"
+                for one in (row["times faster"], row["than casts"])
+            ),
+            "" if share is None else f"{100 * share:.0f}",
         ]
         cells += [f"{row['in the end']:.3f}", f"{1e3 * row['seconds of a step']:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
+def _needed(row: dict[str, Any]) -> str:
+    """The seconds, and their range over the seeds."""
+    if row["seconds"] is None:
+        return "never"
+    every = row.get("range", ())
+    between = f" ({min(every):.1f} to {max(every):.1f})" if len(every) > 1 else ""
+    return f"{row['seconds']:.1f}{between}"
+
+
 def _label(method: str, chosen: str) -> str:
     return f"auto: {chosen}" if method == "auto" else method
 
 
-def plot(runs: Sequence[Run], link: str, path: Path) -> None:
-    """Draws the metric over time."""
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    names = list(dict.fromkeys(run.method for run in runs if run.method != FREE))
-    for run in runs:
-        label = "dense" if run.method == DENSE else _label(run.method, run.chosen)
-        if run.method == FREE:
-            label, style = "dense, on a free network", {"color": "gray", "ls": "--"}
-        else:
-            style = {"color": f"C{names.index(run.method)}", "alpha": 0.8}
-        axis.plot(run.seconds, run.curve, label=None if run.seed else label, **style)
-        if run.method == DENSE:
-            axis.axhline(run.quality, color="black", lw=0.6)
+def plot(runs: Sequence[Run], goal: float, link: str, path: Path) -> None:
+    """Draws the metric over time: the mean and the range of the seeds of each method."""
     one = runs[0]
+    figure, axis = plt.subplots(figsize=(WIDTH, 0.65 * WIDTH), layout="constrained")
     axis.set(xscale="log", xlabel="seconds of training", ylabel=one.task.label)
     axis.set_title(f"{one.task.name}, {one.optimizer}, {one.workers} workers, {link}")
-    axis.grid(alpha=0.3, which="both")
-    axis.legend()
-    figure.savefig(path, dpi=110)
+    axis.axhline(goal, color="black", lw=0.8)
+    methods = list(dict.fromkeys(run.method for run in runs))
+    reached = []
+    for method in methods:
+        some = [run for run in runs if run.method == method]
+        curves = np.array([run.curve for run in some])
+        colour = GREY if method == FREE else COLOURS[methods.index(method) % len(COLOURS)]
+        style = "--" if method == FREE else "-"
+        axis.plot(some[0].seconds, curves.mean(0), style, color=colour)
+        axis.fill_between(some[0].seconds, curves.min(0), curves.max(0), color=colour, alpha=0.15)
+        label = "dense" if method == DENSE else _label(method, some[0].chosen)
+        seconds = [seconds_to(run, goal) for run in some]
+        if None in seconds:
+            axis.plot([], [], style, color=colour, label=f"{label}: never in {seconds.count(None)}")
+        else:
+            reached.append((statistics.mean(seconds), label, colour))
+    axis.grid(alpha=0.3)
+    label_places(axis, [(x, f"{label}: {x:.3g} s", colour) for x, label, colour in reached])
+    if len(reached) < len(methods):
+        axis.legend(fontsize=9)
+    figure.savefig(path, dpi=DPI)
     plt.close(figure)

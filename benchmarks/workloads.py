@@ -225,8 +225,7 @@ def _contender(
             keeps_residual=exchange.setup.residual_scale is not None,
         )
     elements = sum(math.prod(variable.shape) for variable in variables)
-    # Keras gathers an embedding's gradient, which is not counted.
-    gathered = any(variable.path.endswith("/embeddings") for variable in variables)
+    gathered = models.has_embedding(variables)
     given = _ELEMENT_BYTES[name] * elements
     sent = dense_ring_bytes(strategy.num_replicas_in_sync, given)
     return Contender(step, prepare, step_bytes=None if gathered and given else sent)

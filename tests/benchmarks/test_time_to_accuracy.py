@@ -27,7 +27,8 @@ def compared(*runs, within=0.0):
     """The rows of dense runs, of the same on a free network, and of others."""
     dense = (one for one in runs if one.compressor == DENSE)
     free = [time_to_accuracy.at_pace(one, FREE_PACE) for one in dense]
-    rows = report.compare([*runs, *free], within)
+    every = [*runs, *free]
+    rows = report.compare(every, report.fixed_goal(every, within))
     return {(row["method"], row["seed"]): row for row in rows}
 
 
@@ -70,7 +71,7 @@ def test_what_is_never_reached_is_said():
     row = rows["top_k", 0]
     assert row["seconds"] is None
     table = report.markdown("", [row])
-    assert "| top_k | 0 | 2.000 | never |  |  | 2.100 | 100.0 |" in table
+    assert "| top_k | 0 | 2.000 | never |  |  |  | 2.100 | 100.0 |" in table
 
 
 def test_seeds_are_averaged_and_a_choice_is_named():
@@ -86,6 +87,19 @@ def test_seeds_are_averaged_and_a_choice_is_named():
     assert means["auto"]["of a free network's"] == pytest.approx(1 / 1.5)
     assert means["qsgd"]["seconds"] is means["qsgd"]["times faster"] is None  # not in both
     assert "| auto: adacomp, cast | mean |" in report.markdown("", means.values())
+
+
+def test_all_seeds_have_to_reach_what_the_worst_dense_run_has():
+    rows = compared(
+        *(run(TEXT, DENSE, [3.0, 2.1 + 0.1 * seed], 1.0, seed) for seed in (0, 1)),
+        *(run(TEXT, "cast", [2.5, 2.2], 0.5, seed) for seed in (0, 1)),
+        *(run(TEXT, "adacomp", [2.0] if seed else [2.4, 2.0], 0.1, seed) for seed in (0, 1)),
+    )
+    assert {row["goal"] for row in rows.values()} == {2.1 + 0.1}
+    assert rows["adacomp", 0]["than casts"] == pytest.approx(5)
+    means = report.means(list(rows.values()))
+    text = report.markdown("", means)
+    assert "| adacomp | mean | 2.200 | 1.5 (1.0 to 2.0) | 13.3 | 6.7 |" in text
 
 
 def test_a_link_gives_each_curve_its_pace():
@@ -113,7 +127,7 @@ def test_local_steps_are_methods_of_their_own():
     link = [Pace(DENSE, DENSE, 1.0), Pace("top_k", "top_k", 0.5), FREE_PACE]
     link.append(Pace("top_k", "top_k", 0.1, 16))
     runs = time_to_accuracy.placed_on(link, curves)
-    rows = {row["method"]: row["seconds"] for row in report.compare(runs)}
+    rows = {row["method"]: row["seconds"] for row in report.compare(runs, 2.5)}
     assert rows == pytest.approx({DENSE: 20, "top_k": 10, FREE: 1, "top_k, 16 local steps": 2})
     assert curves[2].name == "text-2workers-adam-top_k-16local-seed0"
 
@@ -137,7 +151,7 @@ def test_plot(tmp_path):
     dense = run(TEXT, DENSE, [4.0, 2.5], 1.0)
     free = time_to_accuracy.at_pace(dense, FREE_PACE)
     runs = [dense, free, run(TEXT, "adacomp", [3.0, 2.4], 0.1)]
-    report.plot(runs, "100 Mbit/s", tmp_path / "curves.png")
+    report.plot(runs, 2.45, "100 Mbit/s", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 

@@ -13,6 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from tf_gradcomp.cli import plots
+
 if TYPE_CHECKING:
     from tf_gradcomp.cli.simulate import Simulated
 
@@ -130,27 +132,33 @@ def plot(runs: Sequence[Simulated], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     metric = (_metrics(runs) or ["loss"])[-1]
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    methods = list(dict.fromkeys(run.compressor for run in runs))
+    figure, axes = plt.subplots(3, 1, figsize=(plots.WIDTH, 10), layout="constrained")
     most = max(run.learners for run in runs)
-    for i, method in enumerate(methods):
-        style = {"color": f"C{i}", "label": method}
-        of_most = _by_kind(runs)[method, most]
-        curves = zip(*(run.history[metric] for run in of_most), strict=True)
-        axes[0].plot([statistics.mean(values) for values in curves], **style)
-        kinds = {n: same for (name, n), same in _by_kind(runs).items() if name == method}
-        for axis, name in ((axes[1], "sent_bytes"), (axes[2], "cosine_distance")):
-            values = [statistics.mean(_last(run, name) for run in same) for same in kinds.values()]
-            axis.plot(list(kinds), values, marker="o", **style)
+    ends: list[list[plots.Label]] = [[], [], []]
+    for i, method in enumerate(dict.fromkeys(run.compressor for run in runs)):
+        style = plots.style(i)
+        of_method = {n: same for (name, n), same in _by_kind(runs).items() if name == method}
+        curves = zip(*(run.history[metric] for run in of_method[most]), strict=True)
+        means = [statistics.mean(values) for values in curves]
+        axes[0].plot(range(1, len(means) + 1), means, **style)
+        ends[0].append((means[-1], method, style["color"]))
+        for axis, name, of_axis in zip(
+            axes[1:], ("sent_bytes", "cosine_distance"), ends[1:], strict=True
+        ):
+            values = [_mean(same, name) for same in of_method.values()]
+            axis.plot(list(of_method), values, marker="o", **style)
+            of_axis.append((values[-1], method, style["color"]))
     axes[0].set(xlabel="epoch", ylabel=metric, title=f"{most} learners")
     axes[1].set(xlabel="learners", ylabel="bytes sent per step and learner", yscale="log")
     axes[2].set(xlabel="learners", ylabel="cosine distance of residuals")
+    learners = sorted({run.learners for run in runs})
     for axis in axes[1:]:
         axis.set_xscale("log", base=2)
-    for axis in axes:
+        axis.set_xticks(learners, [str(n) for n in learners])
+    for axis, of_axis in zip(axes, ends, strict=True):
         axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.savefig(path, dpi=120)
+        plots.label_ends(axis, of_axis)
+    figure.savefig(path, dpi=plots.DPI)
     plt.close(figure)
 
 

@@ -1,0 +1,84 @@
+"""Recorded results, kept in the repository: `publish.py` writes them, and makes pages of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+FOLDER = Path(__file__).with_name("records")
+NETWORK = FOLDER / "network.json"
+TIMES = FOLDER / "time_to_accuracy.json"
+_QUANTILES = (0, 0.25, 0.5, 0.75, 1)
+_KEPT = ("job", "workers", "link", "contender", "counted_bytes", "carried_bytes", "predicted")
+_DIGITS = 5  # more than a measured time has
+
+Measured: TypeAlias = dict[str, Any]
+
+
+def read(file: Path) -> Measured:
+    """Reads a record."""
+    return json.loads(file.read_text())
+
+
+def write(measured: Measured, file: Path) -> None:
+    """Writes a record; each entry of a list has a line of its own, so that changes are seen."""
+    parts = [f" {json.dumps(name)}: {_text(value)}" for name, value in measured.items()]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in value) + "\n ]"
+
+
+def of_network(runs: Sequence[Measured]) -> Measured:
+    """Merges runs of `network.py`, and keeps the quantiles of a contender's steps.
+
+    A run takes the place of an earlier one where both measured the same.
+    """
+    raw = {(link["workers"], link["link"]): link for run in runs for link in run["raw"]}
+    records = {
+        tuple(record[key] for key in ("job", "workers", "link", "contender")): record
+        for run in runs
+        for record in run["records"]
+    }
+    return {
+        "about": runs[-1]["about"],
+        "raw": [{name: _rounded(value) for name, value in link.items()} for link in raw.values()],
+        "records": [_compact(record) for record in records.values()],
+    }
+
+
+def _compact(record: Measured) -> Measured:
+    stages, faults = record["stages"], record["page_faults"]
+    return {
+        **{key: _rounded(record.get(key)) for key in _KEPT},
+        "seconds": [_rounded(float(one)) for one in np.quantile(record["seconds"], _QUANTILES)],
+        "page_faults": [int(np.median(faults))],
+        "stages": stages and {name: _rounded(seconds) for name, seconds in stages.items()},
+    }
+
+
+def _rounded(value: Any) -> Any:
+    """Rounds a number of seconds to some digits, and a large number to a whole one."""
+    if not isinstance(value, float):
+        return value
+    return round(value) if value >= 10**_DIGITS else float(f"{value:.{_DIGITS}g}")
+
+
+def of_times(runs: Sequence[Measured]) -> Measured:
+    """Gathers results of `time_to_accuracy.py`: an entry for each task, workers and link."""
+    return {
+        "about": runs[-1]["about"],
+        "setups": [
+            {**run["what"], "link": link, **of_link}
+            for run in runs
+            for link, of_link in run["links"].items()
+        ],
+    }

@@ -1,0 +1,138 @@
+"""Tables of the time to a fixed accuracy, beside dense training and 16-bit casts, over seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from checklist import losses, times
+from network_report import table
+from time_to_accuracy_report import CAST, DENSE, FREE
+
+Setup: TypeAlias = Mapping[str, Any]  # a task, workers and a link, with a row for each run
+Ratios: TypeAlias = Sequence[float | None]  # one for each seed; None if it never got there
+
+
+@dataclasses.dataclass(frozen=True)
+class Sooner:
+    """Times that a method reaches an accuracy sooner than the baselines, in one setup.
+
+    Attributes:
+        method: Name of the method.
+        dense: Over dense training.
+        cast: Over 16-bit casts; empty if they were not measured there.
+        free: Share of a free network's speed.
+        step: Seconds of a step; None if that was not recorded.
+    """
+
+    method: str
+    dense: Ratios
+    cast: Ratios
+    free: Ratios
+    step: float | None
+
+    @property
+    def cells(self) -> list[str]:
+        """The cells of a table: means, and ranges over the seeds."""
+        free = "" if None in self.free else f"{statistics.mean(self.free):.0%}"
+        step = "" if self.step is None else f"{1e3 * self.step:.1f}"
+        return [_spread(self.dense), _spread(self.cast), free, step]
+
+
+def sooner(setup: Setup) -> Iterator[Sooner]:
+    """Yields the methods of a setup, with dense training and a free network."""
+    methods: dict[str, list[Mapping[str, Any]]] = {}
+    for row in setup["rows"]:
+        methods.setdefault(row["method"], []).append(row)
+    of_casts = [row["times faster"] for row in methods.get(CAST, ())]
+    for method, rows in methods.items():
+        dense = [row["times faster"] for row in rows]
+        cast = [] if method == CAST or not of_casts else list(map(_over, dense, of_casts))
+        free = [row["of a free network's"] for row in rows]
+        yield Sooner(method, dense, cast, free, rows[0]["seconds of a step"])
+
+
+def _over(mine: float | None, other: float | None) -> float | None:
+    """Returns one ratio over another; one that never got there is infinitely slow."""
+    if mine is None:
+        return None
+    return mine / other if other else float("inf")
+
+
+_COUNT = ("method", "later than dense", "than 16 bits")
+
+
+def count(setups: Sequence[Setup]) -> Iterator[str]:
+    """Yields the lines that count the setups, and each method's losses in them."""
+    methods: dict[str, list[Sooner]] = {}
+    for setup in setups:
+        for one in sooner(setup):
+            methods.setdefault(one.method, []).append(one)
+    tasks = len({setup["task"] for setup in setups})
+    yield f"**{len(setups)} setups of whole trainings** were measured, of {tasks} tasks."
+    yield ""
+    yield from table(
+        _COUNT,
+        (
+            [
+                method,
+                losses([mean(one.dense) for one in found]),
+                losses([mean(one.cast) for one in found if one.cast]),
+            ]
+            for method, found in methods.items()
+            if method not in (DENSE, FREE)
+        ),
+    )
+
+
+def mean(ratios: Ratios) -> float:
+    """The mean; 0 if a seed never got there."""
+    return 0.0 if None in ratios else statistics.mean(ratios)
+
+
+_COLUMNS = (
+    "task",
+    "workers",
+    "link",
+    "method",
+    "times sooner than dense",
+    "than 16 bits",
+    "of a free network's speed",
+    "ms a step",
+)
+
+
+_GOAL = "means over the seeds, with their range; all runs have to reach one figure"
+
+
+def details(trained: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines of a table of all methods in all setups."""
+    about = trained["about"]
+    yield f"On {about['machine']}: {about.get('rows', _GOAL)}."
+    yield ""
+    yield from table(
+        _COLUMNS,
+        (
+            [
+                setup["task"],
+                str(setup["workers"]),
+                setup["link"],
+                one.method,
+                *one.cells,
+            ]
+            for setup in trained["setups"]
+            for one in sooner(setup)
+        ),
+    )
+
+
+def _spread(ratios: Ratios) -> str:
+    """The mean and the range over the seeds."""
+    if None in ratios:
+        return f"never in {ratios.count(None)} of {len(ratios)}"
+    if not ratios:
+        return ""
+    mean = times(statistics.mean(ratios))
+    return f"{mean} ({times(min(ratios))} to {times(max(ratios))})" if len(ratios) > 1 else mean

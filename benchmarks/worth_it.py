@@ -1,0 +1,239 @@
+"""Tells for which models, links and numbers of workers compression pays, and how much.
+
+    python benchmarks/worth_it.py --weights 66e6 --compute 0.3 --fewer 100
+
+Predicts steps of a model of yours from the recorded results of `network.py`. Without them,
+measure in your own job: `gradcomp advise`. `publish.py` makes a page of the recorded models.
+
+Only methods that train like dense count: 16-bit casts and AdaComp. Where a step was measured, it is
+compared with the best measured dense step. A predicted step of AdaComp is compared with dense steps
+and casts that use the link fully, overlap all they can with computing, and take no time themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+import jobs
+import records
+from checklist import times
+from network_report import table
+from setups import CASTS, Setup, ring_bytes, setups
+from step_model import Cost, fit
+
+from tf_gradcomp.advice.cost_model import WORTHWHILE
+
+METHOD = "adacomp"
+LABEL = "AdaComp"
+GOODPUT = 1448 / 1514  # share of TCP's data in Ethernet frames
+LINKS = {"10 Mbit/s": 10, "100 Mbit/s": 100, "1 Gbit/s": 1_000, "10 Gbit/s": 10_000}
+WORKERS = (2, 4, 8, 32)
+NAMES = {
+    jobs.RESNET: "ResNet-20",
+    jobs.LSTM: "character LSTM",
+    jobs.MLP: "MLP",
+    jobs.EXCHANGE: "ResNet-50, exchange alone",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model whose steps are predicted.
+
+    Attributes:
+        name: Its name in tables.
+        weights: Number of weights.
+        compute: Seconds of a step that exchanges nothing.
+        fewer: Times that AdaComp's payload is smaller than the gradient.
+        job: The job that was measured with it; None if it was not measured.
+    """
+
+    name: str
+    weights: float
+    compute: float
+    fewer: float
+    job: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Seconds of a model's step: dense, with 16-bit casts, and with AdaComp."""
+
+    dense: float
+    cast: float
+    sparse: float
+
+    def verdict(self) -> str:
+        """The method to use, and how many times faster it is than dense, and than casts."""
+        enough = 1 - WORTHWHILE
+        if self.sparse <= enough * min(self.dense, self.cast):
+            return f"{LABEL} {times(self.dense / self.sparse)} ({times(self.cast / self.sparse)})"
+        if self.cast <= enough * self.dense:
+            return f"16 bits {times(self.dense / self.cast)}"
+        return "no"
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """Predicts steps by what AdaComp costs."""
+
+    cost: Cost
+
+    @classmethod
+    def of(cls, found: Sequence[Setup]) -> Forecast:
+        """Fits AdaComp's cost to the measured setups with two workers."""
+        cost = fit(METHOD, [setup for setup in found if setup.workers == 2])
+        if cost is None:
+            raise click.ClickException(f"{records.NETWORK} has fewer than two steps of {METHOD}.")
+        return cls(cost)
+
+    def steps(self, model: Model, workers: int, speed: float) -> Steps:
+        """Predicts a model's steps on a link of so many Mbit/s, of which TCP gets its share."""
+        per_byte = 8 / (1e6 * GOODPUT * speed)
+        dense = ring_bytes(workers, 4 * model.weights) * per_byte
+        sparse = model.compute + self.own(model, workers) + _sent(model, workers) * per_byte
+        return Steps(max(model.compute, dense), max(model.compute, dense / 2), sparse)
+
+    def own(self, model: Model, workers: int) -> float:
+        """Seconds of latency, encoding and decoding, if each worker has one core.
+
+        All of it grows with the number of payloads, which is more than what is measured.
+        """
+        return self.cost.latency + self.cost.each * model.weights * workers / 2
+
+    def break_even(self, model: Model, workers: int, of_baseline: float = 1.0) -> float:
+        """Returns the Mbit/s up to which AdaComp is faster; 0 if it is nowhere.
+
+        Args:
+            model: The model.
+            workers: Number of workers.
+            of_baseline: Bytes of the baseline, over those of dense float32.
+        """
+        dense = of_baseline * ring_bytes(workers, 4 * model.weights)
+        saved = 8e-6 * (dense - _sent(model, workers)) / GOODPUT
+        return max(0.0, saved / (model.compute + self.own(model, workers)))
+
+
+def _sent(model: Model, workers: int) -> float:
+    """Bytes that a worker sends with AdaComp, whose payloads are gathered."""
+    return (workers - 1) * 4 * model.weights / model.fewer
+
+
+def measured_models(found: Sequence[Setup]) -> list[Model]:
+    """Returns the models of all jobs, by their number of weights."""
+    models = []
+    for job in dict.fromkeys(setup.job for setup in found):
+        of_two = [s for s in found if s.job == job and s.workers == 2 and METHOD in s.records]
+        if not of_two:
+            continue
+        sent = statistics.mean(s.records[METHOD]["counted_bytes"] for s in of_two)
+        weights = of_two[0].weights
+        compute = statistics.median(s.compute for s in of_two)
+        models.append(Model(NAMES[job], weights, compute, 4 * weights / sent, job))
+    return sorted(models, key=lambda model: model.weights)
+
+
+def larger(models: Sequence[Model]) -> list[Model]:
+    """Models that were not measured, and send as many times fewer bytes as a ResNet-50."""
+    (exchange,) = (model for model in models if model.job == jobs.EXCHANGE)
+    whole = dataclasses.replace(exchange, name="ResNet-50, if a step takes 0.2 s", compute=0.2)
+    of_base = Model("BERT-base, if a step takes 0.5 s", 110e6, 0.5, exchange.fewer)
+    return [dataclasses.replace(whole, job=None), of_base]
+
+
+def cells(
+    model: Model, found: Sequence[Setup], forecast: Forecast, workers: int, on: Iterable[str]
+) -> Iterator[str]:
+    """Yields a cell for each link: bold where it was measured."""
+    there = {s.link: s for s in found if (s.job, s.workers) == (model.job, workers)}
+    for link in on:
+        if link in there:
+            yield f"**{_measured(there[link]).verdict()}**"
+        else:
+            yield forecast.steps(model, workers, LINKS[link]).verdict()
+
+
+def _measured(setup: Setup) -> Steps:
+    cast = min(setup.seconds(name) for name in CASTS if name in setup.records)
+    return Steps(setup.dense, cast, setup.seconds(METHOD))
+
+
+def full_tables(found: Sequence[Setup]) -> Iterator[str]:
+    """Yields the lines of a table for each number of workers."""
+    forecast = Forecast.of(found)
+    models = measured_models(found)
+    for workers in WORKERS:
+        yield from ("", f"**{workers} workers**", "")
+        yield from _table([*models, *larger(models)], found, forecast, workers)
+
+
+def _table(
+    models: Sequence[Model], found: Sequence[Setup], forecast: Forecast, workers: int
+) -> list[str]:
+    header = ("model", "million weights", "computing, ms", "times fewer bytes", *LINKS)
+    return table(
+        header,
+        (
+            [
+                model.name,
+                f"{model.weights / 1e6:.3g}",
+                f"{1e3 * model.compute:.0f}",
+                f"{model.fewer:.0f}",
+                *cells(model, found, forecast, workers, LINKS),
+            ]
+            for model in models
+        ),
+    )
+
+
+SMALL = {2: ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s"), 8: ("100 Mbit/s", "1 Gbit/s")}
+
+
+def small_table(found: Sequence[Setup]) -> list[str]:
+    """The lines of the README's table."""
+    forecast = Forecast.of(found)
+    models = measured_models(found)
+    header = [f"{n} workers, {link}" for n, some in SMALL.items() for link in some]
+    return table(
+        ("model", "million weights", *header),
+        (
+            [
+                model.name,
+                f"{model.weights / 1e6:.3g}",
+                *(
+                    cell
+                    for workers, on in SMALL.items()
+                    for cell in cells(model, found, forecast, workers, on)
+                ),
+            ]
+            for model in [*models, *larger(models)]
+        ),
+    )
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--weights", required=True, type=float, help="Of your model.")
+@click.option("--compute", required=True, type=float, help="Seconds of a step on one worker alone.")
+@click.option("--fewer", default=40.0, help="Times fewer bytes in AdaComp's payload.")
+def main(weights: float, compute: float, fewer: float) -> None:
+    found = setups(records.read(records.NETWORK))
+    forecast = Forecast.of(found)
+    model = Model("yours", weights, compute, fewer)
+    lines = table(
+        ("workers", *LINKS),
+        (
+            [
+                str(workers),
+                *(forecast.steps(model, workers, speed).verdict() for speed in LINKS.values()),
+            ]
+            for workers in WORKERS
+        ),
+    )
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

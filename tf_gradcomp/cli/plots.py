@@ -1,0 +1,89 @@
+"""Colours and labels of plots, which readers with any colour vision can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+# Okabe and Ito's colours without yellow, which is too light for lines.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+GREY = "#7F7F7F"
+WIDTH = 7.5  # inches of a plot at the width of a page
+DPI = 150
+
+
+def style(index: int) -> dict[str, str]:
+    """Returns the colour and dashes of the line with this index; several lines share a colour."""
+    dashes = ("-", "--", ":", "-.")
+    return {"color": COLOURS[index % len(COLOURS)], "ls": dashes[index // len(COLOURS) % 4]}
+
+
+Label: TypeAlias = tuple[float, str, str]
+"""Where a label is on an axis, its text, and its colour."""
+
+
+def label_ends(axis: Any, ends: Sequence[Label]) -> None:
+    """Writes labels on the right of a plot, each at the height of its line, none over another.
+
+    Args:
+        axis: The plot, whose limits are final.
+        ends: The labels, each at the last value of its line.
+    """
+    for y, text, colour in _apart(axis, ends, 1):
+        axis.annotate(text, (1.01, y), color=colour, va="center", **_TEXT)
+
+
+def label_starts(axis: Any, starts: Sequence[Label]) -> None:
+    """Writes labels within a plot, on the left, where there have to be no lines."""
+    for y, text, colour in _apart(axis, starts, 1):
+        axis.annotate(text, (0.01, y), color=colour, va="center", **_TEXT)
+
+
+def label_places(axis: Any, places: Sequence[Label]) -> None:
+    """Writes upright labels along the lower edge of a plot, each at its x, none over another."""
+    for x, text, colour in _apart(axis, places, 0):
+        axis.annotate(text, (x, 0.02), color=colour, ha="center", va="bottom", rotation=90, **_TEXT)
+
+
+_SIZE = 9  # of a label's font, in points
+_TEXT = {
+    "xycoords": "axes fraction",
+    "fontsize": _SIZE,
+    "bbox": {"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 1},
+}
+
+
+def _apart(axis: Any, labels: Sequence[Label], side: int) -> list[Label]:
+    """Returns the labels with places as shares of the axis `side`, as far apart as text needs."""
+    axis.get_figure().canvas.draw()  # so that a layout knows its places
+    to_share = axis.transData + axis.transAxes.inverted()
+    corner = [axis.get_xlim()[0], axis.get_ylim()[0]]
+
+    def share(value: float) -> float:
+        point = [*corner]
+        point[side] = value
+        return min(1.0, max(0.0, to_share.transform(point)[side]))
+
+    length = axis.get_window_extent().size[side] / axis.get_figure().dpi
+    finite = (one for one in labels if np.isfinite(one[0]))
+    order = sorted((share(value), text, colour) for value, text, colour in finite)
+    places = spread([place for place, _, _ in order], 1.25 * _SIZE / 72 / length)
+    return [(y, text, colour) for y, (_, text, colour) in zip(places, order, strict=True)]
+
+
+def spread(places: list[float], gap: float) -> list[float]:
+    """Moves ascending places between 0 and 1 apart to a gap, as little as possible."""
+    offsets = gap * np.arange(len(places))
+    free = np.array(places) - offsets  # places without gaps only have to ascend
+    blocks: list[list[float]] = []
+    for place in free:  # merges neighbours that do not ascend into their mean
+        blocks.append([place, 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            mean, count = blocks.pop()
+            other, more = blocks.pop()
+            blocks.append([(mean * count + other * more) / (count + more), count + more])
+    means, counts = zip(*blocks, strict=True) if blocks else ((), ())
+    moved = np.clip(np.repeat(means, np.array(counts, int)), 0, max(0, 1 - gap * (len(places) - 1)))
+    return [float(place) for place in moved + offsets]
