@@ -1,1 +1,1 @@
-"""Adam's second moment in front of compressors."""
+"""Division of gradients by Adam's second moment before compression."""

@@ -1,11 +1,11 @@
 """Hands second moments over, from the inner optimizer to the replicas and back.
 
-While a job is preconditioned, each replica keeps second moments of its own, and the inner
-optimizer's are not updated. The inner optimizer's momentum and the residuals are then in units of
-divided gradients. A job that resumes without a preconditioner, or with one replica, needs the
+While a job is preconditioned, each replica keeps its own second moments, and the inner optimizer's
+second moments are not updated. The inner optimizer's momentum and the residuals are then in units
+of divided gradients. A job that resumes without a preconditioner, or with one replica, needs the
 second moments in the inner optimizer, and momentum and residuals of undivided gradients. A job that
-is preconditioned for the first time needs the opposite. Nothing has to be communicated for either:
-what a checkpoint restores, replicas have in equal shares.
+is preconditioned for the first time needs the opposite. Neither conversion needs communication,
+because replicas restore equal shares of a checkpoint.
 """
 
 from __future__ import annotations
@@ -69,25 +69,25 @@ class HandOver:
     inner: InnerState  # the inner optimizer's state
     # Each replica's own second moments, by the names of `Preconditioner.state`.
     moments: Sequence[Mapping[str, Sequence[tf.Variable]]]
-    # What else replicas keep in units of the gradients, such as the residuals: for each kind and
-    # replica, a variable for each gradient.
+    # Other state of the replicas in units of the gradients, such as the residuals: for each kind
+    # and replica, a variable for each gradient.
     of_gradients: Sequence[Sequence[tf.Variable]]
-    # For each gradient, the sum of what all replicas have not sent yet, undivided.
+    # For each gradient, the sum of all replicas' residuals, undivided.
     waiting: Sequence[tf.Tensor]
     lost: tf.Tensor  # bool [gradients], whether the delayed part is lost; `waiting` is zeros there
-    # int64 [gradients], how many updates the inner optimizer had made before the replica's own
-    # second moment of each gradient began; 0 if it goes on with the inner optimizer's.
+    # int64 [gradients], the number of the inner optimizer's updates before the replica's own second
+    # moment of each gradient began; 0 if it continues the inner optimizer's.
     since: tf.Tensor
     replicas: int  # the number of replicas
 
     def take(self, place: int, wanted: tf.Tensor) -> tf.Tensor:
         """Gives each replica its share of the inner optimizer's second moments of one gradient.
 
-        Replicas in lockstep that have had shares before get the same shares again. What a replica
-        keeps in units of the gradient, and the inner optimizer's momentum, are divided by the root
-        of the second moment. If most of a gradient came late, the inner optimizer has squared sums
-        over many steps. Then this root is only an estimate, and the replica's own second moments
-        begin with it, as in a first step. Returns the new `since` of the gradient; nothing changes
+        Replicas in lockstep that have had shares before get the same shares again. State in units
+        of the gradient, and the inner optimizer's momentum, are divided by the root of the second
+        moment. If most of a gradient came late, the inner optimizer has squared sums over many
+        steps. The root is then only an estimate, and the replica's own second moments start from
+        this estimate, as in a first step. Returns the new `since` of the gradient; nothing changes
         unless `wanted`.
         """
         waiting = self.waiting[place]
@@ -116,7 +116,7 @@ class HandOver:
         """Gives the inner optimizer the second moments of one gradient; the inverse of `take`."""
         correction = self._corrections[place]
         root = correction.root(self._sum(self.preconditioner.root_of, place))
-        # The inner optimizer corrects their bias by the number of all of its updates.
+        # The inner optimizer corrects their bias by the total number of its updates.
         grows = tf.square(self._inner_correction.factor / correction.factor)
         scale = tf.where(self._since[place] > 0, grows, 1.0)
         for name, moments in self.inner.moments.items():
@@ -140,7 +140,7 @@ class HandOver:
         return [moments[name][place] for moments in self.moments]
 
     def _sum(self, name: str, place: int) -> tf.Tensor:
-        """Returns a second moment of all replicas; those that are not here have the same shares."""
+        """Returns the second moment of all replicas; replicas elsewhere have the same shares."""
         total = tf.add_n([own.read_value() for own in self._own(name, place)])
         return self.replicas / len(self.moments) * total
 

@@ -1,12 +1,12 @@
 """The steps of Adam's family, for gradients that are already divided by the second moment's root.
 
-Each step is its paper's step with 1 in place of the root: momentum, its bias correction, and what
-else the optimizer does with them. Learning rate and weight decay are the optimizer's own.
+Each step is its paper's step with 1 in place of the root: momentum, its bias correction, and
+further operations on them. The optimizer itself applies learning rate and weight decay.
 
-Entries that wait in a residual are sent as sums over their waiting time. Such a sum is a moving
-average by itself; momentum on top of it would move the weights yet later, by gradients of weights
-that are long gone. So a gradient that was delayed goes directly into the step, and past the
-momentum, which then only uses up what an earlier job left in it.
+Entries that are delayed in a residual are sent as sums over their delay. Such a sum is already a
+moving average; with additional momentum, the weights would follow even older gradients. A delayed
+gradient therefore goes directly into the step and bypasses the momentum. The momentum then only
+uses up the value that earlier steps left in it.
 
 Sources: Kingma and Ba, "Adam", ICLR 2015, algorithm 1; Dozat, "Incorporating Nesterov Momentum into
 Adam", 2016; You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
@@ -27,14 +27,14 @@ class Given(NamedTuple):
     # The divided gradient that goes through the momentum, summed over the replicas; in the shape of
     # the weights.
     gradient: tf.Tensor
-    # The divided gradient that bypasses the momentum, likewise. Either `gradient` or `direct` is
-    # zero.
+    # The divided gradient that bypasses the momentum, in the same form. Either `gradient` or
+    # `direct` is zero.
     direct: tf.Tensor
     momentum: tf.Tensor  # the first moment, with `gradient` in it
     beta_1: float  # Adam's decay rate of the momentum
     step: tf.Tensor  # scalar, 1 in the first step
-    # Scalar, Nadam's product of all momentum coefficients, this step's included; None for the
-    # others.
+    # Scalar, Nadam's product of all momentum coefficients, this step's included; None for other
+    # optimizers.
     product: Any = None
     schedule: float = 1.0  # how fast Nadam's momentum coefficients grow; 1 in its paper
 
@@ -60,7 +60,7 @@ def lamb(given: Given) -> tf.Tensor:
 
 
 def to_length_of(variable: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
-    """An update scaled to the length of the weights; as it is where either is zero."""
+    """An update scaled to the length of the weights; unscaled if either is zero."""
     weights, length = tf.norm(variable), tf.norm(update)
     both = tf.logical_and(weights > 0, length > 0)
     return tf.where(both, weights / tf.where(both, length, 1), 1) * update

@@ -1,14 +1,15 @@
-"""Adam's second moment in front of the compressor, so that Adam's steps stay as long as without.
+"""Division by Adam's second moment before the compressor, so that Adam's steps keep their length.
 
-A sparse exchange sends an entry of a gradient rarely, and then all that has accumulated. Adam would
-square these large values, its second moment would grow by about the number of steps between them,
-and its steps would become short. So each replica keeps the second moments of its own gradients, and
-divides the gradients by their roots before it compresses them. The inner optimizer then multiplies
-what all replicas sent by its learning rate; see `momentum` for what goes through its momentum.
+A sparse exchange sends an entry of a gradient rarely, and then sends the whole accumulated value.
+Adam would square these large values. Its second moment would grow by a factor of about the number
+of steps between them, and its steps would become short. Each replica therefore keeps the second
+moments of its own gradients, and divides the gradients by their roots before it compresses them.
+The inner optimizer then multiplies the sum of the sent values by its learning rate; `momentum` says
+which values go through its momentum.
 
 The second moment of the sum of all gradients is estimated by one replica's own second moment,
-times the number of replicas, as if their gradients were independent. So no setting is needed, and
-no second moments are sent.
+times the number of replicas, as if their gradients were independent. This estimate needs no setting
+and sends no second moments.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from tf_gradcomp.policy import GradientSpec
 
 SECOND_MOMENT = "second_moment"
 LARGEST = "largest_second_moment"  # AMSGrad's
-# Corrected, epsilon is up to 30 times as large in the first steps. Entries whose roots are as small
-# would then be divided to less than others, and sent late, and training would lag.
+# A corrected epsilon is up to 30 times as large in the first steps. It would shrink entries with
+# similarly small roots, so they would be sent late, and training would lag.
 LARGEST_NOT_CORRECTED = 1e-6
 
 
@@ -36,13 +37,13 @@ class Preconditioner:
 
     beta_2: float  # Adam's decay rate of the second moments
     epsilon: float  # Adam's small number, which is added to the roots
-    amsgrad: bool = False  # whether it divides by the roots of the largest second moments so far
-    # Whether Keras adds it before the bias of second moments is corrected, as in Adam and AdamW,
-    # and not in Nadam and Lamb. Above 1e-6 it is so here, too. A smaller one, which only keeps
-    # roots from zero, is added after, as in the paper of Adam.
+    amsgrad: bool = False  # whether the divisor is the root of the largest second moment so far
+    # Whether Keras adds epsilon before it corrects the bias of second moments, as in Adam and
+    # AdamW, but not in Nadam and Lamb. This class does the same above 1e-6. A smaller epsilon,
+    # which only keeps roots from zero, is added afterwards, as in the paper of Adam.
     corrects_epsilon: bool = False
-    # Whether the squares of a table's `tf.IndexedSlices` are added up one by one, as Keras 3 does,
-    # also where slices are of the same row; else their sum is squared.
+    # Whether the squares of a table's `tf.IndexedSlices` are added one by one, as Keras 3 does,
+    # even if slices belong to the same row; otherwise the sum of the slices is squared.
     squares_each_slice: bool = False
 
     @property
@@ -72,8 +73,8 @@ class Preconditioner:
     ) -> ops.SecondMoments:
         """Returns the second moments by whose roots a replica's gradients are to be divided.
 
-        `state` has resource handles by name. `updates` counts how many updates each second moment
-        has seen so far, or all of them as a scalar.
+        `state` has resource handles by name. `updates` counts the updates of each second moment so
+        far, or of all second moments as a scalar.
         """
         return ops.SecondMoments(
             state[SECOND_MOMENT],
@@ -97,8 +98,8 @@ class Preconditioner:
     def with_residuals(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
         """Returns an inner optimizer's second moment as if the residuals had been sent just now.
 
-        The square of one sum is a rough estimate. Where there is little else, the estimate is at
-        least the mean of the variable's.
+        The square of one sum is a rough estimate. If there is little else, the estimate is at least
+        the variable's mean.
         """
         sent = tf.cast(second_moment, tf.float32)
         late = (1 - self.beta_2) * tf.square(waiting)
@@ -127,8 +128,8 @@ class Correction(NamedTuple):
 
     # float32, in the shape of `updates`, by which the bias makes their roots smaller.
     factor: tf.Tensor
-    epsilon: tf.Tensor | float  # what is added to the corrected roots
-    # The factor that makes a second moment one of a first step.
+    epsilon: tf.Tensor | float  # the number to add to the corrected roots
+    # The factor that turns a second moment into a first step's second moment.
     of_first_step: tf.Tensor | float = 1.0
 
     def root(self, second_moment: tf.Tensor) -> tf.Tensor:
@@ -136,14 +137,14 @@ class Correction(NamedTuple):
         return tf.sqrt(second_moment) / self.factor + self.epsilon
 
     def came_late(self, second_moment: tf.Tensor, waiting: tf.Tensor) -> tf.Tensor:
-        """Returns whether more waits than a step's gradient, in the mean of squares."""
+        """Returns whether the mean square of the residual exceeds that of a step's gradient."""
         of_a_step = tf.reduce_sum(second_moment) / tf.square(self.factor)
         return tf.reduce_sum(tf.square(waiting)) > of_a_step
 
     def divided(self, values: Sequence[tf.Tensor], second_moment: tf.Tensor) -> list[tf.Tensor]:
-        """Divides values in units of a gradient, such as its momentum, as the gradient is."""
+        """Divides values in units of a gradient, such as its momentum, like the gradient itself."""
         root, seen = self.root(second_moment), second_moment > 0
-        # Where Adam has seen no gradient yet, it would make a step of about 1.
+        # If Adam has seen no gradient yet, it would take a step of about 1.
         return [
             tf.where(seen, value / root, tf.clip_by_value(value, -1.0, 1.0)) for value in values
         ]

@@ -17,10 +17,10 @@ from tf_gradcomp.policy import GradientSpec
 def choose(
     group: Group, candidates: Sequence[Candidate], specs: Sequence[GradientSpec]
 ) -> Candidate:
-    """Chooses the fastest candidate by a probe, alike on all replicas; the log says which.
+    """Chooses the fastest candidate by a probe, the same on all replicas; logs the choice.
 
-    Where no compression is a candidate, another one has to be faster by `WORTHWHILE`. Of those that
-    differ by noise alone, the first is chosen.
+    If no compression is a candidate, another candidate must be faster by `WORTHWHILE`. If
+    candidates differ only by noise, the first is chosen.
     """
     if len(candidates) == 1:
         chosen, tables = candidates[0], ""

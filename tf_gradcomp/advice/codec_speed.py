@@ -1,4 +1,4 @@
-"""Measures a method's own work, and the collectives that it asks for."""
+"""Measures a method's own work, and records the collectives that it requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Agree = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Echo(Communicator):
-    """Answers each request at once, as if all replicas had given the same as this one.
+    """Answers each request at once, as if all replicas had sent the same data as this replica.
 
     Args:
         size: The number of replicas.
         rank: The rank of this replica.
-        sums: Whether a sum is over all replicas. Otherwise it is what this one gave: of a whole
-            model's gradients, multiplying would take time that no method takes.
+        sums: Whether a sum is over all replicas. Otherwise it is this replica's vector: multiplying
+            a whole model's gradients would take time that belongs to no method.
     """
 
     def __init__(self, size: int, rank: tf.Tensor | int, sums: bool) -> None:
@@ -40,7 +40,7 @@ class Echo(Communicator):
         return self.all_gather(payload[tf.newaxis]), tf.size(payload) + 1  # with the length
 
     def all_reduce(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the sum, or `values` as they are."""
+        """Returns the sum, or unchanged `values`."""
         return values * tf.cast(self._factor, values.dtype) if self._factor > 1 else values
 
     def sum(self, request: AllReduce) -> tf.Tensor:
@@ -50,12 +50,12 @@ class Echo(Communicator):
         return tf.concat([total, request.metadata * self.size], 0)
 
     def broadcast(self, payload: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
-        """Returns `payload` as it is."""
+        """Returns `payload` unchanged."""
         return payload
 
 
 class Stopwatch(Echo):
-    """Notes when each request is made, what it sends, and its kind.
+    """Records the time of each request, its bytes and its kind.
 
     Attributes:
         asked: Seconds since the epoch, when the last request was made.
@@ -70,7 +70,7 @@ class Stopwatch(Echo):
         self.kinds: list[Kind] = []
 
     def answer(self, request: Request) -> tuple[Any, Sent]:
-        """Answers once the request could be sent."""
+        """Answers as soon as the request could be sent."""
         self.kinds.append(kind_of(request))
         with tf.control_dependencies([given(request)]):
             self.asked = tf.timestamp()
@@ -81,10 +81,10 @@ class Stopwatch(Echo):
 
 
 class CodecSpeed:
-    """Times a method by a replica that exchanges gradients with itself alone.
+    """Times a method on a replica that exchanges gradients only with itself.
 
     Args:
-        compressor: The method; its warm-up is left out.
+        compressor: The method, without its warm-up.
         step: Makes the replica's side of the next step, in a graph.
         prepare: Called before each step; its time is not counted.
     """
@@ -102,13 +102,13 @@ class CodecSpeed:
         self._step = tf.function(self._exchange, autograph=False)
 
     def run(self, steps: int) -> None:
-        """Does some steps."""
+        """Runs some steps."""
         for _ in range(steps):
             self._prepare()
             self._step()
 
     def reduced(self) -> Sequence[tf.Tensor]:
-        """Does a step of a method with a residual, and returns the reduced gradients."""
+        """Runs a step of a method with a residual, and returns the reduced gradients."""
         self._prepare()
         return self._step().reduced
 
@@ -156,7 +156,7 @@ def kind_of(request: Request) -> Kind:
 
 
 def _means(steps: Sequence[Sequence[Sent]]) -> list[float]:
-    """Bytes of the payload, then those that each request makes a worker send."""
+    """Bytes of the payload, then the bytes that a worker sends for each request."""
     count = len(steps)
     payload = sum(float(sent.payload_bytes) for of_step in steps for sent in of_step) / count
     return [

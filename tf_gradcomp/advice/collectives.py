@@ -1,4 +1,4 @@
-"""Times the collectives of a job, for each kind of request; all workers do the same, and agree."""
+"""Times the collectives of a job for each kind of request, with equal results on all workers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tf_gradcomp.compressors.requests import AllGather, AllReduce, Broadcast, Re
 from tf_gradcomp.groups.communicator import Communicator, WordsAhead
 from tf_gradcomp.groups.group import Group
 
-_FEWEST = 512  # elements; what fewer take is latency
+_FEWEST = 512  # elements; the time of fewer elements is latency
 _GROWTH = 16  # from one size to the next, at most
 _OVER = 1.2  # a size should take at most this many times `enough`
-# Of each size, as many as fit into the time that is enough: for latency, so many that a few slow
+# The repetitions of each size fit into the time limit. For latency, they suffice that a few slow
 # collectives do not change the median.
 _REPEATS = (2, 15)
 
 
 class Timed(NamedTuple):
-    """The time of a collective: a median, less what calling TensorFlow takes.
+    """The time of a collective: a median, minus the time of calling TensorFlow.
 
     Attributes:
         sent_bytes: The bytes that a worker sends.
         seconds: The time.
-        noise: Seconds by which the median may be wrong: the range that half of all times are in,
-            over the root of their number.
+        noise: Seconds by which the median may be wrong: the interquartile range over the square
+            root of the number of times.
     """
 
     sent_bytes: float
@@ -59,12 +59,12 @@ class Collectives:
     def curves(self, most: Mapping[Kind, float], enough: float) -> dict[Kind, Curve]:
         """Measures collectives of each kind.
 
-        The least of each kind are measured again after all others: when something else slows down
-        a machine for a while, methods would differ by when their collectives were measured.
+        The smallest collectives of each kind are measured again at the end. Otherwise, if something
+        slows down a machine for a while, methods would differ by the time of their measurement.
 
         Args:
             most: The bytes of the largest collective of each kind.
-            enough: After a collective that takes so many seconds, no larger one is tried.
+            enough: After a collective that takes this many seconds, no larger one is tried.
         """
         collects = {kind: self._function(kind) for kind in most}
         measured = {
@@ -90,7 +90,7 @@ class Collectives:
         points: list[tuple[int, Timed]] = []
         while elements < last and not (seconds >= enough and len(points) > 1):
             growth = min(_GROWTH, max(2.0, _OVER * enough / seconds)) if seconds else _GROWTH
-            # Two points that are near each other would make no line.
+            # Two points that are close together would not determine a line.
             elements = last if 2 * growth * elements > last else math.ceil(growth * elements)
             points.append(
                 (elements, self._measure(collect, tf.zeros([elements], kind.dtype), enough))
@@ -105,12 +105,12 @@ class Collectives:
 
         def timed() -> float:
             nonlocal sent_bytes
-            self._group.largest([0.0])  # all are ready
+            self._group.largest([0.0])  # all workers are ready
             start = time.perf_counter()
             sent_bytes = float(collect(values))
             return time.perf_counter() - start
 
-        first = self._group.largest([timed()])[0]  # TCP gets to know the link
+        first = self._group.largest([timed()])[0]  # TCP adapts to the link
         fewest, most = _REPEATS
         repeats = min(most, max(fewest, int(enough / first)))
         times = self._group.largest([timed() for _ in range(repeats)])
@@ -122,10 +122,11 @@ class Collectives:
         def collect(values: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
             request = _request(kind, values)
             answers, sent = zip(*(one.answer(request) for one in self._communicators), strict=True)
-            # Horovod's operations are stateless: TensorFlow runs those only whose results it needs.
+            # Horovod's operations are stateless: TensorFlow runs them only if it needs their
+            # results.
             return tf.cast(sent[0].sent_bytes, tf.float64), list(answers)
 
-        # An all-reduce is done in pieces by its length, so there is a trace for each.
+        # The length of an all-reduce determines its pieces, so each length needs a trace.
         in_pieces = kind.request == AllReduce.__name__
         signature = None if in_pieces else [tf.TensorSpec([None], kind.dtype)]
         traced = tf.function(collect, input_signature=signature, autograph=False)
@@ -154,7 +155,7 @@ def timed(run: Callable[[], Result]) -> tuple[float, Result]:
 
 @functools.cache
 def call_seconds() -> float:
-    """Seconds that calling an empty function takes: a median, measured once in a process."""
+    """Seconds of a call of an empty function: a median, measured once in a process."""
     value = tf.constant(0)
     nothing = tf.function(lambda: tf.identity(value), autograph=False)
     nothing()  # traces

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-EXCHANGE_SHARE = 0.1  # of the time, that local steps leave to the exchange
-WORTHWHILE = 0.05  # of a step: predictions are not more exact than that
+EXCHANGE_SHARE = 0.1  # the share of the time that local steps leave to the exchange
+WORTHWHILE = 0.05  # of a step: predictions are not more exact
 
 
 class Kind(NamedTuple):
-    """A kind of request: requests of one kind differ only in how many bytes they send."""
+    """A kind of request: requests of one kind differ only in their bytes."""
 
     request: str
     dtype: str
@@ -24,8 +24,8 @@ class Kind(NamedTuple):
 class Curve:
     """The times of collectives for one kind of request, by the bytes that a worker sends.
 
-    Between two points it is a straight line. Beyond the last point it goes on as between the last
-    two: a latency, plus bytes divided by a bandwidth.
+    Between two points, the curve is linear. Beyond the last point, it extrapolates the last two: a
+    latency, plus bytes divided by a bandwidth.
     """
 
     # Pairs of bytes and seconds, at least one, in ascending order of bytes.
@@ -43,7 +43,7 @@ class Curve:
         return cls(points, noise)
 
     def seconds(self, sent_bytes: float) -> float:
-        """The seconds of collectives that make a worker send so many bytes."""
+        """The seconds of collectives in which a worker sends a number of bytes."""
         if len(self.points) == 1:
             return self.points[0][1]
         places = [place for place, _ in self.points]
@@ -54,12 +54,12 @@ class Curve:
 
     @property
     def latency(self) -> float:
-        """The seconds of collectives that send next to nothing."""
+        """The seconds of collectives that send almost nothing."""
         return self.seconds(0.0)
 
 
 class Asked(NamedTuple):
-    """A request as far as its time depends on it: its kind, and the bytes that a worker sends."""
+    """The facts that determine a request's time: its kind, and the bytes that a worker sends."""
 
     kind: Kind
     sent_bytes: float
@@ -69,15 +69,15 @@ class Asked(NamedTuple):
 class Work:
     """The work of a method in one step."""
 
-    encode: float  # seconds until it asks for the last of its requests
-    decode: float  # seconds after that
-    payload_bytes: float  # what a worker gives to be sent
+    encode: float  # seconds until it makes its last request
+    decode: float  # seconds after the last request
+    payload_bytes: float  # bytes of a worker's payload
     asked: Sequence[Asked]  # its requests, in their order
     # The share of the residuals in all that a worker could send, by their sums of squares.
     late: float = 0.0
 
     def scaled(self, factor: float, of_bytes: float) -> Work:
-        """The work for a model that takes `factor` times as long, and sends `of_bytes` times."""
+        """The work for a model with `factor` times the time, and `of_bytes` times the bytes."""
         return Work(
             factor * self.encode,
             factor * self.decode,
@@ -95,14 +95,14 @@ class Prediction:
         method: The compressor, as text.
         compute: The time of everything but the exchange.
         encode: See `Work`.
-        latency: What its collectives take however little they carry.
-        transfer: What they take in addition, for the bytes that they carry.
+        latency: The time of its collectives with almost no data.
+        transfer: The additional time of its collectives for the sent bytes.
         decode: See `Work`.
-        payload_bytes: What a worker gives to be sent.
-        sent_bytes: What the collectives make it send.
+        payload_bytes: The bytes of a worker's payload.
+        sent_bytes: The bytes that a worker sends in the collectives.
         late: See `Work`.
-        trains_like_dense: Whether it was measured to; None if that was not measured, or not with
-            these settings.
+        trains_like_dense: Whether it did in our measurements; None if it was not measured, or not
+            with these settings.
         noise: Seconds by which the latency may be wrong.
     """
 
@@ -120,7 +120,7 @@ class Prediction:
 
     @property
     def exchange(self) -> float:
-        """The time of the exchange: everything but computing."""
+        """The time of the exchange: the step without computing."""
         return self.encode + self.latency + self.transfer + self.decode
 
     @property
@@ -129,30 +129,30 @@ class Prediction:
         return self.compute + self.exchange
 
     def is_clearly_shorter_than(self, other: Prediction) -> bool:
-        """Returns whether the step is shorter than another one by more than noise."""
+        """Returns whether the step is shorter than another step by more than noise."""
         return self.step + self.noise + other.noise < other.step
 
 
 def step_with(prediction: Prediction, local_steps: int) -> float:
-    """Returns the mean seconds of a step if so many local steps share an exchange."""
+    """Returns the mean seconds of a step if several local steps share an exchange."""
     return prediction.compute + prediction.exchange / local_steps
 
 
 def enough_local_steps(prediction: Prediction, share: float = EXCHANGE_SHARE) -> int | None:
     """Returns the fewest local steps for which the exchange takes at most a share of the time.
 
-    None if it is not known how long computing takes.
+    None if the time of computing is unknown.
     """
     if not prediction.compute:
         return None
     steps = prediction.exchange * (1 - share) / (share * prediction.compute)
-    return max(1, math.ceil(round(steps, 6)))  # not one more for what floats round
+    return max(1, math.ceil(round(steps, 6)))  # not one more because of rounding
 
 
 def best_of(predictions: Sequence[Prediction], baseline: Prediction | None) -> Prediction:
     """Returns the shortest step, or an earlier one that is longer by no more than noise.
 
-    Where there is a baseline, others must be shorter than it by `WORTHWHILE` and more than noise.
+    With a baseline, other steps must be shorter by `WORTHWHILE` and by more than noise.
     """
     good = [one for one in predictions if baseline is None or _is_worthwhile(one, baseline)]
     if baseline is not None and not good:

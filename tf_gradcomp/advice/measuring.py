@@ -1,4 +1,4 @@
-"""Measuring mode: a program's first steps show how long it computes; then it ends with advice."""
+"""Measuring mode: times the computing of a program's first steps, then ends it with advice."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _SIGNAL = signal.SIGUSR1
 
 
 def is_on() -> bool:
-    """Tells whether this program is to be measured."""
+    """Returns whether measuring mode is on for this program."""
     return VARIABLE in os.environ
 
 
 class Measuring:
-    """Times what a program does between its exchanges, which are dense meanwhile.
+    """Times the program's computing between exchanges, which are dense meanwhile.
 
     Raises:
-        SystemExit: If there is one replica, for which nothing has to be measured.
+        SystemExit: If there is only one replica, so that there is nothing to measure.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Measuring:
         return timed
 
     def _before(self, gradients: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
-        """Notes that a replica has its gradients; returns them and the seconds of computing."""
+        """Records that a replica has its gradients; returns them and the seconds of computing."""
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
             seconds = tf.numpy_function(self._begin, [], tf.float32)
         with tf.control_dependencies([seconds]):
@@ -82,7 +82,7 @@ class Measuring:
         return same, tf.ensure_shape(seconds, [])
 
     def _after(self, reduced: Sequence[Any], seconds: tf.Tensor) -> list[Any]:
-        """Notes that gradients are exchanged; the slowest replica's computing time counts."""
+        """Records that gradients are exchanged; the slowest replica's computing time counts."""
         bits = tf.bitcast(seconds[tf.newaxis, tf.newaxis], tf.int32)
         member = self._group.member()
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
@@ -101,7 +101,7 @@ class Measuring:
         if len(self._seconds) == STEPS_BEFORE + STEPS:
             compute = statistics.median(self._seconds[STEPS_BEFORE:])
             self._write(advice_on(self._probed, compute))
-            _thread.interrupt_main(_SIGNAL)  # this thread is one of TensorFlow's
+            _thread.interrupt_main(_SIGNAL)  # this thread belongs to TensorFlow
         self._ended_at = time.perf_counter()
         return len(self._seconds)
 

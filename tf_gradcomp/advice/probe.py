@@ -20,12 +20,12 @@ from tf_gradcomp.policy import EMBEDDING, GradientSpec
 
 
 class Effort(NamedTuple):
-    """The sizes of the gradients and collectives that a probe tries."""
+    """The sizes of the gradients and collectives that a probe measures."""
 
-    # About how many elements of gradients it tries at most; the times of a larger model are scaled
+    # The approximate maximum of measured gradient elements; the times of a larger model are scaled
     # up.
     elements: int
-    seconds: float  # after a collective that takes so many seconds, no larger one is tried
+    seconds: float  # after a collective that takes this many seconds, no larger one is tried
 
 
 QUICK = Effort(2_000_000, 0.05)  # about a second, to choose a method
@@ -35,11 +35,11 @@ THOROUGH = Effort(8_000_000, 0.5)  # to say how long a step will take
 class Probed(NamedTuple):
     """The findings of a job's probe; equal on all workers."""
 
-    # For the candidates, in their order; `compute` is 0 in all of them.
+    # The predictions for the candidates, in their order, with 0 as `compute`.
     predictions: list[Prediction]
     # The measured times of all kinds of collectives that the candidates need.
     curves: dict[Kind, Curve]
-    tables: Sequence[str] = ()  # the paths of the embeddings, whose gradients it took for dense
+    tables: Sequence[str] = ()  # the paths of embeddings, whose gradients it treated as dense
 
 
 def probe(
@@ -96,14 +96,14 @@ def _probe(
     return Probed(predictions, curves, [spec.path for spec in specs if spec.kind == EMBEDDING])
 
 
-# Beyond a limit of docs/advise.md, by the figures there.
+# These methods exceed a limit of docs/advise.md, by its figures.
 _BEHIND = ("scalecom", "random_k", "sign_sgd", "qsgd", "power_sgd")
 
 
 def trains_like_dense(candidate: Candidate) -> bool | None:
-    """Tells whether a method was measured to train like dense; None if these settings were not.
+    """Returns whether a method trained like dense in our measurements; None if not measured.
 
-    Methods that are helped by Adam's second moment in front of them were measured with it.
+    Methods that profit from the division by Adam's second moment were measured with it.
     """
     text = text_of(candidate.compressor)
     if text in _BEHIND:

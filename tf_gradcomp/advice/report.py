@@ -60,7 +60,7 @@ def table(predictions: Sequence[Prediction], curves: Mapping[Kind, Curve]) -> st
 
 
 def local_steps(prediction: Prediction) -> str:
-    """Says how long a step takes with local steps; nothing if the time of computing is unknown."""
+    """Returns the times of a step with local steps; empty if the time of computing is unknown."""
     enough = enough_local_steps(prediction)
     if enough is None:
         return ""
@@ -73,7 +73,7 @@ def local_steps(prediction: Prediction) -> str:
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:
-    """Says what to use and what it saves, or that compression will not pay; baseline first."""
+    """Recommends a method, or says that compression will not pay; the baseline comes first."""
     baseline = predictions[0]
     best = best_of(predictions, baseline)
     pays = best is not baseline
@@ -90,7 +90,7 @@ def verdict(predictions: Sequence[Prediction]) -> str:
 
 
 def of_tables(paths: Sequence[str]) -> str:
-    """A sentence on embeddings, which are not predicted as they are exchanged; or nothing."""
+    """A sentence on embeddings, which are exchanged in another way than predicted; or nothing."""
     if not paths:
         return ""
     return (
@@ -100,7 +100,7 @@ def of_tables(paths: Sequence[str]) -> str:
 
 
 def line(predictions: Sequence[Prediction]) -> str:
-    """A line that says how long the exchange of a step takes with each method."""
+    """A line with the time of a step's exchange for each method."""
     return ", ".join(f"{one.method} {_milliseconds(one.exchange)} ms" for one in predictions)
 
 

@@ -16,10 +16,10 @@ class Advice:
 
     Attributes:
         predictions: For each method; the dense baseline first. Empty with one replica.
-        best: What `compressor=` should be: the method whose step is the shortest, but for noise, or
-            the baseline if none is shorter by a twentieth and by more than noise.
-        table: The predictions, and what was measured of the collectives.
-        verdict: What to use and what it saves, or that compression will not pay.
+        best: The recommended `compressor=`: the method with the shortest step, apart from noise. It
+            is the baseline if no method's step is shorter by a twentieth and by more than noise.
+        table: The predictions, and the measured collectives.
+        verdict: A recommendation, or the statement that compression will not pay.
     """
 
     predictions: tuple[Prediction, ...]

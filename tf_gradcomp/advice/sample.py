@@ -1,4 +1,4 @@
-"""Gradients to try methods on before there are any: a model's shapes, and random numbers."""
+"""Sample gradients for measuring methods: random numbers in a model's shapes."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ from tf_gradcomp.exchange.state import handles, new_job_state, new_state
 from tf_gradcomp.policy import CONVOLUTION, GradientSpec
 
 _PLACES = 100_000  # where the noise of a step may begin
-# From there on AdaComp sends within some steps what it will send: residuals of 300 steps are like
-# it. From zeros that takes it a hundred steps, and it sends ten times as much at first.
+# From such residuals, which resemble residuals after 300 steps, AdaComp soon sends its typical
+# number of entries. From zeros, it needs a hundred steps, and sends ten times as much at first.
 _RESIDUAL = 3.0  # standard deviation, in standard deviations of a step's gradients
-_WARM_UP, _REPEATS = 10, 6  # even, for what alternating PowerSGD sends differs in every other step
+_WARM_UP, _REPEATS = (
+    10,
+    6,
+)  # even, because alternating PowerSGD sends different factors in odd and even steps
 _MANY_UPDATES = 100_000  # Adam's bias correction is over
 
 
 class Sample:
-    """Random gradients of a part of a model, another part of one long vector in each step.
+    """Random gradients of a part of a model: in each step, a different part of one long vector.
 
     Args:
-        specs: What is known of the model's gradients. Gradients that are alike are tried as one,
-            because tracing many takes longer than running them; of a large model, a part of each is
-            tried.
-        methods: Those that will be tried, by whose settings gradients may differ.
+        specs: The specs of the model's gradients. Similar gradients are measured as one, because
+            tracing many takes longer than running them. For a large model, a part of each is
+            measured.
+        methods: The methods to measure, whose settings distinguish gradients.
         rank: The rank of this worker; workers have different gradients.
         size: The number of replicas.
-        most: About how many elements are tried.
+        most: The approximate maximum of measured elements.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class Sample:
         return dataclasses.replace(measured, late=agree([_late(waits, sent)])[0])
 
     def _bytes_factor(self, compressor: Compressor) -> float:
-        """Returns the bytes of all the model's gradients over the tried gradients' bytes."""
+        """Returns the bytes of all gradients of the model over the sample's bytes."""
         of_model = payload_bytes(compressor, self._of_model)
         tried = payload_bytes(compressor, self._specs)
         return of_model / tried if of_model and tried else self._factor
@@ -135,7 +138,7 @@ def _late(waits: Sequence[tf.Tensor], sent: Sequence[tf.Tensor]) -> float:
 
 
 def _settled(compressor: Compressor) -> Compressor:
-    """The method of most of a long job."""
+    """The method of most steps in a long job."""
     while isinstance(compressor, Phased):
         compressor = compressor.phases[compressor.settles_in]
     return compressor
@@ -144,7 +147,7 @@ def _settled(compressor: Compressor) -> Compressor:
 def _merged(
     specs: Sequence[GradientSpec], methods: Sequence[Compressor], share: float
 ) -> list[GradientSpec]:
-    """About a share of all elements; gradients that differ in their names alone become one."""
+    """Specs for about a share of all elements; gradients that differ only by name become one."""
     alike: dict[Any, list[GradientSpec]] = {}
     for spec in specs:
         settings = tuple(
@@ -155,7 +158,7 @@ def _merged(
 
 
 def _stretched(spec: GradientSpec, factor: float) -> GradientSpec:
-    """A gradient of about so many times the elements, cut off or stretched on its longest sides.
+    """A spec with `factor` times the elements, shortened or stretched along its longest sides.
 
     A convolution keeps the smaller number of its channels, by which ScaleCom may choose a rate.
     """

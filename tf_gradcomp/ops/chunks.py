@@ -1,4 +1,4 @@
-"""Sums one entry per chunk, at places that all replicas agree on: ScaleCom and RandomK.
+"""Sums one entry per chunk, at positions that are equal on all replicas: ScaleCom and RandomK.
 
 Each tensor is cut into chunks, and one entry of each chunk travels. Its place is an offset in the
 chunk, in as many bits as the chunk needs. The offsets of a tensor are packed, the first in the
@@ -55,7 +55,7 @@ class Chunked(NamedTuple):
 
 
 def chunk_select(chunked: Chunked, lead: tf.Tensor | bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses the entry of largest magnitude in each chunk, the first of equals.
+    """Chooses the first entry of largest magnitude in each chunk.
 
     Args:
         chunked: The sums to choose from; they stay as they are.
@@ -68,7 +68,7 @@ def chunk_select(chunked: Chunked, lead: tf.Tensor | bool) -> tuple[tf.Tensor, t
 
 
 def chunk_draw(chunked: Chunked, step: tf.Tensor | int, *, seed: int) -> tf.Tensor:
-    """Chooses an entry of each chunk by seed and step alone; returns offsets, int32 [words]."""
+    """Chooses an entry of each chunk from seed and step only; returns offsets, int32 [words]."""
     step = tf.convert_to_tensor(step, tf.int64)
     return library.load().chunk_draw(step=step, seed=seed, **chunked.arguments())
 

@@ -1,8 +1,8 @@
-"""Ops that sum entries at the places that a leader has chosen for all replicas; LGC uses them.
+"""Ops that sum entries at positions that a leader has chosen for all replicas; used by LGC.
 
-Of each tensor, either the entries of largest magnitude are chosen, or it is sent whole. With m the
-residual and g the gradient of a variable, and I the chosen places, or all places of a tensor that
-is sent whole:
+For each tensor, either the entries of largest magnitude are chosen, or the tensor is sent whole.
+With m the residual and g the gradient of a variable, and I the chosen places, or all places of a
+tensor that is sent whole:
 
     y = m + g
     given: y at I
@@ -32,8 +32,8 @@ class LeaderSelection(NamedTuple):
     Attributes:
         residuals: float32 variables or their resource handles.
         gradients: One per residual, of the same shape; float32, float16 or bfloat16.
-        entries: How many entries are chosen of each tensor, up to its size, which must then be
-            below 2^31; 0: it is sent whole.
+        entries: The number of chosen entries of each tensor, up to its size, which must then be
+            below 2^31; 0: the tensor is sent whole.
     """
 
     residuals: Sequence[tf.Tensor | tf.Variable]
@@ -50,14 +50,14 @@ class LeaderSelection(NamedTuple):
 
 
 def leader_place_words(elements: int, entries: int) -> int:
-    """Returns how many int32 words the places of some entries of a tensor take.
+    """Returns the number of int32 words for the positions of some entries of a tensor.
 
-    The places lie one behind the other, the lowest bits first, each in as many bits as the last
-    place of the tensor needs.
+    The positions are packed, the lowest bits first, each with the bits that the last position of
+    the tensor needs.
 
     Args:
         elements: Of the tensor.
-        entries: How many are chosen.
+        entries: The number of chosen entries.
     """
     return -(-entries * max(1, (elements - 1).bit_length()) // 32)
 
@@ -65,7 +65,7 @@ def leader_place_words(elements: int, entries: int) -> int:
 def leader_select(
     selection: LeaderSelection, lead: tf.Tensor | bool, *, order: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses the entries of largest magnitude of each tensor, the first of equals.
+    """Chooses the entries of largest magnitude of each tensor, the first of equal entries.
 
     Args:
         selection: The tensors; nothing is changed.
@@ -83,7 +83,7 @@ def leader_select(
 def leader_take(
     selection: LeaderSelection, places: tf.Tensor, finite: tf.Tensor | bool
 ) -> tf.Tensor:
-    """Returns what a replica sends: y at the places, and all of y for tensors that are sent whole.
+    """Returns a replica's values: y at the positions, and all of y for tensors that are sent whole.
 
     Args:
         selection: The tensors; nothing is changed.
@@ -104,18 +104,18 @@ def leader_apply(
     own_finite: tf.Tensor | bool,
     finite: tf.Tensor | bool,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Ends a step: spreads the totals over dense tensors, and keeps what was not sent.
+    """Ends a step: spreads the totals over dense tensors, and keeps unsent values.
 
-    Where the step is to be skipped, a replica that is finite itself keeps its whole gradient.
+    If the step is skipped, a replica with finite gradients keeps its whole gradient.
 
     Args:
         selection: Its residuals are updated in place.
         places: int32 [words], as `leader_select` made them on one replica.
         totals: float32 [values], the sum of what all replicas sent, in the order of `leader_take`.
         rests: float32 [at most values], the unsent parts of the first values that `leader_take`
-            returned. The other values were sent as they are.
+            returned. The other values were sent unchanged.
         own_finite: bool scalar, whether this replica's y is finite.
-        finite: bool scalar; where it is false, the step is skipped whatever the totals are.
+        finite: bool scalar; if false, the step is skipped whatever the totals are.
 
     Returns:
         reduced, one float32 tensor per gradient, zeros on a skipped step; and all_finite, bool

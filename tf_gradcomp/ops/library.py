@@ -75,7 +75,7 @@ def library_info() -> LibraryInfo:
 
 
 def built_for(path: Path) -> str | None:
-    """Reads from the file, without opening it as a library, which TensorFlow it was built for."""
+    """Reads the TensorFlow version from the file, without loading it as a library."""
     if not path.exists():
         return None
     match = _BUILD_INFO.search(path.read_bytes())

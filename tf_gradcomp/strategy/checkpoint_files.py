@@ -1,4 +1,4 @@
-"""Replaces the files of a `tf.train.Checkpoint` so that a kill leaves the last complete one."""
+"""Replaces the files of a `tf.train.Checkpoint` so that a kill leaves a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NUMBER = "[0-9]" * 5
 def replace_checkpoint(prefix: str, options: tf.train.CheckpointOptions, write: Write) -> None:
     """Writes a checkpoint by `write(prefix, options)` elsewhere, and moves its files to a prefix.
 
-    An index knows its data files only by how many there are. So the new data files get a number
-    that no old ones have, and the new index replaces the old one last. TensorFlow 2.15 does not let
-    anybody choose the number, and writes in place.
+    An index identifies its data files only by their number. The new data files therefore get a
+    number that no old files have, and the new index replaces the old index last. TensorFlow 2.15
+    does not let callers choose the number, so it writes in place.
     """
     if not hasattr(tf.train.experimental, "ShardingCallback"):
         write(prefix, options)
@@ -46,10 +46,10 @@ def replace_checkpoint(prefix: str, options: tf.train.CheckpointOptions, write: 
 
 
 def _other_number(policy: Any, not_into: set[int]) -> Any:
-    """Returns what splits as a policy does, but not into one of some numbers of files.
+    """Returns a policy that splits like another, but avoids some numbers of files.
 
-    It has no other number if there are as few tensors as kills have left sets of data files. Then
-    the new data files replace old ones just before the index.
+    No other number is left if kills have left as many sets of data files as there are tensors. The
+    new data files then replace old files just before the index.
     """
 
     class OtherNumber(tf.train.experimental.ShardingCallback):

@@ -15,11 +15,11 @@ from tf_gradcomp.policy import LayerPolicy
 
 
 class CompressedAllReduce:
-    """The exchanges of a strategy, one for each set of variables that is trained together.
+    """The exchanges of a strategy, one for each set of variables that are trained together.
 
     `gc.MultiWorkerMirroredStrategy(compressor=...)` creates one. Keras' optimizers and
     `strategy.reduce_gradients` pass their gradients to it. All other values, such as metrics and
-    the statistics of synchronized `BatchNormalization`, are reduced by TensorFlow as they are.
+    the statistics of synchronized `BatchNormalization`, are reduced by TensorFlow unchanged.
 
     On a step that is skipped because a replica's gradient was not finite, the reduced gradients are
     zeros. `CompressedOptimizer` leaves the optimizer's state as it was, too.
@@ -36,7 +36,7 @@ class CompressedAllReduce:
         self._exchanges: list[tuple[weakref.ref[tf.Variable], GradientExchange]] = []
 
     def find_exchange(self, variables: Sequence[Any]) -> GradientExchange | None:
-        """Returns the exchange built for `variables`, or for more than these; None if none was."""
+        """Returns the exchange built for `variables` and perhaps others; None if there is none."""
         return self._exchange_of(variables) or next(iter(self._knowing(variables)), None)
 
     def _exchange_of(self, variables: Sequence[Any]) -> GradientExchange | None:
@@ -49,8 +49,8 @@ class CompressedAllReduce:
     def gradient_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """Returns the exchange for `variables` and no others; builds the exchange if necessary.
 
-        A loop that trains some of the variables has another exchange, because a residual is for one
-        learning rate.
+        A loop that trains some of the variables has another exchange, because a residual belongs to
+        one learning rate.
         """
         exchange = self._exchange_of(variables)
         if exchange is None:
@@ -70,14 +70,14 @@ class CompressedAllReduce:
         """Sums gradients over the replicas; each replica calls it in its own context.
 
         Args:
-            gradients: One for each of `variables`; None where there is none, on all replicas alike.
+            gradients: One for each of `variables`; None for no gradient, equally on all replicas.
             variables: The variables of the gradients.
             if_skipped: The value of the sums on a step that must be skipped.
             trained: All variables that this optimizer or training loop trains; by default
                 `variables`.
 
         Returns:
-            The reduced gradients; None where there was none.
+            The reduced gradients; None for missing gradients.
         """
         context = tf.distribute.get_replica_context()
         if context is None:
@@ -112,7 +112,7 @@ def _reduced(
     variables: Sequence[Any],
     if_skipped: float,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Returns the sums over all replicas, on the replica that calls."""
+    """Returns the sums over all replicas, on the calling replica."""
     group = exchange.group
 
     def reduce(own: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Coordinates the saves of a job's processes, and writes checkpoints and SavedModels by that."""
+"""Coordinates the saves of a job's processes, for checkpoints and SavedModels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OWN_OF_RANK = (
 
 @contextlib.contextmanager
 def coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
-    """Within this context a process saves; it is told whether it writes the file.
+    """Within this context, a process saves; the context's value is whether it writes the file.
 
     Workers that leave the file to the chief raise OSError if the chief cannot write it.
     """
@@ -60,7 +60,7 @@ def _coordinated(savings: Sequence[Saving], path: str) -> Iterator[bool]:
 
 
 def writes_alone(kind: str, path: str) -> bool:
-    """Returns whether this process writes to a path: False if the chief writes to the same.
+    """Returns whether this process writes to a path: False if the chief writes to the same path.
 
     The workers write one `kind`, such as logs, after another.
     """
@@ -79,7 +79,7 @@ def write_checkpoint(
     write: Write,
     note: Callable[[bool], None],
 ) -> None:
-    """Writes a `tf.train.Checkpoint` on the workers that have a path of their own."""
+    """Writes a `tf.train.Checkpoint` on the workers that write to their own path."""
     savings = _savings_in(checkpoint)
     with coordinated(savings, path) as writes:
         later = options.experimental_enable_async_checkpoint
@@ -94,7 +94,7 @@ def write_checkpoint(
 
 
 def save_model(root: Any, path: str, write: Callable[[str], Any]) -> Any:
-    """Writes a SavedModel on the workers that have a path of their own; returns TensorFlow's."""
+    """Writes a SavedModel on workers that write to their own path; returns TensorFlow's result."""
     savings = _savings_in(root)
     with coordinated(savings, path) as writes:
         if writes and _is_ours(savings, path):

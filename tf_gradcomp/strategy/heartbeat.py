@@ -1,4 +1,4 @@
-"""The time after which TensorFlow takes a worker that is silent for lost."""
+"""The time after which TensorFlow considers a silent worker lost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DEFAULT = 60.0  # seconds; a worker may pause for half of it, and with TensorFlo
 
 
 def heartbeat_timeout(given: float | None) -> float:
-    """Returns the timeout in seconds: the given one, that of the environment, or the default.
+    """Returns the timeout in seconds: the argument, the environment's value, or the default.
 
     Raises:
-        ValueError: If it is no number, or less than a second.
+        ValueError: If it is not a number, or less than a second.
     """
     if given is not None:
         return _checked(given, f"heartbeat_timeout={given!r}")

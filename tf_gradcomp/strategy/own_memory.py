@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_ALIGNMENT = 64  # TensorFlow takes over memory that is as aligned as this
-# The one op that copies tensors of every type does it for a debugger, which is not there.
+_ALIGNMENT = 64  # TensorFlow takes over memory with this alignment
+# The only op that copies tensors of every type is meant for a debugger, which is absent here.
 _DEBUGGER = ["DebugIdentity;file://;0"]
 
 
 def in_own_memory(value: Any) -> Any:
-    """Returns a copy of an array or tensor, in memory that the program does not have.
+    """Returns a copy of an array or tensor, in memory that the program cannot access.
 
-    TensorFlow takes over aligned memory of NumPy without a copy, and never writes into it. But it
-    forgets this for a slice, and a worker's part of a batch is one: a layer that runs in place
-    overwrites the program's data.
+    TensorFlow takes over aligned memory of NumPy without a copy, and never writes into it. It does
+    write into slices, however, and a worker's part of a batch is a slice: a layer that runs in
+    place overwrites the program's data.
 
-    Each array is copied: nothing tells for certain that no one else has it, and a generator holds
-    its last batch. An ordinary array is not aligned, and TensorFlow would copy it; it does not copy
-    this copy, so there is still one.
+    Each array is copied, because no test proves that nobody else uses it; a generator, for example,
+    holds its last batch. TensorFlow would copy an ordinary array, which is not aligned, but does
+    not copy this aligned copy, so there is still only one copy.
     """
     if isinstance(value, tf.Tensor):
         return _copied_tensor(value)
@@ -39,7 +39,7 @@ def _copied_array(array: np.ndarray) -> np.ndarray:
 
 
 def _copied_tensor(tensor: tf.Tensor) -> tf.Tensor:
-    """Copies a tensor on the CPU, which may be in memory of PyTorch, for example."""
+    """Copies a tensor on the CPU, which may be in PyTorch's memory, for example."""
     if "CPU" not in tensor.backing_device:
         return tensor
     with tf.init_scope(), tf.device("CPU:0"):

@@ -14,8 +14,8 @@ from tf_gradcomp.groups.notices import tell_user
 from tf_gradcomp.groups.own_values import reading_own
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 
-_FIRST_WAIT = 20.0  # seconds for the other workers to come and save, too
-_LATER_WAIT = 5.0  # once they did not come
+_FIRST_WAIT = 20.0  # seconds to wait for the other workers to save, too
+_LATER_WAIT = 5.0  # after a wait has failed
 _BY_PATH_WAIT = 1.0
 _POLL = 10.0
 
@@ -32,12 +32,12 @@ class Saves:
     """Coordinates the workers of a strategy when they save.
 
     A worker cannot know whether the others save as well: some programs save on all workers, and
-    some on the chief alone, while the others begin the next step. So no collective begins before
-    all have said, by the coordination service, that they are at the same save. A worker that has
-    waited in vain saves what it has.
+    some on the chief alone, while the other workers begin the next step. No collective therefore
+    begins before all workers have announced, by the coordination service, that they are at the same
+    save. A worker that has waited in vain saves its own state.
 
-    All workers may give the same path. The chief writes the file then, and the others wait until
-    it is complete.
+    All workers may give the same path. The chief then writes the file, and the other workers wait
+    until it is complete.
 
     Args:
         group: All replicas of the strategy.
@@ -51,7 +51,7 @@ class Saves:
 
     @contextlib.contextmanager
     def coordinate(self, savings: Sequence[Saving], path: str) -> Iterator[bool]:
-        """Within this context a worker saves; it is told whether it writes the file.
+        """Within this context, a worker saves; the context's value is whether it writes the file.
 
         Equal paths are equal strings. Workers that leave the file to the chief raise OSError if the
         chief cannot write it.
@@ -65,7 +65,7 @@ class Saves:
         collected = all(saving.is_collected for saving in savings)
         joined = self._collect(savings, keys[0])
         if joined and not collected:
-            keys = keys[:1]  # all are at this very save
+            keys = keys[:1]  # all workers are at this save
         if number is None:
             number = self._written_by_chief(keys, path, self._wait if joined else _BY_PATH_WAIT)
         with contextlib.ExitStack() as stack:
@@ -81,7 +81,7 @@ class Saves:
             _wait_for(f"gradcomp/saved/{number}", path)
 
     def writes_alone(self, kind: str, path: str) -> bool:
-        """Returns whether this worker writes to a path of its own, or for all."""
+        """Returns whether this worker writes a file: to its own path, or for all workers."""
         if self._group.processes == 1:
             return True
         self._orders[kind] += 1
@@ -92,7 +92,7 @@ class Saves:
         return self._written_by_chief(keys, path, self._wait) is None
 
     def _keys(self, savings: Sequence[Saving], path: str) -> list[str]:
-        """The names of this save: by its order among those at these steps, and by its path."""
+        """The names of this save: by its order among the saves at these steps, and by its path."""
         start = f"gradcomp/save/{json.dumps([saving.state_id() for saving in savings])}"
         keys = [start, f"{start}/{path}"]
         self._orders.update(keys)
@@ -105,7 +105,7 @@ class Saves:
         return self._written
 
     def _collect(self, savings: Sequence[Saving], key: str) -> bool:
-        """Returns whether this worker has reason to think that all of them save."""
+        """Returns whether this worker has reason to expect that all workers save."""
         if all(saving.is_collected for saving in savings):
             if any(saving.keeps_sums for saving in savings):
                 tell_user(_OF_ALL % self._group.processes)

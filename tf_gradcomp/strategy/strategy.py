@@ -34,7 +34,7 @@ _strategies: weakref.WeakSet[CheckedStrategy] = weakref.WeakSet()
 
 
 def _kind_of(device: str) -> str:
-    """CPU or GPU: TensorFlow's collectives want the same of all workers."""
+    """CPU or GPU: TensorFlow's collectives need the same device type on all workers."""
     return str(tf.DeviceSpec.from_string(device).device_type)
 
 
@@ -128,7 +128,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @staticmethod
     @abc.abstractmethod
     def _method_of(compressor: compressors.Compressor | compressors.Auto) -> Method:
-        """The method, or the candidates and how to choose, that a compressor stands for."""
+        """The method of a compressor, or the candidates of a choice with the way to choose."""
 
     @property
     def compressor(self) -> compressors.Compressor | compressors.Auto | None:
@@ -147,7 +147,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         `tf.train.Checkpoint(model=model, exchange=strategy.gradient_exchange(variables))`.
 
         Args:
-            variables: Those that one optimizer or training loop trains.
+            variables: The variables that one optimizer or training loop trains.
 
         Raises:
             ValueError: If the strategy has no compressor.
@@ -163,7 +163,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
         """Sums gradients over the replicas, compressed by the strategy's compressor.
 
-        For training loops that update variables by themselves, inside `strategy.run`; Keras'
+        This is for training loops that update variables themselves, inside `strategy.run`; Keras'
         optimizers need no such call.
 
         Args:
@@ -171,7 +171,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             variables: All variables that are trained, the same at each call.
 
         Returns:
-            The sums, as each replica is given them; zeros where the step is to be skipped.
+            The sums, equal on all replicas; zeros if the step must be skipped.
 
         Raises:
             ValueError: If the strategy has no compressor, or outside a replica context.
@@ -179,9 +179,10 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return self._compressed().reduce_gradients(gradients, variables)
 
     def check_model_outside(self) -> None:
-        """Refuses to have a model trained that was created outside the scope.
+        """Refuses to train a model that was created outside the scope.
 
-        A chief may do so once it has trained with the others: see `check_not_alone_by_mistake`.
+        A chief may do so once it has trained with the other workers: see
+        `check_not_alone_by_mistake`.
         """
         if self.group.processes > 1 and not (self._started and is_chief()):
             raise ValueError(
@@ -203,9 +204,9 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs `fn` as TensorFlow does; the first time, no worker may still create variables.
 
-        In a graph, nothing of it runs before its arguments are there: at the end of the data, an
-        iterator ends the step by an error, and TensorFlow alone would have counted it by then, and
-        decayed weights.
+        In a graph, no op of `fn` runs before its arguments exist. At the end of the data, an
+        iterator ends the step with an error; TensorFlow alone would already have counted the step
+        and decayed weights.
         """
         self._check_before_start("running the first step")
         self._started = True
@@ -219,11 +220,11 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return CheckedScope(super().scope(), self._variables)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """Reduces as TensorFlow does, and also what TensorFlow refuses.
+        """Reduces like TensorFlow, and also values that TensorFlow refuses.
 
         Within `reusing`, it returns the given results. Scalars have no axis to reduce. A nested
-        structure is reduced leaf by leaf. Within `reading_own`, variables are reduced over the
-        replicas of this worker alone, and a nested structure is this worker's own.
+        structure is reduced leaf by leaf. Within `reading_own`, variables are reduced only over
+        this worker's replicas, and a nested structure is this worker's own.
         """
         if id(value) in self._known:
             return self._known[id(value)]
@@ -240,7 +241,7 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return super().reduce(reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int) -> tf.Tensor:
-        """Gathers as TensorFlow does, and also dtypes that its collectives lack.
+        """Gathers like TensorFlow, and also dtypes that its collectives lack.
 
         TensorFlow gathers by a `tf.function`, even where `tf.config.run_functions_eagerly` has made
         others run eagerly.
@@ -252,9 +253,9 @@ class CheckedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @contextlib.contextmanager
     def reusing(self, values: Sequence[Any], reduced: Sequence[tf.Tensor]) -> Iterator[None]:
-        """Within this context, `reduce` returns what each of these values was reduced to before.
+        """Within this context, `reduce` returns the earlier result for each of these values.
 
-        Variables that each replica has for itself are reduced whenever they are read across
+        Variables with separate values on replicas are reduced whenever they are read across
         replicas.
         """
         self._known = {id(value): to for value, to in zip(values, reduced, strict=True)}
@@ -297,12 +298,12 @@ def copied_for_strategies(value: Any) -> Any:
 
 
 def is_checked(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a strategy is ours."""
+    """Returns whether a strategy is this package's strategy."""
     return isinstance(strategy, CheckedStrategy)
 
 
 def strategy_of_workers() -> CheckedStrategy | None:
-    """Returns the strategy by which this process is one of several workers, if there is one."""
+    """Returns the strategy that makes this process one of several workers, if any."""
     return next((one for one in _strategies if one.group.processes > 1), None)
 
 
@@ -315,7 +316,7 @@ def check_trains_with_others(strategy: tf.distribute.Strategy) -> None:
 
 @contextlib.contextmanager
 def _functions_as_graphs() -> Iterator[None]:
-    """Within this context, functions are traced, also where TensorFlow is to run them eagerly."""
+    """Within this context, functions are traced even if TensorFlow is set to run them eagerly."""
     eagerly = tf.config.functions_run_eagerly()
     if not eagerly:
         yield

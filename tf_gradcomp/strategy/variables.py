@@ -1,4 +1,4 @@
-"""Creation of variables under a strategy: workers check that they create the same ones."""
+"""Creation of variables under a strategy: workers check that they create the same variables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CheckedVariables:
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """Within this context, variables are not compared: workers have agreed on them before."""
+        """Within this context, variables are not compared: workers have already agreed on them."""
         before, self._agreed = self._agreed, True
         try:
             yield
@@ -68,7 +68,7 @@ class CheckedVariables:
             return next_creator(**{**kwargs, "initial_value": checked})
 
     def _colocate_checked(self, variable: Any) -> Any:
-        """Does what TensorFlow does for a slot of an optimizer, with an error that helps."""
+        """Creates a slot of an optimizer as TensorFlow does, with a helpful error."""
         if isinstance(variable, tf.Variable):
             check_variables_in_scope(self._group.strategy, [variable])
         return self._colocate(variable)
