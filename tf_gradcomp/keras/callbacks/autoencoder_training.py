@@ -46,32 +46,32 @@ _LOG = tf.get_logger()
 class AutoencoderTraining(keras.callbacks.Callback):
     """Trains the autoencoder of `gc.compressors.LGC` during a model's training.
 
-    After each batch it takes one step for each exchange whose vectors are new, so it works with
-    `steps_per_execution`. When `LGC` has trained for its `training_steps` and the error is below
-    its `guard`, all replicas get the weights and use the autoencoder from the same step on.
+    After each batch, it takes one training step for each exchange with new vectors, so it works
+    with `steps_per_execution`. When `LGC` has trained for its `training_steps` and the error is
+    below its `guard`, all replicas get the weights and use the autoencoder from the same step on.
 
-    All workers should have it, for all log the same; only the one with the first replica trains. In
-    a training loop of your own, call `train(exchange)` after each step. Where the model is trained
-    by another method, or by one replica, it does nothing.
+    All workers should have this callback, because all log the same values; only the worker with the
+    first replica trains. In your own training loop, call `train(exchange)` after each step. With
+    another method, or with one replica, the callback does nothing.
 
-    The logs, and so the progress bar, `History` and `TensorBoard`, get:
+    The logs, and thus the progress bar, `History` and `TensorBoard`, get:
 
     - `lgc_phase`, of the next step: 1 while gradients are dense, 2 in training, 3 with the
-      autoencoder, and 4 where the entries are sent in 8 bits instead, because of the guard or
-      because the residuals have grown three times as large as they were at the switch to 3;
+      autoencoder, and 4 if the entries are sent in 8 bits instead, because of the guard or because
+      the residuals have become three times as large as at the switch to 3;
     - `autoencoder_loss`, `autoencoder_error`: loss and relative squared error in training, as of
       the last step that the first replica led; the errors count before the weights change;
-    - `share_error`: in phase 3, the relative squared error of what this worker sent of its own
+    - `share_error`: in phase 3, the relative squared error of the sent part of this worker's own
       entries.
 
-    Callbacks see the logs, and save the weights, in the order of their list: put this one in front
-    of those that read logs or save the model. A warning tells why phase 4 begins. In a job that
-    goes on from a checkpoint amid training, the training optimizer begins anew.
+    Callbacks see the logs, and save the weights, in the order of their list: put this callback
+    before callbacks that read logs or save the model. A warning says why phase 4 begins. If a job
+    resumes from a checkpoint in the middle of training, the training optimizer starts from scratch.
 
     Args:
-        optimizer: Of the autoencoder: a name, a config or a Keras optimizer, of which a copy is
-            used.
-        learning_rate: Of an optimizer that is given by its name.
+        optimizer: The autoencoder's optimizer: a name, a config or a Keras optimizer, which is
+            copied.
+        learning_rate: The learning rate, if `optimizer` is a name.
 
     Example:
         ```python
@@ -99,13 +99,13 @@ class AutoencoderTraining(keras.callbacks.Callback):
         warn_if_behind(self, SAVERS, "save what was learnt at that time")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts anew: other callbacks may restore a backup."""
+        """Resets the callback, because other callbacks may restore a backup."""
         self._exchange = None
         self._trainer = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Trains, and adds to the batch's logs."""
-        if self._exchange is None:  # a strategy's own exists from the first step on
+        if self._exchange is None:  # the strategy's exchange exists from the first step on
             self._exchange = find_exchange(self.model)
         if self._exchange:
             self._add_to(logs, self.train(self._exchange))
@@ -116,13 +116,13 @@ class AutoencoderTraining(keras.callbacks.Callback):
             self._add_to(logs, self.measures(self._exchange))
 
     def train(self, exchange: HasHooks) -> dict[str, float]:
-        """Trains with all vectors that are new; called after each step, on all workers.
+        """Trains with all new vectors; called after each step, on all workers.
 
         Args:
             exchange: `optimizer.exchange`, or `exchange` of `gc.simulation.Learners`.
 
         Returns:
-            What is logged; empty with another method, or one replica.
+            The logged values; empty with another method, or one replica.
         """
         state = autoencoder_of(exchange)
         if state is None:
@@ -149,9 +149,9 @@ class AutoencoderTraining(keras.callbacks.Callback):
 
     @property
     def autoencoder(self) -> Autoencoder | None:
-        """A copy of the autoencoder with its weights as this process has them; None before any.
+        """A copy of the autoencoder with this process's weights; None before any exist.
 
-        Until phase 3, only the process with the first replica has those that are being trained.
+        Until phase 3, only the process with the first replica has the current weights.
         """
         state = self._state
         if state is None:
@@ -189,7 +189,7 @@ class AutoencoderTraining(keras.callbacks.Callback):
 
 
 class _Trainer:
-    """Trains a Keras model of its own, in a thread: outside of every strategy and dtype policy."""
+    """Trains a separate Keras model in a thread, outside every strategy and dtype policy."""
 
     def __init__(self, state: AutoencoderState, optimizer: Mapping[str, Any]) -> None:
         self._settings = state.lgc.phase_settings
@@ -200,17 +200,17 @@ class _Trainer:
         self._pool.submit(self._build, state.weights, optimizer).result()
 
     def follows(self, state: AutoencoderState, first: int) -> bool:
-        """Returns whether the trainer is where the job is, and has not learnt vector `first` yet.
+        """Returns whether the trainer has the job's state, but has not trained with vector `first`.
 
         Args:
             state: The state of the job's autoencoder.
-            first: The number of the first vector to learn.
+            first: The number of the first vector to train with.
         """
         same = self._of[WEIGHTS] is state.job_state[WEIGHTS]
         return same and self._last == state.last_learnt < first
 
     def learn(self, collected: Sequence[Collected]) -> tuple[np.ndarray, list[Learnt]]:
-        """Takes a step for each of some vectors; returns all weights, and what came of each."""
+        """Takes a step for each of some vectors; returns all weights, and measures of each step."""
         self._last = collected[-1].number
         return self._pool.submit(self._learn, collected).result()
 
@@ -247,7 +247,7 @@ class _Trainer:
         return tf.reduce_mean(tf.square(mean - decoded)), _relative(mean, decoded)
 
     def _of_leaders_latent(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Loss and mean relative error, where the leader's latent is decoded for all."""
+        """Loss and mean relative error, if the leader's latent is decoded for all replicas."""
         latent = self._model.encoder(vectors[:1, :, tf.newaxis])
         added = _innovations(vectors, self._added)
         decoded = self._model.decode(latent, added[:, :, tf.newaxis])[:, :, 0]
@@ -255,7 +255,7 @@ class _Trainer:
 
 
 def _innovations(vectors: tf.Tensor, count: int) -> tf.Tensor:
-    """The largest entries of each row, where they are, and zeros elsewhere."""
+    """The largest entries of each row at their positions, and zeros elsewhere."""
     _, places = tf.math.top_k(tf.abs(vectors), count)
     rows = tf.repeat(tf.range(tf.shape(vectors)[0]), count)
     where = tf.stack([rows, tf.reshape(places, [-1])], 1)

@@ -20,12 +20,12 @@ keras_private = keras_module("keras_private")
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
-    """Backs up and restores the training of all workers, also with another number of them.
+    """Backs up and restores the training of all workers, even with another number of workers.
 
-    All workers must have this callback. The chief writes, after it has collected what workers keep
-    for themselves; the last backup stays until the new one is complete. All workers restore what
-    the chief saved. So a job is resumed with more workers or fewer, as long as each sees the
-    folder, on a shared disk or copied.
+    All workers must have this callback. The chief writes, after it has collected the workers' own
+    state; the last backup stays until the new backup is complete. All workers restore the chief's
+    backup. A job can therefore resume with more or fewer workers, as long as each worker sees the
+    folder, on a shared disk or as a copy.
 
     Args:
         backup_dir: The folder, the same for all workers.
@@ -33,8 +33,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         **kwargs: As for Keras' `BackupAndRestore`.
 
     Raises:
-        WorkersDisagreeError: At the start of training, if workers found different backups, which
-            would leave them waiting for each other.
+        WorkersDisagreeError: At the start of training, if workers found different backups, because
+        they would then wait for each other.
     """
 
     on_all_workers = True
@@ -51,28 +51,28 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         self._folder = os.fspath(backup_dir)
 
     def set_model(self, model: keras.Model) -> None:
-        """Called by Keras; only now is it known for certain which worker of which job this is."""
+        """Called by Keras; only now is it certain which worker of which job this process is."""
         own = self._of_first(model)
         strategy = self._strategy or model.distribute_strategy
         shares = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        if IS_KERAS_2 and not shares:  # whose workers have folders of their own within this one
+        if IS_KERAS_2 and not shares:  # whose workers have their own folders within this folder
             own = worker_path(self._folder, strategy)
-        # Keras' constructor is what makes all paths of the folder.
+        # Keras' constructor derives all paths from the folder.
         super().__init__(own, **self._arguments)
         super().set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch: Keras 3 does so at its end, and takes a job's first one for epoch 0."""
+        """Records the epoch: Keras 3 does so at its end, and counts a job's first as epoch 0."""
         super().on_epoch_begin(epoch, logs)
         self._current_epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves, if it is to do so after each epoch."""
+        """Saves, if it saves after each epoch."""
         with self._all_save():
             super().on_epoch_end(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves, if it is to do so after this batch."""
+        """Saves, if a save is due after this batch."""
         with self._all_save():
             super().on_train_batch_end(batch, logs)
 
@@ -95,10 +95,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores what the chief saved."""
-        if IS_KERAS_2:  # where what saves is made now, and the optimizer in the first step
+        if IS_KERAS_2:  # Keras creates its checkpoint now, and the optimizer later
             with self.model.distribute_strategy.scope():
                 keras_private.build(self.model.optimizer, self.model.trainable_variables)
-            super().on_train_begin(logs)  # makes what saves
+            super().on_train_begin(logs)  # creates Keras' checkpoint
             restorer = keras.callbacks.BackupAndRestore(
                 self._of_first(self.model), **self._arguments
             )
@@ -107,7 +107,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         else:
             super().on_train_begin(logs)
         place = keras_private.initial_place(self.model, self.params.get("steps"))
-        # Without a backup, ranks may be given rank 0's updates by what comes next.
+        # Without a backup, a later callback may give ranks the updates of rank 0.
         updates = [int(self.model.optimizer.iterations.numpy())] if any(place) else []
         found = f"epochs and steps already trained, and updates, by {self._folder!r}"
         self._group(self.model).agree({found: [*place, *updates]})

@@ -1,4 +1,4 @@
-"""Gives all ranks of a Horovod job the model that rank 0 begins with, in `fit`."""
+"""Gives all ranks of a Horovod job the initial model of rank 0, in `fit`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ keras_private = keras_module("keras_private")
 class BroadcastInitialState(keras.callbacks.Callback):
     """Gives all ranks of a Horovod job the weights and the optimizer of rank 0, before step 1.
 
-    All ranks must have it. Residuals, and what else each rank has for itself, stay as they are: a
-    checkpoint that holds any has to be loaded on all ranks. Under a strategy it does nothing.
+    All ranks must have this callback. Residuals and each rank's other own state stay unchanged, so
+    all ranks must load a checkpoint that holds such state. Under a strategy, the callback does
+    nothing.
 
-    It warns of layers that ask for statistics of all ranks, such as
-    `BatchNormalization(synchronized=True)`: Keras itself knows no ranks of Horovod.
+    It warns of layers that need statistics of all ranks, such as
+    `BatchNormalization(synchronized=True)`, because Keras itself does not know Horovod's ranks.
 
     Raises:
         ValueError: At the start of training, if the model has no variables yet.
@@ -28,7 +29,7 @@ class BroadcastInitialState(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Sends and takes the values."""
+        """Sends or receives the values."""
         group = ranks_of(self.model)
         if group is not None and group.processes > 1:
             group.agree({"next action": "training", BATCHES: self.params.get("steps")})

@@ -1,4 +1,4 @@
-"""Collects what the workers of a job keep for themselves, for one of them to save it alone."""
+"""Collects the workers' own state, so that one worker can save it alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tf_gradcomp.keras.common.wrappers import wrappers_of
 class CollectState(keras.callbacks.Callback):
     """Collects the residuals of all workers, so that the chief, or rank 0, can save them alone.
 
-    All workers must have it. On the one that saves, it comes before the callback that saves:
+    All workers must have this callback. On the saving worker, it comes before the callback that
+    saves:
 
     ```python
     callbacks = [gc.callbacks.CollectState()]
@@ -21,11 +22,11 @@ class CollectState(keras.callbacks.Callback):
         callbacks.append(keras.callbacks.ModelCheckpoint("checkpoints/{epoch}.keras"))
     ```
 
-    What it collects holds until the next step; see `gc.CompressedOptimizer.collect_state`. Under
-    a strategy, `fit` collects at the end of each epoch without it.
+    The collected state is valid until the next step; see `gc.CompressedOptimizer.collect_state`.
+    Under a strategy, `fit` itself collects at the end of each epoch.
 
     Args:
-        every: `"epoch"`, or after how many batches: the `save_freq` of `ModelCheckpoint`.
+        every: `"epoch"`, or a number of batches: the `save_freq` of `ModelCheckpoint`.
 
     Raises:
         ValueError: If `every` is neither `"epoch"` nor a whole number of at least 1.
@@ -38,12 +39,12 @@ class CollectState(keras.callbacks.Callback):
         self._last: int | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Called by Keras; warns if a callback before this one will miss what it brings."""
+        """Called by Keras; warns if a callback before this one will miss the collected state."""
         super().set_model(model)
         warn_if_behind(self, SAVERS, "have the collected state")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Collects after so many batches, counted as Keras counts them for `ModelCheckpoint`."""
+        """Collects after `every` batches, counted like Keras' `ModelCheckpoint`."""
         if not isinstance(self._every, int):
             return
         last = self._last

@@ -1,4 +1,4 @@
-"""Shows in Keras' logs what compression does."""
+"""Logs the effects of compression in Keras."""
 
 from __future__ import annotations
 
@@ -36,28 +36,29 @@ _DENSE = (
 
 
 class CompressionMonitor(keras.callbacks.Callback):
-    """Adds to Keras' logs what this replica exchanges, and prints a table by variable at the end.
+    """Adds this replica's traffic to Keras' logs, and prints a table by variable at the end.
 
-    The logs, and so `History`, `TensorBoard` and `CSVLogger`, get, as means over the exchanges of
-    the epoch so far:
+    The logs, and thus `History`, `TensorBoard` and `CSVLogger`, get these means over the exchanges
+    of the epoch so far:
 
-    - `payload_bytes`: what this replica puts on the wire for one step, header and all;
-    - `sent_bytes`: what its network interface sends, what it passes on for others included;
-    - `dense_bytes`: its gradients as float32;
+    - `payload_bytes`: the bytes of this replica's payload in a step, including its header;
+    - `sent_bytes`: the bytes that it sends, including payloads that it forwards for others;
+    - `dense_bytes`: the bytes of its gradients as float32;
     - `compression_ratio`: `dense_bytes / payload_bytes`, the papers' ratio, honestly counted;
-    - `wire_ratio`: what a dense ring all-reduce would have it send, over `sent_bytes`;
+    - `wire_ratio`: the bytes that it would send in a dense ring all-reduce, over `sent_bytes`;
     - `skipped_steps`: steps skipped since the start because a gradient was not finite;
     - `residual_norm`: the Euclidean norm of the residuals, at the end of each epoch;
-    - `rounds`, with `local_steps`: the rounds since the start, over which the means above are;
-    - `drift`, with `local_steps`: how far a worker's weights had moved from the common ones at the
-      end of the latest round, relative to their norm: the mean over the workers;
+    - `rounds`, with `local_steps`: the rounds since the start; the means above are over rounds;
+    - `drift`, with `local_steps`: the distance of a worker's weights from the common weights at the
+      end of the latest round, relative to the norm of the common weights: the mean over the
+      workers;
     - `steps_per_round`, with `local_steps`: the number of steps of the latest round that has begun,
       unless it ends early.
 
-    The progress bar shows `wire_ratio`, and `skipped_steps` once there are any.
+    The progress bar shows `wire_ratio`, and `skipped_steps` once a step was skipped.
 
-    Callbacks see the logs in the order of their list: put this one first. With one replica nothing
-    is exchanged, and only `skipped_steps` and `residual_norm` are logged.
+    Callbacks see the logs in the order of their list: put this callback first. With one replica,
+    nothing is exchanged, and only `skipped_steps` and `residual_norm` are logged.
 
     Args:
         table: Whether the chief prints the table, once, at the end of the first training: with the
@@ -85,7 +86,7 @@ class CompressionMonitor(keras.callbacks.Callback):
             bar.on_epoch_end = _without_details(type(bar).on_epoch_end, bar)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts counting; says so if nothing is compressed."""
+        """Starts counting; tells the user if nothing is compressed."""
         self._exchange = None
         compressed = compressed_all_reduce(self.model.distribute_strategy)
         if compressed is None and not any(wrappers_of(self.model)):
@@ -120,7 +121,7 @@ class CompressionMonitor(keras.callbacks.Callback):
                 console.print(traffic_table.made(exchange, traffic, console.width, rows))
 
     def _built_exchange(self) -> GradientExchange | None:
-        if self._exchange is None:  # a strategy's own exists from the first step on
+        if self._exchange is None:  # the strategy's exchange exists from the first step on
             self._exchange = find_exchange(self.model)
         return self._exchange if self._exchange and self._exchange.built else None
 
@@ -142,7 +143,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
 
 def find_exchange(model: keras.Model) -> GradientExchange | None:
-    """The exchange that a model's training goes through, or None if it is not compressed."""
+    """The exchange of a model's gradients, or None if they are not compressed."""
     optimizer = compressed_optimizer(model)
     if optimizer:
         return optimizer.exchange
@@ -154,7 +155,7 @@ _with_table: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
 
 
 def _without_details(show: Callable[..., None], bar: keras.callbacks.Callback) -> Any:
-    """A method of a progress bar, which then shows two of our measures at most."""
+    """Replaces a method of a progress bar, which then shows at most two of our measures."""
 
     @functools.wraps(show)
     def shown(at: int, logs: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Warns while a model trains that compression holds gradients back for too long."""
+"""Warns during training if compression delays gradients for too long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf_gradcomp.keras.callbacks.order import READERS, warn_if_behind
 from tf_gradcomp.keras.common.version import keras
 
 _LOG = tf.get_logger()
-_LIMIT = 0.45  # between what benchmarks/delays.py measures with AdaComp and with ScaleCom
+_LIMIT = 0.45  # between the figures of AdaComp and of ScaleCom by benchmarks/delays.py
 _WARNING = (
     "DelayCheck: much of the residual has been delayed for %d steps (cosine %.2f, limit %.2f). "
     "Compression by %s probably holds training back. Send more (a higher density, a lower rate), "
@@ -28,13 +28,13 @@ _WARNING = (
 
 
 class Waiting:
-    """Compares residuals with those at the call before."""
+    """Compares residuals with the residuals of the previous call."""
 
     def __init__(self) -> None:
         self._before: list[np.ndarray] = []
 
     def cosine(self, residuals: Sequence[Any]) -> float:
-        """Returns the cosine between both; NaN in the first call, or if one of them is zero.
+        """Returns the cosine between both; NaN in the first call, or if either is zero.
 
         Args:
             residuals: One array for each gradient; they are copied.
@@ -51,24 +51,25 @@ def _product(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
 
 
 class DelayCheck(keras.callbacks.Callback):
-    """Warns if most of the gradients that wait to be sent have waited for many steps.
+    """Warns if most of the gradients in the residuals have been delayed for many steps.
 
-    Sparse methods leave small entries in residuals. That does no harm as long as the entries are
-    sent soon. Every `every` exchanges this callback compares this worker's residuals with those at
-    the check before. The logs get the cosine between them, as `residual_cosine`: near 0 if other
-    gradients wait now, and 1 if the same ones do. If it is above `limit` in two checks in a row,
-    the chief logs one warning.
+    Sparse methods leave small entries in residuals. This does no harm as long as the entries are
+    sent soon. Every `every` exchanges, this callback compares this worker's residuals with its
+    residuals at the previous check. The logs get the cosine between both as `residual_cosine`: near
+    0 if other gradients are delayed now, and 1 if the same gradients are still delayed. If the
+    cosine is above `limit` in two checks in a row, the chief logs one warning.
 
-    No worker communicates for this check, and each logs the cosine of its own residuals. So do not
-    let callbacks such as `EarlyStopping` act on it. The callback keeps one copy of the residuals in
-    host memory. See docs/which_compressor.md for what it was measured to see and what it misses.
+    The check needs no communication: each worker logs the cosine of its own residuals. Do not let
+    callbacks such as `EarlyStopping` act on this value. The callback keeps one copy of the
+    residuals in host memory. docs/which_compressor.md says what the check detects, by our
+    measurements, and what it misses.
 
     Args:
         every: Exchanges between two checks.
         limit: The cosine above which the callback warns.
 
     Raises:
-        ValueError: If `every` is no whole number of at least 1, or `limit` is not positive.
+        ValueError: If `every` is not a whole number of at least 1, or `limit` is not positive.
     """
 
     def __init__(self, every: int = 100, limit: float = _LIMIT) -> None:
@@ -88,7 +89,7 @@ class DelayCheck(keras.callbacks.Callback):
         warn_if_behind(self, READERS, "see its logs")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts anew."""
+        """Resets the callback."""
         self._waiting = Waiting()
         self._exchange: GradientExchange | None = None
         self._batches, self._above = 0, 0

@@ -1,4 +1,4 @@
-"""Has L-GreCo plan the settings of all layers while a model is trained."""
+"""Lets L-GreCo plan the settings of all layers during training."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from tf_gradcomp.keras.common.version import keras
 
 
 class LayerwisePlan(keras.callbacks.Callback):
-    """Has `LGreCo` plan the settings of all layers anew, after each epoch or some steps.
+    """Lets `LGreCo` plan the settings of all layers again, after each epoch or some steps.
 
-    All workers must have it, with the same `every`: one plans, and all take the plan at the same
-    step. Where the model is trained by another method, or by one replica, it does nothing.
+    All workers must have this callback, with the same `every`: one worker plans, and all install
+    the plan at the same step. With another method, or with one replica, the callback does nothing.
 
-    The logs, and so the progress bar, `History` and `TensorBoard`, get:
+    The logs, and thus the progress bar, `History` and `TensorBoard`, get:
 
     - `plan_ratio`: the bytes of the method's own settings over the plan's bytes;
-    - `plan_budget_used`: which part of the error that was allowed the plan has;
-    - `plan_at_bound`: how many layers have the setting with the fewest bytes of their choices.
+    - `plan_budget_used`: the plan's share of the allowed error;
+    - `plan_at_bound`: the number of layers with the smallest setting of their choices.
 
-    They are those of the last plan, at the end of an epoch of the one that was just made; 1, 1 and
-    0 before the first one, and where the method's own settings are kept. The chief prints the
-    settings of all layers at the end.
+    These values belong to the last plan; at the end of an epoch, to the plan that was just made.
+    They are 1, 1 and 0 before the first plan, and while the method's own settings are kept. The
+    chief prints the settings of all layers at the end.
 
-    Callbacks see the logs, and save the plan, in the order of their list: put this one in front of
-    those that read logs or save the model.
+    Callbacks see the logs, and save the plan, in the order of their list: put this callback before
+    callbacks that read logs or save the model.
 
     Args:
-        every: `"epoch"`, or after how many exchanges of gradients: skipped ones count, batches that
-            are only accumulated do not. With `steps_per_execution`, at the end of the execution in
-            which they are complete. A plan takes 10 ms or more, also for a small model: let it be
-            many steps.
+        every: `"epoch"`, or a number of exchanges: skipped exchanges count, batches that are only
+            accumulated do not. With `steps_per_execution`, the plan comes at the end of the
+            execution that completes the number. A plan takes 10 ms or more, even for a small model,
+            so choose a large number.
         table: Whether to print the settings at the end of training.
 
     Raises:
@@ -62,17 +62,17 @@ class LayerwisePlan(keras.callbacks.Callback):
         warn_if_behind(self, (CollectState,), "collect the state that the plan leaves")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts anew."""
+        """Resets the callback."""
         self._exchange = None
         self._plan: PlanInForce | None = None
-        self._last: int | None = None  # not known before other callbacks have restored a backup
+        self._last: int | None = None  # unknown until other callbacks have restored a backup
         self._plans, self._seconds = 0, 0.0
         exchange = find_exchange(self.model)
         if exchange:
             exchange.plans_by = f"LayerwisePlan(every={self._every!r})"
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes where the period begins."""
+        """Records the start of the period."""
         if self._last is None:
             self._last = self._steps()
 
@@ -122,7 +122,7 @@ class LayerwisePlan(keras.callbacks.Callback):
 
     def _planned_exchange(self) -> GradientExchange | None:
         """The model's exchange, if its settings can be planned."""
-        if self._exchange is None:  # a strategy's own exists from the first step on
+        if self._exchange is None:  # the strategy's exchange exists from the first step on
             self._exchange = find_exchange(self.model)
         exchange = self._exchange
         return exchange if exchange and exchange.hook(LayerPlanner) else None

@@ -24,7 +24,7 @@ def warn_if_behind(
     Args:
         callback: The callback that should come first.
         others: The classes.
-        reason: What these will not do, if they come first.
+        reason: What these callbacks will not do, if they come first.
     """
     callbacks = callbacks_of_fit() or [callback]
     name = type(callback).__name__

@@ -1,4 +1,4 @@
-"""The table of what is sent in an exchange, by variable."""
+"""The table of the bytes of an exchange, by variable."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def made(
     """Returns the table, no wider than `width` unless numbers alone need more.
 
     Args:
-        exchange: Whose variables it lists.
-        traffic: What was exchanged.
-        width: In characters.
-        largest: How many variables get a row; the others share one. None gives each its own.
+        exchange: The exchange whose variables the table lists.
+        traffic: The traffic of the exchange.
+        width: The width in characters.
+        largest: The number of variables with their own row; all others share a row. None: every
+            variable has its own row.
     """
     number = traffic.exchanges
     specs = sorted(exchange.specs, key=lambda spec: -spec.elements) if largest else exchange.specs

@@ -19,7 +19,7 @@ _LEAST_EPSILON_1 = 1e-15
 def loses_zeros(optimizer: Any) -> bool:
     """Returns whether an optimizer turns zeros into NaN.
 
-    A sparse method leaves whole rows of zeros. Where a row and a column are zero, Keras' Adafactor
+    A sparse method leaves whole rows of zeros. If a row and a column are zero, Keras' Adafactor
     estimates the squared gradient as about the square of its `epsilon_1`. With the default of
     1e-30, that square underflows to zero in float32.
     """
@@ -30,9 +30,9 @@ def loses_zeros(optimizer: Any) -> bool:
 def check_keeps_zeros(
     optimizer: Any, compressor: Compressor, specs: Sequence[GradientSpec], replicas: int
 ) -> None:
-    """Refuses an optimizer of which `loses_zeros` is true behind a sparse method.
+    """Refuses an optimizer for which `loses_zeros` is true, if the method is sparse.
 
-    Adafactor has no rows and columns of vectors.
+    Adafactor keeps no rows and columns for vectors.
     """
     matrices = [spec for spec in specs if len(spec.shape) > 1]
     if replicas == 1 or not matrices or not loses_zeros(optimizer):

@@ -1,4 +1,4 @@
-"""`gc.advise`: tells beforehand whether compression pays in a job."""
+"""`gc.advise`: predicts whether compression pays in a job."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ def advise(
     with a model that is compiled with `gc.CompressedOptimizer(..., group="horovod")`.
 
     Args:
-        model: Built. If it is compiled, what its optimizer adds to a method's work is counted.
-        candidates: Compressors, their names or their configs. The dense baseline is added in front.
-        compute_seconds: The seconds of a step without its exchange: what one worker alone takes for
-            its share of the batch. If it is 0, exchanges are compared instead of whole steps;
+        model: A built model. If it is compiled, the prediction includes its optimizer's part of a
+            method's work.
+        candidates: Compressors, their names or their configs. The dense baseline is added before
+            them.
+        compute_seconds: The seconds of a step without its exchange: the time of one worker alone
+            for its share of the batch. If it is 0, exchanges are compared instead of whole steps;
             `gradcomp advise` measures it.
         policy: As for `gc.CompressedOptimizer`.
 
     Raises:
-        TypeError: If `policy` is no `gc.Policy`.
-        ValueError: If the model is not built, a candidate is unknown, `compute_seconds` is
+        TypeError: If `policy` is not a `gc.Policy`. ValueError: If the model is not built, a
+        candidate is unknown, `compute_seconds` is
             negative, or there is no network between the replicas.
         WorkersDisagreeError: If workers have other candidates or variables.
 

@@ -12,24 +12,25 @@ from tf_gradcomp.compressors.lgc.autoencoder import Architecture, Convolution
 from tf_gradcomp.keras.common.version import keras
 
 _DEFAULT = Architecture()
-_FLOATS = {"dtype": "float32", "data_format": "channels_last"}  # whatever Keras' own settings are
+_FLOATS = {"dtype": "float32", "data_format": "channels_last"}  # independent of Keras' settings
 
 
 @keras.saving.register_keras_serializable(package="tf_gradcomp")
 class Autoencoder(keras.Model):
     """The autoencoder with which `LGC` codes the largest entries of gradients.
 
-    A vector of n entries, n a multiple of all strides of the encoder, becomes a latent, and that a
-    vector again. With the default sizes, the paper's, 16 entries become 4 floats.
+    The encoder turns a vector of n entries into a latent, and the decoder turns the latent into a
+    vector again; n is a multiple of the product of the encoder's strides. With the default sizes,
+    the paper's, 16 entries become 4 floats.
 
-    Look at it with `summary(expand_nested=True)`, save it with `save`, and give it to
-    `gc.compressors.LGC(autoencoder=...)`: there training goes on from its weights. It has its own
-    variables; those that a job trains are in the state of the job, and
+    Inspect the model with `summary(expand_nested=True)` and save it with `save`.
+    `gc.compressors.LGC(autoencoder=...)` continues training from its weights. The model has its own
+    variables; the variables that a job trains are in the state of the job, and
     `gc.callbacks.AutoencoderTraining.autoencoder` returns a copy.
 
     Args:
-        innovations: Whether the output has a channel for what each replica adds to a shared latent,
-            as `pattern="parameter_server"` needs it.
+        innovations: Whether the output has a channel for each replica's innovation to a shared
+            latent, as `pattern="parameter_server"` needs.
         encoder: The layers of the encoder: filters, kernel size and stride of each.
         decoder: The layers of the decoder, without the output.
         slope: Of the leaky ReLU behind every layer but the output; 1 makes the model linear.
@@ -37,7 +38,7 @@ class Autoencoder(keras.Model):
         **kwargs: As for `keras.Model`.
 
     Raises:
-        ValueError: If sizes are not good.
+        ValueError: If sizes are not valid.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Autoencoder(keras.Model):
             1, 1, name="output", kernel_initializer=_initializer(seeds), **_FLOATS
         )
         self(tf.zeros((1, self.architecture.shortening, 1)))
-        if innovations:  # which are entries as they are; from another weight, training takes long
+        if innovations:  # which passes entries unchanged; from other weights, training takes long
             kernel, bias = self.output_layer.get_weights()
             kernel[:, -1] = 1
             self.output_layer.set_weights([kernel, bias])
@@ -78,7 +79,7 @@ class Autoencoder(keras.Model):
         return self.decode(self.encoder(vectors), innovations)
 
     def decode(self, latents: Any, innovations: Any = None) -> Any:
-        """The vectors, [rows, n, 1], that latents stand for.
+        """The vectors, [rows, n, 1], that latents encode.
 
         Args:
             latents: [rows, n / 16, 4] with the default sizes; one row may be for all innovations.
@@ -114,7 +115,7 @@ class Autoencoder(keras.Model):
     def of(
         cls, architecture: Architecture, innovations: bool, weights: np.ndarray | None
     ) -> Autoencoder:
-        """The model with some sizes, and perhaps given weights."""
+        """The model with given sizes and, optionally, given weights."""
         sizes = (architecture.encoder, architecture.decoder, architecture.slope)
         model = cls(innovations, *sizes)
         if weights is not None:
@@ -158,5 +159,5 @@ def _coder(
 
 
 def _initializer(seeds: Iterator[int]) -> keras.initializers.Initializer:
-    """With a seed of its own: Keras' generator, and so the user's model, is left alone."""
+    """Uses a separate seed, which leaves Keras' generator and thus the user's model unchanged."""
     return keras.initializers.GlorotUniform(seed=next(seeds))

@@ -51,7 +51,7 @@ _OTHER_NAMES = ("_applies", "_core", "_receiver")
 
 
 class Compressed(TakesLocalSteps):
-    """The part of an optimizer's wrapper that is the same whichever Keras the optimizer is of.
+    """The part of an optimizer's wrapper that is equal for both versions of Keras.
 
     The wrapper derives from this and from its Keras' optimizer. It calls `_build_exchange` and
     `_take_moments` when its variables are known, and `_reduction_of` in each step.
@@ -103,42 +103,43 @@ class Compressed(TakesLocalSteps):
 
     @abc.abstractmethod
     def _set_up_own(self) -> None:
-        """Sets up what the wrapper of one Keras version has beside this."""
+        """Sets up the additional parts of one Keras version's wrapper."""
 
     _deserialized: ClassVar[Callable[..., Any]] = staticmethod(keras.optimizers.deserialize)
-    # Gives an optimizer and all that it wraps.
+    # Yields an optimizer and all optimizers that it wraps.
     _within: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(in_loss_scaler)
 
     _scaled_around: bool  # by a loss scaler that wraps this optimizer
 
     def __dir__(self) -> list[str]:
-        """Hides other names of the inner optimizer from Keras, which loads all that is listed.
+        """Hides other names of the inner optimizer from Keras, which loads all listed attributes.
 
-        Under a name that is not in the file nothing fails, and Keras forgets an earlier failure.
+        Loading a name that is not in the file does not fail, and makes Keras forget an earlier
+        failure.
         """
         return [name for name in super().__dir__() if name not in _OTHER_NAMES]
 
     @property
     def _core(self) -> Any:
-        """The optimizer that updates: the inner one, or that inside the inner loss scaler."""
+        """The optimizer that updates: the inner optimizer, or the optimizer in its loss scaler."""
         inner = self.inner_optimizer
         scales = isinstance(inner, keras.mixed_precision.LossScaleOptimizer)
         return inner.inner_optimizer if scales else inner
 
     @property
     def _applies(self) -> Any:
-        """The inner optimizer, without its loss scaler if another one is around this optimizer."""
+        """The inner optimizer, without its loss scaler if this optimizer is in a loss scaler."""
         return self._core if self._scaled_around else self.inner_optimizer
 
     @property
     def _receiver(self) -> Any:
-        """The optimizer that gets what the exchange returns; None if no optimizer does."""
+        """The optimizer that gets the exchange's results; None if no optimizer does."""
         return self.outer_optimizer if self.local_steps else self._core
 
     @property
     @abc.abstractmethod
     def _built_for(self) -> Sequence[Any]:
-        """All variables of the model that it was built for."""
+        """All variables of the model for which the optimizer was built."""
 
     @property
     @abc.abstractmethod
@@ -150,7 +151,7 @@ class Compressed(TakesLocalSteps):
         return adam.possible_preconditioner(self._core)
 
     def preconditioner_of(self, compressor: compressors.Compressor) -> Preconditioner | None:
-        """Returns the preconditioner that this optimizer puts in front of a compressor, if any."""
+        """Returns the preconditioner that this optimizer uses before a compressor, if any."""
         setting = None if self.local_steps else self.precondition
         return preconditioner_for(self._core, compressor, setting)
 
@@ -161,7 +162,7 @@ class Compressed(TakesLocalSteps):
     def _inner_state(
         self, variables: Sequence[Any], replica: int | None = None
     ) -> InnerState | None:
-        """The inner optimizer's state of some variables, by default on the replica that calls."""
+        """The inner optimizer's state of some variables, by default on the calling replica."""
         group = self.group
         number = group.local_replica() if replica is None else replica
         return inner_state(self._core, variables, lambda v: group.local(v, number))
@@ -170,7 +171,7 @@ class Compressed(TakesLocalSteps):
         return clip(self._core, grads, variables)
 
     def _stepping(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-        """Within it, the inner optimizer applies the sums for these variables."""
+        """Within this context, the inner optimizer applies the sums for these variables."""
         if not self.exchange.setup.preconditioner:
             return contextlib.nullcontext()
         divided = [v for v in variables if self.exchange.is_divided(v)]
@@ -192,7 +193,7 @@ class Compressed(TakesLocalSteps):
     def _check_scope(self, variables: Sequence[Any], counter: Any) -> None:
         """Refuses to be built for variables, or around an optimizer, of another strategy.
 
-        `counter` is the inner optimizer's count of steps; None if it is made later.
+        `counter` is the inner optimizer's count of steps; None if it is created later.
         """
         check_group(self.group)
         if counter is not None and not self.passes_through():
@@ -221,7 +222,7 @@ class Compressed(TakesLocalSteps):
             self.exchange.take_step = measure(self.exchange.take_step)
 
     def _take_moments(self) -> None:
-        """From now on, the inner optimizer's second moments are of use to this wrapper only."""
+        """Marks the inner optimizer's second moments as usable only by this wrapper."""
         if self.exchange.setup.preconditioner:
             for inside in self._within(self.inner_optimizer):
                 take_moments(inside)
@@ -282,7 +283,7 @@ class Compressed(TakesLocalSteps):
         self.inner_optimizer.learning_rate = learning_rate
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Finalizes variables as the inner optimizer does, unless it is a legacy one."""
+        """Finalizes variables like the inner optimizer, unless that is a legacy optimizer."""
         finalize = getattr(self._core, "finalize_variable_values", None)
         if finalize is not None:
             finalize(var_list)
@@ -292,18 +293,18 @@ class Compressed(TakesLocalSteps):
         self._core.exclude_from_weight_decay(*args, **kwargs)
 
     def collect_state(self) -> None:
-        """Sums what workers keep for themselves, so that the chief can save it alone.
+        """Sums the workers' own state, so that the chief can save it alone.
 
-        The sums are of the residuals, of the second moments and of accumulated gradients. All
-        workers must call this between the same two steps. Whatever the chief, or rank 0, saves
-        until the next step holds the sums: `model.save`, `save_weights`, `tf.train.Checkpoint`.
-        `fit` under a strategy does so by itself at the end of each epoch.
+        This sums residuals, second moments and accumulated gradients. All workers must call it
+        between the same two steps. Until the next step, all saves of the chief, or of rank 0, hold
+        the sums: `model.save`, `save_weights`, `tf.train.Checkpoint`. Under a strategy, `fit`
+        itself calls this method at the end of each epoch.
 
         Raises:
             ValueError: If the optimizer is not built.
             WorkersDisagreeError: If the other ranks do something else, or have other weights, or
-                another learning rate or other state that all ranks share; or on this one, if they
-                do not come within an hour, as they don't where they have more batches.
+                another learning rate or other state that all ranks share; or on this rank, if the
+                other ranks do not call within an hour, for example because they have more batches.
         """
         if not self.built:
             raise ValueError(
@@ -331,7 +332,7 @@ class Compressed(TakesLocalSteps):
     def load_own_variables(self, store: Any) -> None:
         """Loads the exchange's state, or a checkpoint of the inner optimizer when used unwrapped.
 
-        What the checkpoint does not have, such as residuals, starts at zero. What it has and this
+        State that the checkpoint lacks, such as residuals, starts at zero. State that this
         compressor does not keep is not loaded, and the log says so.
         """
         if "0" in store.keys():  # noqa: SIM118 (a store is not always a mapping)
@@ -357,8 +358,9 @@ class Compressed(TakesLocalSteps):
     ) -> Any:
         """The optimizer that `get_config` described.
 
-        Who exchanges gradients is no part of that: the replicas of the strategy in scope; or those
-        of Horovod, if the program has initialized it for several processes.
+        The description does not include the group. Gradients are exchanged by the replicas of the
+        strategy in scope, or by Horovod's ranks if the program has initialized Horovod for several
+        processes.
 
         Raises:
             ValueError: If `hvd.DistributedOptimizer` is around it.
@@ -371,7 +373,7 @@ class Compressed(TakesLocalSteps):
             config["compressor"],
             policy=LayerPolicy(**config["policy"]),
             precondition=config["precondition"],
-            reduction=config.get("reduction"),  # files of before had none
+            reduction=config.get("reduction"),  # older files have none
             name=config["name"],
             group=group_here(),
             local_steps=config.get("local_steps"),
@@ -379,7 +381,7 @@ class Compressed(TakesLocalSteps):
 
 
 def checked_reduction(reduction: Any) -> str | None:
-    """Returns the reduction that was given; raises ValueError if there is no such reduction."""
+    """Returns the given reduction; raises ValueError if it is unknown."""
     if reduction not in (None, "sum", "mean"):
         raise ValueError(
             'CompressedOptimizer: reduction must be "sum", "mean", or None for the sum under a '

@@ -36,7 +36,7 @@ def facts_of(label: str, optimizer: keras.optimizers.Optimizer) -> dict[str, str
 
 
 def _without_ids(value: Any) -> Any:
-    """A value in a config without what Keras notes there of objects that occur twice in a file."""
+    """A value of a config without Keras' marks of objects that occur twice in a file."""
     if isinstance(value, Mapping):
         return {str(k): _without_ids(v) for k, v in value.items() if k != "shared_object_id"}
     return [*map(_without_ids, value)] if isinstance(value, (list, tuple)) else value
@@ -71,7 +71,7 @@ def agree_on_values(
 ) -> None:
     """Compares the values of variables over all ranks; refuses to go on if they differ.
 
-    Slots of optimizers have names with a number that each rank counts by itself. `purpose` is
+    Names of optimizers' slots contain a number that each rank counts by itself. `purpose` is
     `TRAINING` or `SAVING`.
     """
     values = {f"value of {path_of(v)!r}": _checksum(v) for v in weights}

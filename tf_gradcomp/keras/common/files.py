@@ -25,20 +25,20 @@ _BROKEN = (
 
 
 def savings_of(model: keras.Model) -> list[Saving]:
-    """Returns what saves the state that is in a model's wrapped optimizers."""
+    """Returns the objects that save the state of a model's wrapped optimizers."""
     return [one.exchange.saving for one in wrappers_of(model) if one.exchange.built]
 
 
 def save(
     model: keras.Model, path: str, write: Callable[[], Any], original: Callable[[], Any]
 ) -> None:
-    """Stands in for what Keras does to write a model's file.
+    """Replaces Keras' function that writes a model's file.
 
     Args:
         model: The model.
-        path: Where to.
-        write: Does what Keras does, and never leaves a part of it.
-        original: What Keras does.
+        path: The path of the file.
+        write: Writes the file like Keras, completely or not at all.
+        original: Keras' function.
     """
     if strategy_of_workers() is None and not any(wrappers_of(model)):
         original()
@@ -49,7 +49,7 @@ def save(
 
 
 def leaves_out_optimizer(model: keras.Model, path: str) -> bool:
-    """Returns whether a file in Keras' old HDF5 format cannot hold the optimizer, and says so."""
+    """Returns whether a file in Keras' old HDF5 format cannot hold the optimizer; logs it."""
     wrapped = any(wrappers_of(model))
     if wrapped:
         tell_user(_WITHOUT_OPTIMIZER % path)
@@ -57,39 +57,39 @@ def leaves_out_optimizer(model: keras.Model, path: str) -> bool:
 
 
 def collect_at_epoch_end(model: keras.Model) -> None:
-    """Ends rounds of local steps, and collects as `collect` does."""
+    """Ends rounds of local steps, and collects state like `collect`."""
     synchronize(model)
     collect(model)
 
 
 def collect(model: keras.Model) -> None:
-    """Collects what workers keep apart, so that the chief's callbacks can save alone."""
+    """Collects the workers' own state, so that the chief's callbacks can save alone."""
     if isinstance(model.distribute_strategy, CheckedStrategy):
         for saving in savings_of(model):
             saving.collect()
 
 
 def synchronize(model: keras.Model) -> None:
-    """Ends the rounds of local steps of a model's optimizers, before the model is looked at."""
+    """Ends the rounds of local steps of a model's optimizers, before the model is read."""
     if isinstance(model.distribute_strategy, CheckedStrategy):
         for wrapper in wrappers_of(model):
             wrapper.synchronize(model)
 
 
 def release(model: keras.Model) -> None:
-    """Frees the memory of what was collected; steps are about to change it."""
+    """Frees the memory of collected state, because steps are about to change the state."""
     if isinstance(model.distribute_strategy, CheckedStrategy):
         for saving in savings_of(model):
             saving.forget()
 
 
 def log_path(callback: keras.callbacks.Callback, path: str, nowhere: str | None = None) -> str:
-    """Returns where a callback of this worker writes its logs: elsewhere, if the chief does so too.
+    """Returns where a callback of this worker writes logs: elsewhere, if the chief writes there.
 
     Args:
         callback: The callback.
-        path: Where the program wants them.
-        nowhere: What to return where the chief writes them; by default a temporary folder.
+        path: The program's path for the logs.
+        nowhere: The result if the chief writes to the path; by default a temporary folder.
     """
     if writes_alone(type(callback).__name__, path):
         return path
@@ -97,5 +97,5 @@ def log_path(callback: keras.callbacks.Callback, path: str, nowhere: str | None 
 
 
 def advice_on_broken(path: str) -> str:
-    """Returns what to do about a file of a model that cannot be read."""
+    """Returns advice about a model file that cannot be read."""
     return _BROKEN % path

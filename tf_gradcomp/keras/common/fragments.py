@@ -1,4 +1,4 @@
-"""Fragments: parts of a model's variables, of which each has rounds of its own."""
+"""Fragments: parts of a model's variables, each with its own rounds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Number = TypeVar("Number", int, tf.Tensor)
 def split(elements: Sequence[int], count: int) -> list[list[int]]:
     """Returns the places of the variables of each fragment; fragments have nearly equal sizes.
 
-    A variable stays whole. So there are never more fragments than variables.
+    A variable is never split, so there are never more fragments than variables.
 
     Args:
         elements: The number of elements of each variable.
-        count: How many fragments are wanted.
+        count: The requested number of fragments.
     """
     fragments: list[list[int]] = [[] for _ in range(max(1, min(count, len(elements))))]
     for place in sorted(range(len(elements)), key=lambda one: -elements[one]):
@@ -33,8 +33,8 @@ def split(elements: Sequence[int], count: int) -> list[list[int]]:
 def due_after(number: int, fragments: int, length: Number) -> Number:
     """Returns the step of a cycle of `length` steps after which a fragment is exchanged.
 
-    The fragments are spread evenly over the cycle, and the last one comes at its end. If there are
-    more fragments than steps, some steps exchange several.
+    The fragments are spread evenly over the cycle, and the last fragment comes at its end. If there
+    are more fragments than steps, some steps exchange several.
     """
     return ((number + 1) * length + fragments - 1) // fragments
 
@@ -42,7 +42,7 @@ def due_after(number: int, fragments: int, length: Number) -> Number:
 class Fragment:
     """Variables that are exchanged together, and the state of their round.
 
-    No checkpoint holds this state: it is written when no round has begun.
+    No checkpoint holds this state, because checkpoints are written between rounds.
 
     Args:
         group: The replicas; they create the state.
@@ -86,17 +86,17 @@ class Fragment:
 
     @property
     def steps(self) -> tf.Variable:
-        """Returns how many steps of the round are done."""
+        """Returns the number of steps of the round so far."""
         return self._local(self._steps)
 
     @property
     def drift(self) -> tf.Variable:
-        """Returns this worker's drift in the latest round; after an early end, the mean of all."""
+        """Returns this worker's drift in the latest round; the workers' mean after an early end."""
         return self._local(self._drift)
 
     @property
     def updates(self) -> tf.Variable:
-        """Returns how often the outer optimizer has updated the variables."""
+        """Returns the number of the outer optimizer's updates of the variables."""
         return self._local(self._updates)
 
     @property
@@ -105,7 +105,7 @@ class Fragment:
         return bool(self.steps.numpy() > 0)
 
     def begin(self) -> None:
-        """Takes the weights as the common ones, unless the round has begun."""
+        """Takes the weights as the common weights, unless the round has begun."""
 
         def take() -> None:
             for start, weight in zip(self.start, self.weights, strict=True):

@@ -1,4 +1,4 @@
-"""Hooks into Keras that are the same for Keras 3 and Keras 2."""
+"""Hooks into Keras that work for Keras 3 and Keras 2."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def on_train_function(check: Callable[[Any], None]) -> None:
 
 
 def know_callbacks_of_fit() -> None:
-    """Has `callbacks_of_fit` know the list that a callback is in; Keras gives it no way there."""
+    """Lets `callbacks_of_fit` find the list of a callback, which Keras does not offer."""
 
     def hooked(original: Any, self: Any, model: keras.Model) -> None:
         token = _callbacks.set(self.callbacks)
@@ -99,7 +99,7 @@ def callbacks_of_fit() -> Sequence[keras.callbacks.Callback]:
 
 
 def on_train_begin(look: Callable[[Sequence[keras.callbacks.Callback]], None]) -> None:
-    """Has `look` called with all callbacks of `fit` where it begins."""
+    """Has `look` called with all callbacks of `fit` at its start."""
 
     def hooked(original: Any, self: Any, logs: Mapping[str, Any] | None = None) -> None:
         look(self.callbacks)
@@ -113,10 +113,10 @@ def on_epochs(
     end: Callable[[keras.Model], None],
     read: Callable[[keras.Model], None] | None = None,
 ) -> None:
-    """Has `begin`, `end` and `read` called with the model before any callback learns of it.
+    """Has `begin`, `end` and `read` called with the model before any callback runs.
 
-    `read` is called before the model is evaluated or predicts. A callback of our own would have to
-    be in the program's list, on all workers.
+    `read` is called before the model is evaluated or predicts. A callback would have to be in the
+    program's list on all workers.
     """
 
     def first(call: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -133,7 +133,7 @@ def on_epochs(
 def on_logs(path_of: Callable[..., str]) -> None:
     """Has `TensorBoard` and `CSVLogger` write where `path_of(callback, path)` says.
 
-    `CSVLogger` also passes `os.devnull`, to be returned where this worker shall write nothing.
+    `CSVLogger` also passes `os.devnull`, the path to return if this worker must not write.
     """
 
     def of_board(original: Any, self: Any, model: Any) -> None:

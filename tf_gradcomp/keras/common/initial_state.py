@@ -1,4 +1,4 @@
-"""Gives all ranks of a Horovod job the model that rank 0 begins with."""
+"""Gives all ranks of a Horovod job the initial model of rank 0."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ keras_private = keras_module("keras_private")
 def broadcast_initial_state(model: keras.Model) -> None:
     """Gives all ranks the weights and the inner optimizer's variables of rank 0; all must call it.
 
-    For training loops; in `fit`, `gc.callbacks.BroadcastInitialState()` does it. Residuals, and
-    what else each rank has for itself, stay as they are. Under a strategy, which creates equal
-    models, it does nothing.
+    This is for training loops; in `fit`, use `gc.callbacks.BroadcastInitialState()`. Residuals and
+    each rank's other own state stay unchanged. Under a strategy, which creates equal models, it
+    does nothing.
 
     Args:
         model: Built. It may be compiled with any optimizer, or with none.
@@ -44,7 +44,7 @@ def broadcast_initial_state(model: keras.Model) -> None:
     if model.optimizer is not None:
         keras_private.build(model.optimizer, model.trainable_variables)
     state = [*model.weights, *itertools.chain.from_iterable(map(_state_of, optimizers))]
-    # What is around a wrapper may have the wrapper's variables among its own.
+    # An optimizer around a wrapper may list the wrapper's variables among its own.
     shared = {
         id(v): native(v) for v in state if not any(is_per_process(v, one) for one in optimizers)
     }
@@ -61,7 +61,7 @@ def ranks_of(model: keras.Model) -> Group | None:
 
 
 def _state_of(optimizer: Any) -> Iterator[Any]:
-    """Returns the variables of an optimizer and of all inside it, except our wrapper's."""
+    """Returns the variables of an optimizer and of its inner optimizers, except our wrapper's."""
     while optimizer is not None:
         inner = getattr(optimizer, "inner_optimizer", None)
         if inner is None or not isinstance(optimizer, Compressed):

@@ -1,4 +1,4 @@
-"""The optimizer inside a `CompressedOptimizer`: which are accepted, and what is set on which."""
+"""The optimizer inside a `CompressedOptimizer`: checks of its type and of its settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checked_inner(
     wrapper: type,
     within: Callable[[Any], Iterable[Any]],
 ) -> Any:
-    """Returns the inner optimizer that was given as an optimizer, its config or its name."""
+    """Returns the inner optimizer from an optimizer, its config or its name."""
     if not isinstance(inner, (accepted, Mapping, str)):
         raise TypeError(
             f"CompressedOptimizer: expected a {NAME} optimizer such as "
@@ -51,7 +51,7 @@ def checked_inner(
 
 
 def in_loss_scaler(optimizer: Any) -> list[Any]:
-    """An optimizer and, if it is a loss scaler, the one inside."""
+    """An optimizer and, if it is a loss scaler, its inner optimizer."""
     inside = getattr(optimizer, "inner_optimizer", None)
     return [optimizer] if inside is None else [optimizer, inside]
 
@@ -75,7 +75,7 @@ def _with_overflows(clipped: Any, gradient: Any) -> Any:
 
 
 def _of_other_keras(given: Any) -> str:
-    """Returns advice about an optimizer of the Keras that this process does not train with."""
+    """Returns advice about an optimizer of another Keras version than this process uses."""
     package = type(given).__module__.partition(".")[0]
     if package == "tf_keras" and not IS_KERAS_2:
         return (
@@ -92,7 +92,7 @@ def _of_other_keras(given: Any) -> str:
 
 
 def check_not_by_horovod(optimizer: type) -> None:
-    """Refuses what `hvd.DistributedOptimizer` has made of an optimizer's class."""
+    """Refuses an optimizer whose class `hvd.DistributedOptimizer` has replaced."""
     if hasattr(optimizer, "register_local_var"):
         raise ValueError(
             "CompressedOptimizer exchanges gradients itself, and does not work inside or around "
@@ -116,12 +116,12 @@ _OF_INNER = (
 def check_set_on_inner(wrapper: Any, inside: Sequence[Any], made_with: Collection[str]) -> None:
     """Refuses settings of the wrapper itself, which has no use for them.
 
-    `made_with` are the attributes that the wrapper had when it was made; all of them, if a user's
-    class has others.
+    `made_with` has the attributes that the wrapper had when it was created; all attributes, if a
+    user's class has others.
     """
     useless = [name for name in _OF_INNER if getattr(wrapper, name, None)]
     later = [name for name in vars(wrapper) if name not in made_with and name[0] != "_"]
-    # Such as momentum; but not methods, which one may replace by one's own.
+    # For example momentum, but not methods, which users may replace.
     of_inside = [name for name in later if any(hasattr(one, name) for one in inside)]
     useless += [name for name in of_inside if not hasattr(type(wrapper), name)]
     if useless:
@@ -132,7 +132,7 @@ def check_set_on_inner(wrapper: Any, inside: Sequence[Any], made_with: Collectio
 
 
 def check_not_inside(optimizer: Any, applying: Any) -> None:
-    """Refuses an optimizer by which another one applies gradients that are sums already."""
+    """Refuses an inner optimizer that passes gradients, which are already sums, to another one."""
     if applying is not None:
         outer, inner = type(applying).__name__, type(optimizer).__name__
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Settings of local steps: workers train on their own weights, and exchange once in several."""
+"""Settings of local steps: workers take several steps on their own weights per exchange."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ class LocalSteps:
     """Settings of local steps, for `CompressedOptimizer(local_steps=...)`.
 
     In a round, each worker takes `steps` steps of the inner optimizer on its own batches and its
-    own weights. The compressor then exchanges how far each worker has moved. The mean over the
-    workers goes to the outer optimizer in place of a gradient. All workers begin the next round
+    own weights. The compressor then exchanges the change of each worker's weights. The mean over
+    the workers goes to the outer optimizer in place of a gradient. All workers begin the next round
     with the weights that the outer optimizer returns. docs/local_steps.md tells when this pays.
 
     Args:
-        steps: The number of steps in a round. Or a schedule: a list of `(step, number)`, where a
-            round has the number of the last pair whose step is reached when it begins, such as
-            `[(0, 1), (500, 8), (2000, 32)]`; or a function that takes the step and returns the
-            number. All workers must have the same function. Or `"auto"`: the workers measure their
-            steps and exchanges, and choose.
+        steps: The number of steps in a round. Or a schedule: a list of `(step, number)`. A round
+            takes the number of the last pair whose step has been reached when the round begins,
+            such as `[(0, 1), (500, 8), (2000, 32)]`; or a function that takes the step and returns
+            the number. All workers must have the same function. Or `"auto"`: the workers measure
+            their steps and exchanges, and choose.
         outer: A Keras optimizer that updates the common weights, its config or its name. None
             subtracts the mean, so that the common weights become the mean of the workers' weights.
-        warmup_steps: The first so many steps of training are synchronous: the compressor exchanges
-            gradients in each of them.
-        residual_decay: At each round, the residual is multiplied by this number first. With 1
-            nothing is lost; below 1, what has waited for many rounds fades.
+        warmup_steps: The number of synchronous first steps: the compressor exchanges gradients in
+            each of them.
+        residual_decay: The factor of the residual at the start of each exchange. With 1, nothing is
+            lost; below 1, entries that are delayed for many rounds fade.
         at_most: With `"auto"`, the largest number of steps in a round; by default 64.
         exchange_share: With `"auto"`, the largest share of the time that exchanges may take, if
             `at_most` allows that; by default 0.1.
         fragments: The number of parts of about equal size into which the variables are divided.
             Each part is exchanged once in `steps` steps, and the parts take turns at equal
-            distances. So an exchange sends that many times fewer bytes. A variable is not divided.
+            intervals. An exchange therefore sends `fragments` times fewer bytes. A variable is
+            never split.
 
     Raises:
-        TypeError: If `outer` is no optimizer.
-        ValueError: If a number is out of its range or has no meaning without `"auto"`, or `outer`
+        TypeError: If `outer` is not an optimizer. ValueError: If a number is out of its range or
+        has no meaning without `"auto"`, or `outer`
             cannot be an outer optimizer.
     """
 
@@ -92,7 +93,7 @@ class LocalSteps:
     def _checked_limits(
         self, at_most: int | None, exchange_share: float | None
     ) -> tuple[int | None, float | None]:
-        """Returns the limits of "auto", with its defaults; raises ValueError if they are none."""
+        """Returns the limits of "auto", with its defaults; raises ValueError if invalid."""
         if self.steps != AUTO:
             if at_most is not None or exchange_share is not None:
                 raise ValueError(
@@ -132,7 +133,7 @@ class LocalSteps:
 
     @classmethod
     def of(cls, given: Any) -> LocalSteps | None:
-        """Returns the settings that the settings, their config or `steps` stand for.
+        """Returns the settings from settings, their config or `steps`.
 
         Raises:
             ValueError: If `given` is none of these.
@@ -184,12 +185,12 @@ def _checked_outer(outer: Any) -> Any:
 
 
 def check_can_be_local(inner: Any, group: Group | None, precondition: str | None) -> None:
-    """Refuses local steps where they would train something else than documented.
+    """Refuses local steps in settings in which they would not train as documented.
 
     Args:
         inner: The inner optimizer.
         group: The replicas; None for simulated learners.
-        precondition: As `CompressedOptimizer` was given it.
+        precondition: The argument of `CompressedOptimizer`.
 
     Raises:
         ValueError: With the reason and the way out.

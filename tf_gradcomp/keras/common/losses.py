@@ -1,4 +1,4 @@
-"""Tells users where a loss is divided by the number of replicas twice, or never."""
+"""Warns users if a loss is divided by the number of replicas twice, or never."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import tensorflow as tf
 
 from tf_gradcomp.groups.notices import tell_user
 
-_noted: dict[str, tuple[tf.Graph, bool]] = {}  # the graph that a loss was traced in, and `divided`
+_noted: dict[str, tuple[tf.Graph, bool]] = {}  # the graph in which a loss was traced, and `divided`
 
 
 def note(*, divided: bool) -> None:
-    """Notes, while a step is traced, whether Keras divides its loss by the number of replicas."""
+    """Records, while a step is traced, whether Keras divides its loss by the number of replicas."""
     _noted["latest"] = (tf.compat.v1.get_default_graph(), divided)
 
 
 def tell_of_wrong_share(*, means: bool) -> None:
-    """Tells the user if a loss that was noted in this step is divided twice or never."""
+    """Warns the user if a loss that was recorded in this step is divided twice or never."""
     graph, divided = _noted.pop("latest", (None, means))
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas == 1 or graph is not tf.compat.v1.get_default_graph() or divided != means:

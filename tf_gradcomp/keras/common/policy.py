@@ -20,7 +20,7 @@ keras_private = keras_module("keras_private")
 
 
 class Policy(LayerPolicy):
-    """Tells the layer kind of each variable; `from_model` reads it off a Keras model.
+    """Determines the layer kind of each variable; `from_model` reads kinds from a Keras model.
 
     Arguments, rules and errors are as for `tf_gradcomp.policy.LayerPolicy`: by default a kind
     follows from the variable's path and shape.
@@ -28,10 +28,11 @@ class Policy(LayerPolicy):
 
     @classmethod
     def from_model(cls, model: keras.Model, *, max_dense_elements: int = 2**26) -> Policy:
-        """Reads layer kinds, sizes of convolutions' outputs and both ends off a built Keras model.
+        """Reads layer kinds, output sizes of convolutions and both ends from a built Keras model.
 
         Args:
-            model: A built Keras model. Sizes are known of layers in functional and sequential ones.
+            model: A built Keras model. Sizes are known for layers of functional and sequential
+                models.
             max_dense_elements: As for `LayerPolicy`.
 
         Raises:
@@ -44,9 +45,7 @@ class Policy(LayerPolicy):
             )
         kinds: dict[str, str] = {}
         positions: dict[str, int] = {}
-        for layer in reversed(
-            keras_private.layers_of(model)
-        ):  # what a layer is made of comes first
+        for layer in reversed(keras_private.layers_of(model)):  # the parts of a layer come first
             for variable in layer.trainable_variables:
                 kind = _kind_in_layer(layer, variable)
                 if kind and path_of(variable) not in kinds:
@@ -85,7 +84,7 @@ def _kind_in_layer(layer: keras.layers.Layer, variable: keras.Variable) -> str |
         return VECTOR
     if isinstance(layer, keras.layers.Embedding):
         return EMBEDDING
-    if isinstance(layer, _CONVOLUTIONS):  # ahead of RNN, which ConvLSTM2D is as well
+    if isinstance(layer, _CONVOLUTIONS):  # before RNN, because ConvLSTM2D is also an RNN
         return CONVOLUTION
     if isinstance(layer, _RECURRENT_CELLS):
         return RECURRENT

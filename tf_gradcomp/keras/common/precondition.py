@@ -1,4 +1,4 @@
-"""Preconditioning: the setting `precondition`, and whose the second moments are."""
+"""Preconditioning: the setting `precondition`, and the owner of second moments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SLOTS = {SECOND_MOMENT: "velocities", LARGEST: "velocity_hats"}  # Keras' names
 def preconditioner_for(
     optimizer: Any, compressor: Compressor, setting: str | None
 ) -> Preconditioner | None:
-    """Returns the preconditioner that `precondition=setting` puts in front of a compressor, if any.
+    """Returns the preconditioner that `precondition=setting` adds before a compressor, if any.
 
     Args:
         optimizer: The inner optimizer, without a loss scaler around it.
@@ -70,7 +70,7 @@ _MOMENTS_ARE_TAKEN = "_moments_are_taken"
 
 
 def take_moments(optimizer: Any) -> None:
-    """Says of an optimizer that its second moments stand still: its wrapper keeps others."""
+    """Marks an optimizer's second moments as not updated, because its wrapper keeps others."""
     setattr(optimizer, _MOMENTS_ARE_TAKEN, True)
 
 
@@ -88,7 +88,7 @@ def check_moments_are_its_own(optimizer: Any) -> None:
 
 
 def check_unchanged(before: Preconditioner | None, now: Preconditioner | None) -> None:
-    """Refuses other settings of second moments than those that the wrapper was made for."""
+    """Refuses settings of second moments that changed after the wrapper was created."""
     if _as_float32(before) != _as_float32(now):  # which variables of Keras 2's are
         raise ValueError(
             "The inner optimizer's beta_2, epsilon or amsgrad was changed after it was wrapped in "

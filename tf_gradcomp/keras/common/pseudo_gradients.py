@@ -15,7 +15,7 @@ from tf_gradcomp.keras.common.local_steps import LocalSteps
 def local_share(
     start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], replicas: int
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns what a replica adds to the mean pseudo-gradient, and whether its round counts.
+    """Returns a replica's share of the mean pseudo-gradient, and whether its round counts.
 
     Args:
         start: The common weights at the start of the round.
@@ -23,8 +23,8 @@ def local_share(
         replicas: The number of replicas.
 
     Returns:
-        The differences, divided by the number of replicas; zeros where a weight is not finite. And
-        a bool scalar that is false then.
+        The differences, divided by the number of replicas; zeros if a weight is not finite. And a
+        bool scalar, which is then false.
     """
     moved = [before - now for before, now in zip(start, weights, strict=True)]
     counts = all_finite(moved)
@@ -35,7 +35,7 @@ def local_share(
 def has_gradients_left(
     exchange: GradientExchange, local_replica: int, of_weights: tf.Tensor
 ) -> tf.Tensor:
-    """Returns whether synchronous steps have left state that rounds cannot go on with."""
+    """Returns whether synchronous steps have left state that rounds cannot use."""
     facts = (exchange.facts.residual_waits, exchange.facts.moments_taken)
     kept = tf.concat([exchange.group.local(fact, local_replica) for fact in facts], 0)
     return tf.logical_and(tf.logical_not(of_weights), tf.reduce_any(kept))
@@ -61,7 +61,7 @@ def beside_residuals(
 
 
 def finite_or_zero(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor with zeros in place of what is not finite; integers as they are."""
+    """Returns a tensor with zeros in place of non-finite values; integers stay unchanged."""
     if not value.dtype.is_floating:
         return value
     return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
@@ -75,7 +75,7 @@ def decay(residuals: Iterable[tf.Variable], settings: LocalSteps) -> None:
 
 
 def drift(start: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the distance of weights from those at the start, relative to the norm of these."""
+    """Returns the distance of weights from the start weights, relative to the start's norm."""
     before = [tf.cast(one, tf.float32) for one in start]
     now = [tf.cast(one, tf.float32) for one in weights]
     moved = [one - other for one, other in zip(before, now, strict=True)]

@@ -41,11 +41,11 @@ class Turns:
 
 
 class PyDatasetReader:
-    """Stands in for Keras' enqueuer, of which all iterators share one queue.
+    """Replaces Keras' enqueuer, whose single queue all iterators share.
 
     TensorFlow reads ahead of the steps, and Keras stops its enqueuer and starts it again between
-    epochs. So batches were read by one iterator and lost, and then read again by the next. Here
-    each iterator has threads or processes of its own.
+    epochs. One iterator therefore read batches that were lost, and the next iterator read them
+    again. Here, each iterator has its own threads or processes.
     """
 
     def __init__(self, dataset: Any, order: Callable[[int], Iterable[int]] | None) -> None:
@@ -59,10 +59,10 @@ class PyDatasetReader:
         """Does nothing: an iterator starts reading by itself."""
 
     def stop(self) -> None:
-        """Does nothing: an iterator stops at its end, or where the next one begins."""
+        """Does nothing: an iterator stops at its end, or when the next iterator begins."""
 
     def begin_epoch(self) -> None:
-        """Draws the order of the epoch; to be called on all workers alike."""
+        """Draws the order of the epoch; all workers must call it."""
         if self._order is not None and self._dataset.num_batches is not None:
             self._indices = self._order(self._dataset.num_batches)
 
@@ -76,7 +76,7 @@ class PyDatasetReader:
 
 
 def _batches(dataset: Any, indices: Iterable[int]) -> Generator[Any, None, None]:
-    """Yields batches in order; a number of them are being made at the same time."""
+    """Yields batches in order, while several batches are prepared in parallel."""
     item: Callable[[int], Any] = dataset.__getitem__
     pool: futures.Executor
     if dataset.use_multiprocessing and dataset.workers > 0:
@@ -112,7 +112,7 @@ def _item_of_kept(index: int) -> Any:
 
 
 class GeneratorReader:
-    """A Python generator as one call of `fit` or `evaluate` reads it.
+    """A Python generator, as read by one call of `fit` or `evaluate`.
 
     TensorFlow has read more than was used when a call ends, or an epoch of validation. The next
     reader of the same generator gets these batches first, so that nothing is lost, and that all
@@ -126,16 +126,16 @@ class GeneratorReader:
         self._taken = _Taken(self._first)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the first batches, which Keras looks at and gives to each iterator again."""
+        """Yields the first batches, which Keras inspects and passes to each iterator again."""
         self._source.pass_to(self._first)
         return self._following(self._first)
 
     def new_iterator(self) -> None:
-        """Is to be called before each iterator is made."""
+        """Prepares for a new iterator; called before each iterator is created."""
         self._taken = _Taken(self._first)
 
     def use(self, batches: int) -> None:
-        """Notes how many batches of the newest iterator are used, with those of the next step."""
+        """Records the number of used batches of the newest iterator, including the next step's."""
         self._taken.used = batches
         self._first.used = max(self._first.used, batches)
 
@@ -154,7 +154,7 @@ class GeneratorReader:
 
 
 class _First:
-    """The batches that Keras has looked at, and how many of them any iterator has used."""
+    """The batches that Keras has inspected, and the number that any iterator has used."""
 
     def __init__(self) -> None:
         self.batches: list[Any] = []
@@ -165,11 +165,11 @@ class _First:
         self.batches.append(batch)
 
     def unused(self) -> Sequence[Any]:
-        return ()  # as long as the same call reads on
+        return ()  # as long as the same call keeps reading
 
 
 class _Taken:
-    """The batches that one iterator has taken beyond the first, as far as they are not used."""
+    """The unused batches that one iterator has taken after the first batches."""
 
     def __init__(self, first: _First) -> None:
         self.first = first
@@ -197,7 +197,7 @@ class _Source:
         self._left: deque[Any] = deque()
 
     def pass_to(self, taken: _First | _Taken) -> None:
-        """Takes back what the last iterator has not used, and ends it."""
+        """Takes back the batches that the last iterator has not used, and ends it."""
         with self._lock:
             before, self._taken = self._taken, taken
             if before is None or before is taken:
@@ -207,7 +207,7 @@ class _Source:
                 self._left.extendleft(reversed(before.first.batches[before.first.used :]))
 
     def take(self, taken: _First | _Taken, generator: Iterator[Any]) -> Any:
-        """The next batch, for the iterator whose turn it is; for others there is none."""
+        """The next batch for the iterator whose turn it is; none for other iterators."""
         with self._lock:
             if self._taken is not taken:
                 raise StopIteration

@@ -1,4 +1,4 @@
-"""The unit of what an exchange has not sent: gradients, or differences of weights."""
+"""The unit of residuals: gradients, or differences of weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ class ResidualUnits(tf.Module):
     """Records the unit of the residual of an exchange.
 
     Attributes:
-        of_weights: bool, whether it is a difference of weights. It is of gradients without local
-            steps, and so during a warm-up.
+        of_weights: bool, whether it is a difference of weights. Without local steps, and thus
+            during a warm-up, it is a gradient.
         steps: int64, the steps of training that jobs with `local_steps` have counted. It is 0 after
-            a job without, which has only counted its exchanges, one in each step.
+            a job without local steps, which has only counted its exchanges, one in each step.
 
     Args:
         group: The replicas.
-        local: Whether the job takes local steps; one that does not refuses a residual of weights.
+        local: Whether the job takes local steps; a job without local steps refuses a residual of
+            weights.
     """
 
     def __init__(self, group: Group, *, local: bool) -> None:

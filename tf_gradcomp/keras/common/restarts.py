@@ -1,4 +1,4 @@
-"""Notice to programs that a restart would begin from zero."""
+"""Notice to users that a restart would begin from zero."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RESUMES = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)
 
 
 def tell_if_nothing_is_saved(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Says where `fit` begins that a restarted job would begin from zero."""
+    """Tells the user at the start of `fit` that a restarted job would begin from zero."""
     if may_be_restarted() and not any(isinstance(one, _RESUMES) for one in callbacks):
         tell_user(
             "gradcomp run would restart this job from zero, because fit saves nothing: add "

@@ -1,4 +1,4 @@
-"""The number of steps in a round of local steps: constant, by a schedule, or left to workers."""
+"""The number of steps in a round of local steps: constant, scheduled, or chosen by workers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _EXPECTED = (
 
 
 def checked_schedule(steps: Any) -> Schedule:
-    """Returns the schedule in its plain form, given as a number, list, function or config.
+    """Returns the plain form of a schedule from a number, list, function or config.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a schedule.
     """
     if isinstance(steps, Mapping):
         steps = keras.saving.deserialize_keras_object(dict(steps))
@@ -52,7 +52,7 @@ def config_of_schedule(schedule: Schedule) -> Any:
 
 
 def fact_of_schedule(schedule: Schedule) -> Any:
-    """Returns what workers can compare of a schedule: of a function, its name."""
+    """Returns the comparable form of a schedule: for a function, its name."""
     return (
         getattr(schedule, "__qualname__", str(type(schedule))) if callable(schedule) else schedule
     )
@@ -63,7 +63,7 @@ def length_at(schedule: Schedule, step: tf.Tensor) -> tf.Tensor:
 
     Args:
         schedule: As `checked_schedule` returns it; not "auto".
-        step: int64 scalar, the steps of training until now.
+        step: int64 scalar, the steps of training so far.
     """
     if callable(schedule):
         length = tf.numpy_function(lambda now: _called(schedule, now), [step], tf.int64)

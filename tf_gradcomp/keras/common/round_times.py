@@ -1,4 +1,4 @@
-"""Rounds whose exchange takes at most a given share of the time, as workers measure it."""
+"""Rounds whose exchange takes at most a given share of the measured time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_gradcomp.exchange.step import StepResult
 from tf_gradcomp.groups.strategy_group import StrategyGroup
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 
-_KEPT = 0.5  # what earlier rounds count for in a mean, once another one has ended
+_KEPT = 0.5  # the weight of earlier rounds in a mean, relative to the next round
 
 
 def choices(at_most: int) -> list[int]:
@@ -37,7 +37,7 @@ def vote(
         exchange_share: The largest share of the time that exchanges may take.
 
     Returns:
-        bool [lengths], of which one is true; the last one if no round is long enough.
+        bool [lengths], with exactly one true; the last if no round is long enough.
     """
     of_steps = tf.constant(lengths, tf.float64) * step
     too_short = of_steps * exchange_share < exchange * (1 - exchange_share)
@@ -49,7 +49,7 @@ def elected(votes: tf.Tensor, lengths: Sequence[int], length: tf.Tensor) -> tf.T
     """Returns the length of the next round, which is at most twice as long as this one.
 
     The shortest length that any worker voted for is elected. The worker that arrives last at the
-    exchange waits for nobody there, so its vote is the one that knows the network.
+    exchange waits for nobody, so only its vote reflects the network.
 
     Args:
         votes: bool [lengths], which of the lengths have votes.
@@ -63,7 +63,8 @@ def elected(votes: tf.Tensor, lengths: Sequence[int], length: tf.Tensor) -> tf.T
 class RoundTimes:
     """The times that a worker measures, and the length of a round that all workers elect.
 
-    A worker's vote travels with the exchange that ends a round. It is about earlier exchanges.
+    A worker's vote travels with the exchange that ends a round. The vote is based on earlier
+    exchanges.
 
     Args:
         group: The replicas, one in each worker.
@@ -85,7 +86,7 @@ class RoundTimes:
 
     @classmethod
     def of(cls, settings: LocalSteps, group: StrategyGroup) -> RoundTimes | None:
-        """Returns what the settings ask for; None if the program sets the lengths of rounds."""
+        """Returns the measurement for "auto"; None if the program sets the lengths of rounds."""
         if settings.at_most is None or settings.exchange_share is None:
             return None
         return cls(group, settings.at_most, settings.exchange_share)
@@ -96,13 +97,13 @@ class RoundTimes:
         return self._length.read_value()
 
     def pause(self) -> None:
-        """Counts the time until the next step for nothing; called outside a graph."""
+        """Excludes the time until the next step from the measurement; called outside a graph."""
         times = self._times.numpy()
         times[0] = 0
         self._times.assign(times)
 
     def end_step(self, done: tf.Tensor) -> None:
-        """Counts a step when `done` is known, unless something else took time since the last."""
+        """Counts a step when `done` is known, unless other work took time since the last step."""
         now = time_after([done])
         since, seconds, steps, *of_exchanges = tf.unstack(self._times.read_value())
         counts = tf.cast(since > 0, tf.float64)

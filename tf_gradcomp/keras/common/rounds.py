@@ -1,4 +1,4 @@
-"""The rounds of an optimizer whose workers take local steps, and what they exchange."""
+"""The rounds of an optimizer whose workers take local steps, and their exchanges."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from tf_gradcomp.keras.common.round_times import RoundTimes
 
 @dataclasses.dataclass(frozen=True)
 class _Variables:
-    """The variables of rounds that no checkpoint holds: it is written between two rounds.
+    """The variables of rounds; no checkpoint holds them, because it is written between rounds.
 
     In a cycle, each fragment of the variables is exchanged once. A single fragment has all
     variables, and its rounds are the cycles.
 
     Attributes:
-        position: How many steps of the cycle are done.
-        length: How many the cycle has.
-        rounds: How many rounds have ended since the program started, of all fragments together.
+        position: The number of steps of the cycle so far.
+        length: The number of steps of the cycle.
+        rounds: The number of rounds that have ended since the program started, of all fragments
+            together.
         fragments: The fragments, in the order in which they are exchanged.
     """
 
@@ -71,7 +72,7 @@ class Rounds:
         statistics: Returns variables that are not trained, and averaged when a round ends early.
 
     Attributes:
-        exchanges: The exchanges that end rounds, and those of the warm-up.
+        exchanges: The exchanges that end rounds, and the exchanges of the warm-up.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Rounds:
         known = {id(spec) for spec in with_gradients_to_exchange(exchange.specs)}
         places = [i for i, spec in enumerate(exchange.specs) if id(spec) in known]
         self._settings = settings
-        self._group = cast(StrategyGroup, exchange.group)  # others are refused before
+        self._group = cast(StrategyGroup, exchange.group)  # others have been refused earlier
         self._update, self._inner = update, inner
         self._slots, self._statistics = slots, statistics
         self._outer_steps = outer_steps
@@ -144,20 +145,20 @@ class Rounds:
         return int(self._local(self._own.position).numpy())
 
     def measures(self) -> dict[str, float]:
-        """Returns what `CompressionMonitor` logs."""
+        """Returns the values that `CompressionMonitor` logs."""
         own = self._own
         rounds, length = (int(self._local(one).numpy()) for one in (own.rounds, own.length))
         drifted = np.mean([fragment.drift.numpy() for fragment in own.fragments])
         return {"rounds": rounds, "drift": float(drifted), "steps_per_round": length}
 
     def _steps_of_training(self) -> tf.Tensor:
-        """Returns the number of steps of training until now."""
+        """Returns the number of steps of training so far."""
         exchanges = self._local(self._exchange.step)
-        # Only a job that has counted no steps has exchanged once in each.
+        # A job that has counted no steps has exchanged in each step.
         return tf.where(tf.equal(self._steps, 0), exchanges, self._steps)
 
     def count_step(self, *, counts: tf.Tensor | bool = True) -> None:
-        """Counts a step of training, if it `counts`; called before its exchange."""
+        """Counts a step of training if `counts`; called before the step's exchange."""
         self._steps.assign(self._steps_of_training() + tf.cast(counts, tf.int64))
 
     # The next methods run across replicas, once in each worker.
@@ -173,7 +174,7 @@ class Rounds:
         variables: Sequence[Any],
         take: Callable[[Sequence[Any], Sequence[Any]], None],
     ) -> tf.Tensor:
-        """Takes a local step, and ends the rounds of which this was the last one.
+        """Takes a local step, and ends the rounds for which it was the last.
 
         Args:
             grads: The worker's share of the gradients.
@@ -198,7 +199,7 @@ class Rounds:
                 self._exchange.take_residuals(every, self._variables, size, inner), self._variables
             )
 
-        # No branch here has a collective: each worker may go its own way.
+        # No branch here has a collective, so workers may take different branches.
         size, left = self._group.size, has_gradients_left(self._exchange, 0, self._of_weights)
         alone = lambda: tf.cond(finite, lambda: take(grads, variables), lambda: None)  # noqa: E731
         tf.cond(left, with_residuals, alone)
@@ -219,7 +220,7 @@ class Rounds:
         self._local(self._own.length).assign(length)
 
     def _end_due(self, position: tf.Variable) -> None:
-        """Counts the step, and ends the rounds that are over."""
+        """Counts the step, and ends the rounds that are complete."""
         length = self._local(self._own.length).read_value()
         with tf.control_dependencies([position.assign_add(1)]):
             now = position.read_value()
@@ -272,7 +273,7 @@ class Rounds:
         steps.assign(tf.maximum(total, steps))
 
     def _mend_slots(self) -> None:
-        """Lets a worker whose weights overflowed train on: its momentum may have done so, too."""
+        """Lets a worker with overflowed weights continue: its momentum may have overflowed, too."""
         for slot in map(self._local, self._slots()):
             slot.assign(finite_or_zero(slot.read_value()))
 
@@ -353,7 +354,7 @@ class Rounds:
                 weight.assign(value)
 
     def abandon(self) -> None:
-        """Begins new rounds at the next step, from the weights that this worker has then."""
+        """Begins new rounds at the next step, from this worker's weights at that time."""
         self._local(self._own.position).assign(0)
         for fragment in self._own.fragments:
             fragment.steps.assign(0)
@@ -361,7 +362,7 @@ class Rounds:
             self._times.pause()
 
     def give_back(self) -> None:
-        """Gives the weights what a larger job has left in the residuals; for the only replica."""
+        """Adds the residuals of a larger job to the weights; for the only replica."""
 
         def give() -> None:
             zeros = [tf.zeros(v.shape, v.dtype) for v in self._variables]

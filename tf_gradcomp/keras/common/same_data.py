@@ -1,4 +1,4 @@
-"""Data that all workers are to read alike, for each trains on its part of every batch."""
+"""Checks that all workers read the same data, because each trains on its part of every batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EMPTY = (
     "if they take a mean over the batch. Use dataset.batch(..., drop_remainder=True)."
 )
 _told_in: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
-_PARTS = 8  # of a batch, such as inputs and labels: so many are compared
+_PARTS = 8  # the maximum number of compared parts of a batch, such as inputs and labels
 
 
 def compared_batch(strategy: tf.distribute.Strategy, distributed: Any) -> Any:
@@ -76,7 +76,7 @@ def _differs(strategy: CheckedStrategy, parts: list[tf.Tensor]) -> bool:
 
 
 def _equal_on_all(group: Processes, numbers: np.ndarray) -> np.ndarray:
-    """Returns which of some int64 numbers, as many on all processes, are equal on all."""
+    """Returns which of some int64 numbers are equal on all processes."""
     if group.processes == 1:
         return np.full(numbers.shape, True)
     with tf.device("CPU:0"):
@@ -85,7 +85,7 @@ def _equal_on_all(group: Processes, numbers: np.ndarray) -> np.ndarray:
 
 
 def _digest(array: np.ndarray) -> int:
-    """Returns a number that differs where arrays do; 0 for equal entries, which tell no order."""
+    """Returns a number that differs if arrays differ; 0 for equal entries, which show no order."""
     entries = array.ravel()
     if np.all(entries[:1] == entries):
         return 0
@@ -94,7 +94,7 @@ def _digest(array: np.ndarray) -> int:
 
 
 def _rows(part: Any, replicas: int) -> Any:
-    """The rows of a part of a batch that one replica gets."""
+    """One replica's rows of a part of a batch."""
     if isinstance(part, tf.SparseTensor):
         size = tf.concat([-(-part.dense_shape[:1] // replicas), part.dense_shape[1:]], 0)
         return tf.sparse.slice(part, tf.zeros_like(size), size)
@@ -104,7 +104,7 @@ def _rows(part: Any, replicas: int) -> Any:
 
 
 def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
-    """Tells the user where the last batch of arrays has fewer rows than there are replicas."""
+    """Warns the user if the last batch of arrays has fewer rows than there are replicas."""
     replicas = strategy.num_replicas_in_sync
     if isinstance(strategy, CheckedStrategy) and rows < replicas:
         tell_user(
@@ -116,7 +116,7 @@ def check_last_batch(strategy: tf.distribute.Strategy, rows: int) -> None:
 
 
 def tell_of_empty_batch(is_empty: tf.Tensor) -> None:
-    """Prints on the worker whose batch is empty that it is: once in a step, whatever its layers."""
+    """Prints a warning on a worker whose batch is empty, once in a step."""
     if tf.executing_eagerly():
         if is_empty:
             tf.print(_EMPTY, output_stream=sys.stderr)

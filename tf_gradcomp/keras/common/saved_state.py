@@ -13,7 +13,7 @@ from tf_gradcomp.compressors.base import OF_GRADIENTS, RESIDUAL
 from tf_gradcomp.compressors.power_sgd import FACTORS
 from tf_gradcomp.exchange.exchange import GradientExchange
 
-OF_WEIGHTS = "residual_of_weights"  # true where the residual is of local steps
+OF_WEIGHTS = "residual_of_weights"  # true if the residual comes from local steps
 
 _LOG = tf.get_logger()
 _NOT_KEPT = (
@@ -45,7 +45,7 @@ _DIVIDED = (
 
 
 def check_not_divided(store: Any, optimizer: Any) -> None:
-    """Refuses a file whose momentums are of divided gradients, which do not fit the optimizer."""
+    """Refuses a file with momentums of divided gradients, which do not fit the optimizer."""
     if "moments_taken" in store and np.any(store["moments_taken"]):
         raise ValueError(_DIVIDED % type(optimizer).__name__)
 
@@ -105,7 +105,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
     if unknown_divisor or (of_weights and OF_WEIGHTS not in state):
         taken = {name for name in taken if _kind(name) not in OF_GRADIENTS} - {"residual_waits"}
         taken -= {f"job_{name}" for name in exchange.setup.job_state_of_gradients}
-    facts = {OF_WEIGHTS, "residual_waits", "moments_since", "accumulators_held"}  # need no message
+    facts = {OF_WEIGHTS, "residual_waits", "moments_since", "accumulators_held"}  # needs no message
     left = {_kind(name) for name in set(store.keys()) - taken - facts}
     exchange.told_of_lost_residuals = RESIDUAL in left
     if left:
@@ -119,7 +119,7 @@ def load(exchange: GradientExchange, state: dict[str, Any], store: Any) -> None:
 
 
 def _of_width(factor: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns as many columns of PowerSGD's factor as there is room for; zero columns restart."""
+    """Returns the columns of PowerSGD's factor that fit the new rank; zero columns restart."""
     fitted = np.zeros(shape, np.float32)
     if np.ndim(factor) == fitted.ndim == 2:
         columns = min(np.shape(factor)[1], fitted.shape[1])
@@ -134,7 +134,7 @@ def _kind(name: str) -> str:
 
 
 def check_built(optimizer: Any) -> None:
-    """Refuses to set weights of an optimizer that has none yet."""
+    """Refuses to set weights of an optimizer that is not built yet."""
     if not optimizer.built:
         raise ValueError(
             "CompressedOptimizer: call build(model.trainable_variables) before set_weights."

@@ -34,32 +34,32 @@ _TO_OPTIMIZER = (
 class MultiWorkerMirroredStrategy(CheckedStrategy):
     """TensorFlow's strategy, with checks, and with compressed gradients if asked to.
 
-    Keras 3 runs under this one, and not under TensorFlow's own (keras-team/keras#20585); Keras 2
-    does under both. Workers that were started with different versions, settings or models end with
-    an error that says what differs.
+    Keras 3 runs under this strategy, but not under TensorFlow's own (keras-team/keras#20585); Keras
+    2 runs under both. Workers that were started with different versions, settings or models end
+    with an error that says what differs.
 
-    Give no compressor here if the model uses `CompressedOptimizer`. With a compressor, the
-    gradients of all other optimizers and training loops are compressed; see `CompressedAllReduce`.
+    Pass no compressor if the model uses `CompressedOptimizer`. With a compressor, the gradients of
+    all other optimizers and training loops are compressed; see `CompressedAllReduce`.
 
     Args:
         cluster_resolver: As for TensorFlow's strategy; by default TF_CONFIG is read.
         communication_options: As for TensorFlow's strategy.
         compressor: A name, a config or a compressor: see `gc.compressors.get`.
         policy: Which variables get which settings, for `compressor`.
-        two_level: Whether, where each worker has several replicas (GPUs), those of a worker sum
-            their gradients, and the workers exchange these sums, compressed by `compressor` or by
-            `CompressedOptimizer`. If not, each replica exchanges with all others by itself.
-        heartbeat_timeout: The number of seconds after which TensorFlow takes a silent worker for
-            lost, and ends the others; at least 1. The default is what the environment variable
-            GRADCOMP_HEARTBEAT_TIMEOUT says, or else 60. A worker reports twice in this time, so it
-            may pause for half of it. All workers must have the same number.
+        two_level: Whether the replicas (GPUs) of a worker first sum their gradients, and the
+            workers exchange these sums, compressed by `compressor` or by `CompressedOptimizer`. If
+            not, each replica exchanges with all other replicas.
+        heartbeat_timeout: The number of seconds after which TensorFlow considers a silent worker
+            lost, and ends the other workers; at least 1. The default is the value of the
+            environment variable GRADCOMP_HEARTBEAT_TIMEOUT, or 60. A worker reports twice in this
+            time, so it may pause for half of this time. All workers must have the same number.
 
     Raises:
         TypeError: If `policy` is no `gc.Policy`.
         ValueError: If TF_CONFIG, `compressor` or `heartbeat_timeout` is not valid, or `policy` is
             given without `compressor`.
-        RuntimeError: If, with several workers, TensorFlow has been at work before.
-        WorkersDisagreeError: If workers have other versions or settings.
+        RuntimeError: If TensorFlow is already running, with several workers. WorkersDisagreeError:
+        If workers have different versions or settings.
     """
 
     @staticmethod
@@ -105,7 +105,7 @@ def reduce_in_optimizer(
 
 
 def check_trains(model: keras.Model) -> None:
-    """Refuses to train a model that each worker would train alone; called before `fit` trains."""
+    """Refuses a model that each worker would train alone; called before `fit` trains."""
     strategy = model.distribute_strategy
     check_trains_with_others(strategy)
     if getattr(strategy, "compressor", None) is None and not any(wrappers_of(model)):
@@ -134,7 +134,8 @@ def check_gradients(
 def order_of_first(strategy: tf.distribute.Strategy, batches: int) -> list[int]:
     """Returns the batches of an epoch in the first worker's random order, on all workers.
 
-    Workers would draw other ones unless they are seeded alike, and draw nothing else by then.
+    Otherwise, workers would draw different orders, unless they have equal seeds and draw nothing
+    else before.
     """
     order = list(range(batches))
     random.shuffle(order)

@@ -23,7 +23,8 @@ class TakesLocalSteps:
 
     Attributes:
         local_steps: The settings of local steps, if workers take them.
-        outer_optimizer: What updates the common weights after a round; None where their mean does.
+        outer_optimizer: The optimizer that updates the common weights after a round; None if their
+            mean does.
         rounds: The rounds of local steps; None without them, and until the exchange is built.
     """
 
@@ -66,8 +67,8 @@ class TakesLocalSteps:
     def synchronize(self, model: keras.Model | None = None) -> None:
         """Ends a round of local steps now, so that all workers have the same weights.
 
-        All workers must call this between the same two steps of a training loop of their own,
-        before they evaluate or save a model or read its weights. `fit` does so by itself. Without
+        In your own training loop, all workers must call this between the same two steps, before
+        they evaluate or save a model or read its weights. `fit` calls this method itself. Without
         `local_steps`, it does nothing.
 
         Args:

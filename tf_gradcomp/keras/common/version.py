@@ -1,7 +1,7 @@
 """The Keras version that this process trains with: Keras 3, or Keras 2 as `tf.keras`.
 
-TensorFlow decides: `tf.keras` is Keras 2 up to TensorFlow 2.15, and where the variable
-`TF_USE_LEGACY_KERAS` is 1 (then it is the package `tf_keras`).
+TensorFlow decides: `tf.keras` is Keras 2 up to TensorFlow 2.15, and if the environment variable
+`TF_USE_LEGACY_KERAS` is 1 (the package `tf_keras`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def keras_module(name: str) -> Any:
 
 
 def check_is_keras_3() -> None:
-    """Refuses to go on with Keras 2, or an older Keras 3."""
+    """Refuses Keras 2 and older versions of Keras 3."""
     if IS_KERAS_2:
         raise ImportError(
             "This part of tf_gradcomp is for Keras 3, and tf.keras is Keras 2 here: use TensorFlow "

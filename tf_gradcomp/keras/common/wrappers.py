@@ -20,8 +20,8 @@ def compressed_in(optimizer: Any) -> Iterator[Compressed]:
 
 
 def optimizers_of(model: keras.Model) -> Iterator[Any]:
-    """The optimizer that a model was compiled with, then those that it has beside it, as a GAN."""
-    first = getattr(model, "optimizer", None)  # a layer that is saved has none
+    """The compiled optimizer of a model, then its other optimizers, as in a GAN."""
+    first = getattr(model, "optimizer", None)  # a saved layer has none
     if first is not None:
         yield first
     for value in vars(model).values():
@@ -30,7 +30,7 @@ def optimizers_of(model: keras.Model) -> Iterator[Any]:
 
 
 def wrappers_of(model: keras.Model) -> Iterator[Compressed]:
-    """The wrappers in all of a model's optimizers."""
+    """The wrappers in all optimizers of a model."""
     for optimizer in optimizers_of(model):
         yield from compressed_in(optimizer)
 
