@@ -75,6 +75,10 @@ def test_host_all_gather(workers):
     assert [worker["host_all_gather"] for worker in workers] == [[0, 1]] * 2
 
 
+def test_timeout_seconds(workers):
+    assert [worker["timeout_seconds"] for worker in workers] == [0, 0]
+
+
 def test_launcher_and_all_gather_of(workers):
     assert [worker["all_gather_of"] for worker in workers] == [[0, 10, 1, 10]] * 2
 

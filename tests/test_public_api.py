@@ -19,6 +19,7 @@ PUBLIC = [
     "Autoencoder",
     "CompressedAllReduce",
     "CompressedOptimizer",
+    "Gossip",
     "HorovodGroup",
     "HorovodHosts",
     "LocalSteps",

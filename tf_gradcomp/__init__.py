@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tf_gradcomp.groups.horovod_hosts import HorovodHosts
     from tf_gradcomp.keras.common.advise import advise
     from tf_gradcomp.keras.common.autoencoder import Autoencoder
+    from tf_gradcomp.keras.common.gossip import Gossip
     from tf_gradcomp.keras.common.initial_state import broadcast_initial_state
     from tf_gradcomp.keras.common.local_steps import LocalSteps
     from tf_gradcomp.keras.common.policy import Policy
@@ -43,6 +44,7 @@ _HOME = {
     "Advice": "tf_gradcomp.advice.result",
     "Autoencoder": "tf_gradcomp.keras.common.autoencoder",
     "CompressedAllReduce": "tf_gradcomp.strategy.compressed_all_reduce",
+    "Gossip": "tf_gradcomp.keras.common.gossip",
     "HorovodGroup": "tf_gradcomp.groups.horovod_group",
     "HorovodHosts": "tf_gradcomp.groups.horovod_hosts",
     "LocalSteps": "tf_gradcomp.keras.common.local_steps",
@@ -61,6 +63,7 @@ __all__ = [
     "Autoencoder",
     "CompressedAllReduce",
     "CompressedOptimizer",
+    "Gossip",
     "HorovodGroup",
     "HorovodHosts",
     "LocalSteps",

@@ -77,6 +77,11 @@ def _launcher_of_means(strategy: tf.distribute.Strategy) -> Any:
     return _launcher_once(_means_launchers, strategy, _host(strategy), _MEANS_GROUP_KEY)
 
 
+def timeout_seconds(strategy: tf.distribute.Strategy) -> float:
+    """The time limit of the strategy's collectives, or 0; publicly only who set it knows it."""
+    return strategy.extended._communication_options.timeout_seconds or 0
+
+
 def _host(strategy: tf.distribute.Strategy) -> str:
     """The host of this worker, by a name that TensorFlow does not take for its first GPU."""
     worker = tf.DeviceSpec.from_string(strategy.extended._worker_device)

@@ -14,7 +14,7 @@ from tests.bounds import assert_close, training
 from tests.workers import result, run_workers
 
 PROGRAM = Path(__file__).parent / "programs" / "two_level.py"
-LOCAL = ["rounds", "updates"]  # in which each process has an inner optimizer of its own
+LOCAL = ["rounds", "updates", "gossip"]  # in which each process has an inner optimizer of its own
 TRAINED = ["no_compression", "adacomp", "scalecom", "table", "handed over", "eager", *LOCAL]
 CHECKS = [*TRAINED, "lgreco"]  # which rounds at random, so that a last bit may become a large one
 FORMATS = [".weights.h5", "tf"]

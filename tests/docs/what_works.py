@@ -170,6 +170,15 @@ ROWS = {
         NOT_THERE,
         NOT_THERE,
     ),
+    "[gossip](docs/gossip.md)": (
+        [
+            f"{STRATEGY}gossip.py::test_neighbours_on_a_ring_move_by_their_low_rank_difference",
+            f"{STRATEGY}gossip.py::test_fit_looks_at_the_mean",
+        ],
+        NOT_THERE,
+        NOT_THERE,
+        NOT_THERE,
+    ),
     "resuming with another number of workers": (
         [
             f"{STRATEGY}checkpoints.py::test_training_goes_on_from",

@@ -23,6 +23,7 @@ from tf_gradcomp.cli.options import (
     results_options,
 )
 from tf_gradcomp.environment import COMPRESSOR
+from tf_gradcomp.keras.common.gossip_graphs import GRAPHS
 
 if TYPE_CHECKING:
     from tf_gradcomp.simulation import Task
@@ -116,6 +117,18 @@ class Simulated:
     help="With --local-steps: number of parts of the variables, which are exchanged one at a time.",
 )
 @click.option(
+    "--gossip",
+    type=click.Choice(GRAPHS),
+    help="With --local-steps: exchange with neighbours in this graph only, as "
+    "CompressedOptimizer(local_steps=gc.Gossip(...)) does. The compressor has no use then.",
+)
+@click.option(
+    "--rank",
+    default=1,
+    type=click.IntRange(min=0),
+    help="With --gossip: the rank of what neighbours exchange; 0 for whole weights.",
+)
+@click.option(
     "--epochs", default=10, type=click.IntRange(min=1), help="Number of epochs of each training."
 )
 @click.option(
@@ -142,6 +155,8 @@ def simulate(
     outer: str,
     warmup_steps: int,
     fragments: int,
+    gossip: str | None,
+    rank: int,
     epochs: int,
     batch_size: int | None,
     seeds: int,
@@ -189,7 +204,8 @@ def simulate(
                 raise click.UsageError(
                     f"{program} returned {type(made).__name__}; expected a gc.simulation.Task."
                 )
-            local = _Local(steps, outer, warmup_steps, fragments) if steps else None
+            given = (steps, outer, warmup_steps, fragments, gossip, rank)
+            local = _Local(*given) if steps else None
             runs.append(_run(made, name, count, seed, precondition, local, epochs, progress))
             # After each, for those behind it may be interrupted.
             so_far = [dataclasses.asdict(run) for run in runs]
@@ -236,10 +252,23 @@ class _Local(NamedTuple):
     outer: str
     warmup_steps: int
     fragments: int
+    gossip: str | None
+    rank: int
 
     def settings(self) -> dict[str, Any]:
-        """Returns a config of `gc.LocalSteps`."""
-        return {**self._asdict(), "outer": OUTER[self.outer]}
+        """Returns a config of `gc.LocalSteps`, or of `gc.Gossip`."""
+        every = {"steps": self.steps, "warmup_steps": self.warmup_steps, "outer": OUTER[self.outer]}
+        if self.gossip is None:
+            return {**every, "fragments": self.fragments}
+        return {**every, "graph": self.gossip, "rank": self.rank or None}
+
+    def label(self, compressor: str) -> str:
+        """Returns the name of a training with these settings."""
+        if self.gossip is not None:
+            rank = f"rank {self.rank}" if self.rank else "whole"
+            compressor = f"gossip, {self.gossip}, {rank}"
+        label = f"{compressor}, {self.steps} local steps, {self.outer}"
+        return f"{label}, {self.fragments} fragments" if self.fragments > 1 else label
 
 
 class _Epochs:
@@ -278,9 +307,7 @@ def _run(
 
     method = compressor
     if local:
-        compressor = f"{compressor}, {local.steps} local steps, {local.outer}"
-        if local.fragments > 1:
-            compressor += f", {local.fragments} fragments"
+        compressor = local.label(compressor)
     label = f"{compressor}, {learners} learners, seed {seed}"
     steps = epochs * task.steps_per_epoch
     bar = progress.add_task(label, total=steps, loss="")

@@ -25,11 +25,17 @@ class RareExchanges:
 
     Args:
         number: The number of exchanges so far, int64; equal on all workers.
+        every: Sums follow every so many exchanges.
     """
 
-    def __init__(self, number: tf.Variable) -> None:
-        self.number = number
+    def __init__(self, number: tf.Variable, every: int = 1) -> None:
+        self._number, self._every = number, every
         self._kept: dict[tuple[int, int], tuple[tf.Variable, tf.Variable]] = {}
+
+    @property
+    def number(self) -> tf.Tensor:
+        """Returns the number of exchanges so far that sums have followed."""
+        return self._number.read_value() // self._every
 
     def latest(self, size: int, several: int) -> tuple[tf.Variable, tf.Variable]:
         """Returns the latest sums, float64 [size], and the number of exchanges at that time.
@@ -134,7 +140,7 @@ def _latest(
 ) -> tf.Tensor:
     """Returns the total of the latest step that changed the number of exchanges."""
     latest, seen = exchanges[0].latest(size, len(exchanges))
-    now = tf.add_n([one.number.read_value() for one in exchanges])
+    now = tf.add_n([one.number for one in exchanges])
 
     def renew() -> None:
         latest.assign(total())

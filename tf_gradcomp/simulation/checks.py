@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_gradcomp import compressors
 from tf_gradcomp.keras.callbacks.compression_monitor import find_exchange
+from tf_gradcomp.keras.common.gossip import settings_of
 from tf_gradcomp.keras.common.local_steps import LocalSteps
 from tf_gradcomp.keras.common.round_lengths import AUTO
 from tf_gradcomp.keras.common.version import keras
@@ -59,7 +60,7 @@ def checked_method(
 
 def checked_local_steps(given: Any) -> LocalSteps | None:
     """Returns the settings of local steps; refuses rounds whose length the network decides."""
-    settings = LocalSteps.of(given)
+    settings = settings_of(given)
     if settings and settings.steps == AUTO:
         raise ValueError(
             "Learners: local_steps='auto' measures a network, but a simulation has none; give a "

@@ -20,6 +20,7 @@ from tf_gradcomp.exchange.step import Observe, StepResult
 from tf_gradcomp.groups.communicator import Sent, measures_per_step
 from tf_gradcomp.keras.callbacks.autoencoder_training import AutoencoderTraining
 from tf_gradcomp.keras.common.adafactor import check_keeps_zeros
+from tf_gradcomp.keras.common.gossip import method_beside
 from tf_gradcomp.keras.common.inner import clip, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
 from tf_gradcomp.keras.common.precondition import AUTO
@@ -33,6 +34,7 @@ from tf_gradcomp.simulation.checks import (
     pair_of,
     shares,
 )
+from tf_gradcomp.simulation.gossip import learners_rounds
 from tf_gradcomp.simulation.lent_moments import LentMoments
 from tf_gradcomp.simulation.new_exchange import new_exchange
 from tf_gradcomp.simulation.rounds import LearnersRounds
@@ -100,8 +102,8 @@ class Learners:
             raise ValueError(
                 f"Learners: expected a whole number of at least 1; received {learners!r}."
             )
-        method = checked_method(compressors.get(compressor))
         settings = checked_local_steps(local_steps)
+        method = method_beside(settings, checked_method(compressors.get(compressor)))
         if settings:
             check_can_be_local(model.optimizer, None, precondition)
             check_method(method)
@@ -127,7 +129,7 @@ class Learners:
         keras_private.build(model.optimizer, model.trainable_variables)
         self._rounds: LearnersRounds | None = None
         if settings and learners > 1:
-            self._rounds = LearnersRounds(model, settings, self.exchange)
+            self._rounds = learners_rounds(model, settings, self.exchange)
 
     def train_on_batch(self, x: Any, y: Any, *, similarity: bool = False) -> StepReport:
         """One step of all learners.

@@ -87,7 +87,7 @@ class LearnersRounds:
         if learner == 0:
             self._finite = True
             self._begin()
-        _assign(self._swapped, self._each[learner])
+        assign(self._swapped, self._each[learner])
         loss, own = gradients()
         pairs = zip(own, self._variables, strict=True)
         given = [(times(one, self._size), v) for one, v in pairs if one is not None]
@@ -100,13 +100,13 @@ class LearnersRounds:
         if not self._has_begun:
             forget_earlier_gradients(self._exchange, learner)
         self._finite = self._finite and bool(finite)
-        self._each[learner] = _read(self._swapped)
+        self._each[learner] = read(self._swapped)
         return loss
 
     def _begin(self) -> None:
         fresh = set(range(len(self._fragments))) - self._begun
         if fresh:
-            common = _read(self._swapped)
+            common = read(self._swapped)
             self._each = self._each or [common] * self._size
             self._start = self._start or common[: len(self._weights)]
             for place in itertools.chain.from_iterable(self._fragments[i] for i in fresh):
@@ -139,7 +139,7 @@ class LearnersRounds:
         self._has_begun = True
         self._position += 1
         self._steps += 1
-        _assign(self._swapped, self._each[0])
+        assign(self._swapped, self._each[0])
         count_skip(self._exchange.skipped_steps, tf.constant(self._finite))
         count, now = len(self._fragments), self._position
         due = [i for i in range(count) if due_after(i, count, self._length) == now]
@@ -169,11 +169,11 @@ class LearnersRounds:
             own = [self._exchange.group.local(residuals[i], learner) for i in places if residuals]
             decay(own, self._settings)
         weights = [self._weights[place] for place in places]
-        _assign(weights, start)
+        assign(weights, start)
         reduced = reduce(shares)
         if reduced.finite:
             self._update(number, [reduced.gradients[place] for place in places])
-        common = dict(zip(places, _read(weights), strict=True))
+        common = dict(zip(places, read(weights), strict=True))
         self._each = [[common.get(i, value) for i, value in enumerate(own)] for own in self._each]
         self._begun.remove(number)
         return reduced
@@ -208,10 +208,12 @@ def _together(results: Sequence[StepResult]) -> StepResult:
     return StepResult(gradients, finite, sent)
 
 
-def _read(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+def read(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    """Returns the values of variables."""
     return [variable.read_value() for variable in variables]
 
 
-def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+def assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Gives variables values."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

@@ -144,6 +144,10 @@ def host_all_gather():
     return tf_private.host_all_gather(strategy, tf.constant([RANK])).numpy()
 
 
+def timeout_seconds():
+    return tf_private.timeout_seconds(strategy)
+
+
 def in_multi_worker_mode():
     return tf_private.in_multi_worker_mode(strategy)
 
@@ -186,6 +190,7 @@ CHECKS = (
     is_collective,
     in_multi_worker_mode,
     host_all_gather,
+    timeout_seconds,
     all_gather_of,
     all_reduce_of,
     launcher_of_workers,

@@ -224,6 +224,7 @@ def of_any_way():
         "updates": train(
             adam(gradient_accumulation_steps=2), "no_compression", local_steps=lambda: 3
         ),
+        "gossip": train(sgd(), "no_compression", local_steps=lambda: gc.Gossip(rank=1)),
         "within": within_a_round(),
         "statistics": statistics(),
         # A job with several replicas in each process does this eagerly, the other one in a graph.

@@ -86,8 +86,8 @@ class Compressed(TakesLocalSteps):
         self.inner_optimizer = inner
         self.precondition = precondition
         self._given = compressors.get(compressor)
-        self._used = method_in_place_of(self._given)
-        self._set_up_local(local_steps, inner, self._used, self.group, precondition)
+        used = method_in_place_of(self._given)
+        self._used = self._set_up_local(local_steps, inner, used, self.group, precondition)
         possible = self._prepared_for = self._possible_preconditioner()
         divides = bool(possible) and not self.local_steps
         lags = loses_zeros(self._receiver) or (divides and precondition is None)

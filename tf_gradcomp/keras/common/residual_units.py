@@ -33,16 +33,17 @@ class ResidualUnits(tf.Module):
         )
         self.steps = group.create(lambda: shared_variable(0, tf.int64, "steps_of_training"))
         if not local:
-            tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), _refuse_weights)
+            tf_private_files.save_as(self.of_weights, lambda: tf.constant(False), refuse_weights)
             none = tf.constant(0, tf.int64)
             tf_private_files.save_as(self.steps, lambda: none, lambda steps: None)
 
 
-def _refuse_weights(of_weights: tf.Tensor) -> None:
+def refuse_weights(of_weights: tf.Tensor) -> None:
+    """Refuses the residual of a checkpoint if it is a difference of weights."""
     if bool(of_weights):
         raise ValueError(
             "The checkpoint holds the residual of a job with local steps, which is a difference "
-            "of weights, not a gradient. Continue with local_steps, or restore only the model's "
+            "of weights, not a gradient. Continue with gc.LocalSteps, or restore only the model's "
             "weights."
         )
 

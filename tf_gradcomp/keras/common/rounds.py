@@ -94,7 +94,8 @@ class Rounds:
         self._update, self._inner = update, inner
         self._slots, self._statistics = slots, statistics
         self._outer_steps = outer_steps
-        self._exchange, self._variables = exchange, [variables[i] for i in places]
+        self._exchange, self._places = exchange, places
+        self._variables = [variables[i] for i in places]
         with tf.init_scope():
             self._own = self._group.create(lambda: self._new_variables(variables, places))
             self._times = RoundTimes.of(settings, self._group)
@@ -105,9 +106,8 @@ class Rounds:
         exchange.saving.take_over([], [self._local(self._own.position)])
         exchange.saving.finish_before(self)
         # Not every method has state that `Saving` restores.
-        tf_private_files.save_as(
-            native(units.of_weights), self._of_weights.read_value, self._restore_unit
-        )
+        unit = native(units.of_weights)
+        tf_private_files.save_as(unit, self._of_weights.read_value, self._restore_unit)
 
     def _new_variables(self, variables: Sequence[Any], places: Sequence[int]) -> _Variables:
         elements = [self._exchange.specs[place].elements for place in places]
@@ -137,7 +137,7 @@ class Rounds:
 
     def warms_up(self) -> tf.Tensor:
         """Returns whether the next step is synchronous."""
-        return tf.less(self.exchanges.number, self._settings.warmup_steps)
+        return tf.less(self._local(self._exchange.step), self._settings.warmup_steps)
 
     @property
     def position(self) -> int:
@@ -310,16 +310,19 @@ class Rounds:
         if self._group.size == 1 or steps == self._finished_at:
             return
         self._group.agree({"next action": "ending a round", "exchanges and steps": steps})
-        fragments = self._own.fragments
-        for number, fragment in enumerate(fragments):
-            if fragment.has_begun:
-                self._finish(number)
+        self._end_early()
         self._local(self._own.position).assign(0)
         averaged = [v for v in self._statistics() if tf.as_dtype(v.dtype).is_floating]
-        self._average([*(fragment.drift for fragment in fragments), *averaged])
+        self._average([*(fragment.drift for fragment in self._own.fragments), *averaged])
         self._finished_at = [self._exchange.exchanges, 0]
         if self._times:
             self._times.pause()
+
+    def _end_early(self) -> None:
+        """Gives all workers the common weights."""
+        for number, fragment in enumerate(self._own.fragments):
+            if fragment.has_begun:
+                self._finish(number)
 
     def _average(self, variables: Sequence[Any]) -> None:
         """Averages variables over the replicas on which they are finite, entry by entry."""

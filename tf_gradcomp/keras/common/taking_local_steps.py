@@ -12,7 +12,8 @@ from tf_gradcomp import compressors
 from tf_gradcomp.advice import measuring
 from tf_gradcomp.groups.group import Group
 from tf_gradcomp.keras.common import saved_state
-from tf_gradcomp.keras.common.local_steps import LocalSteps, check_can_be_local, check_method
+from tf_gradcomp.keras.common.gossip import Gossip, method_beside, settings_of
+from tf_gradcomp.keras.common.local_steps import check_can_be_local, check_method
 from tf_gradcomp.keras.common.residual_units import ResidualUnits
 from tf_gradcomp.keras.common.rounds import Rounds
 from tf_gradcomp.keras.common.version import keras
@@ -35,16 +36,21 @@ class TakesLocalSteps:
         used: compressors.Compressor | compressors.Auto,
         group: Group,
         precondition: str | None,
-    ) -> None:
+    ) -> compressors.Compressor | compressors.Auto:
+        """Returns the method that exchanges gradients, or differences of weights."""
         # What is measured is a synchronous step.
-        self.local_steps = None if measuring.is_on() else LocalSteps.of(given)
+        self.local_steps = None if measuring.is_on() else settings_of(given)
         self.outer_optimizer = self.local_steps.outer if self.local_steps else None
         self.rounds: Rounds | None = None
         self._model: Callable[[], Any] = lambda: None
+        used = method_beside(self.local_steps, used)
         if self.local_steps:
             check_can_be_local(inner, group, precondition)
+            if isinstance(self.local_steps, Gossip) and group.size > 1:
+                self.local_steps.share(group.size)  # what cannot be shared is refused now
             for method in compressors.methods_of(used):
                 check_method(method)
+        return used
 
     def _local_facts(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all workers, by name."""
@@ -59,7 +65,10 @@ class TakesLocalSteps:
         if self.rounds is None:
             return {}
         units = self._residual_units
-        return {saved_state.OF_WEIGHTS: units.of_weights, "steps_of_training": units.steps}
+        steps = {"steps_of_training": units.steps}
+        if isinstance(self.local_steps, Gossip):  # it can give neighbours no residual of weights
+            return steps
+        return {saved_state.OF_WEIGHTS: units.of_weights, **steps}
 
     def _local_config(self) -> dict[str, Any]:
         return {"local_steps": self.local_steps.get_config()} if self.local_steps else {}

@@ -23,9 +23,9 @@ from tf_gradcomp.groups.alone import check_not_alone_by_mistake
 from tf_gradcomp.groups.current import checked_replica_context
 from tf_gradcomp.keras.common import saved_state
 from tf_gradcomp.keras.common.compressed import Compressed, Gradient
+from tf_gradcomp.keras.common.gossip_rounds import new_rounds
 from tf_gradcomp.keras.common.inner import check_set_on_inner, in_loss_scaler
 from tf_gradcomp.keras.common.local_steps import LocalSteps
-from tf_gradcomp.keras.common.rounds import Rounds
 from tf_gradcomp.keras.common.saved_state import check_built, check_shapes
 from tf_gradcomp.keras.keras3 import averages, keras_private, local
 from tf_gradcomp.keras.keras3.accumulation import Accumulated, Accumulation
@@ -150,7 +150,8 @@ class CompressedOptimizer(Compressed, keras.optimizers.Optimizer):
         of_inner = (self._inner_state, slots)
         outer_steps = getattr(outer, "iterations", None)
         others = (outer_steps, self._statistics)
-        self.rounds = Rounds(settings, self.exchange, units, variables, update, *of_inner, *others)
+        of_exchange = (self.exchange, units, variables)
+        self.rounds = new_rounds(settings, *of_exchange, update, *of_inner, *others)
 
     def _index_of(self, variable: keras.Variable) -> int:
         return keras_private.variable_index(self, variable)

@@ -1,0 +1,158 @@
+"""Workers that gossip, in training loops on given gradients and in `fit`: FOLDER."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+from common import Setup, classification_loss, scalar
+from local_training import RATE, Trained, gradients
+
+import tf_gradcomp as gc
+from tests.ranks import RANK, argument, digest, exchange_of, report, values
+
+FOLDER = argument(1)
+
+
+def trained(settings, *args, **kwargs):
+    make = settings if callable(settings) else lambda: settings
+    return Trained("adacomp", make, *args, **kwargs)
+
+
+def on_a_ring():
+    job = trained(gc.Gossip("ring", rank=1))
+    seen = [job.on([step]).seen()["values"] for step in gradients(5)]
+    traffic = job.optimizer.exchange.traffic()
+    job.optimizer.synchronize()
+    together = job.seen()
+    job.on(gradients(1, seed=9))
+    apart = job.seen()["values"]
+    job.optimizer.synchronize()
+    return {
+        "seen": seen,
+        "payload bytes": traffic.payload_bytes,
+        "exchanges": traffic.exchanges,
+        "together": together,
+        "apart": apart,
+        "end": job.seen(),
+    }
+
+
+def noloco():
+    """Rounds of two steps on random pairs, with momentum; worker 1 has a NaN in the second one."""
+    outer = lambda: keras.optimizers.SGD(0.5, momentum=0.5)  # noqa: E731
+    job = trained(lambda: gc.Gossip("random_pairs", rank=None, steps=2, outer=outer()))
+    steps = gradients(6)
+    steps[3][1][0][0, 0] = np.nan
+    return job.on(steps).seen()
+
+
+def overflows():
+    """The weights of worker 1, and its momentum, overflow in the second of two rounds."""
+    steps = gradients(2)
+    steps[1][1][1][0] = 1e38
+    inner = lambda: keras.optimizers.SGD(4.0, momentum=0.5)  # noqa: E731
+    return trained(gc.Gossip("fully_connected", rank=None), inner).on(steps).seen()
+
+
+def accumulates():
+    inner = lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)  # noqa: E731
+    return trained(gc.Gossip("random_pairs", rank=None), inner).on(gradients(4)).seen()
+
+
+def scaled():
+    """A loss scaler around: worker 1 overflows once, and its own scale is halved."""
+    steps = gradients(2)
+    steps[1][1][0][0, 0] = np.inf
+    around = lambda inner: keras.optimizers.LossScaleOptimizer(inner, 8.0)  # noqa: E731
+    job = trained(gc.Gossip("random_pairs", rank=None), scaler=around).on(steps)
+    return {**job.seen(), "scale": scalar(job.applies.dynamic_scale)}
+
+
+def warms_up():
+    """Two steps by a method with residuals, and then one of gossip."""
+    settings = gc.Gossip("random_pairs", rank=None, warmup_steps=2)
+    job = Trained("top_k(density=0.1)", lambda: settings)
+    warm = job.on(gradients(3)[:2]).seen()
+    return {"warm": warm, "end": job.on(gradients(3)[2:]).seen()}
+
+
+def saves():
+    """All workers save while their weights differ, and go on as a job that was restored."""
+    make = lambda: gc.Gossip("random_pairs", rank=None)  # noqa: E731
+    job = trained(make()).on(gradients(3))
+    apart = job.seen()["values"]
+    path = job.checkpoint().write(f"{FOLDER}/worker_{RANK}/gossip")
+    other = trained(make()).on(gradients(2, seed=9))
+    other.checkpoint().read(path)
+    return {"apart": apart, "saved": job.seen()["values"], "restored": other.seen()["values"]}
+
+
+def disagree():
+    try:
+        trained(gc.Gossip("ring" if RANK else "fully_connected"))
+    except gc.WorkersDisagreeError as error:
+        return str(error)
+    return None
+
+
+def no_torus():
+    try:
+        trained(gc.Gossip("torus", diffusion=1.6))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+class Seen(keras.callbacks.Callback):
+    """Digests of the weights after each step, and of all variables at the end of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.epochs = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(digest(self.model.trainable_variables))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(digest(self.model.variables))
+
+
+def in_fit():
+    setup = Setup("optimizer", "adacomp")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(160, 8)).astype("float32")
+    y = (x @ rng.normal(size=(8, 3))).argmax(1).astype("int32")
+    layers = lambda: [  # noqa: E731
+        keras.layers.Input((8,)),
+        keras.layers.Dense(16, activation="relu"),
+        keras.layers.BatchNormalization(momentum=0.5),
+        keras.layers.Dense(3),
+    ]
+    model = setup.model(
+        lambda: keras.Sequential(layers()),
+        lambda: setup.wrap(keras.optimizers.SGD(0.3), local_steps=gc.Gossip("ring")),
+        loss=classification_loss(),
+        metrics=["accuracy"],
+    )
+    seen = Seen()
+    monitor = gc.callbacks.CompressionMonitor(table=False)
+    settings = {"batch_size": 32, "epochs": 3, "shuffle": False, "verbose": 0}
+    logs = model.fit(x, y, callbacks=[monitor, seen], validation_data=(x, y), **settings)
+    return {
+        "steps": seen.steps,
+        "epochs": seen.epochs,
+        "logs": logs.history,
+        "values": values(model.trainable_variables),
+        "evaluated": model.evaluate(x, y, batch_size=32, verbose=0),
+        "exchanges": exchange_of(model).exchanges,
+    }
+
+
+if __name__ == "__main__":
+    checks = (
+        *(on_a_ring, noloco, overflows, accumulates, scaled, warms_up, saves),
+        *(disagree, no_torus, in_fit),
+    )
+    report({check.__name__: check() for check in checks})

@@ -1,0 +1,200 @@
+"""Gossip of four real workers, compared with NumPy.
+
+Gradients are small integers, and other numbers powers of two, so that float32 holds all results
+exactly where differences are sent whole. Such results are compared for equality.
+"""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_gradcomp as gc
+from tests.bounds import rounding
+from tests.distributed.local_learners import RATE, SHAPES, gradients
+from tests.gossiping import fresh
+from tests.reference.gossip import NoLoCo, PowerGossip, ring
+from tests.workers import result, run_workers
+from tf_gradcomp.keras.common.gossip_messages import Messages
+
+PROGRAM = Path(__file__).parent / "programs" / "gossip.py"
+WORKERS = 4
+ZEROS = [[np.zeros(shape) for shape in SHAPES] for _ in range(WORKERS)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("gossip")
+
+
+@pytest.fixture(scope="module")
+def jobs(folder):
+    return [result(worker) for worker in run_workers(PROGRAM, WORKERS, [folder])]
+
+
+def stepped(workers, of_workers, rate=RATE):
+    """Returns the weights after a step of each worker; a worker's gradient is a share of a sum."""
+    return [
+        [value - rate * WORKERS * share for value, share in zip(own, shares, strict=True)]
+        for own, shares in zip(workers, of_workers, strict=True)
+    ]
+
+
+def partners(time):
+    """Returns each worker's partner in a round of random pairs."""
+    settings = gc.Gossip("random_pairs", rank=None)
+    each = [Messages(settings, SHAPES, WORKERS, rank) for rank in range(WORKERS)]
+    return [int(one.partners(tf.constant(time))[0]) for one in each]
+
+
+def paired(workers, time):
+    """Returns the means of random pairs."""
+    return [
+        [(a + b) / 2 for a, b in zip(own, workers[partner], strict=True)]
+        for own, partner in zip(workers, partners(time), strict=True)
+    ]
+
+
+def assert_values(jobs, expected, bound=0.0):
+    for values, of_worker in zip(jobs, expected, strict=True):
+        for value, other in zip(values, of_worker, strict=True):
+            np.testing.assert_allclose(value, other, rtol=0, atol=bound)
+
+
+def steps_of(number, seed=3):
+    return gradients(number, seed, WORKERS)
+
+
+def test_neighbours_on_a_ring_move_by_their_low_rank_difference(jobs):
+    oracle = PowerGossip(ring(WORKERS), 1, 1 / 3, fresh(WORKERS))
+    workers = ZEROS
+    # A direction is the product of the round before; a product has at most 40 terms.
+    bound = rounding(WORKERS, terms=40, steps=2**5)
+    for number, of_workers in enumerate(steps_of(5)):
+        workers = oracle.round(stepped(workers, of_workers))
+        assert_values([job["on_a_ring"]["seen"][number] for job in jobs], workers, bound)
+    total = [sum(s[i] for of_workers in steps_of(5) for s in of_workers) for i in range(2)]
+    mean = [np.mean([own[i] for own in workers], 0) for i in range(2)]
+    assert_values([mean], [[-RATE * one for one in total]], bound=1e-12)  # in float64
+    # Odd rounds send rows and even ones columns to both neighbours, with the bias and the rank.
+    of_pair = [4 * (1 + length + 8) for length in (40, 8, 40, 8, 40)]
+    for job in jobs:
+        assert job["on_a_ring"]["payload bytes"] == 2 * sum(of_pair)
+        assert job["on_a_ring"]["exchanges"] == 5
+
+
+def test_synchronizing_gives_all_workers_the_mean(jobs):
+    seen = [job["on_a_ring"] for job in jobs]
+    for before, after in (([one["seen"][-1] for one in seen], "together"),
+                          ([one["apart"] for one in seen], "end")):  # fmt: skip
+        assert before[0] != before[1]
+        for one in seen:
+            assert one[after]["values"] == seen[0][after]["values"]
+            assert one[after]["drift"] == seen[0][after]["drift"] > 0
+        for i, value in enumerate(seen[0][after]["values"]):
+            own = np.float64([values[i] for values in before])
+            bound = rounding(np.abs(own).max(), terms=WORKERS)
+            np.testing.assert_allclose(value, own.mean(0), rtol=0, atol=bound)
+
+
+def test_random_pairs_with_momentum_are_noloco(jobs):
+    steps = steps_of(6)
+    steps[3][1] = [np.zeros(shape) for shape in SHAPES]  # the step that worker 1 skips
+    oracle, fast = NoLoCo(ZEROS, rate=0.5, momentum=0.5), ZEROS
+    for number, of_workers in enumerate(steps):
+        fast = stepped(fast, of_workers)
+        if number % 2:
+            oracle.round(fast, partners(1 + number // 2))
+            fast = [list(own) for own in oracle.slow]
+    assert_values([job["noloco"]["values"] for job in jobs], oracle.slow)
+    assert [job["noloco"]["skipped"] for job in jobs] == [0, 1, 0, 0]
+    assert len({tuple(partners(time)) for time in range(1, 9)}) == 3
+
+
+def test_a_worker_whose_weights_overflow_goes_back_and_trains_on(jobs):
+    first, second = steps_of(2)
+    rate, momentum = 4.0 * WORKERS, 0.5
+    velocity = [[-rate * share for share in shares] for shares in first]
+    common = [np.mean([own[i] for own in velocity], 0) for i in range(2)]
+    moved = [
+        [momentum * v - rate * share for v, share in zip(own, shares, strict=True)]
+        for own, shares in zip(velocity, second, strict=True)
+    ]
+    moved[1] = [np.zeros(shape) for shape in SHAPES]
+    expected = [common[i] + np.mean([own[i] for own in moved], 0) for i in range(2)]
+    assert_values([job["overflows"]["values"] for job in jobs], [expected] * WORKERS)
+    assert [job["overflows"]["skipped"] for job in jobs] == [0, 1, 0, 0]
+
+
+def test_rounds_count_updates_where_gradients_are_accumulated(jobs):
+    steps, workers = steps_of(4), ZEROS
+    for number in range(2):
+        pairs = zip(*steps[2 * number : 2 * number + 2], strict=True)
+        means = [[(a + b) / 2 for a, b in zip(*shares, strict=True)] for shares in pairs]
+        workers = paired(stepped(workers, means), number + 1)
+    assert_values([job["accumulates"]["values"] for job in jobs], workers)
+    assert {job["accumulates"]["exchanges"] for job in jobs} == {2}
+
+
+def test_each_worker_has_a_loss_scale_of_its_own(jobs):
+    steps, workers = steps_of(2), ZEROS
+    steps[1][1] = [np.zeros(shape) for shape in SHAPES]
+    for number, of_workers in enumerate(steps):
+        workers = paired(stepped(workers, of_workers), number + 1)
+    assert_values([job["scaled"]["values"] for job in jobs], workers)
+    assert [job["scaled"]["scale"] for job in jobs] == [8.0, 4.0, 8.0, 8.0]
+
+
+def test_nothing_is_lost_after_a_warm_up(jobs):
+    for job in jobs:
+        assert job["warms_up"]["warm"]["values"] == jobs[0]["warms_up"]["warm"]["values"]
+        assert np.any(job["warms_up"]["warm"]["residuals"][0])
+        assert not np.any(job["warms_up"]["end"]["residuals"][0])
+    for i in range(2):
+        total = sum(shares[i] for of_workers in steps_of(3) for shares in of_workers)
+        mean = np.mean([job["warms_up"]["end"]["values"][i] for job in jobs], 0)
+        np.testing.assert_array_equal(mean, -RATE * total)
+
+
+def test_a_checkpoint_has_the_mean_for_any_number_of_workers(jobs, folder):
+    for i, value in enumerate(jobs[0]["saves"]["saved"]):
+        own = np.float64([job["saves"]["apart"][i] for job in jobs])
+        np.testing.assert_array_equal(value, own.mean(0))
+        assert np.any(own[0] != own[1])
+    for job in jobs:
+        assert job["saves"]["saved"] == job["saves"]["restored"] == jobs[0]["saves"]["saved"]
+    variables = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
+    alone = gc.CompressedOptimizer(keras.optimizers.SGD(RATE), local_steps=gc.Gossip())
+    alone.build(variables)
+    values = [variable.value for variable in variables]
+    tf.train.Checkpoint(optimizer=alone, variables=values).read(f"{folder}/worker_0/gossip")
+    shares = steps_of(1)[0][0]
+    alone.apply([tf.constant(share) for share in shares], variables)
+    for variable, saved, share in zip(variables, jobs[0]["saves"]["saved"], shares, strict=True):
+        np.testing.assert_array_equal(variable, np.float32(saved) - RATE * share)
+
+
+def test_workers_with_other_graphs_and_impossible_ones_are_told(jobs):
+    for job in jobs:
+        assert "local_steps' graph" in job["disagree"]
+        assert "leaves a worker with 2 neighbours nothing" in job["no_torus"]
+
+
+def test_fit_looks_at_the_mean(jobs):
+    seen = [job["in_fit"] for job in jobs]
+    for one in seen:
+        assert one["epochs"] == seen[0]["epochs"]  # also of the statistics of BatchNormalization
+        assert one["values"] == seen[0]["values"]
+        assert one["evaluated"] == seen[0]["evaluated"]
+        assert one["logs"]["val_loss"] == seen[0]["logs"]["val_loss"]
+        assert one["logs"]["loss"] == seen[0]["logs"]["loss"]
+        assert one["exchanges"] == 3 * (5 + 1)  # the mean of an epoch is one
+        assert one["logs"]["rounds"] == [5, 10, 15]
+        assert 0 < one["logs"]["drift"][-1] < 1
+        assert one["logs"]["wire_ratio"][-1] > 1
+    assert all(
+        len(set(steps)) == WORKERS for steps in zip(*(s["steps"] for s in seen), strict=True)
+    )
+    assert seen[0]["logs"]["val_loss"][-1] < seen[0]["logs"]["val_loss"][0]

@@ -1,0 +1,108 @@
+"""PowerGossip in NumPy, in float64, and NoLoCo: all workers at once, each edge by itself.
+
+The differences of two neighbours are computed whole here, and multiplied then. Bases come from
+eigenvectors of nothing but their own span, so they may differ from an implementation's by a
+rotation, which no projection shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Edge = tuple[int, int]
+Values = list[np.ndarray]
+
+
+def ring(size: int) -> list[Edge]:
+    return sorted({tuple(sorted((i, (i + 1) % size))) for i in range(size)})
+
+
+class PowerGossip:
+    """Workers whose weights move towards those of their neighbours.
+
+    Args:
+        edges: Pairs of workers, the lower one first.
+        rank: The rank of a move, or None for whole differences.
+        share: The share of a neighbour in a worker's mean.
+        fresh: Returns the numbers that take the place of factors that are zero: of an edge, in a
+            round, for one side of all low-rank matrices.
+    """
+
+    def __init__(
+        self,
+        edges: Sequence[Edge],
+        rank: int | None,
+        share: float,
+        fresh: Callable[[Edge, int, int], np.ndarray],
+    ) -> None:
+        self._edges, self._rank, self._share, self._fresh = edges, rank, share, fresh
+        self._kept: dict[tuple[Edge, int, bool], np.ndarray] = {}
+        self._time = 0
+
+    def round(self, workers: Sequence[Values]) -> list[Values]:
+        """Returns the weights of all workers after a round."""
+        self._time += 1
+        moved = [[np.array(value, np.float64) for value in values] for values in workers]
+        low = [place for place, value in enumerate(workers[0]) if self._is_low(value)]
+        rows = not low or self._time % 2 == 1
+        for edge in self._edges:
+            bases = self._bases(edge, [_matrix(workers[0][place]) for place in low], rows=rows)
+            for place in range(len(workers[0])):
+                one, other = (np.float64(workers[worker][place]) for worker in edge)
+                move = other - one
+                if place in low:
+                    number = low.index(place)
+                    move = self._projected(edge, number, move, bases[number], rows=rows)
+                moved[edge[0]][place] += self._share * move
+                moved[edge[1]][place] -= self._share * move
+        return moved
+
+    def _is_low(self, value: np.ndarray) -> bool:
+        return self._rank is not None and value.ndim > 1 and self._rank < min(_matrix(value).shape)
+
+    def _bases(self, edge: Edge, matrices: Values, *, rows: bool) -> Values:
+        sides = [matrix.shape[1 if rows else 0] for matrix in matrices]
+        drawn = self._fresh(edge, self._time, sum(sides) * (self._rank or 0))
+        parts = np.split(drawn, np.cumsum([side * (self._rank or 0) for side in sides])[:-1])
+        bases = []
+        for number, (part, side) in enumerate(zip(parts, sides, strict=False)):
+            other = part.reshape(side, -1)
+            factor = self._kept.get((edge, number, not rows), np.zeros_like(other))
+            factor = np.where(np.any(factor != 0, 0), factor, other)
+            bases.append(np.linalg.svd(factor, full_matrices=False)[0])
+        return bases
+
+    def _projected(
+        self, edge: Edge, number: int, move: np.ndarray, basis: np.ndarray, *, rows: bool
+    ) -> np.ndarray:
+        matrix = _matrix(move)
+        factor = matrix @ basis if rows else matrix.T @ basis
+        self._kept[edge, number, rows] = factor
+        return (factor @ basis.T if rows else basis @ factor.T).reshape(move.shape)
+
+
+def _matrix(value: np.ndarray) -> np.ndarray:
+    return value.reshape(-1, value.shape[-1])
+
+
+class NoLoCo:
+    """The outer step of NoLoCo (arXiv 2506.10911), in the terms of its paper."""
+
+    def __init__(self, slow: Sequence[Values], rate: float, momentum: float) -> None:
+        self.slow = [[np.float64(value) for value in values] for values in slow]
+        self._momentum = [[np.zeros_like(value) for value in values] for values in self.slow]
+        self._rate, self._mu = rate, momentum
+
+    def round(self, fast: Sequence[Values], partners: Sequence[int]) -> None:
+        """Moves the slow weights of each worker, who has one partner or itself."""
+        before = [list(values) for values in self.slow]
+        for i, j in enumerate(partners):
+            for n, own in enumerate(before[i]):
+                delta = (fast[i][n] - own + fast[j][n] - before[j][n]) / 2
+                mean = (own + before[j][n]) / 2
+                self._momentum[i][n] = (
+                    self._mu * self._momentum[i][n] + self._rate * delta + self._rate * (mean - own)
+                )
+                self.slow[i][n] = own + self._momentum[i][n]

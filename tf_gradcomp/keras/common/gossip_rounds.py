@@ -1,0 +1,165 @@
+"""The rounds of an optimizer whose workers gossip, in a job."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_gradcomp import tf_private, tf_private_files
+from tf_gradcomp.exchange.exchange import GradientExchange, check_not_in_xla
+from tf_gradcomp.exchange.gradients import all_finite, native
+from tf_gradcomp.exchange.replica import count_exchange
+from tf_gradcomp.exchange.state import own_variable, shared_variable
+from tf_gradcomp.exchange.step import count_skip
+from tf_gradcomp.groups.communicator import Sent, dense_ring_bytes
+from tf_gradcomp.groups.means import RareExchanges
+from tf_gradcomp.groups.notices import tell_user
+from tf_gradcomp.groups.pairs import Pairs
+from tf_gradcomp.keras.common.fragments import Fragment
+from tf_gradcomp.keras.common.gossip import Gossip
+from tf_gradcomp.keras.common.gossip_messages import Messages
+from tf_gradcomp.keras.common.local_steps import LocalSteps
+from tf_gradcomp.keras.common.pseudo_gradients import drift
+from tf_gradcomp.keras.common.residual_units import ResidualUnits, refuse_weights
+from tf_gradcomp.keras.common.rounds import Rounds
+
+_ROUNDS_TO_LOGS = 32  # from one sum of what metrics have, which all workers wait for, to the next
+
+
+class GossipRounds(Rounds):
+    """Rounds that end among neighbours; the arguments are those of `Rounds`.
+
+    The start of a round is each worker's own. A round has begun from the first step on that makes
+    weights differ, until all workers take their mean.
+    """
+
+    def __init__(
+        self, settings: Gossip, exchange: GradientExchange, units: ResidualUnits, *others: Any
+    ) -> None:
+        super().__init__(settings, exchange, units, *others)
+        unit = native(units.of_weights)
+        tf_private_files.save_as(unit, lambda: tf.constant(False), self._restore_unit)
+        (fragment,) = self._own.fragments
+        shapes = [weight.shape for weight in fragment.weights]
+        with tf.init_scope():
+            self._pairs = Pairs(self._group)
+            self._messages = Messages(settings, shapes, self._pairs.size, self._pairs.rank)
+            new = self._group.create(self._new_factors)
+        # No checkpoint holds them: one is written where all weights are equal.
+        self._time, self._of_rows, self._of_columns = map(self._local, new)
+        tell_user(
+            f"Workers gossip (graph {settings.graph!r}, rank {settings.rank}). Gradients are "
+            f"exchanged in the {settings.warmup_steps} steps of the warm-up only."
+        )
+        self.exchanges = RareExchanges(self._local(self._exchange.step), _ROUNDS_TO_LOGS)
+
+    def _restore_unit(self, of_weights: tf.Tensor) -> None:
+        refuse_weights(of_weights)
+        self.abandon()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._of_weights.assign(False)  # a residual of gradients may have been restored
+
+    def _new_factors(self) -> list[tf.Variable]:
+        messages = self._messages
+        factors = [
+            own_variable(tf.zeros([messages.edges, numbers]), f"gossip_{side}", True)
+            for side, numbers in zip(("rows", "columns"), messages.kept, strict=True)
+        ]
+        return [shared_variable(0, tf.int64, "gossip_rounds"), *factors]
+
+    # The next methods run across replicas, once in each worker.
+
+    def _end(self, fragment: Fragment) -> None:
+        check_not_in_xla()
+        own, start = self._own_or_start(fragment)
+        moves = self._moves(own)
+        near = [value + tf.cast(m, value.dtype) for value, m in zip(own, moves, strict=True)]
+        if self._settings.outer is None:
+            _assign(fragment.weights, near)
+        else:
+            _assign(fragment.weights, start)
+            moved = [before - now for before, now in zip(start, near, strict=True)]
+            self._update_common(tf.distribute.get_strategy(), moved, fragment)
+        _assign(fragment.start, [weight.read_value() for weight in fragment.weights])
+        self._local(self._own.rounds).assign_add(1)
+
+    def _own_or_start(self, fragment: Fragment) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the worker's weights, and those at the start of the round.
+
+        Where its weights are not finite, the worker goes back to the start.
+        """
+        own = [weight.read_value() for weight in fragment.weights]
+        start = [weight.read_value() for weight in fragment.start]
+        counts = all_finite(own)
+        count_skip(self._exchange.skipped_steps, counts)
+        tf.cond(counts, lambda: None, self._mend_slots)
+        return [tf.where(counts, a, b) for a, b in zip(own, start, strict=True)], start
+
+    def _moves(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns how far the neighbours move each weight."""
+        with tf.control_dependencies([self._time.assign_add(1)]):
+            time = tf.cast(self._time.read_value(), tf.int32)
+        by = functools.partial(self._moves_by, weights, time)
+        if self._messages.whole:
+            return by(rows=True)
+        return tf.cond(tf.equal(time % 2, 1), lambda: by(rows=True), lambda: by(rows=False))
+
+    def _moves_by(
+        self, weights: Sequence[tf.Tensor], time: tf.Tensor, *, rows: bool
+    ) -> list[tf.Tensor]:
+        messages, partners = self._messages, self._messages.partners(time)
+        kept, new = (self._of_columns, self._of_rows)[:: 1 if rows else -1]
+        spoken = messages.speak(weights, kept.read_value(), time, rows=rows)
+        heard = [
+            self._pairs.swap(message, partner, time)
+            for message, partner in zip(spoken.messages, partners, strict=True)
+        ]
+        moves, factors = messages.hear(spoken, heard, rows=rows)
+        if new.shape[1]:
+            new.assign(factors)
+        sent, each = messages.sent(partners, rows=rows)
+        count_exchange(self._exchange.setup, self._places, sent, each)
+        return moves
+
+    # The next method runs between two steps, outside of a graph.
+
+    def _end_early(self) -> None:
+        """Gives all workers the mean of their weights."""
+        (fragment,) = self._own.fragments
+        if not fragment.has_begun:
+            return
+        own, _ = self._own_or_start(fragment)
+        with tf.device("CPU:0"):
+            flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in own], 0)
+            mean = tf_private.sum_over_workers(self._group.strategy, flat) / self._group.size
+            parts = tf.split(mean, [tf.size(one) for one in own])
+            means = [
+                tf.cast(tf.reshape(part, one.shape), one.dtype)
+                for part, one in zip(parts, own, strict=True)
+            ]
+        fragment.drift.assign(drift(means, own))
+        _assign(fragment.weights, means)
+        fragment.steps.assign(0)
+        each = tf.constant([4 * int(tf.size(one)) for one in own], tf.int64)
+        given = tf.reduce_sum(each)
+        sent = tf.constant(int(dense_ring_bytes(self._group.size, int(given))), tf.int64)
+        count_exchange(self._exchange.setup, self._places, Sent(given, sent), each)
+
+
+def new_rounds(
+    settings: LocalSteps, exchange: GradientExchange, units: ResidualUnits, *others: Any
+) -> Rounds:
+    """Returns the rounds of a job with these settings; the arguments are those of `Rounds`."""
+    if isinstance(settings, Gossip) and exchange.group.size > 1:
+        return GossipRounds(settings, exchange, units, *others)
+    return Rounds(settings, exchange, units, *others)
+
+
+def _assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
